@@ -93,6 +93,19 @@ def test_relative_paths_begin_at_the_full_url_of_the_records(home, server, tmp_p
     assert (found_secrets(repr(sample) + repr(shown.flat)), leaks(tmp_path)) == ([], {})
 
 
+@pytest.mark.parametrize("kind", ["private", "signed"])
+def test_a_folder_of_images_behind_a_secret(home, server, tmp_path, kind, capsys):
+    """It is a setting, and settings are stored."""
+    options = {"image_folder": getattr(server, kind)(""), "progress": True, "verbose": True}
+    prepare(chats("0.png", "sub/../1.png"), home, tmp_path / "out", **options)
+    dataset = ps.open_dataset(tmp_path / "out")
+    assert dataset[0].images[0].name == f"http://127.0.0.1:{server.server_port}/{kind}/0.png"
+    again = prepare(chats("0.png", "sub/../1.png"), home, tmp_path / "out", **options)
+    assert dataset.media.settings["image_folder"] == f"http://127.0.0.1:{server.server_port}/{kind}/"
+    shown = "".join(capsys.readouterr()) + str(again) + repr(dataset.media)
+    assert (leaks(tmp_path), found_secrets(shown)) == ({}, [])
+
+
 def test_records_that_are_refused_are_quoted_without_secrets(home, server, tmp_path):
     """In rejects, in messages, and where raw conversations are shown; wherever the quotation is cut."""
     url = server.signed("absent.png")

@@ -63,7 +63,7 @@ def test_alpaca_with_empty_cells(tmp_path, chat_tokenizer):
     """An empty input or system prompt is none."""
     records = [
         {"instruction": f"Say {n}", "input": "in English" if n % 2 else "", "output": f"{n}, of course", "history": "",
-         "system": "Be kind." if n % 3 else "", "tools": "", "images": "", "chosen": "", "chat_template_kwargs": ""}
+         "system": "Be kind." if n % 3 else "", "tools": "", "images": "", "chat_template_kwargs": ""}
         for n in range(12)
     ]  # fmt: skip
     rows = [list(records[0]), *(list(record.values()) for record in records)]

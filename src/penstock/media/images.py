@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+from penstock.core.urls import url_key
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Names of Pillow's readers that may see the bytes; an MPO is a JPEG with more than one picture."""
@@ -93,8 +94,9 @@ class ImageSettings:
             raise ConfigError(f"max_ratio must be 1 or more; got {self.max_ratio}")
 
     def describe(self) -> dict[str, Any]:
-        """Every setting, as plain JSON values."""
-        return asdict(self)
+        """Every setting, as plain JSON values; a URL without what is secret in it."""
+        folder = None if self.image_folder is None else url_key(self.image_folder)
+        return asdict(self) | {"image_folder": folder}
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -266,7 +266,8 @@ def _located(path: str, folder: str) -> str:
         raise RecordError(f"an image has the path {path!r}")
     if is_url(path) or os.path.isabs(path) or not folder:
         return path
-    return f"{folder.rstrip('/')}/{path}" if is_url(folder) else os.path.join(folder, path)
+    base, query = split_query(folder)
+    return f"{base.rstrip('/')}/{path}{query}" if is_url(folder) else os.path.join(folder, path)
 
 
 def _from_data_url(text: str) -> bytes:

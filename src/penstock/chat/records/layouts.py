@@ -163,7 +163,7 @@ def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) ->
     for name in ("chosen", "completion", "output"):
         if name in settings.fields:
             return _ANSWERS[name], ""
-    if settings.field_messages is None and record.get("chosen") not in _EMPTY:
+    if settings.field_messages is None and record.get("chosen") is not None:
         return "preference", ""
     found = _message_field(record, settings)
     if found is not None:
