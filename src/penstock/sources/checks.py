@@ -146,13 +146,22 @@ def diagnose(record: Any, fields: Fields) -> str | None:
         return f"field {fields.text!r} holds {kind_of(value)}; expected: text"
     if not value:
         return f"field {fields.text!r} is empty; expected: at least one character"
-    surrogate = next((at for at, character in enumerate(value) if "\ud800" <= character <= "\udfff"), None)
+    surrogate = first_surrogate(value)
     if surrogate is not None:
         return (
             f"field {fields.text!r} has a lone surrogate U+{ord(value[surrogate]):04X} at character {surrogate}, "
             "which is half of a character and not valid UTF-8; the text was cut in the middle of it"
         )
     return _diagnose_weights(record, value, fields) or _diagnose_columns(record, fields)
+
+
+def first_surrogate(text: str) -> int | None:
+    """Where a text has its first half of a surrogate pair, which UTF-8 cannot hold; None: nowhere."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str | None:
