@@ -100,6 +100,32 @@ def test_code_of_the_loss_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         exec(text, {})
 
 
+def test_spans_of_fast_llm_become_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of its page: characters are trained that no span covers, the end of a span included in it."""
+    from makers.texts import make_texts, write_json_lines
+    from makers.tokenizers import tiny_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    tiny_tokenizer(tmp_path / "made", make_texts(100), 300)
+    (tmp_path / "made" / "tokenizer.json").rename("tokenizer.json")
+    text = "hello world, grün"
+    spans: list[Any] = [
+        [[0, 4]], [], None, [[0, len(text) - 1]], [[6, 6], [12, 30]], [[9, 11], [3, 4], [4, 10]], [[0, 0], [1, 1]]
+    ]  # fmt: skip
+    write_json_lines(tmp_path / "raw.jsonl", [{"text": text, "loss_masking_spans": one} for one in spans])
+    names: dict[str, Any] = {}
+    exec(blocks(FOLDER / "migrate" / "fast-llm.md", "python")[0], names)
+    for given in spans:
+        masked = {at for begin, end in given or [] for at in range(begin, end + 1)}
+        found = names["with_ranges"]({"text": text, "loss_masking_spans": given})["ranges"]
+        assert [at for part in found for at in range(part["begin"], part["end"])] == [
+            at for at in range(len(text)) if at not in masked
+        ]
+    assert "1 document of 7 trains nothing" in str(names["report"])
+    trained = [(document.loss_weights > 0).any() for document in ps.open_dataset("data/masked")]
+    assert trained == [True, True, True, False, True, True, True]
+
+
 def test_a_tokenizer_of_nanochat_keeps_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code of its page, on a small encoding of the same form."""
     tiktoken = pytest.importorskip("tiktoken")

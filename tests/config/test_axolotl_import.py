@@ -430,3 +430,15 @@ def test_other_kinds_reach_a_dry_run(desk: Path, more: str, records: Any) -> Non
     shown = call_penstock("import-config", "axolotl.yaml").stdout.splitlines()
     for line in [line for line in shown if line.startswith("penstock")][:2]:
         assert call_penstock(*shlex.split(line)[1:]).exit_code == 0, line
+
+
+def test_secrets_of_urls_are_not_written_down(tmp_path: Path) -> None:
+    """Neither in the commands nor in the run file; a note says what is missing."""
+    urls = ["https://reader:pa55w0rd@host/a.jsonl", "https://host/b.jsonl?X-Amz-Signature=5igna7ure"]
+    for datasets in ([{"path": url} for url in urls], [{"path": "json", "data_files": urls}]):
+        found = translate(tmp_path, {**BASE, "datasets": datasets})
+        told = found.text("axolotl.yaml") + "\n".join([*found.commands, *map(repr, found.notes)])
+        assert "https://host/a.jsonl" in told
+        assert "https://host/b.jsonl" in told
+        assert "secrets are not written down" in told
+        assert not [secret for secret in ("pa55w0rd", "5igna7ure") if secret in told]

@@ -227,7 +227,7 @@ def test_unknown_options_and_settings_out_of_range(tmp_path, tokenizer):
         ({"on_error": "ignore"}, "stop or skip"),
         ({"max_rejects": "many"}, "max_rejects must be"),
         ({"max_rejects": "-1"}, "max_rejects must be"),
-        ({"format": "csv"}, "format must be one of"),
+        ({"format": "xml"}, "format must be one of"),
         ({"part_bytes": 0}, "part_bytes must be"),
     ):
         with pytest.raises(ConfigError, match=message):

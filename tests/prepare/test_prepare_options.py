@@ -1,11 +1,13 @@
 """Keywords of `prepare`: typed as the settings classes are, and refused with the one that was meant."""
 
 import inspect
+import json
 from typing import Any, get_type_hints
 
 import pytest
 
 import penstock as ps
+from makers.datasets import prepare_here
 from penstock import ChatOptions, prepare
 from penstock.core.errors import ConfigError
 from penstock.prepare import ChatSettings, PrepareSettings
@@ -77,3 +79,23 @@ def test_prepare_takes_chat_options(tmp_path):
         prepare(iter([{"messages": messages}]), tokenizer=tokenizer, output=output, chat=chat, progress=False)
         trained.append(ps.open_dataset(output).manifest.trained_tokens)
     assert 0 < trained[1] < trained[0]
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.5])
+def test_documents_that_train_nothing_are_counted(tmp_path, tokenizer, capsys, validation):
+    """With a field of loss weights, and only there; duplicates that were dropped do not count."""
+    ranges = [[], [{"begin": 0, "end": 3}], None, [{"begin": 0, "end": 3, "weight": 0}], []]
+    records = [{"text": f"the water {number} never stops", "w": one} for number, one in enumerate(ranges)]
+    options = {"weights_field": "w", "validation": validation, "progress": True}
+    report = prepare_here(iter(records), tokenizer, tmp_path / "out", **options)
+    due = "3 documents of 5 train nothing: no token after the first has a loss weight"
+    assert (report.untrained_documents, due in str(report), due in capsys.readouterr().err) == (3, True, True)
+    assert prepare_here(iter(records), tokenizer, tmp_path / "out", **options).untrained_documents == 3
+    assert json.loads((tmp_path / "out/report.json").read_text())["untrained_documents"] == 3
+    twice = prepare_here(iter(records * 2), tokenizer, tmp_path / "two", weights_field="w", drop_duplicates=True)
+    assert (twice.documents, twice.untrained_documents) == (5, 3)
+    plain = prepare_here(iter(records), tokenizer, tmp_path / "plain")
+    assert (plain.untrained_documents, "train nothing" in str(plain)) == (None, False)
+    assert "untrained_documents" not in (tmp_path / "plain/report.json").read_text()
+    good = prepare_here(iter(records[1:3]), tokenizer, tmp_path / "good", weights_field="w")
+    assert (good.untrained_documents, "train nothing" in str(good)) == (0, False)

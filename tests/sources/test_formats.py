@@ -183,8 +183,8 @@ def test_order_globs_folders_and_mistakes(tmp_path):
         open_sources([tmp_path / "a.jsonl", f"{tmp_path}/*.jsonl"])
     with pytest.raises(ConfigError, match=r"unknown extension '.xyz'"):
         open_sources(tmp_path / "b/notes.xyz")
-    with pytest.raises(ConfigError, match="format 'csv' is unknown"):
-        open_sources(tmp_path, format="csv")
+    with pytest.raises(ConfigError, match="format 'xml' is unknown"):
+        open_sources(tmp_path, format="xml")
     assert [text for _, _, text in read(open_sources(tmp_path / "b/notes.xyz", format="jsonl"))[0]] == ["b/notes.xyz"]
 
 

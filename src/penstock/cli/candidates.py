@@ -19,12 +19,12 @@ FILES = (
 FOLDERS = ("DIR", "FOLDER", "RUN", "RUN...", "DATASET", "MODEL")
 """What the name of a value says of it: that it is a file (or a folder), or a folder."""
 FREE = (
-    "A:B", "ADDRESS", "BYTES", "ID", "K", "KEY", "KEY=VALUE", "LIMIT", "MODULE:FUNCTION", "N", "NAME", "NAME:TYPE",
-    "NUMBER", "P", "REGEX", "ROLES", "SECONDS", "SHARE", "STUDENT=TEACHER", "T", "TEXT", "X",
+    "A:B", "ADDRESS", "BYTES", "CHARACTER", "ID", "K", "KEY", "KEY=VALUE", "LIMIT", "MODULE:FUNCTION", "N", "NAME",
+    "NAME:TYPE", "NUMBER", "P", "REGEX", "ROLES", "SECONDS", "SHARE", "STUDENT=TEACHER", "T", "TEXT", "X",
 )  # fmt: skip
 """Values of which nothing is known before they are written."""
 CHOICES = {
-    "FORMAT": ("jsonl", "parquet", "text", "arrow", "webdataset", "imagefolder"),
+    "FORMAT": ("jsonl", "parquet", "text", "csv", "tsv", "arrow", "webdataset", "imagefolder"),
     "--device": ("auto", "cpu", "cuda", "xpu", "mps"),
     "--task": (
         "mmlu", "gsm8k", "humaneval", "humaneval_plus", "mbpp", "mbpp_plus", "bits_per_byte", "lm-eval:",

@@ -18,7 +18,8 @@ def run(
         penstock copy data/chats backup/chats
     """
     from penstock.core.terminal import short_number, visible
+    from penstock.core.urls import shown_url
     from penstock.shards import copy_dataset
 
     copied = copy_dataset(source, target, progress=not quiet)
-    print(f"{short_number(copied)}B copied to {visible(target)}")
+    print(f"{short_number(copied)}B copied to {visible(shown_url(target))}")

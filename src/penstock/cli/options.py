@@ -35,7 +35,8 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="jsonl, parquet, text, arrow, webdataset or imagefolder; by default from the file names.",
+        help="jsonl, parquet, text, csv, tsv, arrow, webdataset or imagefolder; by default from the file names and the "
+        "first bytes.",
     ),
 ]
 TextField = Annotated[
@@ -49,6 +50,15 @@ Separator = Annotated[
         callback=unescape,
         help=r"Plain text: separator between documents, such as `'\n\n'` (`\n`, `\t`, `\r` and `\\` are escapes); "
         "by default a file is one document.",
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        metavar="CHARACTER",
+        callback=unescape,
+        help=r"CSV and TSV: the character between cells, such as `;` or `\t`; by default a tab in .tsv, else a comma.",
     ),
 ]
 OnDamagedFile = Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import AsJson, Format, OnDamagedFile, Separator, TextField
+from penstock.cli.options import AsJson, Delimiter, Format, OnDamagedFile, Separator, TextField
 
 app = typer.Typer(help="Train a tokenizer, add control tokens to one, or describe one.", no_args_is_help=True)
 
@@ -29,6 +29,7 @@ def train(
     format: Format = None,
     text_field: TextField = "text",
     separator: Separator = None,
+    delimiter: Delimiter = None,
     on_error: Annotated[
         str, typer.Option("--on-error", metavar="stop|skip", help="At a bad record: stop, or skip it and count it.")
     ] = "stop",
@@ -47,7 +48,6 @@ def train(
     from penstock.core.errors import ConfigError
     from penstock.core.terminal import visible
     from penstock.sources import Damage, Fields, Reject, open_sources, read_texts
-    from penstock.sources.compression import COMPRESSIONS
     from penstock.sources.records import stop_at_damage
     from penstock.tokenizers.training import train_tokenizer
 
@@ -58,9 +58,12 @@ def train(
     damage: list[Damage] = []
     damaged = stop_at_damage if on_damaged_file == "stop" else damage.append
     fields = Fields(text=text_field)
-    parts = open_sources(sources, format=format, fields=fields, separator=separator, damaged=damaged)
+    parts = open_sources(
+        sources, format=format, fields=fields, separator=separator, delimiter=delimiter, damaged=damaged
+    )
     damage.clear()  # reading reports it again
-    packed = any(file.endswith((*COMPRESSIONS, ".parquet", ".arrow")) for part in parts for file in part.files)
+    files = [file for part in parts for file in part.sources]
+    packed = any(file.compression or file.suffixes[0] in (".parquet", ".arrow") for file in files)
     try:
         tokenizer = train_tokenizer(
             read_texts(parts, skip=rejects.append if on_error == "skip" else None, damaged=damaged),

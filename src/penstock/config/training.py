@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.config.run_file import DataSettings, RunSettings, make_loader, open_sources
 from penstock.core.errors import ConfigError
 from penstock.core.folders import check_unlocked
+from penstock.core.urls import shown_urls
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion
 from penstock.loader.loader import Loader
@@ -71,7 +72,7 @@ def make_trainer(
     Args:
         settings: Of the run file.
         run_file: Its name, for errors.
-        text: The run file as saved in the run's folder, with overrides.
+        text: The run file as saved in the run's folder, with overrides; URLs are saved without user info and query.
         output: The run's folder; None for a dry run without one.
         resume: Continue an existing run from its newest complete checkpoint, and replace its saved run file.
         ranks: The processes of this training.
@@ -90,6 +91,7 @@ def make_trainer(
     from penstock.training.processes import in_step
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
+    text = shown_urls(text)
     if settings.model is None and given.model is None:
         raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
     data = open_sources(settings.data, run_file)

@@ -15,16 +15,21 @@
     ├── IsolationError  (RuntimeError)       a model lets documents of one row see each other
     └── MissingExtraError (ImportError)      an optional dependency is not installed; names the pip command
 
-A message says where, what was found, what was expected, and the cure.
+A message says where, what was found, what was expected, and the cure. URLs in it have no user info and no query.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.core.urls import shown_urls
+
 
 class PenstockError(Exception):
     """The root of all errors that penstock raises on purpose."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(shown_urls(one) if isinstance(one, str) else one for one in arguments))
 
 
 class ConfigError(PenstockError, ValueError):

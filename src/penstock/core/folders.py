@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
 from penstock.core.system import refuse_windows
+from penstock.core.urls import plain_cause, shown_url, without_secrets
 
 refuse_windows()
 import fcntl  # noqa: E402  (not on Windows)
@@ -37,8 +38,8 @@ def normal_url(location: str | os.PathLike[str]) -> str:
 
 
 def base_name(location: str | os.PathLike[str]) -> str:
-    """The last part of a path or URL."""
-    return Path(os.fspath(location)).name
+    """The last part of a path, or of a URL without its query."""
+    return Path(shown_url(location)).name
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -82,8 +83,8 @@ def hub_copy(name: str, wanted: Sequence[str], revision: str | None = None) -> P
     except Exception as error:
         raise FormatError(
             f"{name}: no such file or folder here, and the hub has nothing by that name: "
-            f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        ) from error
+            f"{type(error).__name__}: {(without_secrets(str(error)).splitlines() or [''])[0]}"
+        ) from plain_cause(error)
 
 
 def local_path(location: str | os.PathLike[str], what: str) -> Path:
@@ -98,8 +99,8 @@ def local_path(location: str | os.PathLike[str], what: str) -> Path:
     """
     if is_url(location):
         raise ConfigError(
-            f"{normal_url(location)}: is a URL, but {what} must be a local path; write to a local folder and copy it "
-            "to the store (`penstock copy` copies datasets); to read it, copy it here or mount the store"
+            f"{shown_url(normal_url(location))}: is a URL, but {what} must be a local path; write to a local folder "
+            "and copy it to the store (`penstock copy` copies datasets); to read it, copy it here or mount the store"
         )
     return Path(location)
 

@@ -9,9 +9,11 @@ drops counts too.
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import final
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, RecordError
+from penstock.evaluation.recognition import advice, task_of_file
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
 from penstock.generation.session import begin_ids
@@ -35,7 +37,12 @@ class BitsPerByte:
         if settings.chat:
             raise ConfigError("task bits_per_byte: it scores plain text, not chats; set chat to false (--plain)")
         self.settings = settings
-        self._texts = [text for text in read_texts(open_sources(settings.data)) if text]
+        try:
+            self._texts = [text for text in read_texts(open_sources(settings.data)) if text]
+        except RecordError as error:
+            found = task_of_file(Path(settings.data))
+            known = advice(found, settings.name) or "; this task reads texts, or the field text of records"
+            raise RecordError(f"task bits_per_byte: {error}{known}") from error
         if not self._texts:
             raise ConfigError(f"task bits_per_byte: {settings.data} has no text; give data with non-empty texts")
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import ConfigError
-from penstock.evaluation.code_datasets import EXAMPLES, humaneval_problem, mbpp_plus_problem, mbpp_problems
+from penstock.evaluation.code_datasets import EXAMPLES, humaneval_problem, mbpp_plus_problem, mbpp_problems_at
 from penstock.evaluation.code_problems import CodeProblem
-from penstock.evaluation.records import Origin, read_records
+from penstock.evaluation.recognition import converted
+from penstock.evaluation.records import Origin, Placed, read_placed
 from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.sandbox import Limits, Outcome, Sandbox
 from penstock.evaluation.subject import write_replies
@@ -31,7 +32,7 @@ _SAMPLES_AT_ONCE = 64
 """Samples that are written before they are tested."""
 _DETAIL_CHARACTERS = 300
 
-_Read = Callable[[list[dict[str, Any]], TaskSettings, str], list[CodeProblem]]
+_Read = Callable[[list[Placed], TaskSettings, str], list[CodeProblem]]
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
@@ -61,11 +62,11 @@ class _Benchmark:
 
 
 def _each(make: Callable[[dict[str, Any], str], CodeProblem]) -> _Read:
-    return lambda records, _, where: [make(record, where) for record in records]
+    return lambda records, settings, _: [converted(make, record, place, settings.name) for place, record in records]
 
 
-def _mbpp(records: list[dict[str, Any]], settings: TaskSettings, where: str) -> list[CodeProblem]:
-    return mbpp_problems(records, len(EXAMPLES) if settings.shots is None else settings.shots, where)
+def _mbpp(records: list[Placed], settings: TaskSettings, where: str) -> list[CodeProblem]:
+    return mbpp_problems_at(records, len(EXAMPLES) if settings.shots is None else settings.shots, where)
 
 
 _PLUS = Limits(wall_seconds=240.0, cpu_seconds=120, memory_bytes=4 << 30)
@@ -125,9 +126,9 @@ class CodeTask:
     def __init__(self, settings: TaskSettings, *, workers: int | None = None) -> None:
         benchmark = _BENCHMARKS[settings.name]
         self.settings, self._workers = settings, workers
-        self.sandbox = Sandbox(benchmark.limits, unsafe=settings.unsafe)
-        records, where = read_records(settings.data, benchmark.origin, settings.name)
+        records, where = read_placed(settings.data, benchmark.origin, settings.name)
         self._all = benchmark.read(records, settings, where)
+        self.sandbox = Sandbox(benchmark.limits, unsafe=settings.unsafe)
 
     def problems(self) -> Sequence[Problem]:
         """All problems, or the first ones, in the order of the file."""

@@ -17,12 +17,15 @@ computes them in the process of the tests (see `differential`). evalplus/mbppplu
 which MBPP problem have these types (`evalplus/data/mbpp.py`, for v0.1.0 of the file) is kept here by shape.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import RecordError
 from penstock.evaluation.code_problems import CodeProblem, calls_of, field
+from penstock.evaluation.recognition import converted
+from penstock.evaluation.records import Placed
 
 Arguments = list[Any]
 
@@ -67,8 +70,8 @@ def mbpp_plus_problem(record: dict[str, Any], where: str) -> CodeProblem:
     prompt, entry_point = field(record, "prompt", where), field(record, "entry_point", where)
     canonical = field(record, "canonical_solution", where)
     rule = _RULES.get(entry_point, "same")
-    number = int(field(record, "task_id", where).rpartition("/")[2])
-    typed = {name: [_typed(number, list(given)) for given in field(record, name, where)] for name in _INPUTS}
+    number = _number(field(record, "task_id", where), where)
+    typed = {name: [_typed(number, list(given)) for given in _inputs(record, name, where)] for name in _INPUTS}
     return CodeProblem(
         name=record["task_id"],
         prompt=prompt,
@@ -83,14 +86,27 @@ def mbpp_plus_problem(record: dict[str, Any], where: str) -> CodeProblem:
     )
 
 
+def _inputs(record: dict[str, Any], name: str, where: str) -> list[Arguments]:
+    """Lists of arguments; EvalPlus's file has `{}` where there are none."""
+    found: list[Arguments] = [] if record.get(name) == {} else field(record, name, where, list)
+    return found
+
+
+def _number(task_id: str, where: str) -> int:
+    """The number of a problem of MBPP+."""
+    found = re.fullmatch(r"Mbpp/(\d+)", task_id)
+    if found is None:
+        raise RecordError(f"{where}: 'task_id' is {task_id!r:.60}; expected Mbpp/ and a number; give the file of MBPP+")
+    return int(found[1])
+
+
 def _hub_problem(record: dict[str, Any], where: str) -> CodeProblem:
     """A problem from a record of evalplus/mbppplus on the hub: words, and a script of tests with inputs and results."""
     words, tests = field(record, "prompt", where), field(record, "test", where)
-    test, canonical = field(record, "test_list", where)[0].strip(), field(record, "code", where)
-
+    test, canonical = _tests(record, where)[0].strip(), field(record, "code", where)
     prompt = f'"""\n{words}\n{test}\n"""\n'
     return CodeProblem(
-        name=f"Mbpp/{field(record, 'task_id', where)}",
+        name=f"Mbpp/{field(record, 'task_id', where, int)}",
         prompt=prompt,
         request=f"{words} Reply with the code in one fenced Python block. It should pass this test:\n\n{test}",
         entry_point=None,
@@ -110,11 +126,11 @@ def differential_tests(record: dict[str, Any], reference: str, rule: str, where:
         rule: How answers are compared, see `differential.RULES`.
         where: The file, for errors.
     """
-    inputs = [list(given) for name in _INPUTS for given in field(record, name, where)]
+    inputs = [list(given) for name in _INPUTS for given in _inputs(record, name, where)]
     # A function returns them, so that each call gives new lists; JSON's infinities become names.
     made = f"def _inputs():\n    inf, nan = math.inf, math.nan\n    return {inputs!r}\n"
     function = f"function_of_solution({record['entry_point']!r})"
-    last = f"{record['entry_point']!r}, _inputs, {float(field(record, 'atol', where))!r}, {rule!r}"
+    last = f"{record['entry_point']!r}, _inputs, {float(field(record, 'atol', where, float))!r}, {rule!r}"
     return f"{_COMPARISON}\n\n{made}\ncheck({function}, {reference!r}, {last})\n"
 
 
@@ -207,17 +223,25 @@ def humaneval_problem(record: dict[str, Any], where: str) -> CodeProblem:
 
 
 def mbpp_problems(records: Sequence[dict[str, Any]], shots: int, where: str) -> list[CodeProblem]:
+    """`mbpp_problems_at` for records that are all at one place: their file."""
+    return mbpp_problems_at([(where, record) for record in records], shots, where)
+
+
+def mbpp_problems_at(records: Sequence[Placed], shots: int, where: str) -> list[CodeProblem]:
     """The test problems of MBPP, each prompt beginning with the examples.
 
     Args:
-        records: All records of the file.
+        records: All records of the file, with their places.
         shots: Number of examples, 0 to 3.
         where: The file, for errors.
 
     Raises:
-        RecordError: A field or an example is missing.
+        RecordError: A field or an example is missing, or holds something else.
     """
-    by_number = {int(field(record, "task_id", where)): record for record in records}
+    by_number = {
+        converted(lambda one, at: field(one, "task_id", at, int), record, place, "mbpp"): (place, record)
+        for place, record in records
+    }
     missing = [number for number in EXAMPLES[:shots] if number not in by_number]
     if missing:
         raise RecordError(
@@ -225,15 +249,24 @@ def mbpp_problems(records: Sequence[dict[str, Any]], shots: int, where: str) -> 
             "complete the file, or set shots to 0"
         )
     examples = "".join(
-        f"{_question(by_number[number], where)}\n{_lines(field(by_number[number], 'code', where))}\n[DONE]\n\n"
-        for number in EXAMPLES[:shots]
+        f"{_question(record, place)}\n{_lines(field(record, 'code', place))}\n[DONE]\n\n"
+        for place, record in (by_number[number] for number in EXAMPLES[:shots])
     )
-    return [_problem(by_number[number], examples, where) for number in sorted(by_number) if number in TEST_NUMBERS]
+    chosen = [by_number[number] for number in sorted(by_number) if number in TEST_NUMBERS]
+    return [converted(lambda one, at: _problem(one, examples, at), record, place, "mbpp") for place, record in chosen]
+
+
+def _tests(record: dict[str, Any], where: str) -> list[str]:
+    """The tests of a problem, at least one."""
+    tests: list[str] = field(record, "test_list", where, list)
+    if not tests or not all(isinstance(one, str) for one in tests):
+        raise RecordError(f"{where}: 'test_list' is {tests!r:.60}; expected texts; give the file of this benchmark")
+    return tests
 
 
 def _problem(record: dict[str, Any], examples: str, where: str) -> CodeProblem:
-    tests = "\n".join([_lines(field(record, "test_setup_code", where)), *field(record, "test_list", where)])
-    words, asserts = field(record, "text", where), "\n".join(record["test_list"])
+    tests = "\n".join([_lines(field(record, "test_setup_code", where)), *_tests(record, where)])
+    words, asserts = field(record, "text", where), "\n".join(_tests(record, where))
     canonical = _lines(field(record, "code", where))
     return CodeProblem(
         name=f"MBPP/{record['task_id']}",
@@ -248,7 +281,7 @@ def _problem(record: dict[str, Any], examples: str, where: str) -> CodeProblem:
 
 
 def _question(record: dict[str, Any], where: str) -> str:
-    tests = "\n".join(field(record, "test_list", where))
+    tests = "\n".join(_tests(record, where))
     words = field(record, "text", where)
     return (
         f"You are an expert Python programmer, and here is your task: {words} "

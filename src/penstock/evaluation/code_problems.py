@@ -153,13 +153,33 @@ def calls_of(tests: str, canonical: str, where: str) -> str:
     return "".join(f"{name} = function_of_solution({name!r})\n" for name in names)
 
 
-def field(record: dict[str, Any], name: str, where: str) -> Any:
+_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a text"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    list: ((list,), "a list"),
+}
+"""Kind of a field → types of its values, and its name."""
+
+
+def field(record: dict[str, Any], name: str, where: str, kind: type = str) -> Any:
     """A field of a record.
 
+    Args:
+        record: The record.
+        name: Of the field.
+        where: Its place, for errors.
+        kind: `str`, `int`, `float` (any number) or `list`.
+
     Raises:
-        RecordError: The record lacks it.
+        RecordError: The record lacks it, or it holds something else.
     """
     if record.get(name) is None:
         found = ", ".join(sorted(key for key, value in record.items() if value is not None))
         raise RecordError(f"{where}: a record has no {name!r}, only {found}; give the file of this benchmark")
+    types, expected = _KINDS[kind]
+    if not isinstance(record[name], types) or isinstance(record[name], bool):
+        raise RecordError(
+            f"{where}: {name!r} is {record[name]!r:.60}; expected {expected}; give the file of this benchmark"
+        )
     return record[name]

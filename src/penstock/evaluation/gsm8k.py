@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, RecordError
+from penstock.evaluation.recognition import converted, refuse_file
 from penstock.evaluation.records import Origin, read_records
 from penstock.evaluation.subject import Subject, write_replies
 from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
@@ -133,10 +134,13 @@ def _messages(shots: Sequence[Record], question: str) -> list[dict[str, str]]:
 
 def _read(data: str | None, split: str) -> list[Record]:
     if data is not None and Path(data).is_file():
+        refuse_file(data, "gsm8k")
         raise ConfigError(f"task gsm8k: {data} is a file; give a folder with both splits, test and train")
     origin = Origin(files=(split,), hub=HUB, configuration="main", splits=(split,))
     records, where = read_records(data, origin, "gsm8k")
-    return [_checked(record, f"{where}: record {number}") for number, record in enumerate(records, 1)]
+    return [
+        converted(_checked, record, f"{where}: record {number}", "gsm8k") for number, record in enumerate(records, 1)
+    ]
 
 
 def _checked(row: Record, where: str) -> Record:

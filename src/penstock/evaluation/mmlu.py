@@ -18,9 +18,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from penstock.core.errors import ConfigError, RecordError
+from penstock.evaluation.recognition import advice, converted, is_mmlu, refuse_file, task_of_file
 from penstock.evaluation.records import hub_rows
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
@@ -139,6 +140,7 @@ Questions = dict[str, tuple[Question, ...]]
 
 def _from_folder(folder: Path, shots: int) -> tuple[Questions, Questions]:
     files = _files(folder, "test")
+    refuse_file(str(folder), "mmlu")
     if not files:
         raise ConfigError(f"task mmlu: {folder} has no test/SUBJECT_test.csv; give the unpacked folder of MMLU")
     solved = _files(folder, "dev")
@@ -165,7 +167,9 @@ def _files(folder: Path, split: str) -> dict[str, Path]:
 def _read(file: Path) -> tuple[Question, ...]:
     """Rows of question, choices and answer (a letter, or a number from 0); a header line is skipped."""
     rows = _rows(file)
-    begin = 1 if rows and rows[0][0] == "question" and rows[0][-1] == "answer" else 0
+    if rows and not is_mmlu(rows[0]) and (found := task_of_file(file)):
+        raise RecordError(f"{file}: line 1: is no question with choices{advice(found, 'mmlu')}")
+    begin = 1 if rows and rows[0] and (rows[0][0], rows[0][-1]) == ("question", "answer") else 0
     return tuple(
         _question(f"{file}: record {number}", row[0], row[1:-1], row[-1])
         for number, row in enumerate(rows[begin:], begin + 1)
@@ -192,17 +196,22 @@ def _from_hub() -> tuple[Questions, Questions]:
     for split in ("dev", "test"):
         found: dict[str, list[Question]] = {}
         for row in hub_rows(HUB, "all", split, "mmlu"):
-            question = _question(f"{HUB} ({split})", row["question"], row["choices"], str(row["answer"]))
-            found.setdefault(row["subject"], []).append(question)
+            where = f"{HUB} ({split})"
+            question = converted(_of_hub, row, where, "mmlu")
+            found.setdefault(str(row.get("subject")), []).append(question)
         parts.append({subject: tuple(found[subject]) for subject in sorted(found)})
     return parts[0], parts[1]
+
+
+def _of_hub(row: dict[str, Any], where: str) -> Question:
+    return _question(where, row["question"], row["choices"], str(row["answer"]))
 
 
 def _question(where: str, text: str, choices: Sequence[str], answer: str) -> Question:
     letter = LETTERS[int(answer)] if answer in ("0", "1", "2", "3") else answer
     if len(choices) != len(LETTERS) or letter not in LETTERS or len(letter) != 1:
         raise RecordError(
-            f"{where}: has {len(choices)} choices and the answer {answer!r}; expected 4 choices and a letter A to D or "
-            "a number 0 to 3"
+            f"{where}: has {len(choices)} choices and the answer {answer!r:.60}; expected 4 choices and a letter A to "
+            "D or a number 0 to 3"
         )
     return Question(text=text, choices=tuple(choices), answer=letter)

@@ -5,6 +5,7 @@ Files are JSON Lines, plain or gzipped, or Parquet. If a file or a folder is giv
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, final
 import pyarrow.parquet
 
 from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+from penstock.evaluation.recognition import advice, task_of_file
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -51,8 +53,18 @@ class Origin:
     """Splits on the hub that together hold all records."""
 
 
+Placed = tuple[str, dict[str, Any]]
+"""Where a record is, for errors (its file and line), and the record."""
+
+
 def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[dict[str, Any]], str]:
-    """All records, and the name of their file or dataset, for errors.
+    """All records, and the name of their file or dataset, for errors; see `read_placed`."""
+    placed, where = read_placed(data, origin, task)
+    return [record for _, record in placed], where
+
+
+def read_placed(data: str | None, origin: Origin, task: str) -> tuple[list[Placed], str]:
+    """All records with their places, and the name of their file or dataset.
 
     Args:
         data: A file, or a folder with such a file; None: from the hub.
@@ -65,12 +77,14 @@ def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[dict
         MissingExtraError: The hub is needed, but `datasets` is not installed.
     """
     if data is None:
+        where = f"{origin.hub} (hub)"
         parts = [hub_rows(origin.hub, origin.configuration, split, task) for split in origin.splits]
-        return [record for part in parts for record in part], f"{origin.hub} (hub)"
+        rows = [record for part in parts for record in part]
+        return [(f"{where}: record {number}", record) for number, record in enumerate(rows, 1)], where
     path = _find(Path(data), origin)
     try:
-        records = _from_file(path)
-    except (OSError, EOFError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        records = _from_file(path, task)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, pyarrow.ArrowException) as error:
         raise RecordError(f"{path}: cannot be read ({error}); fetch the file again") from error
     if not records:
         raise RecordError(f"{path}: has no records; fetch the file again")
@@ -96,24 +110,26 @@ def _find(path: Path, origin: Origin) -> Path:
     )
 
 
-def _from_file(path: Path) -> list[dict[str, Any]]:
+def _from_file(path: Path, task: str) -> list[Placed]:
     if path.name.lower().endswith(".parquet"):
-        records: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-        return records
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        return [(f"{path}: record {number}", row) for number, row in enumerate(rows, 1)]
     opened = gzip.open if path.suffix == ".gz" else open
     records = []
     with opened(path, "rt", encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                records.append(_record(line, f"{path}: line {number}"))
+                where = f"{path}: line {number}"
+                records.append((where, _record(line, where, path, task)))
     return records
 
 
-def _record(line: str, where: str) -> dict[str, Any]:
+def _record(line: str, where: str, path: Path, task: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
-        raise RecordError(f"{where}: not valid JSON ({error}); fetch the file again") from error
+    except (ValueError, RecursionError) as error:
+        cure = advice(task_of_file(path), task) or "; fetch the file again"
+        raise RecordError(f"{where}: not valid JSON ({error}){cure}") from error
     if not isinstance(record, dict):
         raise RecordError(f"{where}: expected a JSON object, got {type(record).__name__}; fetch the file again")
     return record

@@ -10,7 +10,7 @@ read, and a conversation that the template refuses or that trains nothing, are s
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +21,7 @@ from penstock.chat.records.images import place_images
 from penstock.chat.records.layouts import describe_layout
 from penstock.core.errors import ConfigError, PenstockError, RecordError, TokenizerError
 from penstock.core.terminal import Progress
+from penstock.core.urls import quoted
 from penstock.inspection.page_model import Note, PageDocument, from_chat
 from penstock.inspection.text import in_words, token_texts
 from penstock.prepare import ChatSettings
@@ -54,6 +55,8 @@ class RawRecord:
     """Why it cannot be read."""
     excerpt: str = ""
     """Its beginning, if it cannot be read."""
+    address: str = field(default="", repr=False)
+    """What opens its file; it may hold secrets."""
 
 
 @final
@@ -86,8 +89,8 @@ def sample_records(
     kept: list[RawRecord] = []
     stride, total = 1, 0
     with Progress("reading", total=size, unit="B", enabled=size > SHOW_PROGRESS_BYTES) as progress:
-        for block, files in ((block, part.files) for part in parts for block in part.objects()):
-            for record in _records(block, files):
+        for block, *names in ((block, part.files, part.addresses) for part in parts for block in part.objects()):
+            for record in _records(block, *names):
                 if total in numbers if numbers is not None else total % stride == 0:
                     kept.append(replace(record, number=total))
                 if numbers is None and len(kept) > max(2 * count, 2):
@@ -102,7 +105,7 @@ def sample_records(
     return Sample(records=tuple(kept), total=total)
 
 
-def _records(block: ObjectBlock, files: tuple[str, ...]) -> Iterator[RawRecord]:
+def _records(block: ObjectBlock, files: tuple[str, ...], addresses: tuple[str, ...]) -> Iterator[RawRecord]:
     """Valid and rejected records of a block in the order of their lines, not yet numbered."""
     bad = iter([*block.rejects, None])
     reject = next(bad)
@@ -110,7 +113,7 @@ def _records(block: ObjectBlock, files: tuple[str, ...]) -> Iterator[RawRecord]:
         while reject is not None and reject.line < line:
             yield _rejected(reject)
             reject = next(bad)
-        yield RawRecord(number=-1, origin=f"{files[file]}:{line}", value=value)
+        yield RawRecord(number=-1, origin=f"{files[file]}:{line}", value=value, address=addresses[file])
     while reject is not None:
         yield _rejected(reject)
         reject = next(bad)
@@ -193,11 +196,11 @@ def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> I
     try:
         read = read_conversation(record.value, chat.layout, record.origin)
     except RecordError as error:
-        text = json.dumps(record.value, ensure_ascii=False, indent=1, default=in_short)
+        text = quoted(json.dumps(record.value, ensure_ascii=False, indent=1, default=in_short))
         yield _refused(title, record.origin, str(error), [("", text)], encoder.tokenizer)
         return
     several = read if isinstance(read, list) else [read]
-    load = image_loader(record.origin, chat.images, encoder.processor)
+    load = image_loader(record.address, chat.images, encoder.processor)
     for number, conversation in enumerate(several):
         name = title if len(several) == 1 else f"{title} path {number}"
         try:
@@ -304,8 +307,8 @@ def _said(conversation: Conversation) -> list[tuple[str, str]]:
         content = message.get("content")
         rest = {name: value for name, value in message.items() if name not in ("role", "content")}
         text = content if isinstance(content, str) else ""
-        text = text or (json.dumps(content, ensure_ascii=False, default=in_short) if content else "")
-        text += f"\n{json.dumps(rest, ensure_ascii=False, default=in_short)}" if rest else ""
+        text = text or (quoted(json.dumps(content, ensure_ascii=False, default=in_short)) if content else "")
+        text += f"\n{quoted(json.dumps(rest, ensure_ascii=False, default=in_short))}" if rest else ""
         said.append((str(message["role"]), f"{text}\n"))
     return said
 

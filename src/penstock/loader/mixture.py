@@ -6,13 +6,14 @@ Numbers that users pass, checked where they come in, so that a wrong one is name
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, final
 
 import numpy as np
 
 from penstock.core.errors import ConfigError
+from penstock.core.urls import shown_url
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal, missing_members
 from penstock.sampling import Shuffle, integer_shares
@@ -162,6 +163,14 @@ class Source:
             object.__setattr__(self, "max_document_tokens", most)
         if not isinstance(self.drop_untrained, bool):
             raise ConfigError(f"{where}: drop_untrained must be True or False, got {self.drop_untrained!r}")
+
+    def __repr__(self) -> str:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        if isinstance(self.path, (str, Path)):
+            given["path"] = shown_url(self.path)
+        elif isinstance(self.path, tuple):
+            given["path"] = tuple(shown_url(one) if isinstance(one, (str, Path)) else one for one in self.path)
+        return f"Source({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def _check_objective(self, where: str) -> None:
         """Refuse what is no objective: a class, a name, or an object without all members."""

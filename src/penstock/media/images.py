@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError, RecordError, record_errors
+from penstock.core.urls import url_key
 from penstock.media.header import open_image, settle_metadata, upright_size
 from penstock.media.png_files import MOST_PIXELS_PER_BYTE, check_pixels
 
@@ -95,9 +96,13 @@ class ImageSettings:
             raise ConfigError(f"max_ratio must be 1 or more; got {self.max_ratio}")
 
     def describe(self) -> dict[str, Any]:
-        """Every setting, as plain JSON values; newer ones only where they are not at their defaults."""
+        """Every setting, as plain JSON values; newer ones only where they are not at their defaults.
+
+        A URL is without what is secret in it.
+        """
         defaults = {one.name: one.default for one in fields(self) if one.name in _NEWER}
-        return {name: value for name, value in asdict(self).items() if defaults.get(name, ...) != value}
+        plain = {name: value for name, value in asdict(self).items() if defaults.get(name, ...) != value}
+        return plain | {"image_folder": None if self.image_folder is None else url_key(self.image_folder)}
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -7,12 +7,22 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import CorruptionError, RecordError, reason_of, record_errors
 from penstock.core.folders import is_url
+from penstock.core.urls import (
+    Address,
+    fsspec_arguments,
+    has_secrets,
+    plain_cause,
+    quoted,
+    shown_url,
+    split_query,
+    without_secrets,
+)
 from penstock.media.images import ImageSettings, check_picture, read_picture, read_size
 from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor
@@ -46,7 +56,7 @@ class LoadedImage:
     digest: bytes
     """Of its bytes."""
     origin: str
-    """Path or URL; empty: unknown."""
+    """Path or URL as it is stored and shown; empty: unknown."""
     is_embedded: bool
     """Whether the record itself has its bytes, so that the origin is only a name."""
     data: bytes | None
@@ -55,6 +65,8 @@ class LoadedImage:
     """Whether it was made smaller, as the settings say."""
     within: Mapping[str, Any] | None = None
     """`file`, `begin` and `size`, if its bytes are a part of a larger file."""
+    address: str = ""
+    """What opens it, if that is not `origin`; it may hold secrets."""
 
     def __repr__(self) -> str:
         return f"<image {self.size[1]}x{self.size[0]} {self.digest.hex()}>"
@@ -67,7 +79,7 @@ class LoadedImage:
         """
         if self.data is not None:
             return self.data
-        data = read_bytes(self.origin)
+        data = read_bytes(self.address or self.origin)
         if digest_of(data) != self.digest:
             raise RecordError(f"{self.origin}: the image changed while it was prepared; run it again")
         return data
@@ -76,8 +88,39 @@ class LoadedImage:
         """What is stored where the image is not: where it is, as JSON."""
         where = {"path": self.origin}
         if self.within is not None:
-            where = {"path": self.within["file"], "begin": self.within["begin"], "size": self.within["size"]}
+            where = {"path": str(self.within["file"]), "begin": self.within["begin"], "size": self.within["size"]}
         return json.dumps(where, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+    def check_reference(self) -> None:
+        """Refuse an image that cannot be read again by what is stored of its URL.
+
+        Raises:
+            RecordError: Its URL has secrets, which are not stored, or does not lead to it without its query.
+        """
+        given = self.within["file"] if self.within is not None else Address(self.address or self.origin)
+        full = given.full if isinstance(given, Address) else str(given)
+        shown = shown_url(full)
+        if full == shown or (self.is_embedded and self.within is None):
+            return
+        cure = "store the image itself: image_storage copy (--image-storage copy)"
+        if has_secrets(full):
+            raise RecordError(
+                f"{shown}: its URL has user info or a signature, which is not stored, so the image could not be read "
+                f"again for training; {cure}"
+            )
+        if not self._leads_here(shown):
+            raise RecordError(
+                f"{shown}: URLs are stored without their query, and without it this one does not lead to the image; "
+                f"{cure}"
+            )
+
+    def _leads_here(self, shown: str) -> bool:
+        """Whether the image can be read by its URL as it is stored."""
+        try:
+            begin, size = (0, None) if self.within is None else (self.within["begin"], self.within["size"])
+            return digest_of(read_bytes(shown, begin, size)) == self.digest
+        except RecordError:
+            return False
 
 
 @final
@@ -121,18 +164,23 @@ def load_image(
         whole = replace(settings, shrink_pixels=None)
         is_shrunk = settings.shrink_pixels is not None and size != size_of(content, whole)
     except RecordError as error:
-        raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
+        raise RecordError(f"{shown_url(origin)}: {error}" if origin else str(error)) from error
     within = _within(value)
     is_kept = data is not None or is_url(origin) or (room is not None and room.take(len(content)))
-    return LoadedImage(
+    shown = shown_url(origin)
+    made = LoadedImage(
         size=size,
         digest=digest_of(content),
-        origin=origin,
+        origin=shown,
         is_shrunk=is_shrunk,
         within=within,
         is_embedded=data is not None and within is None,
         data=content if is_kept else None,
+        address=origin if origin != shown else "",
     )
+    if settings.image_storage == "reference":
+        made.check_reference()
+    return made
 
 
 def load_frames(
@@ -163,9 +211,9 @@ def load_frames(
     try:
         frames = read_frames(content, settings.video_frames, settings)
     except RecordError as error:
-        raise RecordError(f"{origin}: {error}" if origin else str(error)) from error
+        raise RecordError(f"{shown_url(origin)}: {error}" if origin else str(error)) from error
     made = [load_image(frame, folder, settings, processor, room) for frame in frames]
-    name = origin or "video"
+    name = shown_url(origin) or "video"
     return [replace(image, origin=f"{name} frame {number}") for number, image in enumerate(made)]
 
 
@@ -190,7 +238,7 @@ def find_image(
         noun: What messages call it.
 
     Returns:
-        Path or URL, or the name that comes with bytes, or ""; and the bytes, or None.
+        Path or full URL, or the name that comes with bytes, or ""; and the bytes, or None.
 
     Raises:
         RecordError: The value leads to no image, or to several.
@@ -216,6 +264,8 @@ def _found(value: Any, folder: str, settings: ImageSettings, noun: str) -> tuple
     """As `find_image`, for what is no mapping."""
     if isinstance(value, bytes | bytearray | memoryview):
         return "", bytes(value)
+    if isinstance(value, Address):
+        return value.full, None
     if isinstance(value, os.PathLike):
         return _located(os.fspath(value), folder, noun), None
     if isinstance(value, str):
@@ -224,7 +274,7 @@ def _found(value: Any, folder: str, settings: ImageSettings, noun: str) -> tuple
         return _located(value, folder, noun), None
     if hasattr(value, "save") and hasattr(value, "getexif"):
         return "", _as_png(value, settings)
-    raise RecordError(f"{_a(noun)} is {value!r:.60}; expected a path, a URL, base64 or bytes")
+    raise RecordError(f"{_a(noun)} is {quoted(repr(value)):.60}; expected a path, a URL, base64 or bytes")
 
 
 def _a(noun: str) -> str:
@@ -238,7 +288,8 @@ def _located(path: str | bytes, folder: str, noun: str) -> str:
         raise RecordError(f"{_a(noun)} has the path {path!r}")
     if is_url(path) or os.path.isabs(path) or not folder:
         return path
-    return f"{folder.rstrip('/')}/{path}" if is_url(folder) else os.path.join(folder, path)
+    base, query = split_query(folder)
+    return f"{base.rstrip('/')}/{path}{query}" if is_url(folder) else os.path.join(folder, path)
 
 
 def _as_bytes(content: Any, noun: str) -> bytes:
@@ -282,7 +333,7 @@ def _as_png(picture: Any, settings: ImageSettings) -> bytes:
 
 
 def read_bytes(path: str, begin: int = 0, size: int | None = None, *, noun: str = "image") -> bytes:
-    """The bytes of a local file or URL, or some of them.
+    """The bytes of a local file or full URL, or some of them.
 
     Raises:
         RecordError: It cannot be read, or is larger than any image.
@@ -292,7 +343,8 @@ def read_bytes(path: str, begin: int = 0, size: int | None = None, *, noun: str 
         if is_url(path):
             import fsspec
 
-            with fsspec.open(path, "rb") as file:
+            plain, options = fsspec_arguments(path)
+            with fsspec.open(plain, "rb", **options) as file:
                 file.seek(begin) if begin else None
                 data: bytes = file.read(most)
         else:
@@ -302,10 +354,11 @@ def read_bytes(path: str, begin: int = 0, size: int | None = None, *, noun: str 
                 data = file.read(most)
     except RecordError:
         raise
-    except Exception as error:  # whatever fsspec and its stores raise
-        raise RecordError(f"{path}: the {noun} cannot be read: {reason_of(error)}") from error
+    except Exception as error:  # each store has an error tree of its own
+        reason = without_secrets(reason_of(error), path)
+        raise RecordError(f"{shown_url(path)}: the {noun} cannot be read: {reason}") from plain_cause(error, path)
     if len(data) > _MOST_BYTES or (size is not None and len(data) < size):
-        raise RecordError(f"{path}: {len(data):,} bytes could be read, expected {size or 'at most 1 GiB'}")
+        raise RecordError(f"{shown_url(path)}: {len(data):,} bytes could be read, expected {size or 'at most 1 GiB'}")
     return data
 
 
@@ -319,11 +372,11 @@ def _check_file(path: str, size: int | None, noun: str) -> None:
 
 
 def folder_of(file: str, settings: ImageSettings) -> str:
-    """Where relative paths of the images of a record begin: `file` is the file that the record is in."""
+    """Where relative paths of the images of a record begin: `file` is the path or full URL that the record is in."""
     if settings.image_folder is not None:
         return settings.image_folder
     if is_url(file):
-        return file.rpartition("/")[0]
+        return split_query(file)[0].rpartition("/")[0]
     return str(Path(file).parent) if file else ""
 
 
@@ -354,8 +407,8 @@ def _is_place(value: Any) -> bool:
 class ImageLoader:
     """Looks at the images of a record, or at its sounds."""
 
-    folder: str
-    """Where relative paths begin."""
+    folder: str = field(repr=False)
+    """Where relative paths begin; a full URL."""
     settings: ImageSettings
     processor: Processor
     room: Room | None = None

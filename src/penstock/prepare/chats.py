@@ -25,6 +25,7 @@ from penstock.chat.tokens.images import joint_difference
 from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
+from penstock.core.urls import Address
 from penstock.media.images import ImageSettings
 from penstock.media.loading import ImageLoader, Room, folder_of
 from penstock.media.processor import Processor
@@ -104,22 +105,28 @@ class _Record:
 
 
 def image_loader(
-    origin: str, settings: ImageSettings, processor: Processor | None, room: Room | None = None
+    file: str, settings: ImageSettings, processor: Processor | None, room: Room | None = None
 ) -> ImageLoader | None:
-    """What looks at the images of a record; `origin` is its `file:line`."""
+    """What looks at the images of a record; `file` is the path or full URL that it is in."""
     if processor is None:
         return None
-    return ImageLoader(folder_of(origin.rpartition(":")[0], settings), settings, processor, room)
+    return ImageLoader(folder_of(file, settings), settings, processor, room)
 
 
 def encode_chats(
-    block: ObjectBlock, files: tuple[str, ...], encoder: ChatEncoder, chat: ChatSettings, settings: PrepareSettings
+    block: ObjectBlock,
+    files: tuple[str, ...],
+    addresses: tuple[str, ...],
+    encoder: ChatEncoder,
+    chat: ChatSettings,
+    settings: PrepareSettings,
 ) -> Encoded:
     """Encode the conversations of a block.
 
     Args:
         block: The records.
         files: Names that `block.files` points into.
+        addresses: What opens each of these files.
         encoder: Renders and encodes conversations.
         chat: How records are read and cleaned up.
         settings: Split, and whether texts are kept.
@@ -128,7 +135,8 @@ def encode_chats(
     records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
     room = Room(KEPT_BYTES)
     for record in records:
-        load_images = image_loader(record.origin, chat.images, encoder.processor, room)
+        file = addresses[block.files[record.row]]
+        load_images = image_loader(file, chat.images, encoder.processor, room)
         _read(record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0)
     if chat.keeps_answers:
         add_mismatched([one for record in records if record.reason is None for one in record.answers])
@@ -327,6 +335,8 @@ def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor,
 
 def in_short(value: Any) -> str:
     """What JSON cannot hold, for a message; the bytes of an image would be megabytes."""
+    if isinstance(value, Address):
+        return str(value)
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else repr(value)
 
 

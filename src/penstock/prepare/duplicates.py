@@ -188,7 +188,7 @@ def _drop_stored(shop: Workshop, task: StoredDrop) -> tuple[int, PartRecord]:
         for split, loss in task.losses.items():
             name, folder = shards[split], made / split
             try:
-                get_shard(shop.store or "", loss.stub, folder / name)
+                get_shard(shop.store.full if shop.store else "", loss.stub, folder / name)
             except CorruptionError:
                 return task.number, replace(task.record, drops=UNSETTLED)
             sources[split] = _origins(folder / name, loss.dropped)

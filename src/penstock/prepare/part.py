@@ -18,6 +18,7 @@ from typing import IO, Any, Self, final
 import numpy as np
 
 from penstock.core.errors import RecordError
+from penstock.core.urls import Address
 from penstock.prepare.chat_summary import ChatSummary
 from penstock.prepare.hashes import HASH, HashFile
 from penstock.prepare.reasons import Reasons
@@ -30,8 +31,8 @@ from penstock.shards.files import checksum, output_errors, write_json
 from penstock.shards.images import assets_path
 from penstock.shards.stubs import stub_path
 from penstock.sources import Part, Reject
-from penstock.sources.copies import Copies, copied
-from penstock.sources.files import open_ranges
+from penstock.sources.copies import Copies
+from penstock.sources.files import copied_file, open_ranges
 from penstock.sources.records import Unreadable
 from penstock.tokenizers import Tokenizer
 
@@ -188,7 +189,7 @@ class Workshop:
     recipe: Recipe
     copies: Path | None = None
     """Folder of copies of remote files, which all processes share; None: there are none."""
-    store: str | None = None
+    store: Address | None = None
     """URL where shards go; None: to the output."""
     scratch: Path | None = None
     """Folder of this machine for shards on their way to the store; None: that for temporary files."""
@@ -207,7 +208,7 @@ class Workshop:
     def keep(self, made: Path, split: str, info: ShardInfo) -> str:
         """Take a finished shard from the folder where it was made; returns its name."""
         if self.store is not None:
-            put_shard(self.store, split, made, self.output, info, self.layout)
+            put_shard(self.store.full, split, made, self.output, info, self.layout)
         return info.file
 
 
@@ -328,7 +329,7 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
                 read = len(block) + len(block.rejects)
                 block = shop.recipe.transform(shop.transform, block, task.part.files)
                 record.filtered += read - len(block) - len(block.rejects)
-            encoded = shop.recipe.encode(block, task.part.files)
+            encoded = shop.recipe.encode(block, task.part.files, task.part.addresses)
             found = in_order([*block.rejects, *encoded.rejects], task.part.files)
             rejects.stop_at(found)
             rejects.write(found)
@@ -381,7 +382,7 @@ def forget_copies(part: Part) -> None:
     """Remove copies of remote files that no other part reads."""
     if part.size_bytes == sum(file.size_bytes for file in part.sources):
         for file in part.sources:
-            if file.is_remote and (kept := copied(file.path, file.size_bytes, file.version)) is not None:
+            if file.is_remote and (kept := copied_file(file)) is not None:
                 kept.copies.forget(kept.name)
 
 

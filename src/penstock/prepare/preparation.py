@@ -20,6 +20,7 @@ from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.folders import is_url, local_path, normal_url
 from penstock.core.system import usable_processors
 from penstock.core.terminal import Progress, short_number
+from penstock.core.urls import shown_url
 from penstock.prepare.chat_summary import describe_template
 from penstock.prepare.documents import Framing
 from penstock.prepare.duplicates import drop_duplicates
@@ -225,7 +226,7 @@ def _prepare_folder(
             layout=layout,
             recipe=recipe,
             copies=_room_for_copies(folder, parts, progress),
-            store=None if store is None else store.url,
+            store=None if store is None else store.address,
             scratch=folder.path / WORK if executor == "processes" else None,
         )
         if progress:
@@ -292,10 +293,10 @@ def _without_leftovers(work: Path) -> Iterator[None]:
 
 def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
     """One line: what is read, with which tokenizer and template, where it goes."""
-    paths = [os.fspath(path) for path in _paths(source) or ()]
+    paths = [shown_url(path) for path in _paths(source) or ()]
     read = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
     if isinstance(parts, list):
-        files = len({file.path for part in parts for file in part.sources})
+        files = len({file.key for part in parts for file in part.sources})
         size = short_number(sum(part.size_bytes for part in parts))
         read += f" ({files:,} file{'' if files == 1 else 's'}, {size}B)"
     tools = f"tokenizer {shop.tokenizer.name}"
@@ -348,6 +349,7 @@ def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[P
             format=settings.format,
             fields=settings.fields,
             separator=settings.separator,
+            delimiter=settings.delimiter,
             part_bytes=settings.part_bytes,
             notice=say if progress else None,
             damaged=settings.on_damage([]),
@@ -359,7 +361,7 @@ def _input(parts: list[Part] | Iterator[Part]) -> dict[str, Any]:
     """The identity of the input: what the parts read, and the versions of their files."""
     if not isinstance(parts, list):
         return {"inputs": ["<python>"], "files": {}}
-    files = {file.path: file.version for part in parts for file in part.sources}
+    files = {file.key: file.version for part in parts for file in part.sources}
     return {"inputs": [part.identity for part in parts], "files": files}
 
 
@@ -505,7 +507,7 @@ def _check_room(shop: Workshop, missing: Sequence[Part]) -> None:
 def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
     """Give ranges of large files their first line numbers, counted in the pool."""
 
-    def count(_: Any, ranges: Iterable[Any]) -> Iterable[int]:
+    def count(_: Any, ranges: Iterable[Any]) -> Iterable[Any]:
         listed = list(ranges)
         found = dict(pool.run(_count, [(part.name, (n, part)) for n, part in enumerate(listed)], lambda: None))
         return [found[n] for n in range(len(listed))]
@@ -513,7 +515,7 @@ def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
     return number_lines(parts, count)
 
 
-def _count(shop: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, int]:
+def _count(shop: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, Any]:
     number, part = argument
     with using_copies(shop):
-        return number, part.newlines()
+        return number, part.survey()

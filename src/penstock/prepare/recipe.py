@@ -30,8 +30,8 @@ class Recipe(Protocol):
     def transform(self, function: Transform, block: Block, files: tuple[str, ...]) -> Block:
         """Apply the user's function to the records."""
 
-    def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
-        """Make documents from the records."""
+    def encode(self, block: Block, files: tuple[str, ...], addresses: tuple[str, ...]) -> Encoded:
+        """Make documents from the records; `addresses` open the files."""
 
     def sample(self, block: Block) -> Iterator[str]:
         """Texts of the records, for checking the encoder."""
@@ -69,7 +69,7 @@ class TextRecipe:
         assert isinstance(block, RecordBlock)
         return apply_transform(function, block, files, self.settings.fields)
 
-    def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
+    def encode(self, block: Block, files: tuple[str, ...], addresses: tuple[str, ...]) -> Encoded:
         """Make documents from the records."""
         assert isinstance(block, RecordBlock)
         return encode_block(block, files, self.tokenizer, self.framing, self.settings)
@@ -99,10 +99,10 @@ class ChatRecipe:
         assert isinstance(block, ObjectBlock)
         return transform_objects(function, block, files)
 
-    def encode(self, block: Block, files: tuple[str, ...]) -> Encoded:
+    def encode(self, block: Block, files: tuple[str, ...], addresses: tuple[str, ...]) -> Encoded:
         """Make documents from the records."""
         assert isinstance(block, ObjectBlock)
-        return encode_chats(block, files, self.encoder, self.chat, self.settings)
+        return encode_chats(block, files, addresses, self.encoder, self.chat, self.settings)
 
     def sample(self, block: Block) -> Iterator[str]:
         """Texts of the records, for checking the encoder."""

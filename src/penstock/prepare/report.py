@@ -17,6 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+
 from penstock.core.errors import OutputError, PenstockError, RecordError
 from penstock.core.notebook import card
 from penstock.prepare.answers import PATH_VALUES
@@ -37,10 +39,11 @@ from penstock.prepare.reasons import Reasons
 from penstock.prepare.recipe import ChatRecipe
 from penstock.prepare.settings import fingerprint
 from penstock.shards import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo, finish_dataset
-from penstock.shards.files import write_json
+from penstock.shards.files import map_numbers, write_json
 from penstock.shards.finish import load_shard
 from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER
+from penstock.shards.manifest import LENGTHS
 from penstock.sources import Damage, Reject
 
 BAR = 30
@@ -99,6 +102,8 @@ class PrepareReport:
     """Why records were rejected: reason → how many, and the first of them."""
     weighted: int | None = None
     """Records with loss weights of their own; None if no field for them was named."""
+    untrained_documents: int | None = None
+    """Documents of texts without a trained token, by their loss weights; None if no field for them was named."""
     damaged: tuple[dict[str, Any], ...] = ()
     """Files that could not be read completely: file, line, reason, size_bytes, unread_bytes (see `DamagedSource`)."""
     unread_bytes: int = 0
@@ -153,6 +158,8 @@ class PrepareReport:
     def as_json(self, *, lasting: bool = False) -> dict[str, Any]:
         """The report as JSON; `lasting` leaves out what differs between runs."""
         value = asdict(self) | {"bytes_per_token": round(self.bytes_per_token, 4)}
+        if self.untrained_documents is None:
+            del value["untrained_documents"]
         if lasting:
             for name in PASSING:
                 del value[name]
@@ -181,7 +188,14 @@ class PrepareReport:
         return lines
 
     def untrained(self) -> str | None:
-        """One line on the conversations that were dropped because nothing in them is trained; None: there are none."""
+        """One line on what trains nothing: conversations, which were dropped, or documents of texts; None: nothing."""
+        if self.untrained_documents:
+            verb = "trains" if self.untrained_documents == 1 else "train"
+            return (
+                f"{_count(self.untrained_documents, 'document')} of {self.documents:,} {verb} nothing: no token after "
+                "the first has a loss weight (text outside all ranges of weights_field has none; an empty list is no "
+                "range)"
+            )
         if self.chats is None or not (count := self.chats["cleaned"]["untrained"]):
             return None
         first = self.chats["dropped"].get("untrained")
@@ -215,6 +229,8 @@ class PrepareReport:
                 for name, split in self.splits.items()
             ]
         lines += self.warnings()
+        if self.untrained_documents and (line := self.untrained()):
+            lines.append(line)
         if self.straddling_tokens:
             lines.append(f"tokens that hold characters of different loss weights: {self.straddling_tokens:,}")
         if self.edge_controls:
@@ -364,6 +380,7 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
         straddling_tokens=sum(record.straddling for record in records),
         edge_controls=sum(record.edge_controls for record in records),
         weighted=sum(record.weighted for record in records) if settings.fields.weights else None,
+        untrained_documents=_untrained(shop) if settings.fields.weights else None,
         damaged=tuple(map(asdict, damaged)),
         unread_bytes=sum(one.unread_bytes for one in damaged),
         input=input_of(records),
@@ -374,6 +391,13 @@ def finish(shop: Workshop, records: list[PartRecord], files: list[str], configur
     write_json(shop.output / PARTS, [asdict(record) for record in records])
     write_json(shop.output / REPORT, report.as_json(lasting=True))
     return report
+
+
+def _untrained(shop: Workshop) -> int:
+    """Documents without a trained token in the finished datasets."""
+    folders = [shop.output / split for split in shop.settings.splits]
+    lengths = (map_numbers(folder / LENGTHS, "<u4", (Manifest.load(folder).documents, 2)) for folder in folders)
+    return sum(int(np.count_nonzero(one[:, 1] == 0)) for one in lengths)
 
 
 def input_of(records: Iterable[PartRecord]) -> str:

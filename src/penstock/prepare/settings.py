@@ -30,7 +30,7 @@ from penstock.media.images import ImageSettings
 from penstock.media.processor import load_processor
 from penstock.shards.layout import Column
 from penstock.sources import Fields, OnDamage
-from penstock.sources.opening import FORMATS
+from penstock.sources.formats import FORMATS, check_delimiter
 from penstock.sources.records import stop_at_damage
 from penstock.tokenizers import Tokenizer
 
@@ -190,10 +190,13 @@ class PrepareSettings:
     """Which fields of a record are read."""
 
     format: str | None = None
-    """Raw format; None goes by the file names."""
+    """Raw format; None goes by the file names and first bytes."""
 
     separator: str | None = None
     """Plain text: the text between documents; None: each file is one document."""
+
+    delimiter: str | None = None
+    """CSV and TSV: the character between cells; None: a tab in TSV, else a comma."""
 
     part_bytes: int | None = None
     """Approximate raw bytes of a part; each part becomes a shard. None: 64 MiB, more for terabytes."""
@@ -244,6 +247,7 @@ class PrepareSettings:
                 raise ConfigError(f"{name} must be stop or skip; got {getattr(self, name)!r}")
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError(f"format must be one of {', '.join(FORMATS)}; got {self.format!r}")
+        check_delimiter(self.delimiter)
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation must be a share in [0, 1); got {self.validation}")
         if self.part_bytes is not None and self.part_bytes < 1:
@@ -339,6 +343,7 @@ class PrepareSettings:
             "keep_text": self.keep_text,
             "transform": transform,
             **({"drop_duplicates": True} if self.drop_duplicates else {}),
+            **({"delimiter": self.delimiter} if self.delimiter is not None else {}),
         }
 
 
@@ -448,6 +453,7 @@ class PrepareOptions(ChatKeywords, total=False):
     columns: dict[str, str]
     format: str | None
     separator: str | None
+    delimiter: str | None
     part_bytes: int | None
     add_bos: Choice
     add_eos: Choice

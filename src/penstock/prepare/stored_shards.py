@@ -59,7 +59,7 @@ def put_shard(url: str, split: str, made: Path, output: Path, info: ShardInfo, l
     """Move a finished shard to the store, and its side files to the output; one without documents goes to the output.
 
     Args:
-        url: The store's folder for the preparation.
+        url: The full URL of the store's folder for the preparation.
         split: Name of the split.
         made: The folder where it was made.
         output: The folder of the preparation.
@@ -109,13 +109,15 @@ class StoreOutput:
     """Where a preparation into a store puts its shards.
 
     Args:
-        url: The store's folder.
+        url: The full URL of the store's folder.
         replaced: Manifests of datasets that are there, and will be replaced.
         complete: Manifests of this very preparation that are there already: only the rest is to be copied.
     """
 
     def __init__(self, url: str, replaced: Sequence[str], complete: Sequence[str]) -> None:
-        self.url, self._store = url, Store(url)
+        self._store = Store(url)
+        self.url, self.address = self._store.url, self._store.address
+        """As it is shown, and what opens it."""
         self._replaced, self._complete = replaced, complete
         self._losses = 0
 

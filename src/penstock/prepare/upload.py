@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.core.errors import OutputError
 from penstock.core.folders import base_name, cache_folder
+from penstock.core.urls import url_key
 from penstock.prepare.report import PrepareReport
 from penstock.prepare.stored_shards import StoreOutput
 from penstock.shards.copying import SPLITS, copy_dataset
@@ -53,13 +54,14 @@ def prepare_remote(
             store.remove(name)
     copy_dataset(folder, url, progress=progress, stored={} if output is None else output.stored(folder))
     shutil.rmtree(folder)
-    splits = {split: replace(one, path=f"{url}/{split}".rstrip("/")) for split, one in report.splits.items()}
-    return replace(report, output=url, splits=splits)
+    splits = {split: replace(one, path=store.where(split)) for split, one in report.splits.items()}
+    return replace(report, output=store.url, splits=splits)
 
 
 def folder_of(url: str) -> Path:
     """The folder of this machine for a preparation into a URL."""
-    return cache_folder() / "prepared" / f"{base_name(url)}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"
+    digest = hashlib.blake2b(url_key(url).encode(), digest_size=8).hexdigest()
+    return cache_folder() / "prepared" / f"{base_name(url)}-{digest}"
 
 
 def _is(file: Path, content: bytes) -> bool:

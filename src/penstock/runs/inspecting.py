@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.core.folders import base_name
+
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500
 """Default number of documents to show."""
@@ -258,7 +260,7 @@ def write_page(
     if Path(target).suffix in RUN_FILES if mixed is None else mixed:
         views = view_rows(loader, step, rows or [*range(ROWS_IN_PAGE)], tokenizer_for, lines=True)
         refuse_no_rows(views, loader, rows or [])
-        page = page_of_mixture(Path(target).name, loader, views, decoder)
+        page = page_of_mixture(base_name(target), loader, views, decoder)
     else:
         # A step of a single dataset has one row.
         steps = [step + number for number in rows or range(ROWS_IN_PAGE)]
@@ -289,7 +291,7 @@ def is_raw(target: str) -> bool:
 def refuse_raw(target: str) -> None:
     """Refuse a file of raw records, and say how to show it."""
     from penstock.core.errors import ConfigError
-    from penstock.sources.opening import EXTENSIONS
+    from penstock.sources.formats import EXTENSIONS
 
     suffixes = Path(target).suffixes
     if any(suffix in EXTENSIONS for suffix in suffixes) and not Path(target).is_dir():
@@ -356,7 +358,7 @@ def print_conversations(
 
     count, tokens = amounts
     if html is not None:
-        write_html(html, page_of_conversations(Path(target).name, shown, other))
+        write_html(html, page_of_conversations(base_name(target), shown, other))
     if as_json:
         print(json.dumps(conversations_as_json(shown), ensure_ascii=False))
     elif listed:

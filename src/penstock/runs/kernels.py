@@ -85,6 +85,7 @@ def _load(dtype: Any, datasets: Any) -> Iterator[None]:
 
 def _prepare(folder: Path) -> Iterator[None]:
     from penstock import prepare, train_tokenizer
+    from penstock.sources import open_sources, read_texts
     from penstock.tokenizers.huggingface import spell_as_characters
     from penstock.tokenizers.merges import PieceCounts, learn_merges
 
@@ -94,6 +95,8 @@ def _prepare(folder: Path) -> Iterator[None]:
     yield
     (folder / "chats.jsonl").write_text(_CHATS)
     (folder / "texts.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in _TEXTS))
+    (folder / "texts.csv").write_text("".join(f'"{text}"\n' for text in ["text", *_TEXTS]))
+    list(read_texts(open_sources(folder / "texts.csv")))
     control = ["<|im_start|>", "<|im_end|>"]
     train_tokenizer(_TEXTS, vocab_size=280, output=folder / "tokenizer", special_tokens=control, progress=False)
     yield

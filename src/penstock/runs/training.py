@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from penstock.config.document import Place
 from penstock.config.run_file import DataSettings, RunSettings
 from penstock.core.errors import ConfigError
+from penstock.core.urls import shown_values
 from penstock.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader.loader import Loader
@@ -343,7 +344,7 @@ def train_to_end(trainer: "Trainer", config: Mapping[str, Any], *, progress: boo
         every=watched.log_every,
         tensorboard=watched.tensorboard,
         wandb=watched.wandb,
-        config=config,
+        config=shown_values(config),
         shown=trainer.ranks.is_first,
         progress=progress,
     ) as metrics:

@@ -14,6 +14,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
+from penstock.core.urls import Address
 from penstock.media.processor import Processor, load_processor
 from penstock.shards import _kernels as k
 from penstock.shards.columns import ExtraTable
@@ -53,12 +54,12 @@ class Dataset:
         path: Path,
         manifest: Manifest,
         table: DocumentTable,
-        url: str | None = None,
+        address: Address | None = None,
         cache: str | Path | None = None,
     ) -> None:
         self.path, self.manifest, self.table = path, manifest, table
-        self.url = url
-        """Where it is, if that is a store; `path` is then the folder with what is here of it."""
+        self.address = address
+        """What opens it, if it is in a store; `path` is then the folder with what is here of it."""
         self._cache = cache
         self._files: list[str] | None = None
 
@@ -100,7 +101,7 @@ class Dataset:
         table = replace(local.table, paths=[store.where(path.name) for path in map(Path, local.table.paths)])
         units = UnitMap(table, local.manifest)
         holder = Residency(store, kept, folder, table, units, stamps)
-        return cls(folder, local.manifest, replace(table, holder=holder), store.url, cache)
+        return cls(folder, local.manifest, replace(table, holder=holder), store.address, cache)
 
     @classmethod
     def _open_local(cls, path: Path, numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None) -> Self:
@@ -121,7 +122,12 @@ class Dataset:
         return cls(path, manifest, table)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.url or self.path, self._cache)
+        return _reopened, (self.address.full if self.address else self.path, self._cache)
+
+    @property
+    def url(self) -> str | None:
+        """Where it is, if that is a store, as it is shown."""
+        return str(self.address) if self.address else None
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from penstock.core.errors import ConfigError, FormatError
-from penstock.core.folders import is_url, local_path, normal_url
+from penstock.core.folders import base_name, is_url, local_path, normal_url
 from penstock.media.processor import Processor
 from penstock.shards.columns import ExtraTable
 from penstock.shards.dataset import Dataset
@@ -382,7 +382,7 @@ def corpus_name(path: Any) -> str:
     """The name that a dataset has by default: the last part of its path, or of a glob; a list is named by its first
     entry and the number of others."""
     if isinstance(path, (str, Path)):
-        return Path(path).name
+        return base_name(path)
     if isinstance(path, Sequence) and not is_corpus(path):
         others = f" and {len(path) - 1} more" if len(path) > 1 else ""
         return f"{corpus_name(path[0])}{others}" if path else ""

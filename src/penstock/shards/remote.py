@@ -19,6 +19,7 @@ from pathlib import Path
 
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import base_name, cache_folder
+from penstock.core.urls import url_key
 from penstock.shards.copying import fetch_file
 from penstock.shards.files import checksum, map_file, output_errors, read_json, write_file, write_json
 from penstock.shards.images import ASSETS, PROCESSOR_FOLDER, assets_path
@@ -60,7 +61,7 @@ def fetch_tables(
     if not store.lists:
         listed |= store.listing([*manifest.checksums, *(shard.file for shard in manifest.shards)])
     _check_listed(store, manifest, listed)
-    digest = hashlib.blake2b(f"{store.url}\n".encode() + content, digest_size=12).hexdigest()
+    digest = hashlib.blake2b(f"{url_key(store.address.full)}\n".encode() + content, digest_size=12).hexdigest()
     kept = cache_folder(cache) / f"{base_name(store.url)}-{digest}"
     folder = kept / "data" / base_name(store.url)
     with output_errors(kept):

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, final
 
 from penstock.core.errors import CorruptionError, PenstockError, StoreError
 from penstock.core.folders import normal_url
+from penstock.core.urls import Address, plain_cause, split_query, without_secrets
 from penstock.sources.remote import STAMPS, file_system, true_cause
 
 _log = logging.getLogger("penstock.shards")
@@ -70,8 +71,12 @@ class Store:
     """
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
-        self.url = normal_url(url)
-        self._files, root = file_system(self.url)
+        self.address = Address(normal_url(url))
+        """What opens it; it may hold secrets."""
+        self.url = str(self.address)
+        """As it is stored and shown."""
+        self._files, root = file_system(self.address.full)
+        root, self._query = split_query(root)
         self._root = root.rstrip("/")
         protocol = self._files.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
@@ -243,7 +248,8 @@ class Store:
         return {"chunksize": max(UPLOAD_BYTES, -(-size // _MOST_UPLOADS))}
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}" if name else self._root
+        # A signature for a folder is repeated for each of its files.
+        return f"{self._root}/{name}{self._query}" if name else f"{self._root}{self._query}"
 
     def _count(self, size: int) -> None:
         with self._counting:
@@ -275,9 +281,9 @@ class Store:
                 self._refuse(name, cause, error)
                 if attempt == TRIES - 1:
                     raise StoreError(
-                        f"{self.where(name)}: cannot be {doing}, {TRIES} times in a row: {_shown(cause)}; check the "
-                        "network and the store, then run it again: nothing that was fetched is lost"
-                    ) from error
+                        f"{self.where(name)}: cannot be {doing}, {TRIES} times in a row: {self._said(cause)}; check "
+                        "the network and the store, then run it again: nothing that was fetched is lost"
+                    ) from self._cause(error)
             time.sleep(PAUSE_SECONDS * 2**attempt)
         raise AssertionError("not reached")
 
@@ -289,15 +295,23 @@ class Store:
             raise CorruptionError(
                 f"{where}: was replaced by another object since it was opened; open the dataset again, and if it was "
                 "changed on purpose, start a new run"
-            ) from error
+            ) from self._cause(error)
         if isinstance(cause, FileNotFoundError) or status in (404, 410):
             raise StoreError(
-                f"{where}: is not in the store: {_shown(cause)}; check the spelling, or upload it again"
-            ) from (cause if isinstance(cause, FileNotFoundError) else FileNotFoundError(str(cause)))
+                f"{where}: is not in the store: {self._said(cause)}; check the spelling, or upload it again"
+            ) from self._cause(cause if isinstance(cause, FileNotFoundError) else FileNotFoundError(str(cause)))
         if isinstance(cause, PermissionError) or status in _FORBIDDEN or type(cause).__name__ in _NO_CREDENTIALS:
             raise StoreError(
-                f"{where}: the store refuses: {_shown(cause)}; check the credentials and their rights"
-            ) from error
+                f"{where}: the store refuses: {self._said(cause)}; check the credentials and their rights"
+            ) from self._cause(error)
+
+    def _said(self, error: BaseException) -> str:
+        """An exception of the store's library in a message."""
+        return _shown(error, self.address.full)
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """An exception of the store's library as the cause of ours."""
+        return plain_cause(error, self.address.full)
 
 
 class _CutError(Exception):
@@ -307,8 +321,8 @@ class _CutError(Exception):
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
 
 
-def _shown(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+def _shown(error: BaseException, *locations: str) -> str:
+    text = " ".join(without_secrets(str(error), *locations).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 

@@ -15,6 +15,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, FormatError, PenstockError
 from penstock.core.folders import is_url, local_path, normal_url
 from penstock.core.terminal import Progress
+from penstock.core.urls import shown_url
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
 from penstock.shards.copying import copy_dataset, temporary_folder
@@ -132,19 +133,20 @@ def verify(
 
 def _verify_remote(url: str, progress: bool) -> Report:
     """Check a dataset in a store: every byte of it is fetched."""
+    shown = shown_url(url)
     with temporary_folder() as folder:
         try:
             copy_dataset(url, folder / "copy", progress=progress, check=False)
         except CorruptionError as error:
-            manifest = Manifest.parse(Store(url).read(MANIFEST), url)
+            manifest = Manifest.parse(Store(url).read(MANIFEST), shown)
             return Report(
-                path=url, kind="penstock", documents=manifest.documents, tokens=manifest.tokens, bytes=0,
+                path=shown, kind="penstock", documents=manifest.documents, tokens=manifest.tokens, bytes=0,
                 checked=_CHECKED[:1], unchecked=_CHECKED[1:],
-                faults=(Fault(file=url, document=None, reason=_without_path(error, Path(url))),),
+                faults=(Fault(file=shown, document=None, reason=_without_path(error, Path(shown))),),
             )  # fmt: skip
         found = _verify_dataset(folder / "copy", progress)
-        faults = tuple(replace(fault, file=fault.file.replace(str(folder / "copy"), url)) for fault in found.faults)
-        return replace(found, path=url, faults=faults)
+        faults = tuple(replace(fault, file=fault.file.replace(str(folder / "copy"), shown)) for fault in found.faults)
+        return replace(found, path=shown, faults=faults)
 
 
 def _verify_dataset(path: Path, progress: bool) -> Report:

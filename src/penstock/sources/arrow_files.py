@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.core.errors import RecordError
 from penstock.sources.checks import check_records, diagnose, flat_column
-from penstock.sources.files import Extent, FilePart, SourceFile, local_file, open_random, whole_file
+from penstock.sources.files import Extent, FilePart, SourceFile, local_file, open_random, other_content, whole_file
 from penstock.sources.lines import BLOCK_LINES
 from penstock.sources.objects import ObjectBlock, rows_as_objects
 from penstock.sources.parsing import is_utf8
@@ -143,7 +143,7 @@ class ArrowPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return self.file.path
+        return self.file.key
 
     @property
     def size_bytes(self) -> int:
@@ -178,9 +178,8 @@ class ArrowPart(FilePart):
                         counted = position
                     row, counted = row + batch.num_rows, position
             except (pa.ArrowException, OSError, Unreadable) as error:
-                damaged(
-                    Damage(self.file.path, row, f"not sound Arrow: {error}", self.size_bytes, self.size_bytes - counted)
-                )
+                reason = f"not sound Arrow: {error}{other_content(self.file)}"
+                damaged(Damage(self.file.path, row, reason, self.size_bytes, self.size_bytes - counted))
 
 
 def _batches(stream: Any) -> Iterator[pa.RecordBatch]:
@@ -249,7 +248,7 @@ class ParquetPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return f"{self.file.path} row groups {self.begin}:{self.end} from row {self.first_row}"
+        return f"{self.file.key} row groups {self.begin}:{self.end} from row {self.first_row}"
 
     def extents(self) -> tuple[Extent, ...]:
         """The bytes of a local file that determine the result: the row groups and the footer."""
@@ -294,7 +293,7 @@ def open_parquet(file: SourceFile) -> Any:
     try:
         return pq.ParquetFile(stream)
     except (pa.ArrowException, OSError) as error:
-        raise Unreadable(f"not a whole Parquet file ({error})") from error
+        raise Unreadable(f"not a whole Parquet file ({error}){other_content(file)}") from error
 
 
 def cut_parquet(

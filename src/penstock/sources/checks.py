@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from penstock.core.arrow import from_numpy, to_numpy
 from penstock.core.errors import RecordError
 from penstock.sources.records import Fields, RecordBlock, Reject, Weights, excerpt
+from penstock.sources.signatures import described
 
 _CHAT_FIELDS = {"messages", "conversations", "conversation", "instruction", "completion", "chosen"}
 """Fields that only conversations have, in the layouts that the chat room reads."""
@@ -145,13 +146,22 @@ def diagnose(record: Any, fields: Fields) -> str | None:
         return f"field {fields.text!r} holds {kind_of(value)}; expected: text"
     if not value:
         return f"field {fields.text!r} is empty; expected: at least one character"
-    surrogate = next((at for at, character in enumerate(value) if "\ud800" <= character <= "\udfff"), None)
+    surrogate = first_surrogate(value)
     if surrogate is not None:
         return (
             f"field {fields.text!r} has a lone surrogate U+{ord(value[surrogate]):04X} at character {surrogate}, "
             "which is half of a character and not valid UTF-8; the text was cut in the middle of it"
         )
     return _diagnose_weights(record, value, fields) or _diagnose_columns(record, fields)
+
+
+def first_surrogate(text: str) -> int | None:
+    """Where a text has its first half of a surrogate pair, which UTF-8 cannot hold; None: nowhere."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str | None:
@@ -230,7 +240,7 @@ def explain_line(raw: bytes, fields: Fields) -> str | None:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        return f"byte {error.start + 1} of the line, 0x{raw[error.start]:02x}, is not UTF-8 ({error.reason})"
+        return not_utf8(raw, error)
     if "\0" in text:
         return f"a NUL byte at column {text.index(chr(0)) + 1}; the file is damaged, or is not text"
     try:
@@ -242,6 +252,13 @@ def explain_line(raw: bytes, fields: Fields) -> str | None:
     except RecursionError:
         return None
     return diagnose(record, fields)
+
+
+def not_utf8(raw: bytes, error: UnicodeDecodeError) -> str:
+    """What is wrong with a line that is not UTF-8, in words: it may be the beginning of a file of another kind."""
+    return described(raw) or (
+        f"byte {error.start + 1} of the line, 0x{raw[error.start]:02x}, is not UTF-8 ({error.reason})"
+    )
 
 
 def explain_syntax(text: str, error: json.JSONDecodeError) -> str:

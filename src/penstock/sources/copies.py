@@ -13,10 +13,11 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from penstock.core.urls import url_key
 from penstock.sources.records import Unreadable
 from penstock.sources.remote import RemoteFile, read_range
 
@@ -140,7 +141,7 @@ class Copies:
             _complete(store, file, first, max(until, last))
             if len(data := store.get(first, last)[at : at + amount]) == amount:
                 return data
-        return read_range(file.path, begin, amount)
+        return read_range(file.url, begin, amount)
 
     @contextmanager
     def _store(self, name: str) -> Iterator[_Store]:
@@ -180,7 +181,7 @@ def _complete(store: _Store, file: "Copied", first: int, last: int) -> None:
         end = present.find(1, at)
         end = len(present) if end < 0 else end
         begin = (first + at) * GRANULE
-        store.put(first + at, read_range(file.path, begin, min((first + end) * GRANULE, file.size_bytes) - begin))
+        store.put(first + at, read_range(file.url, begin, min((first + end) * GRANULE, file.size_bytes) - begin))
         at = present.find(0, end)
 
 
@@ -192,25 +193,26 @@ _USED: ContextVar[Copies | None] = ContextVar("copies", default=None)
 class Copied:
     """A remote file that is read through copies."""
 
-    path: str
+    url: str = field(repr=False)
+    """The full URL."""
     size_bytes: int
     version: str
     copies: Copies
 
     @property
     def name(self) -> str:
-        """Name of its copy: another version of the file has another."""
-        return hashlib.blake2b(f"{self.path}\n{self.version}".encode(), digest_size=16).hexdigest()
+        """Name of its copy: another version of the file has another, a URL that was signed again has the same."""
+        return hashlib.blake2b(f"{url_key(self.url)}\n{self.version}".encode(), digest_size=16).hexdigest()
 
     def read(self, begin: int, amount: int) -> bytes:
         """Bytes [begin, begin + amount)."""
         return self.copies.read(self, begin, amount)
 
 
-def copied(path: str, size_bytes: int, version: str) -> Copied | None:
+def copied(url: str, size_bytes: int, version: str) -> Copied | None:
     """A remote file as it is read through the copies in use; None: there are none."""
     copies = _USED.get()
-    return None if copies is None else Copied(path, size_bytes, version, copies)
+    return None if copies is None else Copied(url, size_bytes, version, copies)
 
 
 @final
@@ -269,5 +271,5 @@ class CopiedFile:
 
 def open_copied(file: Copied, *, ahead: bool) -> Any:
     """A file object for Arrow; without copies if the store can only be read front to back."""
-    raw = RemoteFile(file.path, ahead=ahead)
+    raw = RemoteFile(file.url, ahead=ahead)
     return CopiedFile(file, raw, ahead=ahead) if raw.has_ranges else raw

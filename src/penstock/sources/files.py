@@ -9,19 +9,21 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar, final
 
 import pyarrow as pa
 
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.urls import Address, shown_url, url_selection, without_secrets
 from penstock.sources.compression import COMPRESSIONS, Reader, decompressed
-from penstock.sources.copies import copied, open_copied
+from penstock.sources.copies import Copied, copied, open_copied
 from penstock.sources.records import Unreadable
 from penstock.sources.remote import RemoteFile, find_remote, read_range
+from penstock.sources.signatures import HEAD_BYTES, Signature, recognise
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class SourceFile:
     """One file, with what shows whether it has changed."""
 
     path: str
-    """As the user would write it; a URL if the file is remote."""
+    """As it is stored and shown: what the user would write, or a URL without user info and query."""
 
     size_bytes: int
     stamp: str
@@ -57,6 +59,25 @@ class SourceFile:
 
     inode: tuple[int, int] | None = None
     """Device and inode number of a local file: the same for all its names."""
+
+    address: Address | None = None
+    """The full URL, only to open it; None: `path`."""
+
+    codec: str | None = None
+    """Its compression by its first bytes, where its name says something else; empty: none. None: as its name says."""
+
+    selection: str = ""
+    """A hash of the parameters of its URL that may select its content (`penstock.core.urls`); empty: there are none."""
+
+    @property
+    def full(self) -> str:
+        """What opens it; it may hold secrets, so it is never text for people or files."""
+        return self.path if self.address is None else self.address.full
+
+    @property
+    def key(self) -> str:
+        """What identifies it: the same for a URL that was signed again."""
+        return f"{self.path} [{self.selection}]" if self.selection else self.path
 
     @property
     def is_remote(self) -> bool:
@@ -66,7 +87,7 @@ class SourceFile:
     @property
     def suffixes(self) -> tuple[str, str]:
         """Extensions of format and compression: `(".jsonl", ".gz")`."""
-        stem, last = os.path.splitext(self.path)
+        stem, last = os.path.splitext(shown_url(self.full) if self.address else self.path)
         if last.lower() not in COMPRESSIONS:
             return last.lower(), ""
         return os.path.splitext(stem)[1].lower(), last.lower()
@@ -74,7 +95,7 @@ class SourceFile:
     @property
     def compression(self) -> str | None:
         """Codec; None: not compressed."""
-        return COMPRESSIONS.get(self.suffixes[1])
+        return COMPRESSIONS.get(self.suffixes[1]) if self.codec is None else self.codec or None
 
     @property
     def version(self) -> str:
@@ -98,6 +119,11 @@ class FilePart:
         """The names that `files` of its blocks points into."""
         return (self.file.path,)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`; secret."""
+        return (self.file.full,)
+
 
 def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
     """All files that one path, folder, glob or URL matches, sorted.
@@ -106,12 +132,35 @@ def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
         RecordError: There is none, or one is not a readable regular file.
     """
     text = os.fspath(spec)
-    found = [SourceFile(*found) for found in find_remote(text)] if "://" in text else _find_local(text)
+    found = _find_remote(text) if "://" in text else _find_local(text)
     if not found and "://" not in text and os.path.isdir(os.path.expanduser(text)):
         raise RecordError(f"{text}: the folder holds no file that is not hidden; name another")
     if not found:
-        raise RecordError(f"{text}: no such file, and no file matches it{_hint(text)}")
+        shown = shown_url(text)
+        raise RecordError(f"{shown}: no such file, and no file matches it{_hint(shown)}")
     return found
+
+
+def _find_remote(url: str) -> list[SourceFile]:
+    files = []
+    for full, size_bytes, stamp in find_remote(url):
+        shown = without_secrets(shown_url(full), url)  # some stores take user info for a part of the path
+        address = None if shown == full else Address(full)
+        files.append(SourceFile(shown, size_bytes, stamp, address=address, selection=url_selection(full)))
+    return files
+
+
+def named_apart(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files, where several URLs differ only in their parameters with a hash of these in their names."""
+    seen: dict[str, set[str]] = {}
+    for file in files:
+        seen.setdefault(file.path, set()).add(file.selection)
+    return [
+        replace(file, path=f"{file.path}#{file.selection}", selection="")
+        if file.selection and len(seen[file.path]) > 1
+        else file
+        for file in files
+    ]
 
 
 def refuse_twice(files: Iterable[SourceFile]) -> None:
@@ -121,11 +170,12 @@ def refuse_twice(files: Iterable[SourceFile]) -> None:
     """
     seen: dict[Any, str] = {}
     for file in files:
-        key = file.inode or file.path
+        key = file.inode or file.key
         if key in seen:
             same = "is" if seen[key] == file.path else f"is the same file as {seen[key]}, so it is"
+            signed = " (URLs that differ only in a signature, a token or a key are one file)" if file.address else ""
             raise ConfigError(
-                f"{file.path}: {same} given twice; name it once (to train on it more often, raise its share)"
+                f"{file.path}: {same} given twice{signed}; name it once (to train on it more often, raise its share)"
             )
         seen[key] = file.path
 
@@ -236,6 +286,24 @@ def local_file(path: str) -> SourceFile:
     return SourceFile(path, status.st_size, str(status.st_mtime_ns), inode)
 
 
+def read_head(file: SourceFile, amount: int) -> bytes:
+    """The first bytes of a file, fewer if it has fewer, or cannot be read, which its reader reports.
+
+    Raises:
+        RecordError: The file is gone, or may not be read; or its store cannot be read.
+    """
+    with closing(open_random(file, ahead=False)) as raw, suppress(Unreadable, OSError):
+        data: bytes = raw.read(min(amount, file.size_bytes))
+        return data
+    return b""
+
+
+def other_content(file: SourceFile) -> str:
+    """What a file is that cannot be read as what its name says, for the end of a message; empty: nobody knows."""
+    found = recognise(read_head(file, HEAD_BYTES))
+    return f"; it is {found.name}" if found is not None and found.format is None else ""
+
+
 def whole_file(file: SourceFile) -> tuple[Extent, ...]:
     """All bytes of a local file; empty for a remote file, which could only be compared by downloading it."""
     return () if file.is_remote else ((file, 0, file.size_bytes),)
@@ -246,6 +314,11 @@ def _opened(file: SourceFile, function: Callable[..., T], *arguments: Any, **opt
         return function(file.path, *arguments, **options)
     except OSError as error:
         _refuse(file.path, error)
+
+
+def copied_file(file: SourceFile) -> Copied | None:
+    """A remote file as it is read through the copies in use; None: there are none."""
+    return copied(file.full, file.size_bytes, file.version)
 
 
 def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
@@ -259,8 +332,8 @@ def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
         RecordError: The file is gone, or may not be read.
     """
     if file.is_remote:
-        kept = copied(file.path, file.size_bytes, file.version)
-        raw = open_copied(kept, ahead=ahead) if kept is not None else RemoteFile(file.path, ahead=ahead)
+        kept = copied_file(file)
+        raw = open_copied(kept, ahead=ahead) if kept is not None else RemoteFile(file.full, ahead=ahead)
         return pa.PythonFile(raw, mode="r")
     return _opened(file, pa.OSFile, "rb")
 
@@ -274,8 +347,8 @@ def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
         Unreadable: On reading a range that the disk or the store cannot deliver completely.
     """
     if file.is_remote:
-        kept = copied(file.path, file.size_bytes, file.version)
-        yield kept.read if kept is not None else partial(read_range, file.path)
+        kept = copied_file(file)
+        yield kept.read if kept is not None else partial(read_range, file.full)
         return
     with _opened(file, open, "rb", buffering=0) as stream:
         yield partial(_read_local, stream.fileno())
@@ -300,6 +373,7 @@ class Stream:
     def __init__(self, file: SourceFile, raw: Any) -> None:
         self._file, self._raw = file, raw
         self._inner: Reader = decompressed(raw, file.compression, file.path) if file.compression else raw
+        self._is_sure = not file.is_remote or file.compression is not None
 
     def read(self, amount: int | None = None) -> bytes:
         """Read up to `amount` bytes, or all that are left if it is None; empty at the end.
@@ -312,6 +386,8 @@ class Stream:
             raise Unreadable("it is empty, and no compressed file is, not even that of empty content")
         try:
             data: bytes = self._inner.read(amount)
+            if not self._is_sure:
+                data = self._made_sure(data, amount)
         except Unreadable as error:
             raise Unreadable(str(error), self.raw_position(), cut=error.cut) from error
         except OSError as error:
@@ -321,9 +397,28 @@ class Stream:
             raise Unreadable(shorter(size), position, cut=True)
         return data
 
+    def _made_sure(self, data: bytes, amount: int | None) -> bytes:
+        """The first bytes of a remote file, of which only the name was looked at: decompressed, if they show that."""
+        self._is_sure = True
+        found = recognise(data[:HEAD_BYTES])
+        if found is None:
+            return data
+        if found.codec is None:
+            raise RecordError(wrong_name(self._file, found))
+        self._raw.seek(0)
+        self._inner = decompressed(self._raw, found.codec, self._file.path)
+        return self._inner.read(amount)
+
     def raw_position(self) -> int:
         """Bytes of the file read so far, before decompression."""
         return min(int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes)
+
+
+def wrong_name(file: SourceFile, found: Signature) -> str:
+    """The message for a file that is not what its name says."""
+    read_whole = f"set part_bytes to at least its size, {file.size_bytes}, to read it in one piece"
+    cure = found.cure or (f"set format to {found.format}" if found.format else read_whole)
+    return f"{file.path}: is {found.name}, which its name does not say; {cure}"
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class ImageFolderPart:
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return "\n".join(file.path for file in self.sources)
+        return "\n".join(file.key for file in self.sources)
 
     @property
     def sources(self) -> tuple[SourceFile, ...]:
@@ -51,6 +51,11 @@ class ImageFolderPart:
     def files(self) -> tuple[str, ...]:
         """The names that `files` of its blocks points into."""
         return tuple(record[0].path for record in self.records)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`; secret."""
+        return tuple(record[0].full for record in self.records)
 
     @property
     def size_bytes(self) -> int:
@@ -96,7 +101,7 @@ class MetadataPart:
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return f"{self.file.path} with images"
+        return f"{self.file.key} with images"
 
     @property
     def sources(self) -> tuple[SourceFile, ...]:
@@ -107,6 +112,11 @@ class MetadataPart:
     def files(self) -> tuple[str, ...]:
         """The names that `files` of its blocks points into."""
         return (self.file.path,)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`; secret."""
+        return (self.file.full,)
 
     @property
     def size_bytes(self) -> int:
@@ -156,7 +166,7 @@ def cut_image_folders(files: Iterable[SourceFile]) -> Iterator[ImageFolderPart |
 
 
 def _kind(file: SourceFile) -> str:
-    return file.path.rpartition(".")[2].lower()
+    return "".join(file.suffixes).rpartition(".")[2]
 
 
 def _record(files: tuple[SourceFile, ...], damaged: OnDamage) -> tuple[Any, str | None]:
@@ -165,7 +175,8 @@ def _record(files: tuple[SourceFile, ...], damaged: OnDamage) -> tuple[Any, str 
         name = os.path.basename(file.path)
         is_image = _kind(file) in IMAGES
         data = b"" if is_image else _read(file, damaged)
-        members.append(Member(name, name.partition(".")[2].lower(), data, {"path": file.path} if is_image else None))
+        image = {"path": file.address or file.path} if is_image else None
+        members.append(Member(name, name.partition(".")[2].lower(), data, image))
     value, reason = record_of(members)
     if reason is None and not set(value) - {"images"}:
         return None, "the image has no caption; put it into a .txt file with the same name, or into metadata.jsonl"

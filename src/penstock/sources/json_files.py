@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.core.errors import ConfigError
+from penstock.sources.csv_files import CsvPart, place_records
 from penstock.sources.files import (
     Extent,
     FilePart,
@@ -71,7 +72,7 @@ class JsonlPart(FilePart):
     def identity(self) -> str:
         """What it reads, whatever the content."""
         numbered = "" if self.first_line is None else f" from line {self.first_line}"
-        return f"{self.file.path} bytes {self.begin}:{self.end}{numbered}"
+        return f"{self.file.key} bytes {self.begin}:{self.end}{numbered}"
 
     @property
     def size_bytes(self) -> int:
@@ -98,7 +99,7 @@ class JsonlPart(FilePart):
         for data, line, size_bytes in self._lines(damaged):
             yield parse_lines(data, self.file.path, line, size_bytes)
 
-    def newlines(self) -> int:
+    def survey(self) -> int:
         """Number of newlines in [begin − 1, end − 1); their sums number the lines of later ranges."""
         return count_newlines(self.file, max(self.begin - 1, 0), self.end - 1)
 
@@ -129,7 +130,7 @@ class JsonlPart(FilePart):
 
 
 def number_lines(
-    parts: Sequence[Any], apply: Callable[[Callable[[Any], int], Iterable[Any]], Iterable[int]] = map
+    parts: Sequence[Any], apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map
 ) -> list[Any]:
     """Give ranges of large JSONL files their first line numbers, at the cost of counting newlines once.
 
@@ -138,18 +139,18 @@ def number_lines(
         apply: `map`, or an equivalent that uses several processes.
 
     Returns:
-        The same parts; those of JSONL know their first line.
+        The same parts; those of JSONL know their first line, those of CSV their first record.
     """
     ranges = [at for at, part in enumerate(parts) if isinstance(part, JsonlPart) and part.is_range]
     # No line after a file's last range needs a number.
     counted = [at for at in ranges if parts[at].end < parts[at].file.size_bytes]
-    counts = dict(zip(counted, apply(JsonlPart.newlines, [parts[at] for at in counted]), strict=True))
+    counts = dict(zip(counted, apply(JsonlPart.survey, [parts[at] for at in counted]), strict=True))
     numbered, seen = list(parts), 0
     for at in ranges:
         seen = 0 if parts[at].begin == 0 else seen
         numbered[at] = replace(parts[at], first_line=1 if parts[at].begin == 0 else seen + 2)
         seen += counts.get(at, 0)
-    return numbered
+    return place_records(numbered, apply)
 
 
 def join_ranges(parts: Iterable[Any]) -> list[Any]:
@@ -164,7 +165,7 @@ def join_ranges(parts: Iterable[Any]) -> list[Any]:
 
 
 def _continues(last: Any, part: Any) -> bool:
-    if not isinstance(last, JsonlPart) or not isinstance(part, JsonlPart):
+    if not isinstance(last, JsonlPart | CsvPart) or type(last) is not type(part):
         return False
     return part.file.is_remote and (last.file, last.fields, last.end) == (part.file, part.fields, part.begin)
 
@@ -185,7 +186,7 @@ class JsonValuesPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return f"{self.file.path} values {self.number}/{self.count}"
+        return f"{self.file.key} values {self.number}/{self.count}"
 
     @property
     def size_bytes(self) -> int:
@@ -272,7 +273,7 @@ def holds_values(file: SourceFile) -> bool:
     if head.startswith(b"["):
         is_line = line.rstrip().endswith(b"]") if newline else len(head) > PEEK_BYTES // 2
         return not (is_line and _begins_messages(head.decode(errors="replace")))
-    return bool(newline) and file.suffixes[0] == ".json" and line.strip() in (b"{", b"")
+    return bool(newline) and file.suffixes[0] in (".json", "") and line.strip() in (b"{", b"")
 
 
 def _begins_messages(text: str) -> bool:

@@ -9,8 +9,10 @@ from contextlib import suppress
 
 import numpy as np
 
-from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter
+from penstock.core.errors import RecordError
+from penstock.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter, wrong_name
 from penstock.sources.records import Unreadable
+from penstock.sources.signatures import HEAD_BYTES, recognise
 
 BLOCK_BYTES = 4 << 20
 """Approximate bytes per block; a block holds at least one line, however long."""
@@ -68,6 +70,8 @@ def cut_range(file: SourceFile, begin: int, end: int) -> Iterator[tuple[bytes | 
             data = _read_lines(read, position, min(block, end - position), size)
             if data is None:
                 raise Unreadable(shorter(size), position)
+            if not position and (found := recognise(bytes(data[:HEAD_BYTES]))) is not None:
+                raise RecordError(wrong_name(file, found))
             position += len(data)
             yield data, min(position, end) - counted
             counted = min(position, end)

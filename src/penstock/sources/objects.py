@@ -18,7 +18,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from penstock.sources.checks import check_table, diagnose, explain_syntax, kind_of
+from penstock.sources.checks import check_table, diagnose, explain_syntax, kind_of, not_utf8
 from penstock.sources.files import Extent, SourceFile
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 
@@ -151,7 +151,7 @@ def _decode(raw: bytes) -> tuple[Any, str | None]:
     try:
         value = json.loads(raw.decode())
     except UnicodeDecodeError as error:
-        return None, f"byte {error.start + 1} of the line, 0x{raw[error.start]:02x}, is not UTF-8 ({error.reason})"
+        return None, not_utf8(raw, error)
     except json.JSONDecodeError as error:
         return None, explain_syntax(raw.decode().strip(), error)
     except RecursionError:
@@ -203,6 +203,11 @@ class MemoryPart:
         """The name that takes the place of a file's."""
         return (NAME,)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """As `files`."""
+        return (NAME,)
+
     def extents(self) -> tuple[Extent, ...]:
         """Empty: the identity covers the content."""
         return ()
@@ -221,26 +226,39 @@ class MemoryPart:
             yield gather(found, NAME, self.size_bytes * len(records) // len(self.records))
 
     def _block(self, begin: int, records: tuple[Any, ...]) -> RecordBlock:
-        good: list[Any] = []
-        lines: list[int] = []
-        rejects: list[Reject] = []
+        rows: list[Found] = []
         for number, record in enumerate(records, self.first + begin):
             row = {self.fields.text: record} if isinstance(record, str) else record
-            reason = diagnose(row, self.fields)
-            if reason is None:
-                good.append(row)
-                lines.append(number)
-            else:
-                rejects.append(Reject(NAME, number, reason, excerpt(repr(record))))
-        return check_table(
-            pa.Table.from_pylist(good, schema=self.fields.schema),
-            self.fields,
-            lines=np.array(lines, np.int64),
-            files=np.zeros(len(lines), np.int32),
-            size_bytes=self.size_bytes * len(records) // len(self.records),
-            explain=lambda row: Reject(NAME, lines[row], "the record cannot be read", excerpt(repr(good[row]))),
-            rejects=rejects,
-        )
+            rows.append((number, row, None, repr(record)))
+        return block_of_records(rows, self.fields, NAME, self.size_bytes * len(records) // len(self.records))
+
+
+def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_bytes: int) -> RecordBlock:
+    """Check the fields of records that are Python values.
+
+    Args:
+        found: Records, good and bad.
+        fields: What to read.
+        file: Name for messages.
+        size_bytes: Raw bytes to report as consumed.
+    """
+    good: list[Found] = []
+    rejects: list[Reject] = []
+    for line, row, reason, quoted in found:
+        reason = reason or diagnose(row, fields)
+        if reason is None:
+            good.append((line, row, None, quoted))
+        else:
+            rejects.append(Reject(file, line, reason, excerpt(quoted)))
+    return check_table(
+        pa.Table.from_pylist([row for _, row, _, _ in good], schema=fields.schema),
+        fields,
+        lines=np.array([line for line, *_ in good], np.int64),
+        files=np.zeros(len(good), np.int32),
+        size_bytes=size_bytes,
+        explain=lambda row: Reject(file, good[row][0], "the record cannot be read", excerpt(good[row][3])),
+        rejects=rejects,
+    )
 
 
 def cut_records(records: Iterable[Any], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:

@@ -4,20 +4,20 @@ Parts depend on the input alone, never on the number of processes. A part is a b
 compressed file, some row groups of a Parquet file, several small text files, or one file of a saved `datasets` folder.
 """
 
-import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.sources.arrow_files import ArrowPart, cut_parquet, find_saved
-from penstock.sources.compression import COMPRESSIONS, PACKED
-from penstock.sources.files import Extent, SourceFile, find_files, refuse_twice
+from penstock.sources.arrow_files import ArrowPart, cut_parquet
+from penstock.sources.csv_files import cut_csv
+from penstock.sources.files import Extent, SourceFile, named_apart, refuse_twice
+from penstock.sources.formats import FORMATS, check_delimiter, with_formats
 from penstock.sources.image_folders import cut_image_folders
 from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
-from penstock.sources.tar_files import IMAGES, TarPart
+from penstock.sources.tar_files import TarPart
 from penstock.sources.text import TextPart
 
 PART_BYTES = 64 << 20
@@ -27,17 +27,6 @@ MAX_PARTS = 4096
 """Input that would give more parts is cut into larger ones, of at most `LARGEST_PART_BYTES`."""
 
 LARGEST_PART_BYTES = 1 << 30
-
-EXTENSIONS = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".tar": "webdataset",
-    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
-}
-"""File name extension → format; `format=` overrides it."""
-
-FORMATS = ("jsonl", "parquet", "text", "arrow", "webdataset", "imagefolder")
 
 
 class Part(Protocol):
@@ -60,6 +49,10 @@ class Part(Protocol):
         """The names that `files` of its blocks points into."""
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`, to find what lies next to them; may hold secrets, so it is never text."""
+
+    @property
     def size_bytes(self) -> int:
         """Raw bytes, for progress."""
 
@@ -79,6 +72,7 @@ def open_sources(
     format: str | None = None,
     fields: Fields | None = None,
     separator: str | None = None,
+    delimiter: str | None = None,
     part_bytes: int | None = None,
     notice: Callable[[str], None] | None = None,
     damaged: OnDamage = stop_at_damage,
@@ -87,11 +81,12 @@ def open_sources(
 
     Args:
         specs: Paths, folders, globs or fsspec URLs; one or several.
-        format: One of `FORMATS`; None: by file name extension.
+        format: One of `FORMATS`; None: by file name extension and first bytes.
         fields: Which fields to read; None: `text`.
         separator: Plain text only: the text between documents. None: each file is one document.
+        delimiter: CSV and TSV only: the character between cells. None: a tab in TSV, else a comma.
         part_bytes: Approximate raw bytes of a part; None: 64 MiB, more for terabytes.
-        notice: Called with a message about files of a folder that are skipped.
+        notice: Called with a message about files of a folder that are skipped, and about wrong names.
         damaged: Called for a file that cannot be cut into parts; if it returns, the file becomes one empty part.
 
     Returns:
@@ -104,16 +99,20 @@ def open_sources(
     """
     fields = fields or Fields()
     _check(format, separator, part_bytes)
+    check_delimiter(delimiter)
     listed = [specs] if isinstance(specs, (str, os.PathLike)) else list(specs)
     if not listed:
         raise RecordError("no source is given; expected: at least one path, folder, glob or URL")
-    files = [pair for spec in listed for pair in _with_formats(spec, format, notice or (lambda _: None))]
+    files = with_formats(listed, format, notice or (lambda _: None))
     refuse_twice(file for file, _ in files)
+    named = named_apart([file for file, _ in files])
+    files = [(file, kind) for file, (_, kind) in zip(named, files, strict=True)]
     total = sum(file.size_bytes for file, _ in files)
     size = part_bytes or min(max(PART_BYTES, total // MAX_PARTS), LARGEST_PART_BYTES)
     if format == "imagefolder":
         return _image_folders([file for file, _ in files], fields)
-    return list(_cut(files, fields, separator.encode() if separator else None, size, damaged))
+    between = separator.encode() if separator else None
+    return list(_cut(files, fields, between, delimiter, size, damaged))
 
 
 def _image_folders(files: Sequence[SourceFile], fields: Fields) -> list[Part]:
@@ -177,45 +176,21 @@ def _check(format: str | None, separator: str | None, part_bytes: int | None) ->
         raise ConfigError(f"part_bytes must be >= 1, got {part_bytes}")
 
 
-def _with_formats(
-    spec: str | os.PathLike[str], format: str | None, notice: Callable[[str], None]
-) -> list[tuple[SourceFile, str]]:
-    saved = find_saved(spec) if format in (None, "arrow") else None
-    if saved is not None:
-        return [(file, "arrow") for file in saved]
-    text = os.fspath(spec)
-    in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
-    files = find_files(spec)
-    known = [(file, format or EXTENSIONS.get(file.suffixes[0], "")) for file in files]
-    chosen = [(file, kind) for file, kind in known if kind]
-    unknown = [file for file, kind in known if not kind]
-    if unknown and not (chosen and in_folder):
-        suffix = unknown[0].suffixes[0]
-        if suffix in PACKED:
-            raise ConfigError(
-                f"{unknown[0].path}: {suffix} files are not supported; unpack the file first, or compress it as "
-                f"{', '.join(COMPRESSIONS)}"
-            )
-        raise ConfigError(
-            f"{unknown[0].path}: unknown extension {suffix!r}; "
-            f"set format to one of {', '.join(FORMATS)} (known extensions: {', '.join(EXTENSIONS)})"
-        )
-    if unknown:
-        hint = ""
-        if any(file.suffixes[0][1:] in IMAGES for file in unknown):
-            hint = "; images with captions are read with format imagefolder"
-        notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}{hint}")
-    return chosen
-
-
 def _cut(
-    files: Sequence[tuple[SourceFile, str]], fields: Fields, separator: bytes | None, size: int, damaged: OnDamage
+    files: Sequence[tuple[SourceFile, str]],
+    fields: Fields,
+    separator: bytes | None,
+    delimiter: str | None,
+    size: int,
+    damaged: OnDamage,
 ) -> Iterator[Part]:
     texts: list[SourceFile] = []
     waiting = 0
     for file, kind in files:
         if kind == "text" and fields.whole:
-            raise ConfigError(f"{file.path}: plain text holds no conversations; expected: JSON lines, Parquet or Arrow")
+            raise ConfigError(
+                f"{file.path}: plain text holds no conversations; expected: JSON lines, Parquet, Arrow or CSV"
+            )
         if kind == "text":
             texts.append(file)
             waiting += file.size_bytes
@@ -226,7 +201,11 @@ def _cut(
         if texts:
             yield TextPart(tuple(texts), fields, separator)
             texts, waiting = [], 0
-        yield from _cut_file(file, kind, fields, size, damaged)
+        if kind in ("csv", "tsv"):
+            between = delimiter or ("\t" if kind == "tsv" else ",")
+            yield from cut_csv(file, fields, between, size, damaged)
+        else:
+            yield from _cut_file(file, kind, fields, size, damaged)
     if texts:
         yield TextPart(tuple(texts), fields, separator)
 

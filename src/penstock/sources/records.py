@@ -15,9 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import ConfigError, DamagedFileError
+from penstock.core.urls import quoted
 
 EXCERPT_CHARACTERS = 160
 """Length of the quotation from a rejected record."""
+
+_LONGEST_URL = 1 << 13
+"""Characters that are looked at for an excerpt."""
 
 RANGES_TYPE = pa.list_(pa.struct([("begin", pa.int64()), ("end", pa.int64()), ("value", pa.float64())]))
 """Arrow type of numbers for ranges of characters: `[{"begin": 0, "end": 5, "value": 0.5}]`."""
@@ -201,7 +205,9 @@ class RecordBlock:
 
 
 def excerpt(raw: bytes | str) -> str:
-    """The start of a record on one line, so that people recognise it."""
-    text = raw[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    """The start of a record on one line, so that people recognise it; URLs in it are without secrets."""
+    # A URL is cut only after its secrets were removed: without its end, they could not be recognised.
+    start = raw[:_LONGEST_URL]
+    text = quoted(start.decode("utf-8", "replace") if isinstance(start, bytes) else start)
     text = text[:EXCERPT_CHARACTERS].encode("utf-8", "backslashreplace").decode()
     return " ".join(text.split())

@@ -1,7 +1,8 @@
 """Finds and reads files in object stores and on other machines, through fsspec.
 
-A failure of a store stops the work with an error that names the URL. It is never mistaken for the end of a file, so no
-text is lost to a network failure. Reading a range costs one request and returns exactly those bytes.
+A failure of a store stops the work with an error that names the URL, as `shown_url` shows it. It is never mistaken for
+the end of a file, so no text is lost to a network failure. Reading a range costs one request and returns exactly those
+bytes.
 """
 
 import glob
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from penstock.core.errors import PenstockError, RecordError
+from penstock.core.urls import found_below, fsspec_arguments, plain_cause, shown_url, without_secrets
 from penstock.sources.records import Unreadable
 
 STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
@@ -27,15 +29,20 @@ def store_errors(url: str) -> Iterator[None]:
     except (PenstockError, Unreadable):
         raise
     except Exception as error:  # each store has an error tree of its own
-        cause = true_cause(error)
-        if isinstance(cause, FileNotFoundError):
-            reason = f"is not in the store: {cause}; check the spelling, then run it again"
-        else:
-            reason = (
-                f"the store cannot be read: {type(cause).__name__}: {cause}; check the address, the credentials and "
-                "the network, then run it again"
-            )
-        raise RecordError(f"{url}: {reason}: finished parts are kept") from error
+        raise _explained(url, error) from plain_cause(error, url)
+
+
+def _explained(url: str, error: Exception) -> RecordError:
+    cause = true_cause(error)
+    said = without_secrets(str(cause), url)
+    if isinstance(cause, FileNotFoundError):
+        reason = f"is not in the store: {said}; check the spelling, then run it again"
+    else:
+        reason = (
+            f"the store cannot be read: {type(cause).__name__}: {said}; check the address, the credentials and the "
+            "network, then run it again"
+        )
+    return RecordError(f"{shown_url(url)}: {reason}: finished parts are kept")
 
 
 def true_cause(error: BaseException) -> BaseException:
@@ -51,17 +58,19 @@ def true_cause(error: BaseException) -> BaseException:
 
 
 def find_remote(url: str) -> list[tuple[str, int, str]]:
-    """URL, bytes and stamp of each file that a URL (a file, folder or glob) matches, sorted by name.
+    """Full URL, bytes and stamp of each file that a URL (a file, folder or glob) matches, sorted by name.
 
     Raises:
         RecordError: The store's package is missing, or the store cannot be read.
     """
     filesystem, path = file_system(url)
-    filesystem.invalidate_cache()  # a file may have changed since this process last looked
     with store_errors(url):
+        filesystem.invalidate_cache()  # a file may have changed since this process last looked
         found = _list(filesystem, path)
         names = sorted(name for name in found if not name.endswith("/") and not _is_hidden(name, path))
-        return [(filesystem.unstrip_protocol(name), int(found[name]["size"]), _stamp(found[name])) for name in names]
+        urls = [found_below(url, filesystem.unstrip_protocol(name)) for name in names]
+        pairs = zip(urls, (found[name] for name in names), strict=True)
+        return [(full, int(entry["size"]), _stamp(entry)) for full, entry in pairs]
 
 
 def _list(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
@@ -77,7 +86,7 @@ def _list(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
     if whole["type"] == "directory":
         found: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
         return found
-    if not glob.has_magic(path):
+    if not glob.has_magic(shown_url(path)):
         return {}
     return {name: entry for name, entry in filesystem.glob(path, detail=True).items() if entry["type"] == "file"}
 
@@ -100,11 +109,18 @@ def file_system(url: str) -> tuple[Any, str]:
     """
     import fsspec
 
+    plain, options = fsspec_arguments(url)
+
     try:
-        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem, path = fsspec.core.url_to_fs(plain, **options)
     except (ImportError, ValueError) as error:
         extra = "huggingface" if url.startswith("hf://") else "cloud"
-        raise RecordError(f"{url}: {error}; install the store's package: pip install 'penstock[{extra}]'") from error
+        raise RecordError(
+            f"{shown_url(url)}: {without_secrets(str(error), url)}; install the store's package: "
+            f"pip install 'penstock[{extra}]'"
+        ) from plain_cause(error, url)
+    except Exception as error:  # some connect at once
+        raise _explained(url, error) from plain_cause(error, url)
     return filesystem, path
 
 
@@ -120,7 +136,7 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
         data: bytes = filesystem.cat_file(path, start=begin, end=begin + amount)
     if len(data) > amount:
         raise RecordError(
-            f"{url}: requested {amount} bytes, the store sent {len(data)}, so it does not support ranges; "
+            f"{shown_url(url)}: requested {amount} bytes, the store sent {len(data)}, so it does not support ranges; "
             "set part_bytes to at least its size, to read the file in one piece"
         )
     if len(data) < amount:
@@ -152,7 +168,8 @@ class RemoteFile:
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Go to a position."""
-        return int(self._file.seek(offset, whence))
+        with store_errors(self._url):
+            return int(self._file.seek(offset, whence))
 
     @property
     def has_ranges(self) -> bool:
@@ -160,7 +177,7 @@ class RemoteFile:
         try:
             self._file.seek(1)
             self._file.seek(0)
-        except (ValueError, OSError):
+        except Exception:  # each store has an error tree of its own
             return False
         return True
 
@@ -170,7 +187,8 @@ class RemoteFile:
 
     def close(self) -> None:
         """Close it."""
-        self._file.close()
+        with store_errors(self._url):
+            self._file.close()
 
     @property
     def closed(self) -> bool:

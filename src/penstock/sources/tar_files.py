@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.sources.files import Extent, FilePart, open_random, whole_file
+from penstock.sources.files import Extent, FilePart, open_random, other_content, whole_file
 from penstock.sources.objects import Found, ObjectBlock, gather
 from penstock.sources.records import Damage, OnDamage, RecordBlock, Unreadable, stop_at_damage
 
@@ -38,7 +38,7 @@ class TarPart(FilePart):
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return self.file.path
+        return self.file.key
 
     @property
     def size_bytes(self) -> int:
@@ -88,7 +88,8 @@ class TarPart(FilePart):
                         raise tarfile.ReadError("unexpected end of data")
                     sample.append(Member(file, kind.lower(), data, self._image(file, data, info.offset_data)))
         except (tarfile.TarError, OSError, Unreadable) as error:
-            damaged(Damage(self.file.path, number, f"not a sound tar: {error}", self.size_bytes, self.size_bytes - end))
+            reason = f"not a sound tar: {error}{other_content(self.file)}"
+            damaged(Damage(self.file.path, number, reason, self.size_bytes, self.size_bytes - end))
             return
         if sample:
             yield sample, self.size_bytes
@@ -97,7 +98,7 @@ class TarPart(FilePart):
         """What stands for a file in a record, if it is an image."""
         if name.rpartition(".")[2].lower() not in IMAGES:
             return None
-        where = {"file": self.file.path, "begin": begin, "size": len(data)}
+        where = {"file": self.file.address or self.file.path, "begin": begin, "size": len(data)}
         return {"bytes": data, "path": f"{self.file.path}/{name}", "within": where}
 
 

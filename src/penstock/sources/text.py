@@ -17,6 +17,7 @@ from penstock.sources.files import Extent, SourceFile, open_stream, refuse_wrong
 from penstock.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, read_blocks
 from penstock.sources.objects import ObjectBlock
 from penstock.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, Unreadable, excerpt, stop_at_damage
+from penstock.sources.signatures import described
 
 
 @final
@@ -37,12 +38,17 @@ class TextPart:
     @property
     def identity(self) -> str:
         """What it reads, whatever the content."""
-        return f"{self.separator!r} " + "\n".join(self.files)
+        return f"{self.separator!r} " + "\n".join(file.key for file in self.sources)
 
     @property
     def files(self) -> tuple[str, ...]:
         """The names that `files` of its blocks points into."""
         return tuple(file.path for file in self.sources)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`; secret."""
+        return tuple(file.full for file in self.sources)
 
     @property
     def size_bytes(self) -> int:
@@ -130,7 +136,8 @@ class _Batch:
         except UnicodeDecodeError as error:
             text = ""
             at_line = line + raw.count(b"\n", 0, error.start)
-            reason = f"byte 0x{raw[error.start]:02x} on line {at_line} is not UTF-8 ({error.reason})"
+            reason = described(raw) if line == 1 else None
+            reason = reason or f"byte 0x{raw[error.start]:02x} on line {at_line} is not UTF-8 ({error.reason})"
         if reason:
             self.rejects.append(Reject(path, line, reason, excerpt(raw)))
             return

@@ -57,6 +57,8 @@ TOOL_FIELDS = ("tools", "functions")
 SYSTEM_FIELDS = ("system", "system_prompt")
 _ANSWERS = {"chosen": "preference", "completion": "prompt_completion", "output": "alpaca"}
 _DEFAULT = LayoutSettings()
+_EMPTY = (None, "")
+"""An optional field that says nothing: formats with cells have an empty text in place of a missing value."""
 
 
 def detect_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
@@ -161,10 +163,10 @@ def _finish(
     if settings.call_ids == "short":
         messages = shorten_ids(messages)
     names = (settings.field_tools,) if settings.field_tools else TOOL_FIELDS
-    tool_field = next((name for name in names if record.get(name) is not None), names[0])
+    tool_field = next((name for name in names if record.get(name) not in _EMPTY), names[0])
     tools = record.get(tool_field)
     variables = record.get("chat_template_kwargs")
-    if variables is not None and not isinstance(variables, Mapping):
+    if variables not in _EMPTY and not isinstance(variables, Mapping):
         raise ConversationError(f'{origin}: "chat_template_kwargs" is {variables!r:.60}; expected an object')
     conversation = Conversation(
         messages=tuple(messages),

@@ -141,7 +141,9 @@ def _asked(messages: list[dict[str, Any]], weights: list[MessageWeights]) -> lis
 
 
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((record[name] for name in names if record.get(name) is not None), None)
+    given = [record[name] for name in names if record.get(name) is not None]
+    # A cell may be empty where another column has the value.
+    return next((value for value in given if value != ""), given[0] if given else None)
 
 
 def _text(record: Mapping[str, Any], names: tuple[str, ...], origin: str, default: str | None = None) -> str:

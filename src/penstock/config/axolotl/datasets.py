@@ -14,6 +14,7 @@ from typing import Any, final
 
 from penstock.config.axolotl.notes import Keys
 from penstock.core.errors import ConfigError
+from penstock.core.urls import has_secrets, shown_url
 
 TEMPLATES = {
     "chatml": "chatml", "llama3": "llama3", "gemma": "gemma", "phi_3": "phi_3", "mistral_v1": "mistral_v1",
@@ -107,7 +108,7 @@ def read_dataset(keys: Keys, general: Keys, taken: set[str], *, excess: str) -> 
     path = str(keys.get("path", ""))
     if not path:
         raise ConfigError(f"{keys.file}: {keys.where}path is missing; it is required")
-    prepared = Prepared(_name(path, taken), "", excess)
+    prepared = Prepared(_name(shown_url(path), taken), "", excess)
     prepared.source = _source(keys, path)
     ours = f"penstock prepare … -o data/{prepared.name}"
     keys.note("path", "mapped", ours)
@@ -162,14 +163,23 @@ def _source(keys: Keys, path: str) -> str:
         )
     base = path if local else f"hf://datasets/{path}"
     if not files:
-        return base
+        return _shown(keys, base)
     if local and _FILE.search(path):
-        return " ".join(str(one) for one in files)
-    return " ".join(one if "://" in one else f"{base}/{one}" for one in map(str, files))
+        return " ".join(_shown(keys, str(one)) for one in files)
+    return " ".join(_shown(keys, one if "://" in one else f"{base}/{one}") for one in map(str, files))
+
+
+def _shown(keys: Keys, url: str) -> str:
+    """A path or URL for a command that is written down."""
+    if not has_secrets(url):
+        return url
+    cure = "add the user info or the signature of its URL to the penstock prepare command: secrets are not written down"
+    keys.note("path", "decide", cure)
+    return shown_url(url)
 
 
 def _take_format(keys: Keys, prepared: Prepared) -> None:
-    formats = {"json": "jsonl", "jsonl": "jsonl", "parquet": "parquet", "arrow": "arrow", "text": "text"}
+    formats = {"json": "jsonl", "jsonl": "jsonl", "parquet": "parquet", "arrow": "arrow", "text": "text", "csv": "csv"}
     kind = keys.get("ds_type")
     if kind is None:
         return

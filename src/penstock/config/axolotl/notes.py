@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
+from penstock.core.urls import shown_urls
 
 Fate = Literal["mapped", "differs", "decide", "unsupported", "unknown", "no effect"]
 FATES: Mapping[Fate, str] = {
@@ -164,5 +165,5 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
+    text = " ".join(shown_urls(str(value)).split())
     return text if len(text) <= 50 else f"{text[:49]}…"
