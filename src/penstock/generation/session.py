@@ -77,7 +77,8 @@ def encode_chat(
     """Ids of a conversation, with the beginning of the assistant's reply if `add_generation_prompt`.
 
     Raises:
-        RecordError: The template refuses the conversation, or it holds images, audio or video.
+        RecordError: The template refuses the conversation, or loses a call or a result of it; or it holds images, audio
+            or video.
     """
     refuse_media(messages, {})
     return _encode(messages, template, tokenizer, tools, add_generation_prompt, None)[0]
@@ -111,9 +112,12 @@ def _render(
     conversation = Conversation(
         messages=plain, message_weights=(DEFAULT_WEIGHTS,) * len(plain), forms=forms_of(plain, True, True)
     )
-    if conversation.forms or template.reads_parts:
+    if conversation.forms or template.reads_parts or any(message["role"] == "tool" for message in plain):
         conversation = replace(conversation, tools=None if tools is None else tuple(tools))
-        messages = render_form(conversation, template)[0].messages
+        form, rendered = render_form(conversation, template)
+        if lost := next((one for one in rendered.lost if one.where in ("arguments", "result")), None):
+            raise ConversationError(f"message {lost.message}: {lost.text}, so the model would answer without it")
+        messages = form.messages
     return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 
