@@ -41,7 +41,7 @@ def texts(record, **settings):
         ({"query": "q", "response": "a", "history": [["x", "y"]], "system": "s"}, "prompt_completion", "s x y q a"),
         ({"prompt": "q", "completion": "a", "history": [["x", "y"], ["z", "w"]]}, "prompt_completion", "x y z w q a"),
         ({"instruction": "q", "context": "c", "response": "a"}, "alpaca", "q\nc a"),
-        ({"instruction": "q", "input": "", "context": "c", "output": "a"}, "alpaca", "q a"),
+        ({"instruction": "q", "input": "", "context": "c", "output": "a"}, "alpaca", "q\nc a"),
         ({"messages": [U, A], "system_prompt": "s"}, "messages", "s q a"),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system_prompt": "s"},
          "sharegpt", "s q a"),

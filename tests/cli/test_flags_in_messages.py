@@ -35,7 +35,11 @@ def prepare():
         ("is the role in roles_to_train?", "is the role in --roles-to-train?"),
         ("name it with field_messages", "name it with --set field_messages=…"),
         ("mask_history: true", "--mask-history"),
+        ("on_error must be stop or skip; got 'x'", "--on-error must be stop or skip; got 'x'"),
+        ("set template to a .jinja file or auto", "set --template to a .jinja file or auto"),
         # What is no setting stays.
+        ("a/run.yaml:3: chat: raise max_tokens", "a/run.yaml:3: chat: raise max_tokens"),
+        ("the plan has max_tokens", "the plan has max_tokens"),
         ("tokenizer: no vocabulary there", "tokenizer: no vocabulary there"),
         ("a.jsonl:3: no layout: media or text_fields", "a.jsonl:3: no layout: media or text_fields"),
         ('its "max_tokens" is 3', 'its "max_tokens" is 3'),

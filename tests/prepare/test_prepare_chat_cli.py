@@ -78,7 +78,7 @@ def test_fields_and_roles_are_mapped(command, tmp_path):
 
 
 def test_mistakes_say_where_they_are(command, tmp_path):
-    assert "set template to a .jinja file or auto" in command("--mask-history")[2]
+    assert "set --template to a .jinja file or auto" in command("--mask-history")[2]
     assert (
         "--set train_on_eos=some: found 'some', expected 'turn'"
         in command("--template", "auto", "--set", "train_on_eos=some")[2]

@@ -123,7 +123,7 @@ def test_the_command_skips_bad_records_where_asked(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert f"bad records skipped: 2; the first: {tmp_path / 'b.txt'}:1: the document is empty" in done.stderr
     done = run_penstock(*command, "--on-error", "ignore")
-    assert "on_error must be stop or skip; got 'ignore'" in done.stderr
+    assert "--on-error must be stop or skip; got 'ignore'" in done.stderr
 
 
 def test_the_command_says_what_is_wrong() -> None:

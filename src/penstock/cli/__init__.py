@@ -151,7 +151,10 @@ def _with_flags(message: str, arguments: list[str]) -> str:
 
     from penstock.cli.flags import Flags, as_flags
 
-    command: Any = get_command(build_app(arguments))
+    try:
+        command: Any = get_command(build_app(arguments))
+    except Exception:  # the verb cannot be imported, which is what the message is about
+        return message
     for argument in arguments:
         if argument in getattr(command, "commands", {}):
             command = command.commands[argument]

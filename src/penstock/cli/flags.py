@@ -14,6 +14,10 @@ from typing import Any, final
 _WORD = r"[A-Za-z0-9_.%+-]+"
 _ARTICLES = frozenset(("the", "a", "an", "one", "at", "where", "another", "its", "it"))
 """Words that follow "set NAME to" and are no value."""
+_ASKED = "set|raise|lower|with|check|in|use|give|choose|take|leave out|remove"
+"""Words before a setting that the reader is asked to change."""
+_FILE_KEY = re.compile(r"\S+\.ya?ml(?::\d+)?: ")
+"""The beginning of a message about a key of a file, which is changed there."""
 _CHOICES = frozenset((
     "error", "drop", "best", "tree", "separate", "keep", "short", "decode", "header", "white", "black", "ignore",
     "first", "copy", "reference", "all", "ranked", "none", "auto",
@@ -68,7 +72,7 @@ class Flags:
 def as_flags(message: str, flags: Flags) -> str:
     """A message with its settings as options."""
     names = {*flags.options, *flags.assigned}
-    if not names:
+    if not names or _FILE_KEY.match(message):
         return message
 
     def given(found: re.Match[str]) -> str:
@@ -86,9 +90,11 @@ def as_flags(message: str, flags: Flags) -> str:
     listed = _any_of(names)
     message = re.sub(rf"\bset ({listed}) to ({_WORD})", given, message)
     message = re.sub(rf"(?<![\w.\"'-])({listed}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|{_WORD})", assigned, message)
-    # A name with an underscore is that of a setting wherever it stands, but for code: name=, "name", 'name'.
+    # A name with an underscore is that of a setting at the beginning, and where the reader is asked to do something.
     plain = _any_of(name for name in names if "_" in name)
-    return re.sub(rf"(?<![\w.\"'=-])({plain})(?![\w:=.(\"'])", lambda found: flags.name(found[1]), message)
+    return re.sub(
+        rf"(^|\b(?:{_ASKED}) )({plain})(?![\w:=.(\"'])", lambda found: found[1] + flags.name(found[2]), message
+    )
 
 
 def _any_of(names: Iterable[str]) -> str:

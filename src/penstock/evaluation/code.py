@@ -126,9 +126,9 @@ class CodeTask:
     def __init__(self, settings: TaskSettings, *, workers: int | None = None) -> None:
         benchmark = _BENCHMARKS[settings.name]
         self.settings, self._workers = settings, workers
+        self.sandbox = Sandbox(benchmark.limits, unsafe=settings.unsafe)
         records, where = read_placed(settings.data, benchmark.origin, settings.name)
         self._all = benchmark.read(records, settings, where)
-        self.sandbox = Sandbox(benchmark.limits, unsafe=settings.unsafe)
 
     def problems(self) -> Sequence[Problem]:
         """All problems, or the first ones, in the order of the file."""

@@ -89,7 +89,7 @@ def _layout_fields(record: Mapping[str, Any], layout: str, field: str, settings:
     """The fields that a layout reads in this record."""
 
     def first(name: str, *others: str) -> list[str]:
-        return [one for one in settings.name(name, *others) if record.get(one) is not None][:1]
+        return [one for one in settings.name(name, *others) if _says_something(record.get(one))][:1]
 
     rejected = () if settings.answers == "best" else REJECTED
     prompt, answer = first("prompt", *PROMPTS), first("completion", *RESPONSES)
