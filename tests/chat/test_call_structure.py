@@ -193,7 +193,8 @@ def survives(kind, arguments):
         "a key less": not arguments,
         "values in python": all(shown(value) == str(value) for value in values),
         "shifted": all(not str(shown(value)).strip() for value in values),
-        "cut": all(len(shown(value).rstrip()) <= 4 for value in values),
+        # Closing brackets and quotes are not looked for: they are the same text for every value.
+        "cut": all(len(shown(value).rstrip(' ]}"')) <= 4 for value in values),
     }[kind]
 
 

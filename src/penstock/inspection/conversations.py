@@ -15,10 +15,10 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat import ChatEncoder, Conversation, LayoutSettings, detect_family, read_conversation
+from penstock.chat import ChatEncoder, Conversation, LayoutSettings, detect_family
 from penstock.chat.records.cleaning import clean, fit
 from penstock.chat.records.images import place_images
-from penstock.chat.records.layouts import describe_layout
+from penstock.chat.records.layouts import describe_layout, read_record
 from penstock.core.errors import ConfigError, PenstockError, RecordError, TokenizerError
 from penstock.core.terminal import Progress
 from penstock.core.urls import quoted
@@ -194,7 +194,7 @@ def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> I
         yield _refused(title, record.origin, record.problem, [("", record.excerpt)], encoder.tokenizer)
         return
     try:
-        read = read_conversation(record.value, chat.layout, record.origin)
+        read = read_record(record.value, chat.layout, record.origin)
     except RecordError as error:
         text = quoted(json.dumps(record.value, ensure_ascii=False, indent=1, default=in_short))
         yield _refused(title, record.origin, str(error), [("", text)], encoder.tokenizer)

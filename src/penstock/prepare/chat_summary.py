@@ -94,6 +94,8 @@ class ChatSummary:
     """Layout → number of records."""
     unread: dict[str, int] = field(default_factory=dict)
     """Field of records or messages that nothing reads → number of records that have it."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    """Place in records → nulls that a columnar format had added there, which were removed."""
     documents: int = 0
     roles: dict[str, RoleCounts] = field(default_factory=dict)
     terminators: dict[str, TerminatorCounts] = field(default_factory=dict)
@@ -131,6 +133,10 @@ class ChatSummary:
     def add_unread(self, names: Iterable[str]) -> None:
         """Count fields of a record that nothing reads."""
         _add_counts(self.unread, dict.fromkeys(names, 1))
+
+    def add_nulls(self, places: Mapping[str, int]) -> None:
+        """Count nulls that a columnar format had added, and that were removed."""
+        _add_counts(self.nulls, places)
 
     def add_verified(self, documents: int) -> None:
         """Count documents that equal the processor's own encoding of text and images together."""
@@ -195,6 +201,7 @@ class ChatSummary:
         self.typed += other.typed
         _add_counts(self.layouts, other.layouts)
         _add_counts(self.unread, other.unread)
+        _add_counts(self.nulls, other.nulls)
         _add_counts(self.trees, other.trees)
         _add_counts(self.images, other.images)
         _add_counts(self.checks, other.checks)
@@ -287,6 +294,9 @@ class ChatSummary:
             lines.append(f"fields that nothing reads: {shown}{more}")
             meant = [(name, cure) for name, _ in most if (cure := cure_of(name)) is not None]
             lines += [f"warning: {name} has no effect; {cure}" for name, cure in meant]
+        if self.nulls:
+            places = ", ".join(f"{place} {count:,}" for place, count in Counter(self.nulls).most_common(SHOWN_FIELDS))
+            lines.append(f"nulls of the columnar format, removed: {places}")
         if self.forged:
             lines.append(f"control text in messages that was encoded as text: {self.forged:,}")
         if self.typed:

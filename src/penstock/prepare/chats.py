@@ -15,11 +15,12 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout, read_conversation
+from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout
 from penstock.chat.masks.certificate import Problem
 from penstock.chat.records.answers import answers_layout, read_answers
 from penstock.chat.records.cleaning import Counts, clean, fit
 from penstock.chat.records.images import images_of, place_images
+from penstock.chat.records.layouts import read_record
 from penstock.chat.render.forms import normalise
 from penstock.chat.tokens.images import joint_difference
 from penstock.core.arrays import Ragged
@@ -170,6 +171,7 @@ def encode_chats(
     for record in kept:
         names = dict.fromkeys(name for chat in record.chats for name in chat.certificate.unread)
         summary.add_unread(name for name in names if name not in columns)
+    summary.add_nulls(block.removed)
     summary.add_documents([one for record in kept for one in record.chats], control)
     return Encoded(
         splits=_documents(kept, block, encoder.tokenizer.vocab_size, settings),
@@ -191,7 +193,7 @@ def _read(
             _read_answers(record, value, chat, load, needs_key=needs_key)
             return
         record.layout = detect_layout(value, chat.layout, record.origin)
-        read = read_conversation(value, chat.layout, record.origin)
+        read = read_record(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
         if load is not None:
             found = [place_images(conversation, load, load.processor.medium, load.frames) for conversation in found]

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -117,7 +118,7 @@ def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str,
     """
     kept = dict(_changed(function, block.objects, block, files))
     keep = np.array(list(kept), np.int64)
-    return ObjectBlock(list(kept.values()), block.lines[keep], block.files[keep], block.size_bytes, block.rejects)
+    return replace(block, objects=list(kept.values()), lines=block.lines[keep], files=block.files[keep])
 
 
 def _changed(

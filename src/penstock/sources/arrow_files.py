@@ -7,7 +7,7 @@ so this module checks it.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import RecordError
+from penstock.sources.arrow_values import decoded_rows, holds_json, is_json
 from penstock.sources.checks import check_records, diagnose, flat_column
 from penstock.sources.files import Extent, FilePart, SourceFile, local_file, open_random, other_content, whole_file
 from penstock.sources.lines import BLOCK_LINES
-from penstock.sources.objects import ObjectBlock, rows_as_objects
+from penstock.sources.objects import ObjectBlock, block_of_records, rows_as_objects
 from penstock.sources.parsing import is_utf8
 from penstock.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, Unreadable, excerpt, stop_at_damage
 
@@ -43,19 +44,29 @@ def require_columns(schema: pa.Schema, fields: Fields, path: str) -> None:
                 "set text_field to the column that holds the text"
             )
     kind = find_type(schema, fields.text)
+    if is_json(pa.field(fields.text, kind)):
+        return  # each value is checked
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
         raise RecordError(f"{path}: column {fields.text!r} holds {kind}; expected: string")
 
 
 def find_type(schema: pa.Schema, name: str) -> Any:
-    """Type of a field, looked up through structs; None if it is missing."""
+    """Type of a field, looked up through structs, or that of JSON around it; None if it is missing."""
     kind: Any = pa.struct(list(schema))
     for part in name.split("."):
+        if is_json(pa.field(name, kind)):
+            return kind
         if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
             return None
         kind = kind.field(part).type
     return kind
+
+
+def _with_json(schema: pa.Schema, names: Sequence[str]) -> bool:
+    """Whether one of the fields, or a column around it, holds JSON."""
+    columns = {name.partition(".")[0] for name in names}
+    return any(field.name in columns and holds_json(field) for field in schema)
 
 
 def block_of_rows(table: pa.Table, fields: Fields, path: str, first_row: int, size_bytes: int) -> RecordBlock:
@@ -71,6 +82,9 @@ def block_of_rows(table: pa.Table, fields: Fields, path: str, first_row: int, si
     Raises:
         RecordError: A column cannot be converted to the requested type.
     """
+    if _with_json(table.schema, fields.names):
+        found = [(first_row + at, row, reason, repr(row)) for at, (row, reason) in enumerate(decoded_rows(table))]
+        return block_of_records(found, fields, path, size_bytes)
     raw = flat_column(table, fields.text)
     texts, not_utf8 = _checked_utf8(_cast(raw, pa.large_string(), fields.text, path))
     schema = fields.schema
@@ -273,6 +287,8 @@ class ParquetPart(FilePart):
         try:
             with open_parquet(self.file) as reader:
                 groups = list(range(self.begin, self.end))
+                if columns is not None and _with_json(reader.schema_arrow, columns):
+                    columns = list(dict.fromkeys(name.partition(".")[0] for name in columns))
                 for batch in reader.iter_batches(BATCH_ROWS, groups, columns=columns, use_threads=False):
                     size_bytes = self.size_bytes * batch.num_rows // max(self.num_rows, 1)
                     yield pa.Table.from_batches([batch]), row, size_bytes

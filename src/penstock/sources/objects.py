@@ -10,17 +10,20 @@ records. The place of a record is its number, from 0.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.columnar import as_plain
+from penstock.sources.arrow_values import decoded_rows
 from penstock.sources.checks import check_table, diagnose, explain_syntax, kind_of, not_utf8
 from penstock.sources.files import Extent, SourceFile
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.sources.tables import records_of
 
 Found = tuple[int, Any, str | None, Any]
 """Line or row, value, what is known to be wrong with it (None: nothing), and its raw form to quote from."""
@@ -52,6 +55,9 @@ class ObjectBlock:
 
     rejects: list[Reject]
     """Records that could not be read, in order."""
+
+    removed: Counter[str] = field(default_factory=Counter)
+    """Place in a record → nulls that a columnar format had added there."""
 
     def __len__(self) -> int:
         return len(self.objects)
@@ -111,13 +117,26 @@ def are_messages(value: Any) -> bool:
 
 
 def rows_as_objects(table: pa.Table, file: str, first_row: int, size_bytes: int) -> ObjectBlock:
-    """Rows that Arrow has typed; texts that are not UTF-8 are rejects."""
-    try:
-        rows = table.to_pylist()
-    except UnicodeDecodeError:
-        rows = [_row_or_none(table.slice(row, 1)) for row in range(table.num_rows)]
-    reasons = ("a text of the row is not UTF-8" if row is None else None for row in rows)
-    return gather(list(zip(count(first_row), rows, reasons, rows, strict=False)), file, size_bytes)
+    """Rows that Arrow has typed, without the nulls that it added; those that cannot be decoded are rejects."""
+    found = [(first_row + at, row, reason, row) for at, (row, reason) in enumerate(decoded_rows(table))]
+    return without_added_nulls(gather(found, file, size_bytes), columnar=True)
+
+
+def without_added_nulls(block: ObjectBlock, *, columnar: bool) -> ObjectBlock:
+    """A block without the nulls that a columnar format added.
+
+    Args:
+        block: Records.
+        columnar: They come from such a format; False: they are Python objects, which may.
+    """
+    from penstock.chat.records import nulls  # texts need no chats
+
+    objects, removed = [], block.removed.copy()
+    for value in block.objects:
+        kept, places = nulls.without_added_nulls(value, columnar=columnar)
+        objects.append(kept)
+        removed.update(places)
+    return replace(block, objects=objects, removed=removed)
 
 
 def lone_surrogate(value: Any) -> str | None:
@@ -161,14 +180,6 @@ def _decode(raw: bytes) -> tuple[Any, str | None]:
     return value, None
 
 
-def _row_or_none(row: pa.Table) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = row.to_pylist()[0]
-    except UnicodeDecodeError:
-        return None
-    return record
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
@@ -178,6 +189,8 @@ class MemoryPart:
     fields: Fields
     first: int
     size_bytes: int
+    columnar: bool = False
+    """Whether the records come from a columnar format."""
 
     @property
     def name(self) -> str:
@@ -220,15 +233,16 @@ class MemoryPart:
     def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """Yield whole records in order."""
         for begin in range(0, len(self.records), BLOCK_RECORDS):
-            records = self.records[begin : begin + BLOCK_RECORDS]
+            records = [as_plain(record) for record in self.records[begin : begin + BLOCK_RECORDS]]
             numbers = range(self.first + begin, self.first + begin + len(records))
             found = list(zip(numbers, records, map(lone_surrogate, records), records, strict=True))
-            yield gather(found, NAME, self.size_bytes * len(records) // len(self.records))
+            block = gather(found, NAME, self.size_bytes * len(records) // len(self.records))
+            yield without_added_nulls(block, columnar=self.columnar)
 
     def _block(self, begin: int, records: tuple[Any, ...]) -> RecordBlock:
         rows: list[Found] = []
         for number, record in enumerate(records, self.first + begin):
-            row = {self.fields.text: record} if isinstance(record, str) else record
+            row = {self.fields.text: record} if isinstance(record, str) else as_plain(record)
             rows.append((number, row, None, repr(record)))
         return block_of_records(rows, self.fields, NAME, self.size_bytes * len(records) // len(self.records))
 
@@ -262,16 +276,17 @@ def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_byt
 
 
 def cut_records(records: Iterable[Any], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
-    """Consume an iterable and yield parts of about `part_bytes` characters of text."""
+    """Consume an iterable, or a table, and yield parts of about `part_bytes` characters of text."""
+    rows, columnar = records_of(records)
     waiting: list[Any] = []
     first = size = 0
-    for record in records:
+    for record in rows:
         waiting.append(record)
         text = record.get(fields.text) if isinstance(record, dict) and not fields.whole else record
         text = repr(record) if fields.whole else text
         size += len(text) if isinstance(text, str) else 1
         if size >= part_bytes:
-            yield MemoryPart(tuple(waiting), fields, first, size)
+            yield MemoryPart(tuple(waiting), fields, first, size, columnar)
             first, size, waiting = first + len(waiting), 0, []
     if waiting:
-        yield MemoryPart(tuple(waiting), fields, first, size)
+        yield MemoryPart(tuple(waiting), fields, first, size, columnar)

@@ -1,6 +1,6 @@
 """Records with several answers to a prompt: better and worse ones, ranked lists, good and bad ones, trees.
 
-`read_conversation` reads one answer of such a record, the best. Here all are read, each as a conversation of its own,
+`read_record` reads one answer of such a record, the best. Here all are read, each as a conversation of its own,
 with what the record says about them. Only the answers are trained: messages that all of them begin with are not.
 
 | record | answers |
@@ -24,10 +24,11 @@ from penstock.chat.records.layouts import (
     Node,
     detect_layout,
     message_field,
-    read_conversation,
     read_nodes,
+    read_record,
     replies_of,
     root_of,
+    with_lists,
 )
 from penstock.chat.records.preference_records import RESPONSES
 from penstock.core.errors import ConversationError
@@ -68,6 +69,7 @@ class AnswerSet:
 
 def answers_layout(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> str:
     """Name of the record's layout; one of those above that `detect_layout` does not know is `ranked`."""
+    record = with_lists(record, settings)
     if _is_arena(record) or _list_field(record, settings) is not None:
         return "ranked"
     return detect_layout(record, settings, origin)
@@ -79,6 +81,7 @@ def read_answers(record: Mapping[str, Any], settings: LayoutSettings, origin: st
     Raises:
         ConversationError: A message cannot be read, an answer is missing or empty, or ranks do not fit the answers.
     """
+    record = with_lists(record, settings)
     if _is_arena(record):
         return [_arena(record, settings, origin)]
     name = _list_field(record, settings)
@@ -91,11 +94,11 @@ def read_answers(record: Mapping[str, Any], settings: LayoutSettings, origin: st
     if layout == "preference":
         return [_pair(record, settings, origin)]
     if (other := _with_rejected(record, layout, settings)) is not None:
-        return [_compared([read_conversation(one, settings, origin) for one in (record, other)], (0.0, 1.0), origin)]
+        return [_compared([read_record(one, settings, origin) for one in (record, other)], (0.0, 1.0), origin)]
     label = next((record[name] for name in settings.name("label") if name in record), None)
     if layout == "prompt_completion" and label is not None:
         return [_labelled(record, label, settings, origin)]
-    read = read_conversation(record, settings, origin)
+    read = read_record(record, settings, origin)
     return [AnswerSet(conversations=tuple(read) if isinstance(read, list) else (read,))]
 
 
@@ -107,7 +110,7 @@ def _pair(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> A
             "answers: best to train the chosen answers alone"
         )
     chosen = next(name for name in settings.name("chosen") if record.get(name) is not None)
-    sides = [read_conversation({**record, chosen: value}, settings, origin) for value in (record[chosen], rejected)]
+    sides = [read_record({**record, chosen: value}, settings, origin) for value in (record[chosen], rejected)]
     return _compared(sides, (0.0, 1.0), origin)
 
 
@@ -150,7 +153,7 @@ def _ranked_list(record: Mapping[str, Any], name: str, settings: LayoutSettings,
         )
     signed = [-float(number) if more_is_better else float(number) for number in numbers]
     order = sorted(set(signed))
-    read = [read_conversation({**rest, completion: answer}, settings, origin) for answer in answers]
+    read = [read_record({**rest, completion: answer}, settings, origin) for answer in answers]
     return _compared(read, tuple(float(order.index(number)) for number in signed), origin)
 
 
@@ -162,7 +165,7 @@ def _arena(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> 
         )
     rest = {key: value for key, value in record.items() if key not in ("conversation_a", "conversation_b", "winner")}
     read = [
-        read_conversation({**rest, "messages": record[name]}, settings, origin)
+        read_record({**rest, "messages": record[name]}, settings, origin)
         for name in ("conversation_a", "conversation_b")
     ]
     return _compared(read, _WINNERS[winner], origin)
@@ -187,7 +190,7 @@ def _labelled(record: Mapping[str, Any], label: Any, settings: LayoutSettings, o
     if label not in (0, 1):
         raise ConversationError(f'{origin}: "label" is {label!r:.40}; expected true or false')
     name = next(name for name in settings.name("label") if name in record)
-    read = read_conversation({**record, name: True}, settings, origin)
+    read = read_record({**record, name: True}, settings, origin)
     assert isinstance(read, Conversation)
     shared = 1 + max((at for at, one in enumerate(read.messages) if one["role"] == "user"), default=-1)
     found = _compared([read], None, origin, shared)

@@ -19,7 +19,9 @@ A path through an OASST tree is one conversation. `best` follows the best-ranked
 conversation for each assistant message that no assistant message follows, so turns near the root are in several.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +35,7 @@ from penstock.chat.records.conversation import (
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.media import drop_media, media_fields
 from penstock.chat.records.messages import Messages, read_messages
+from penstock.chat.records.nulls import as_record
 from penstock.chat.records.preference_records import (
     LABELS,
     PROMPTS,
@@ -55,6 +58,8 @@ Node = Mapping[str, Any]
 MESSAGE_FIELDS = ("messages", "conversations", "conversation")
 TOOL_FIELDS = ("tools", "functions")
 SYSTEM_FIELDS = ("system", "system_prompt")
+_OTHER_MESSAGES = ("rejected_messages", "conversation_a", "conversation_b")
+"""Fields that hold messages and nothing else, besides the conversation itself."""
 _ANSWERS = {"chosen": "preference", "completion": "prompt_completion", "output": "alpaca"}
 _DEFAULT = LayoutSettings()
 _EMPTY = (None, "")
@@ -67,12 +72,12 @@ def detect_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT
     Raises:
         ConversationError: Its fields fit no layout.
     """
-    return _detect(record, settings, origin)[0]
+    return _detect(with_lists(record, settings), settings, origin)[0]
 
 
 def describe_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
     """One line that names the detected layout and the reason, to print once per dataset."""
-    layout, field = _detect(record, settings, origin)
+    layout, field = _detect(with_lists(record, settings), settings, origin)
     why = {
         "alpaca": "it has an instruction and an output",
         "prompt_completion": "it has a prompt and a completion",
@@ -101,10 +106,10 @@ def describe_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAU
 def read_conversation(
     record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record"
 ) -> Conversation | list[Conversation]:
-    """Read one record.
+    """Read a Python object, which may be a row of a table: with NumPy arrays, and nulls that a table adds.
 
     Args:
-        record: One decoded line, row or object.
+        record: A record of any layout.
         settings: Layout, field mapping, roles.
         origin: `file:line`, for errors.
 
@@ -115,8 +120,16 @@ def read_conversation(
         ConversationError: The layout is unknown or a message cannot be read; names file, line and message, and what was
             expected.
     """
+    return read_record(as_record(record), settings, origin)
+
+
+def read_record(
+    record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record"
+) -> Conversation | list[Conversation]:
+    """Read a record of a file, as `read_conversation`; it is taken as it is."""
     if not isinstance(record, Mapping):
         raise ConversationError(f"{origin}: the record is {type(record).__name__}; expected an object with messages")
+    record = with_lists(record, settings)
     layout, field = _detect(record, settings, origin)
     unread = unread_fields(record, layout, field, settings)
     if layout in ("segments", "tokens"):
@@ -130,6 +143,25 @@ def read_conversation(
         found = [_finish(record, read_messages(path, layout, settings, origin), settings, origin) for path in paths]
         return found if settings.oasst_paths == "all" else found[0]
     return _finish(record, _read(record, layout, field, settings, origin), settings, origin, unread)
+
+
+def with_lists(record: Mapping[str, Any], settings: LayoutSettings) -> Mapping[str, Any]:
+    """The record with lists of messages in place of their JSON text, or of lists of JSON texts."""
+    names = (settings.field_messages,) if settings.field_messages else MESSAGE_FIELDS
+    changed = {}
+    for name in (*names, *_OTHER_MESSAGES):
+        value = record.get(name)
+        first = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(first, str) and first.lstrip()[:1] in ("[", "{"):
+            with suppress(ValueError, RecursionError):  # what is no list of messages is refused, or read as a text
+                changed[name] = (
+                    [_message_of(one) for one in value] if isinstance(value, list | tuple) else json.loads(first)
+                )
+    return {**record, **changed} if changed else record
+
+
+def _message_of(text: Any) -> Any:
+    return json.loads(text) if isinstance(text, str) else text
 
 
 def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSettings, origin: str) -> Messages:
@@ -266,6 +298,8 @@ def _has(record: Mapping[str, Any], names: tuple[str, ...]) -> bool:
 def _no_messages(record: Mapping[str, Any], name: str, origin: str) -> str:
     value = record.get(name)
     found = f"is {value!r:.60}" if name in record else f"is not there (it has: {_names(record)})"
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        return f'{origin}: "{name}" {found}, which is not JSON; expected a list of messages, or its JSON text'
     return f'{origin}: "{name}" {found}; expected a list of messages; name its field with field_messages'
 
 

@@ -4,7 +4,7 @@ Strings alone prove little of a call: a template may lose the second call, print
 without their values. `find_lost` looks for every name, key and value of every call, and for the content of every
 result, where the origin of the text says that they are. A text is written if it is there in full, as it is or escaped;
 a number, if what is there parses to it. True, false and null have no origin outside of JSON: they are expected between
-their key and the next text that has one.
+their key and the next text that has one. Brackets and quotes that close a value are not looked for.
 
 JSON's notation is expected; in a call that is written in Python (`weather(city="Oslo", hot=True)`), Python's as well.
 Costs some microseconds for each value.
