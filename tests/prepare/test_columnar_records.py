@@ -25,11 +25,12 @@ from penstock.sources.arrow_values import decoded_rows
 datasets = pytest.importorskip("datasets")
 
 # Columnar formats have one order of names for all objects, so the template sorts them.
-TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson(sort_keys=true) }}{{ '\n' }}{% endfor %}
+TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}
+{%- for t in tools %}{{ t | tojson(sort_keys=true) }}{{ '\n' }}{% endfor %}
 {{- '<|im_end|>\n' }}{% endif -%}
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content %}{{ m.content }}{% endif -%}
 {%- for c in m.tool_calls or [] %}{{ '<call>{"name": "' + c.function.name + '", "arguments": ' }}
-{%- if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson(sort_keys=true) }}{% endif -%}
+{%- set a = c.function.arguments %}{{ a if a is string else a | tojson(sort_keys=true) -}}
 {{ '}</call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
 SCALARS: dict[str, st.SearchStrategy[Any]] = {
@@ -47,11 +48,13 @@ def schemas(draw, depth=2):
     names = draw(st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
     properties: dict[str, Any] = {}
     for name in names:
-        kind = draw(st.sampled_from(["object", "array", *SCALARS] if depth else list(SCALARS)))
+        # Arrow makes one type of whole numbers and others, so a name has one of the two.
+        scalars = [kind for kind in SCALARS if kind != ("integer" if name in ("city", "zone", "unit") else "number")]
+        kind = draw(st.sampled_from(["object", "array", *scalars] if depth else scalars))
         if kind == "object":
             properties[name] = draw(schemas(depth=depth - 1))
         elif kind == "array":
-            properties[name] = {"type": "array", "items": {"type": draw(st.sampled_from(list(SCALARS)))}}
+            properties[name] = {"type": "array", "items": {"type": draw(st.sampled_from(scalars))}}
         else:
             properties[name] = {"type": kind}
             if kind == "string" and draw(st.booleans()):
@@ -106,12 +109,19 @@ def records(draw, tools):
 
 
 def is_arrow(records: list[dict[str, Any]]) -> bool:
-    """Whether Arrow can hold the records without its type of JSON: each name has values of one type."""
+    """Whether Arrow can hold the records without its type of JSON and without loss; it makes 0.0 of false, and of 0."""
     try:
-        pa.Table.from_pylist(records)
+        rows = pa.Table.from_pylist(records).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         return False
-    return True
+    return json.dumps(bare(rows), sort_keys=True) == json.dumps(records, sort_keys=True)
+
+
+def bare(value: Any) -> Any:
+    """A value without any null."""
+    if isinstance(value, dict):
+        return {key: bare(item) for key, item in value.items() if item is not None}
+    return [bare(item) for item in value] if isinstance(value, list) else value
 
 
 def holds_empty(kind: pa.DataType) -> bool:
@@ -246,10 +256,11 @@ def test_nulls_of_other_objects_are_removed_too(tmp_path):
 @pytest.mark.parametrize("deep", [False, True])
 def test_columns_of_json_are_decoded(deep, tmp_path):
     said = "Line\nbreak" if deep else "Hi"
-    records = [
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": said}]},
-        {"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]},
-    ]  # fmt: skip
+    asked = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}]
+    records: list[dict[str, Any]] = [
+        {"messages": [one, {"role": "assistant", "content": answer}]}
+        for one, answer in zip(asked, (said, "c"), strict=True)
+    ]
     if deep:  # then each message is JSON as a whole
         records[0]["messages"][1]["tool_calls"] = [calling({"x": 1, "no": None})]
         records[1]["messages"][1]["tool_calls"] = [calling({"x": "1"})]

@@ -6,7 +6,7 @@ import pytest
 
 from makers.datasets import prepare_here
 from penstock import open_dataset
-from penstock.core.errors import RecordError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.prepare.reasons import KINDS, OTHER, SHOWN, Reasons, kind_of
 from penstock.sources import Reject
 
@@ -95,3 +95,12 @@ def test_a_table_is_short_and_complete():
     assert table[1].startswith("         2  reason xxx; the first: a.jsonl:3")
     assert sum(int(line.split()[0]) for line in table) == 2 * KINDS + 1
     assert Reasons.total([reasons.as_json()]).lines() == table
+
+
+def test_named_fields_are_a_keyword_of_python_too(tmp_path, chat_tokenizer):
+    records = [{"question": "q", "answer": "a"}, {"messages": [U, A]}]
+    named = {"prompt": "question", "completion": "answer"}
+    report = prepare_here(records, chat_tokenizer, tmp_path / "out", template="chatml", fields=named)
+    assert report.chats["layouts"] == {"prompt_completion": 1, "messages": 1}
+    with pytest.raises(ConfigError, match="fields is for chats: give a template"):
+        prepare_here(["a"], chat_tokenizer, tmp_path / "texts", fields=named)

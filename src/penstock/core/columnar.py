@@ -26,8 +26,8 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = [as_plain(item) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else items
-    if isinstance(value, np.ndarray):
-        return as_plain(value.tolist())
+    if isinstance(value, np.ndarray):  # not a picture or a table of numbers, which is no list of objects
+        return as_plain(value.tolist()) if value.ndim < 2 or value.dtype == object else value
     if isinstance(value, np.generic):
         return value.item()
     return _changed(dict(value)) if isinstance(value, Mapping) else value

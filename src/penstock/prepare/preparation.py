@@ -128,7 +128,8 @@ def prepare(
     last call, only the changed parts are prepared again; the old dataset stays complete until then.
 
     Args:
-        source: Paths, folders, globs, URLs, one or several; or an iterator of texts or of dicts.
+        source: Paths, folders, globs, URLs, one or several; an iterator of texts or of dicts; a `datasets.Dataset`, or
+            a table of Arrow, polars or pandas.
         tokenizer: A tokenizer, or its path.
         output: Folder for the result: new, empty, or with an earlier run of this preparation. With a validation share,
             the datasets are its folders `train` and `validation`. A URL (`s3://bucket/web`): shards go there from

@@ -447,7 +447,8 @@ class ChatOptions(ChatKeywords, total=False):
 class PrepareOptions(ChatKeywords, total=False):
     """Keywords of `prepare`: the fields of `PrepareSettings`, of `Fields`, and settings of chats."""
 
-    fields: Fields
+    fields: Fields | Mapping[str, str]
+    """A mapping is that of `LayoutSettings`, for chats."""
     text_field: str
     weights_field: str | None
     columns: dict[str, str]
@@ -480,6 +481,8 @@ def merge_options(settings: PrepareSettings | None, options: Mapping[str, Any]) 
     settings = settings or PrepareSettings()
     known = [field.name for field in fields(PrepareSettings)]
     refuse_unknown(options, [*PARAMETERS, *PrepareOptions.__annotations__], "an option of prepare")
+    if not isinstance(options.get("fields", settings.fields), Fields):  # those of chats have the same name
+        known.remove("fields")
     about_chats = {name: value for name, value in options.items() if name in chat_names() and name not in known}
     chat = _chat_settings(options.get("chat", settings.chat))
     if about_chats and chat is None and "template" not in options:

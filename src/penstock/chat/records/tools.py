@@ -1,7 +1,7 @@
 """Tools and tool calls, from every form that records use to the one that chat templates expect.
 
-Arrow cannot hold objects of different shapes, so published datasets keep tools, their parameters and call arguments as
-JSON text, at any depth. JSON text is decoded wherever an object is expected.
+Arrow cannot hold objects of different shapes, so many published datasets keep tools, their parameters and arguments of
+calls as JSON text, at any depth. JSON text is decoded wherever an object is expected.
 
 `shorten_ids` gives calls ids of nine letters and digits: Mistral's templates raise on any other id, and few published
 tool sets have such. An id is a function of the call and its place. So ids look as varied to the model as in real
