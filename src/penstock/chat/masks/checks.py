@@ -25,7 +25,7 @@ from penstock.chat.masks.masks import Mask, why_not
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.unread import cure_of
 from penstock.chat.render.template import Rendered, Template
-from penstock.chat.render.traced_text import GIVEN, Traced
+from penstock.chat.render.traced_text import GIVEN, Run, Traced
 from penstock.chat.render.turns import Turn, place_of
 from penstock.chat.tokens.encoding import EncodedText
 from penstock.core.errors import RecordError
@@ -279,20 +279,28 @@ def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:
 
 def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
     """Stretches of the messages that are not in the text."""
+    runs = evidence.rendered.runs
+    whole = {run[:4] for run in runs}
     written: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    calling = set()
-    for length, number, field, offset, _, _ in evidence.rendered.runs:
-        if field.startswith("tool_calls"):
-            calling.add(number)
-        else:
-            written.setdefault((number, field), []).append((offset, offset + length))
+    calling: set[int] | None = None
     for number, message in enumerate(evidence.conversation.messages):
         for field, text in _words(message):
-            spans = written.get((number, field), [])
-            if text and (0, len(text)) not in spans:
-                yield from _missing(number, field, text, sorted(spans))
-        if message.get("tool_calls") and number not in calling:
-            yield Dropped(number, "tool_calls", 0, 1, "tool calls")
+            if text and (len(text), number, field, 0) not in whole:
+                written = written or _spans_by_field(runs)
+                yield from _missing(number, field, text, sorted(written.get((number, field), [])))
+        if message.get("tool_calls"):
+            calling = {run[1] for run in runs if run[2].startswith("tool_calls")} if calling is None else calling
+            if number not in calling:
+                yield Dropped(number, "tool_calls", 0, 1, "tool calls")
+
+
+def _spans_by_field(runs: Sequence[Run]) -> dict[tuple[int, str], list[tuple[int, int]]]:
+    """Message and field → the spans of it that were written; for all, as each alone would look at all runs."""
+    written: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for length, number, field, offset, _, _ in runs:
+        if number >= 0:
+            written.setdefault((number, field), []).append((offset, offset + length))
+    return written
 
 
 def _missing(message: int, field: str, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[Dropped]:

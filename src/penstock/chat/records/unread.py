@@ -75,7 +75,7 @@ def unread_fields(record: Mapping[str, Any], layout: str, field: str, settings: 
         field: Its field of messages, if it has one.
         settings: How it is read.
     """
-    if layout == "oasst":
+    if layout == "oasst" or (len(record) == 1 and field in record):
         return ()
     found = {"chat_template_kwargs", *_layout_fields(record, layout, field, settings)}
     return tuple(
@@ -92,14 +92,14 @@ def _layout_fields(record: Mapping[str, Any], layout: str, field: str, settings:
         return [one for one in settings.name(name, *others) if _says_something(record.get(one))][:1]
 
     rejected = () if settings.answers == "best" else REJECTED
-    prompt, answer = first("prompt", *PROMPTS), first("completion", *RESPONSES)
     if layout == "alpaca":
         asked = [*first("instruction"), *first("input", *INPUTS), *first("history")]
         return [*asked, *first("output", *RESPONSES), *rejected]
     if layout == "prompt_completion":
-        return [*prompt, *answer, *first("history"), *first("label"), *rejected]
+        asked = [*first("prompt", *PROMPTS), *first("completion", *RESPONSES)]
+        return [*asked, *first("history"), *first("label"), *rejected]
     if layout == "steps":
-        return [*prompt, STEPS, LABELS]
+        return [*first("prompt", *PROMPTS), STEPS, LABELS]
     if layout == "preference":
         asked = first("prompt", "instruction", "question")
         return [*first("chosen"), *settings.name("rejected"), *asked, *first("input"), field]
