@@ -104,8 +104,9 @@ def test_every_untrained_token_has_a_reason_and_the_cure_trains_it(tokenizer, na
         elif why.startswith("ends a turn"):
             assert why.split()[4] in ("train_on_eos", "train_on_eot")
             cure = {"train_on_eos": "turn", "train_on_eot": "turn"}
-        elif why == HISTORY and mask["train_on_eos"] != "all":  # then an empty reply has nothing left to train
-            cure = {"mask_history": False}
+        elif why == HISTORY and "all" not in (mask["train_on_eos"], mask["train_on_eot"]):
+            # An empty reply has its terminator alone; with "all", that is trained already.
+            cure = {"mask_history": False, "train_on_eos": "turn", "train_on_eot": "turn"}
         elif why == reasons.REASONING:
             cure = {"train_on_reasoning": True}
         if cure:

@@ -414,6 +414,9 @@ def test_plain_values_are_not_copied():
     value = {"a": [1, {"b": "c"}]}
     assert as_plain(value) is value
     assert as_plain({"a": np.array([1, 2]), "b": np.float32(0.5)}) == {"a": [1, 2], "b": 0.5}
+    sound, picture = {"audio": np.zeros(3)}, {"image": np.zeros((2, 2, 3))}
+    assert as_plain(sound) is sound
+    assert as_plain(picture) is picture
     assert without_added_nulls(value)[0] is value
 
 

@@ -149,16 +149,16 @@ def _with_flags(message: str, arguments: list[str]) -> str:
     """An error message with its settings as options of the verb that was called."""
     from typer.main import get_command
 
-    from penstock.cli.flags import Flags, as_flags
-
     try:
+        from penstock.cli.flags import Flags, as_flags
+
         command: Any = get_command(build_app(arguments))
+        for argument in arguments:
+            if argument in getattr(command, "commands", {}):
+                command = command.commands[argument]
+        return as_flags(message, Flags.of(command))
     except Exception:  # the verb cannot be imported, which is what the message is about
         return message
-    for argument in arguments:
-        if argument in getattr(command, "commands", {}):
-            command = command.commands[argument]
-    return as_flags(message, Flags.of(command))
 
 
 def _print_error(message: str) -> None:

@@ -10,29 +10,43 @@ from typing import Any, final
 
 import numpy as np
 
+_MEDIA = ("image", "audio", "video", "sound", "frame", "picture", "pixel", "array")
+"""How fields begin that hold media as arrays."""
+
 
 @final
 class OwnNulls(dict[str, Any]):
     """An object whose nulls were written as such: no format added them."""
 
 
+def has_none(value: Mapping[Any, Any]) -> bool:
+    """Whether a value of an object is null; `None in …` would compare arrays."""
+    return any(item is None for item in value.values())
+
+
 def as_plain(value: Any) -> Any:
     """A value with lists for NumPy arrays, dicts for other mappings, and Python's numbers for NumPy's, at any depth.
 
-    What holds none of these is returned itself, not a copy.
+    Arrays of numbers stay what they are where they are pictures or sounds: with several dimensions, or under the name
+    of a medium. What holds none of these is returned itself, not a copy.
     """
+    return _plain(value, is_medium=False)
+
+
+def _plain(value: Any, *, is_medium: bool) -> Any:
     if isinstance(value, dict):
         return _changed(value)
     if isinstance(value, list | tuple):
-        items = [as_plain(item) for item in value]
+        items = [_plain(item, is_medium=is_medium) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else items
-    if isinstance(value, np.ndarray):  # not a picture or a table of numbers, which is no list of objects
-        return as_plain(value.tolist()) if value.ndim < 2 or value.dtype == object else value
+    if isinstance(value, np.ndarray):
+        is_list = value.dtype == object or (value.ndim == 1 and not is_medium)
+        return _plain(value.tolist(), is_medium=is_medium) if is_list else value
     if isinstance(value, np.generic):
         return value.item()
     return _changed(dict(value)) if isinstance(value, Mapping) else value
 
 
 def _changed(value: dict[Any, Any]) -> dict[Any, Any]:
-    items = {key: as_plain(item) for key, item in value.items()}
+    items = {key: _plain(item, is_medium=str(key).startswith(_MEDIA)) for key, item in value.items()}
     return value if all(items[key] is item for key, item in value.items()) else items

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.core.columnar import OwnNulls
+from penstock.core.columnar import OwnNulls, has_none
 
 _NAME = b"ARROW:extension:name"
 _JSON = "arrow.json"
@@ -155,4 +155,4 @@ def with_own_nulls(value: Any) -> Any:
 
 
 def _noted(found: dict[str, Any]) -> dict[str, Any]:
-    return OwnNulls(found) if None in found.values() else found
+    return OwnNulls(found) if has_none(found) else found

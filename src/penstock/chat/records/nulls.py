@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.core.columnar import OwnNulls, as_plain
+from penstock.core.columnar import OwnNulls, as_plain, has_none
 
 _TOOL_FIELDS = ("tools", "functions")
 _SCHEMAS = ("parameters", "input_schema", "inputSchema")
@@ -156,7 +156,7 @@ def _parsed(value: Any) -> Any:
 def _has_null(value: Any, *, top: bool = True) -> bool:
     """Whether an object below the record itself has a null that is neither a message's nor known to be its own."""
     if isinstance(value, dict):
-        if not top and not isinstance(value, OwnNulls) and None in value.values() and not _is_message(value):
+        if not top and not isinstance(value, OwnNulls) and has_none(value) and not _is_message(value):
             return True
         return any(_has_null(item, top=False) for item in value.values() if isinstance(item, dict | list | tuple))
     return isinstance(value, list | tuple) and any(_has_null(item, top=False) for item in value)
@@ -173,7 +173,7 @@ def _columnar_places(record: dict[str, Any]) -> frozenset[str]:
         first = tuple(objects[0])
         uniform[place] = uniform.get(above, False) and all(tuple(one) == first for one in objects)
         if uniform[place] and len(objects) > 1:
-            is_filled = is_filled or any(None in one.values() for one in objects)
+            is_filled = is_filled or any(map(has_none, objects))
     return frozenset(place for place, is_uniform in uniform.items() if is_uniform) if is_filled else frozenset()
 
 
