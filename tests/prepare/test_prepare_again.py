@@ -18,6 +18,7 @@ from penstock.core.errors import DamagedFileError, OutputError, RecordError
 from penstock.prepare import part as part_module
 from penstock.prepare import preparation as preparing
 from penstock.shards import verify
+from penstock.sources import small_files
 
 OPTIONS = {"part_bytes": 12_000, "on_error": "skip"}
 
@@ -307,3 +308,22 @@ def test_input_that_changes_or_goes_away_meanwhile(tmp_path, ten, tokenizer):
     ):
         prepare_parts(ten, tokenizer, tmp_path / "other", transform=append)
     assert (ten / "8.jsonl").exists()
+
+
+def test_small_files_that_are_one_part_are_redone_together(tmp_path, redone, monkeypatch, chat_tokenizer):
+    monkeypatch.setattr(small_files, "FEW_FILES", 4)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.jsonl").write_text(json.dumps({"text": f"text {number}"}) + "\n")
+    first = prepare_here(folder, chat_tokenizer, tmp_path / "out")
+    assert (first.documents, redone) == (6, ["0.jsonl and 5 more"])
+    prepare_here(folder, chat_tokenizer, tmp_path / "out")
+    assert len(redone) == 1
+    (folder / "3.jsonl").write_text(json.dumps({"text": "changed"}) + "\n")
+    prepare_here(folder, chat_tokenizer, tmp_path / "out")
+    assert len(redone) == 2
+    dataset = Dataset.open(tmp_path / "out")
+    texts = [chat_tokenizer.decode(one.tokens.tolist()) for one in dataset]
+    assert [number for number, text in enumerate(texts) if "changed" in text] == [3]
+    assert [os.path.basename(str(one.origin)).partition(":")[0] for one in dataset] == [f"{n}.jsonl" for n in range(6)]

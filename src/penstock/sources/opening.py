@@ -1,7 +1,7 @@
 """Opens the sources that a user names and cuts them into parts, the units of work of a preparation.
 
 Parts depend on the input alone, never on the number of processes. A part is a byte range of a large JSONL file, a whole
-compressed file, some row groups of a Parquet file, several small text files, or one file of a saved `datasets` folder.
+compressed file, some row groups of a Parquet file, several small files, or one file of a saved `datasets` folder.
 """
 
 import os
@@ -17,6 +17,7 @@ from penstock.sources.image_folders import cut_image_folders
 from penstock.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
 from penstock.sources.objects import ObjectBlock, cut_records
 from penstock.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
+from penstock.sources.small_files import join_small
 from penstock.sources.tar_files import TarPart
 from penstock.sources.text import TextPart
 
@@ -112,7 +113,8 @@ def open_sources(
     if format == "imagefolder":
         return _image_folders([file for file, _ in files], fields)
     between = separator.encode() if separator else None
-    return list(_cut(files, fields, between, delimiter, size, damaged))
+    parts = _cut(files, fields, between, delimiter, size, damaged)
+    return list(join_small(parts, [file.size_bytes for file, _ in files], size))
 
 
 def _image_folders(files: Sequence[SourceFile], fields: Fields) -> list[Part]:
