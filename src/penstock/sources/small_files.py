@@ -94,8 +94,8 @@ def join_small(parts: Iterable[Any], sizes: Sequence[int], part_bytes: int) -> I
     group: list[Any] = []
     size = 0
     for _, some in groupby(parts, key=_file_of):
-        [part, *others] = some
-        is_small = not others and isinstance(part, FilePart) and part.size_bytes < limit
+        part, *others = some
+        is_small = not others and _file_of(part) != id(part) and part.size_bytes < limit
         if group and not (is_small and type(part) is type(group[0])):
             yield _as_part(group)
             group, size = [], 0
