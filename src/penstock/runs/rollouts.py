@@ -104,6 +104,8 @@ def write_rollouts(
     if not prompts:
         raise RecordError("there are no prompts")
     engine = writer_of(opened, min(AT_ONCE, samples * len(prompts))).engine
+    # A model that cannot read trees learns from its answers, too: they are stored one after the other.
+    share = opened.model.requirements().trees is True
     made: list[TreeDocument] = []
     tokens = stopped = spread = 0
     total = 0.0
@@ -122,7 +124,7 @@ def write_rollouts(
             for place, number in enumerate(part):
                 group = written[place * samples : (place + 1) * samples]
                 rewards = [_judge(judge, given[number], one, told) for one in group]
-                made.append(_tree_of(prompts[number], group, rewards, base.temperature))
+                made.append(_tree_of(prompts[number], group, rewards, base.temperature, share=share))
                 total += sum(rewards)
                 spread += len(set(rewards)) > 1
                 tokens += sum(len(one.tokens) for one in group)
@@ -196,7 +198,9 @@ def _judge(judge: Any, record: Mapping[str, Any], answer: Generated, told: bool)
     return float(found)
 
 
-def _tree_of(prompt: list[int], group: Sequence[Generated], rewards: list[float], temperature: float) -> TreeDocument:
+def _tree_of(
+    prompt: list[int], group: Sequence[Generated], rewards: list[float], temperature: float, *, share: bool
+) -> TreeDocument:
     zeros = [0.0] * len(prompt)
     return build_tree(
         [[*prompt, *one.tokens] for one in group],
@@ -207,6 +211,7 @@ def _tree_of(prompt: list[int], group: Sequence[Generated], rewards: list[float]
             TRUNCATED: [float(one.finish_reason == "length") for one in group],
         },
         columns={OLD_COLUMN: [np.array([*zeros, *(step.token for step in one.logprobs)], np.float32) for one in group]},
+        share=share,
     )
 
 
