@@ -209,7 +209,7 @@ class PathTraining:
             if isinstance(self.settings, PolicySettings):
                 assert row.paths is not None
                 counts = counts[~np.isnan(advantages(row.paths, self.settings))]
-            answers, tokens = answers + np.count_nonzero(counts), tokens + float(counts.sum())
+            answers, tokens = answers + int(np.count_nonzero(counts)), tokens + int(counts.sum())
         answers, tokens, faults = ranks.sum([answers, tokens, float(fault is not None)])
         if faults:
             raise fault or ConfigError(f"{self._name}: another rank has loss weights other than 0 and 1; see its error")
