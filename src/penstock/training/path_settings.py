@@ -115,8 +115,8 @@ class PolicySettings:
 
     kind: Literal["clip", "cispo"] = "clip"
     """clip: c = −min(r A, clip(r) A) (PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7): tokens past the clip teach
-    nothing. cispo: c = −sg(clip(r)) A log π, with no gradient through sg (MiniMax-M1 2025, arXiv:2506.13585, eq. 4 and
-    5): all tokens teach, with a bounded weight."""
+    nothing. cispo: c = −sg(clip(r)) A log π, with no gradient through sg (MiniMax-M1 2025, arXiv:2506.13585): all
+    tokens teach, with a bounded weight."""
     clip_low: float = 0.2
     """clip(r) is from 1 − clip_low …"""
     clip_high: float = 0.2
