@@ -356,15 +356,19 @@ RANKS = """
     folder, output = sys.argv[1:]
     vocab_size = ps.open_dataset(f"{folder}/pairs").tokenizer.vocab_size
     # Several runs in the same processes, one after the other.
-    for name, kind, shard in (("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False)):
+    for name, kind, shard in (
+        ("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False), ("rollouts", "token", False),
+    ):
         loader = ps.Loader(
             f"{folder}/{name}", sequence_length=128, rows_per_step=4, seed=1, data_parallel=ps.DataParallel.from_env()
         )
         model = ps.build_model(layers=2, width=16, heads=2, vocab_size=vocab_size)
-        preference = {"kind": kind, "beta": 0.5}
+        settings = {"preference": {"kind": kind, "beta": 0.5}}
+        if name == "rollouts":
+            settings = {"policy": {"normalise": "token", "truncated": "mask", "dead_groups": "leave_out", "kl": 0.1}}
         ps.train(
-            model, loader, output=f"{output}/{kind}-{shard}", preference=preference, steps=4, threads=1,
-            learning_rate=3e-3, shard=shard, progress=False,
+            model, loader, output=f"{output}/{kind}-{shard}", steps=4, threads=1, learning_rate=3e-3, shard=shard,
+            progress=False, **settings,
         )
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
@@ -372,7 +376,8 @@ RANKS = """
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(data, tmp_path):
+def test_two_processes_train_what_one_does(data, tmp_path, rollouts):
+    assert rollouts.spread
     on_two_processes(tmp_path / "script.py", RANKS, data, tmp_path / "two")
     for name, kind, shard in (("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False)):
         run = start(data, tmp_path / f"{kind}-{shard}", name, steps=4, preference={"kind": kind, "beta": 0.5})
@@ -380,3 +385,7 @@ def test_two_processes_train_what_one_does(data, tmp_path):
         assert losses(two) == pytest.approx(losses(run), rel=1e-5)
         margins = [[one["preference.margin"] for one in each.metrics] for each in (two, run)]
         np.testing.assert_allclose(*margins, rtol=1e-3, atol=1e-5)
+    policy = {"normalise": "token", "truncated": "mask", "dead_groups": "leave_out", "kl": 0.1}
+    run = start(data, tmp_path / "one", "rollouts", steps=4, preference=None, policy=policy)
+    two = ps.open_run(tmp_path / "two" / "token-False")
+    assert losses(two) == pytest.approx(losses(run), rel=1e-4, abs=1e-6)

@@ -180,6 +180,28 @@ def test_whole_answers_have_weights_of_0_and_1(tmp_path_factory, scale, name, sh
         first_step(answers(folder, scale, share=share), **COMPARED[name])
 
 
+class OtherRank:
+    """Sums over ranks where another one has found a wrong weight."""
+
+    @staticmethod
+    def sum(values):
+        return [*values[:-1], values[-1] + 1]
+
+
+def test_all_ranks_stop_where_one_has_a_wrong_weight(tmp_path):
+    """None waits for the other, and the one that knows says what it found."""
+    model = tiny_model(VOCAB)
+    for scale, reason in ((1.0, "another rank has loss weights"), (0.5, "loss weight 0.5")):
+        loader = ps.Loader(
+            one_source(answers(tmp_path, scale)), sequence_length=64, rows_per_step=3,
+            requirements=model.requirements(), threads=0,
+        )  # fmt: skip
+        training = PathTraining(model, loader, TrainSettings(policy=PolicySettings()), CPU.device)
+        step = next(iter(loader))
+        with pytest.raises(ConfigError, match=reason):
+            training.begin(list(step), step, OtherRank())
+
+
 @pytest.mark.parametrize("name", COMPARED)
 def test_shared_tokens_count_once_for_each_answer_however_they_are_stored(tmp_path, name):
     """`shared_weights: once` stores 1 for a token of several answers, sum stores their number."""
