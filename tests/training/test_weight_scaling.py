@@ -13,6 +13,7 @@ from training_makers import make, make_teacher, write_run_file
 import penstock as ps
 from makers.models import tiny_model
 from penstock.core.errors import ConfigError
+from penstock.integrations.trl.preferences import pairs_of_document
 from penstock.shards import build_tree
 from penstock.shards.memory import weight_spans
 from penstock.training.distributed import Ranks
@@ -178,6 +179,14 @@ def test_whole_answers_have_weights_of_0_and_1(tmp_path_factory, scale, name, sh
     folder = tmp_path_factory.mktemp("a")
     with pytest.raises(ConfigError, match="weights other than 0"):
         first_step(answers(folder, scale, share=share), **COMPARED[name])
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_pairs_for_trl_have_weights_of_0_and_1(tmp_path, share):
+    assert sum(len(list(pairs_of_document(one))) for one in answers(tmp_path, 1.0, share=share)) == 30
+    for one in answers(tmp_path, 0.5, share=share):
+        with pytest.raises(ConfigError, match=r"loss weight 0\.5"):
+            next(pairs_of_document(one))
 
 
 class OtherRank:

@@ -263,6 +263,17 @@ def pairs_of(ranks: Annotated[Float64, "paths"]) -> Annotated[Int64, "pairs 2"]:
     return np.stack([better, worse], axis=1)
 
 
+def odd_weight(weights: Array, times: Array) -> float | None:
+    """A loss weight of a token that is neither 0 nor 1, which losses of whole answers cannot read; None: there is none.
+
+    Args:
+        weights: [n] stored weights of tokens.
+        times: [n] paths that share each token: its weight may be the sum over them.
+    """
+    wrong = (weights != 0) & (weights != 1) & (weights != times)
+    return float(weights[wrong][0] / times[wrong][0]) if wrong.any() else None
+
+
 class TreeDocument(NamedTuple):
     """A document with its tree, as `build_tree` makes it. T stored tokens."""
 

@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
 from penstock.inputs.paths import RowPaths
-from penstock.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TEMPERATURE, TRUNCATED, pairs_of
+from penstock.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TEMPERATURE, TRUNCATED, odd_weight, pairs_of
 from penstock.training.path_settings import OLD_COLUMN, TRAINER_COLUMN, PolicySettings, PreferenceSettings
 
 EPSILON = 1e-4
@@ -100,12 +100,10 @@ def trained_tokens(row: ModelInput, who: str) -> Any:
     weights = (targets != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights[0]
     inner = _trained_entries(row.paths, (targets != IGNORE) & (weights != 0))
     slots, times = np.unique(row.paths.slots[inner], return_counts=True)
-    wrong = (weights[slots] != 1) & (weights[slots] != times)
-    if wrong.any():
+    if (odd := odd_weight(weights[slots], times)) is not None:
         raise ConfigError(
-            f"{who}: a token of the data has loss weight {weights[slots][wrong][0] / times[wrong][0]:g}, but whole "
-            "answers are compared, and weights other than 0 (not trained) and 1 have no meaning there; prepare the "
-            "data with weights 0 and 1"
+            f"{who}: a token of the data has loss weight {odd:g}, but whole answers are compared, and weights other "
+            "than 0 (not trained) and 1 have no meaning there; prepare the data with weights 0 and 1"
         )
     return np.bincount(row.paths.owners[inner], minlength=len(row.paths))
 
