@@ -1,5 +1,6 @@
 """The engine with a model that is a table: joining, leaving, ends, what is never chosen, what is read twice."""
 
+import dataclasses
 import json
 import math
 
@@ -295,6 +296,35 @@ def test_log_probabilities_are_of_the_model_itself():
         assert reported.token == pytest.approx(logs[token].item())
         assert [token for token, _ in reported.likeliest] == logs.topk(3).indices.tolist()
     assert engine.generate_all([b"q"], Sampling(max_tokens=2, logprobs=0))[0].logprobs[0].likeliest == ()
+
+
+def test_log_probabilities_at_the_temperature():
+    """Each sequence has its own, next to one that asks for the model's."""
+    engine, model = engine_of(random_table(), stop_ids=[])
+    asked = [
+        Sampling(temperature=warm, top_k=3, max_tokens=4, logprobs=2, tempered_logprobs=tempered)
+        for warm, tempered in ((0.3, True), (1.7, True), (0.3, False))
+    ]
+    for sampling, found in zip(asked, engine.generate_all([b"q"] * 3, asked), strict=True):
+        divisor = sampling.temperature if sampling.tempered_logprobs else 1.0
+        for last, token, reported in zip([ord("q"), *found.tokens[:-1]], found.tokens, found.logprobs, strict=True):
+            logs = (model.table[last] / divisor).log_softmax(-1)
+            assert reported.token == pytest.approx(logs[token].item(), abs=1e-5)
+            assert [value for _, value in reported.likeliest] == pytest.approx(logs.topk(2).values.tolist(), abs=1e-5)
+    with pytest.raises(ConfigError, match="above 0 with tempered_logprobs"):
+        Sampling(temperature=0, tempered_logprobs=True)
+
+
+def test_settings_that_change_what_is_drawn():
+    assert Sampling(temperature=0.3, seed=4, max_tokens=9, stop=("a",), logprobs=1).filters() == {}
+    every = {
+        "top_k": 4, "top_p": 0.9, "min_p": 0.1, "min_tokens": 2, "frequency_penalty": 1.0, "presence_penalty": -1.0,
+        "logit_bias": {3: 1.0}, "json_schema": "{}",
+    }  # fmt: skip
+    for name, value in every.items():
+        assert Sampling(**{name: value}).filters() == {name: value}
+    neutral = {"temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_logprobs"}
+    assert {one.name for one in dataclasses.fields(Sampling)} == neutral | set(every), "does the new one change it?"
 
 
 def test_an_iterator_that_is_left_frees_the_engine():

@@ -69,7 +69,8 @@ def our_loss(data: Any, kind: str, smoothing: float = 0.0) -> float:
     from penstock.models.huggingface_model import HuggingFaceModel
     from penstock.training.distributed import Ranks
     from penstock.training.path_settings import PreferenceSettings
-    from penstock.training.path_training import PathTraining, Reference
+    from penstock.training.path_training import PathTraining
+    from penstock.training.reference_model import Reference
     from penstock.training.settings import TrainSettings
 
     cpu = torch.device("cpu")

@@ -11,11 +11,12 @@ from training_makers import on_two_processes
 
 import penstock as ps
 from makers.datasets import prepare_here
+from makers.rows import make_row
 from makers.texts import make_texts, write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.core.errors import ConfigError, OutputError, RecordError, StateError
 from penstock.runs.reference import cache_reference
-from penstock.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN
+from penstock.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN, TRAINER_COLUMN
 
 SETTINGS = {"steps": 6, "threads": 1, "learning_rate": 3e-3, "checkpoints": {"every": 2}, "progress": False}
 PREFERENCE = {"kind": "dpo", "beta": 0.5}
@@ -194,6 +195,120 @@ def test_a_policy_learns_from_rewards(data, tmp_path, rollouts):
     assert rollouts.spread > 6
 
 
+PROMPTS = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
+
+
+def sample(data, output, reward=judge, prompts=PROMPTS, **settings):
+    given = {"samples": 4, "max_tokens": 12, "threads": 1, "progress": False, **settings}
+    return ps.open_run(data / "base").rollouts(prompts, reward, output, **given)
+
+
+def learn(data, rollouts, output, **policy):
+    loader = ps.Loader(ps.Source(rollouts, max_epochs=4), sequence_length=256, rows_per_step=2)
+    settings = {**SETTINGS, "steps": 2, "warmup_steps": 1}
+    return ps.train(str(data / "base"), loader, output=output, policy=policy, **settings)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.6])
+def test_rollouts_and_training_have_one_temperature(data, tmp_path, temperature):
+    sample(data, tmp_path / "d", temperature=temperature)
+    dataset = ps.open_dataset(tmp_path / "d")
+    assert all((one.tree.value("temperature") == temperature).all() for one in dataset)
+    model, farthest = ps.load_model(data / "base"), 0.0
+    for document in dataset[:3]:
+        for path in range(4):
+            slots = document.tree.slots(path)
+            ids, stored = document.tokens[slots].astype(np.int64), document.columns[OLD_COLUMN][slots][1:]
+            with torch.no_grad():
+                logits = model.logits(model(model.tensors(make_row([len(ids)], tokens=ids)))[0])[:-1]
+            logs = [(logits / warm).log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]] for warm in (temperature, 1)]
+            gaps = [np.abs(one.numpy() - stored)[stored != 0].max() for one in logs]
+            assert gaps[0] < 1e-4
+            farthest = max(farthest, gaps[1])
+    assert farthest > 0.01
+    run = learn(data, tmp_path / "d", tmp_path / "run", kl=0.1)
+    assert run.metrics[0]["policy.log_ratio"] < 1e-4
+    assert run.metrics[0]["policy.kl"] < 1e-6
+    # A reference that was computed before, and the trainer's own probabilities, are at that temperature, too.
+    cache_reference(data / "base", tmp_path / "d", tmp_path / "r", threads=1, progress=False)
+    again = cache_reference(
+        data / "base", tmp_path / "r", tmp_path / "t", column=TRAINER_COLUMN, threads=1, progress=False
+    )
+    for document in again:
+        trained = document.loss_weights != 0
+        for name in (REFERENCE_COLUMN, TRAINER_COLUMN):
+            found, expected = (document.columns[one][trained] for one in (name, OLD_COLUMN))
+            np.testing.assert_allclose(found, expected, atol=1e-4)
+    run = learn(data, tmp_path / "t", tmp_path / "cached", kl=0.1, importance_cap=2.0, kind="cispo", clip_high=3.0)
+    first = run.metrics[0]
+    assert max(first[f"policy.{name}"] for name in ("log_ratio", "sampler_gap", "capped", "clipped")) < 1e-4
+    assert first["policy.kl"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"min_tokens": 3}, {"presence_penalty": 1.0},
+     {"frequency_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"top_k": 9, "temperature": 0.7}],
+)  # fmt: skip
+def test_filtered_answers_are_refused_or_taken_by_name(data, tmp_path, filters, capsys):
+    sample(data, tmp_path / "d", prompts=PROMPTS[:4], **filters)
+    named = next(name for name in filters if name != "temperature")
+    with pytest.raises(ConfigError, match=f"was sampled with {named}.*policy.filtered: accept"):
+        learn(data, tmp_path / "d", tmp_path / "run")
+    loader = ps.Loader(ps.Source(tmp_path / "d", max_epochs=1), sequence_length=256, rows_per_step=1)
+    settings = {**SETTINGS, "steps": 1, "warmup_steps": 1, "progress": True}
+    run = ps.train(str(data / "base"), loader, output=tmp_path / "run", policy={"filtered": "accept"}, **settings)
+    # Those of the model at the temperature, without the filters, on both sides.
+    assert run.metrics[0]["policy.log_ratio"] < 1e-4
+    assert f"was sampled with {named}" in capsys.readouterr().err
+
+
+def test_a_reward_is_told_why_an_answer_ended(data, tmp_path):
+    told = []
+
+    def reward(record, answer, *, finish_reason):
+        told.append(finish_reason)
+        return float(finish_reason == "stop")
+
+    class Judge:
+        def __call__(self, record, answer, finish_reason="unknown", more=None):
+            assert more is None
+            return float(finish_reason == "stop")
+
+    for number, one in enumerate((reward, Judge())):
+        found = sample(data, tmp_path / str(number), one, samples=8, max_tokens=6)
+        values = np.array([document.tree.values for document in ps.open_dataset(tmp_path / str(number))])
+        names = ps.open_dataset(tmp_path / str(number))[0].tree.names
+        rewards, cut = (values[..., names.index(name)] for name in ("reward", "truncated"))
+        assert (rewards == 1 - cut).all()
+        assert rewards.mean() == pytest.approx(found.stopped)
+        assert 0 < found.stopped < 1
+    assert set(told) == {"stop", "length"}
+    # An argument of one's own with a default is nobody's business.
+    sample(data, tmp_path / "old", lambda record, answer, weight=2.0: weight, prompts=PROMPTS[:1])
+
+
+def test_answers_that_were_cut_are_masked(data, tmp_path):
+    sample(data, tmp_path / "d", lambda record, answer: float(len(answer)), max_tokens=6, samples=8)
+    runs = {how: learn(data, tmp_path / "d", tmp_path / how, truncated=how) for how in ("train", "mask")}
+    first = {how: run.metrics[0] for how, run in runs.items()}
+    assert first["mask"]["gradient_norm"] != first["train"]["gradient_norm"]
+
+
+def test_an_answer_of_nothing_but_the_end_is_an_answer(data, tmp_path):
+    """With `min_tokens` 1, the first token would be drawn from other probabilities."""
+    sample(data, tmp_path / "d", samples=32, max_tokens=4, temperature=4.0)
+    dataset = ps.open_dataset(tmp_path / "d")
+    assert dataset.manifest.sampling == {}
+    stop = set(ps.open_run(data / "base").stop_ids)
+    firsts = {
+        int(one.tokens[(slots := one.tree.slots(path))[int(np.argmax(one.columns[OLD_COLUMN][slots] != 0))]])
+        for one in dataset
+        for path in range(32)
+    }
+    assert firsts & stop
+
+
 @pytest.mark.parametrize(
     ("change", "error", "reason"),
     [
@@ -203,6 +318,8 @@ def test_a_policy_learns_from_rewards(data, tmp_path, rollouts):
         ({"prompts": ["water " * 300]}, RecordError, "tokens; expected 1 to"),
         ({"reward": lambda record, answer: float("nan")}, ConfigError, "expected a finite number"),
         ({"reward": lambda answer: 1.0}, ConfigError, "reward"),
+        ({"reward": lambda answer, finish_reason: 1.0}, ConfigError, "reward"),
+        ({"temperature": 0}, ConfigError, "temperature is 0"),
     ],
 )
 def test_bad_rollouts_are_refused(data, tmp_path, change, error, reason):
@@ -224,6 +341,12 @@ def test_the_commands(data, tmp_path, command_line):
     code, said, _ = command_line("reference", data / "base", tmp_path / "r", "--output", tmp_path / "s", "--threads", 1)
     assert (code, "2 documents with the column" in said) == (0, True)
     assert torch.isfinite(torch.tensor(ps.open_dataset(tmp_path / "s")[0].columns[REFERENCE_COLUMN])).all()
+    code, said, _ = command_line(
+        "reference", data / "base", tmp_path / "s", "--output", tmp_path / "t", "--column", TRAINER_COLUMN,
+    )  # fmt: skip
+    assert (code, f"2 documents with the column {TRAINER_COLUMN}" in said) == (0, True)
+    with pytest.raises(ConfigError, match="column must be one of"):
+        cache_reference(data / "base", tmp_path / "s", tmp_path / "u", column="other")
 
 
 RANKS = """
@@ -233,15 +356,19 @@ RANKS = """
     folder, output = sys.argv[1:]
     vocab_size = ps.open_dataset(f"{folder}/pairs").tokenizer.vocab_size
     # Several runs in the same processes, one after the other.
-    for name, kind, shard in (("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False)):
+    for name, kind, shard in (
+        ("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False), ("rollouts", "token", False),
+    ):
         loader = ps.Loader(
             f"{folder}/{name}", sequence_length=128, rows_per_step=4, seed=1, data_parallel=ps.DataParallel.from_env()
         )
         model = ps.build_model(layers=2, width=16, heads=2, vocab_size=vocab_size)
-        preference = {"kind": kind, "beta": 0.5}
+        settings = {"preference": {"kind": kind, "beta": 0.5}}
+        if name == "rollouts":
+            settings = {"policy": {"normalise": "token", "truncated": "mask", "dead_groups": "leave_out", "kl": 0.1}}
         ps.train(
-            model, loader, output=f"{output}/{kind}-{shard}", preference=preference, steps=4, threads=1,
-            learning_rate=3e-3, shard=shard, progress=False,
+            model, loader, output=f"{output}/{kind}-{shard}", steps=4, threads=1, learning_rate=3e-3, shard=shard,
+            progress=False, **settings,
         )
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
@@ -249,7 +376,8 @@ RANKS = """
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(data, tmp_path):
+def test_two_processes_train_what_one_does(data, tmp_path, rollouts):
+    assert rollouts.spread
     on_two_processes(tmp_path / "script.py", RANKS, data, tmp_path / "two")
     for name, kind, shard in (("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False)):
         run = start(data, tmp_path / f"{kind}-{shard}", name, steps=4, preference={"kind": kind, "beta": 0.5})
@@ -257,3 +385,7 @@ def test_two_processes_train_what_one_does(data, tmp_path):
         assert losses(two) == pytest.approx(losses(run), rel=1e-5)
         margins = [[one["preference.margin"] for one in each.metrics] for each in (two, run)]
         np.testing.assert_allclose(*margins, rtol=1e-3, atol=1e-5)
+    policy = {"normalise": "token", "truncated": "mask", "dead_groups": "leave_out", "kl": 0.1}
+    run = start(data, tmp_path / "one", "rollouts", steps=4, preference=None, policy=policy)
+    two = ps.open_run(tmp_path / "two" / "token-False")
+    assert losses(two) == pytest.approx(losses(run), rel=1e-4, abs=1e-6)

@@ -12,6 +12,14 @@ def run(
     model: Model,
     data: Annotated[Path, typer.Argument(metavar="DATASET", help="A dataset that penstock prepare made.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="A new folder for the result.")],
+    column: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="reference_log_probabilities; or trainer_log_probabilities, which policies read as those of the model "
+            "that sampled the answers.",
+        ),
+    ] = "reference_log_probabilities",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -24,5 +32,5 @@ def run(
     """
     from penstock.runs.reference import cache_reference
 
-    found = cache_reference(model, data, output, device=device, threads=threads)
-    print(f"{output}: {len(found):,} documents with the column reference_log_probabilities")
+    found = cache_reference(model, data, output, column=column, device=device, threads=threads)
+    print(f"{output}: {len(found):,} documents with the column {column}")

@@ -16,7 +16,9 @@ def run(
     reward: Annotated[
         str,
         typer.Option(
-            metavar="CODE", help="Your function of (record, answer) that gives a number: path/to/file.py:function."
+            metavar="CODE",
+            help="Your function of (record, answer) that gives a number: path/to/file.py:function. With a parameter "
+            "finish_reason it is told why the answer ended: stop or length.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="A new folder for the dataset.")],
@@ -30,7 +32,7 @@ def run(
 ) -> None:
     r"""Sample several answers to each prompt, judge them with your function, and write them as a dataset.
 
-    Train on it with training.policy; the log-probability of each sampled token is stored with it.
+    Train on it with training.policy; temperature and the log-probability of each sampled token are stored with it.
 
     Example:
         penstock rollouts runs/first prompts.jsonl --reward rewards.py:shorter \
@@ -46,7 +48,7 @@ def run(
         reward,
         output,
         samples=samples,
-        sampling=Sampling(temperature=temperature, max_tokens=max_tokens, min_tokens=1, seed=seed),
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed),
     )
     print(f"{output}: {found}")
     for prompt, answer, judged in found.examples:

@@ -406,6 +406,9 @@ class Engine:
         if all(most is None for most in asked):
             return []
         most = max(each or 0 for each in asked)
+        if any(each.sampling.tempered_logprobs for each in group):
+            warm = [each.sampling.temperature if each.sampling.tempered_logprobs else 1.0 for each in group]
+            logits = logits / torch.tensor(warm, dtype=logits.dtype, device=logits.device)[:, None]
         own, values, ids = (x.tolist() for x in log_probabilities(logits, chosen, most))
         return [
             None

@@ -133,10 +133,10 @@ def change(logits: Tensor, sampling: Sampling, counts: Mapping[int, int]) -> Non
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the model itself: before temperature, filters and forbidden ids.
+    """Log-probabilities of the model itself: before filters and forbidden ids.
 
     Args:
-        logits: [B, vocab], as the model returned them.
+        logits: [B, vocab], as the model returned them, or divided by a temperature.
         tokens: int64 [B].
         most: Number of alternatives.
 

@@ -3,8 +3,8 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, final
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
 
@@ -49,6 +49,8 @@ class Sampling:
     logprobs: int | None = None
     """Return each token's log-probability, and those of this number of most likely tokens; None: neither. They are the
     model's own: before penalties, biases, temperature and filters."""
+    tempered_logprobs: bool = False
+    """Log-probabilities are those at `temperature`, of logits / temperature; before penalties, biases and filters."""
     frequency_penalty: float = 0.0
     """Subtracted from the logit of each token as often as it was chosen in this sequence, the prompt not counted; −100
     to 100."""
@@ -77,6 +79,7 @@ class Sampling:
         _check("stop", self.stop, _texts(self.stop), "a tuple of Unicode texts that are not empty")
         count, expected = self.logprobs, f"a whole number, 0 to {MOST_LOGPROBS}"
         _check("logprobs", count, count is None or (_whole(count, 0) and count <= MOST_LOGPROBS), expected)
+        _check("temperature", warm, warm > 0 or not self.tempered_logprobs, "above 0 with tempered_logprobs")
         for name in ("frequency_penalty", "presence_penalty"):
             _check_change(name, getattr(self, name))
         _check("logit_bias", self.logit_bias, isinstance(self.logit_bias, Mapping), "a mapping of ids to numbers")
@@ -85,6 +88,18 @@ class Sampling:
             _check_change(f"logit_bias of id {token}", bias)
         if self.json_schema is not None:
             _check_schema(self.json_schema)
+
+    def filters(self) -> dict[str, Any]:
+        """Settings that make some tokens likelier or less likely than the model at `temperature` does."""
+        return {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in _NEUTRAL and getattr(self, one.name) not in (one.default, {})
+        }
+
+
+_NEUTRAL = ("temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_logprobs")
+"""Settings that do not change the probabilities of tokens, or do so as `temperature` says."""
 
 
 def _check_change(name: str, value: float) -> None:

@@ -155,6 +155,7 @@ class Transformer(nn.Module):
         settings: Its size and shape.
         lora: The LoRA that trains next to it; see `add_lora`.
         blocks: `layers` blocks, the last of which is the head of distance 1, then one for each further distance.
+        draws: Whether stochastic blocks draw their mixer in training; False: they take their main one.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -168,6 +169,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
         self._places = settings.places()
         self._step: StepOfTraining | None = None
+        self.draws = True
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
         self.vision = None if settings.vision is None else VisionTower(settings, _plain_block, Linear, RMSNorm)
@@ -242,7 +244,7 @@ class Transformer(nn.Module):
     def _choice(self, layer: int) -> int:
         """Which way of mixing tokens a block takes: 0, its main one, unless it is stochastic and trains."""
         kind = self.settings.block(layer)
-        if kind.mixer != "stochastic" or not self._trains:
+        if kind.mixer != "stochastic" or not (self._trains and self.draws):
             return 0
         step = self._begun()
         bounds = list(accumulate(kind.shares))

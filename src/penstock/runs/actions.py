@@ -69,7 +69,7 @@ def sample_rollouts(
 
     check_names("Run.rollouts", settings, GenerateKeywords)
     opening = take_opening(settings)
-    sampling = _sampling({"temperature": 1.0, "min_tokens": 1, **settings})
+    sampling = _sampling({"temperature": 1.0, **settings})
     records = [{"prompt": one} if isinstance(one, str) else one for one in prompts]
     return write_rollouts(
         open_model(opening), records, reward, output, samples=samples, sampling=sampling, progress=progress

@@ -150,6 +150,7 @@ class GenerateKeywords(OpeningKeywords, total=False):
     max_tokens: int | None
     stop: tuple[str, ...]
     logprobs: int | None
+    tempered_logprobs: bool
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float]

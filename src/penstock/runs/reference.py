@@ -1,7 +1,7 @@
 """Log-probabilities of a reference model, computed once and stored next to the data as a column.
 
 Training with `reference: cached` then holds no second model. The value of a token is its log-probability after all
-tokens before it in its path; tokens that are no target have 0.
+tokens before it in its path, at the temperature at which the path was sampled; tokens that are no target have 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,15 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.inputs.model_input import IGNORE, ModelInput
+from penstock.inputs.paths import RowPaths
 from penstock.runs.opening import load_model
 from penstock.shards import Document, extend_dataset
 from penstock.shards.dataset import Dataset
 from penstock.shards.joined import open_dataset
-from penstock.training.path_settings import REFERENCE_COLUMN
+from penstock.training.path_settings import REFERENCE_COLUMN, TRAINER_COLUMN
 
+COLUMNS = (REFERENCE_COLUMN, TRAINER_COLUMN)
+"""What may be written."""
 SLOTS = 4096
 """Slots of a pass, if a document is not longer."""
 
@@ -27,28 +30,33 @@ def cache_reference(
     data: str | Path,
     output: str | Path,
     *,
+    column: str = REFERENCE_COLUMN,
     device: str = "auto",
     threads: int | None = None,
     progress: bool = True,
 ) -> Dataset:
-    """Write a dataset with the column `reference_log_probabilities` of a model.
+    """Write a dataset with a column of a model's log-probabilities.
 
     Args:
         model: A run, a model's folder, or a name on the hub.
         data: A prepared dataset.
         output: A new folder.
+        column: `reference_log_probabilities`, which `reference: cached` reads; or `trainer_log_probabilities`, which
+            policies read as those of the model that sampled the answers.
         device: cpu, cuda, …; auto: a GPU if there is one.
         threads: Torch's threads on the CPU; None: unchanged.
         progress: Show a bar.
 
     Raises:
-        ConfigError: The model cannot process prefix trees, or knows too few ids.
+        ConfigError: The model cannot process prefix trees, or knows too few ids; or there is no such column.
         OutputError: The folder is not empty, or cannot be written.
     """
     import torch
 
     from penstock.training.distributed import local_device
 
+    if column not in COLUMNS:
+        raise ConfigError(f"column must be one of {', '.join(COLUMNS)}, got {column!r}")
     if threads is not None:
         torch.set_num_threads(threads)
     dataset = open_dataset(data)
@@ -59,14 +67,14 @@ def cache_reference(
     opened = load_model(model, device=local_device(device))
     assert isinstance(opened, torch.nn.Module)
     opened.eval()
-    return extend_dataset(dataset, output, {REFERENCE_COLUMN: score_documents(opened, dataset)}, progress=progress)
+    return extend_dataset(dataset, output, {column: score_documents(opened, dataset)}, progress=progress)
 
 
 def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
     """float32 [tokens] of each document: log-probability of each trained token; 0 elsewhere."""
     import torch
 
-    from penstock.training.path_training import log_probabilities
+    from penstock.training.reference_model import log_probabilities
 
     group: list[Document] = []
     used = 0
@@ -79,7 +87,8 @@ def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
             with torch.no_grad():
                 tensors = model.tensors(row)
                 slots = torch.from_numpy(places).to(tensors.targets.device)
-                found = log_probabilities(model, model(tensors)[0][slots], tensors.targets[0][slots])
+                temperatures = np.concatenate([_temperatures(one) for one in group])[places]
+                found = log_probabilities(model, model(tensors)[0][slots], tensors.targets[0][slots], temperatures)
             values[places + 1] = found.float().cpu().numpy()
         at = 0
         for one in group:
@@ -95,6 +104,23 @@ def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
         used += len(document.tokens)
     if group:
         yield from score()
+
+
+def _temperatures(document: Document) -> Any:
+    """float64 [tokens] temperature at which the target of each slot was sampled."""
+    from penstock.training.path_losses import slot_temperatures
+
+    tree = document.tree
+    if tree is None or not tree.names:
+        return np.ones(len(document.tokens))
+    slots = [tree.slots(path) for path in range(len(tree.paths))]
+    paths = RowPaths(
+        slots=np.concatenate(slots),
+        starts=np.cumsum([0, *map(len, slots)]),
+        documents=np.zeros(len(slots), np.int64),
+        values={name: tree.value(name) for name in tree.names},
+    )
+    return slot_temperatures(paths, np.append(document.loss_weights[1:] != 0, False))
 
 
 def document_row(documents: Sequence[Document]) -> ModelInput:

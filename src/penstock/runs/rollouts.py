@@ -1,12 +1,16 @@
 """Rollouts: answers sampled from a model, judged by a function of yours, as a dataset that a policy learns from.
 
-Each prompt becomes one document: a prefix tree of its answers, with their rewards, and with the log-probability that
-the model gave each token (the column `log_probabilities`).
+Each prompt becomes one document: a prefix tree of its answers, with their rewards, with what a policy must know of the
+sampler (temperature, whether an answer was cut, filters), and with the log-probability that the model gave each token
+at that temperature (the column `log_probabilities`).
 """
 
+import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -15,18 +19,21 @@ import numpy as np
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.folders import local_path
 from penstock.core.terminal import Progress
-from penstock.generation.settings import Sampling
+from penstock.generation.settings import Generated, Sampling
 from penstock.models.own_code import check_signature, load_own_code
 from penstock.runs.opening import Opened, writer_of
 from penstock.shards import ChatInfo, TreeDocument, build_tree
 from penstock.shards.dataset import Dataset
 from penstock.shards.memory import weight_spans, write_dataset
+from penstock.shards.trees import REWARD, TEMPERATURE, TRUNCATED
 from penstock.sources.opening import open_sources
 from penstock.sources.records import stop_at_damage
 from penstock.training.path_settings import OLD_COLUMN
 
-Reward = Callable[[Mapping[str, Any], str], float]
-"""(record with the prompt, text of the answer) → its reward."""
+Reward = Callable[..., float]
+"""(record with the prompt, text of the answer) → its reward. A function with a parameter `finish_reason` is told by it
+why the answer ended: stop or length."""
+FINISH_REASON = "finish_reason"
 AT_ONCE = 32
 """Answers that are written at the same time."""
 
@@ -70,10 +77,11 @@ def write_rollouts(
     Args:
         opened: The model.
         records: Each with `prompt`, a text, or `messages`, a conversation that the model's chat template renders.
-        reward: The function, or its name (`module:function`, `path/to/file.py:function`).
+        reward: The function, or its name (`module:function`, `path/to/file.py:function`); see `Reward`.
         output: A new folder.
         samples: Answers to each prompt, with different draws.
-        sampling: How tokens are chosen; by default at temperature 1, of all tokens, as importance ratios assume.
+        sampling: How tokens are chosen; by default at temperature 1, of all tokens, as importance ratios assume. A
+            policy uses the temperature; filters are stored, and refused by default.
         progress: Show a bar.
 
     Raises:
@@ -84,7 +92,10 @@ def write_rollouts(
     if samples < 2:
         raise ConfigError(f"samples must be at least 2, as answers to a prompt are compared; got {samples}")
     judge = load_own_code(reward, "reward")
-    check_signature(judge, "reward", ("record", "answer"))
+    told = _is_told(judge)
+    if sampling is not None and sampling.temperature == 0:
+        raise ConfigError("temperature is 0, so all answers to a prompt would be the same; give one above 0")
+    base = replace(sampling or Sampling(), logprobs=0, tempered_logprobs=True)
     output = local_path(output, "the output of rollouts")
     if output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output}: is not empty; choose another folder")
@@ -92,8 +103,9 @@ def write_rollouts(
     prompts = [_prompt_ids(opened, record, number) for number, record in enumerate(given)]
     if not prompts:
         raise RecordError("there are no prompts")
-    base = replace(sampling or Sampling(temperature=1.0, min_tokens=1), logprobs=0)
     engine = writer_of(opened, min(AT_ONCE, samples * len(prompts))).engine
+    # A model that cannot read trees learns from its answers, too: they are stored one after the other.
+    share = opened.model.requirements().trees is True
     made: list[TreeDocument] = []
     tokens = stopped = spread = 0
     total = 0.0
@@ -111,8 +123,8 @@ def write_rollouts(
             written = engine.generate_all(asked, how)
             for place, number in enumerate(part):
                 group = written[place * samples : (place + 1) * samples]
-                rewards = [_judge(judge, given[number], one.text) for one in group]
-                made.append(_tree_of(prompts[number], group, rewards))
+                rewards = [_judge(judge, given[number], one, told) for one in group]
+                made.append(_tree_of(prompts[number], group, rewards, base.temperature, share=share))
                 total += sum(rewards)
                 spread += len(set(rewards)) > 1
                 tokens += sum(len(one.tokens) for one in group)
@@ -122,7 +134,7 @@ def write_rollouts(
             bar.advance(len(part) * samples)
     answers = samples * len(prompts)
     return Rollouts(
-        dataset=_write(opened, made, output),
+        dataset=_write(opened, made, output, base),
         prompts=len(prompts),
         mean_reward=total / answers,
         spread=spread,
@@ -162,24 +174,48 @@ def _prompt_ids(opened: Opened, record: Mapping[str, Any], number: int) -> list[
     return ids
 
 
-def _judge(judge: Any, record: Mapping[str, Any], text: str) -> float:
-    found = judge(record, text)
+def _is_told(judge: Any) -> bool:
+    """Whether a reward function asks why answers ended.
+
+    Raises:
+        ConfigError: It takes other arguments than those of `Reward`.
+    """
+    try:
+        told = FINISH_REASON in inspect.signature(judge).parameters
+    except (TypeError, ValueError):
+        # Some built-in functions do not say what they take.
+        told = False
+    asked = partial(judge, **{FINISH_REASON: "stop"}) if told else judge
+    check_signature(asked, "reward", ("record", "answer"))
+    return told
+
+
+def _judge(judge: Any, record: Mapping[str, Any], answer: Generated, told: bool) -> float:
+    text = answer.text
+    found = judge(record, text, **({FINISH_REASON: answer.finish_reason} if told else {}))
     if not isinstance(found, int | float | np.number) or not math.isfinite(float(found)):
         raise ConfigError(f"reward: gave {found!r:.60} for the answer {text!r:.60}; expected a finite number")
     return float(found)
 
 
-def _tree_of(prompt: list[int], group: Sequence[Any], rewards: list[float]) -> TreeDocument:
+def _tree_of(
+    prompt: list[int], group: Sequence[Generated], rewards: list[float], temperature: float, *, share: bool
+) -> TreeDocument:
     zeros = [0.0] * len(prompt)
     return build_tree(
         [[*prompt, *one.tokens] for one in group],
         [[*zeros, *[1.0] * len(one.tokens)] for one in group],
-        values={"reward": rewards},
+        values={
+            REWARD: rewards,
+            TEMPERATURE: [temperature] * len(group),
+            TRUNCATED: [float(one.finish_reason == "length") for one in group],
+        },
         columns={OLD_COLUMN: [np.array([*zeros, *(step.token for step in one.logprobs)], np.float32) for one in group]},
+        share=share,
     )
 
 
-def _write(opened: Opened, made: Sequence[TreeDocument], output: Path) -> Dataset:
+def _write(opened: Opened, made: Sequence[TreeDocument], output: Path, sampling: Sampling) -> Dataset:
     return write_dataset(
         output,
         [one.tokens for one in made],
@@ -189,6 +225,8 @@ def _write(opened: Opened, made: Sequence[TreeDocument], output: Path) -> Datase
         trees=[one.tree for one in made],
         # So that a run on these data keeps the template.
         chat=ChatInfo.load(opened.run.path),
+        # As JSON holds it: ids of biases become texts.
+        sampling=json.loads(json.dumps(sampling.filters())),
     )
 
 

@@ -135,7 +135,7 @@ class Run(RunFolder):
     def rollouts(
         self,
         prompts: Sequence[str | Mapping[str, Any]],
-        reward: Callable[[Mapping[str, Any], str], float] | str,
+        reward: Callable[..., float] | str,
         output: str | Path,
         *,
         samples: int = 8,
@@ -146,11 +146,13 @@ class Run(RunFolder):
 
         Args:
             prompts: Texts; or records with `prompt` or `messages`, and what the reward needs besides.
-            reward: Function of (record, answer) that gives a number, or its name.
+            reward: Function of (record, answer) that gives a number, or its name. With a parameter `finish_reason` it
+                is told why the answer ended: stop or length.
             output: A new folder for the dataset.
             samples: Answers to each prompt.
             progress: Show progress.
-            settings: As for `generate`; temperature is 1 by default.
+            settings: As for `generate`; temperature is 1 by default. A policy refuses answers that were filtered
+                (top_k, top_p, …) unless it is told to accept them.
 
         Returns:
             The dataset, the mean reward, and a few examples.

@@ -69,7 +69,7 @@ def extend_dataset(
         finish_dataset(
             folder, shards=shards, layout=layout, tokenizer=manifest.tokenizer, configuration=manifest.configuration,
             files=dataset.files, sealed=sealed, damaged=manifest.damaged, duplicates=manifest.duplicates,
-            path_values=manifest.path_values or (),
+            path_values=manifest.path_values or (), sampling=manifest.sampling,
         )  # fmt: skip
     return Dataset.open(output)
 

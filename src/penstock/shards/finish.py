@@ -162,6 +162,7 @@ def finish_dataset(
     damaged: Sequence[DamagedSource] = (),
     duplicates: Mapping[str, int] = MappingProxyType({}),
     path_values: Sequence[str] = (),
+    sampling: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
     """Join finished shards into a dataset.
 
@@ -179,6 +180,7 @@ def finish_dataset(
         damaged: Files of the input that could not be read completely.
         duplicates: File of the input → its documents that are left out, because an earlier document is the same.
         path_values: Names of the values of paths, if the layout has trees.
+        sampling: Settings of the sampler of rollouts, as JSON holds them.
 
     Raises:
         OutputError: The folder cannot be written, or a side file is missing.
@@ -234,6 +236,7 @@ def finish_dataset(
         columns=layout.columns,
         path_values=tuple(path_values) if layout.has_trees else None,
         has_images=layout.has_images,
+        sampling=dict(sampling),
     )
     sync(folder)
     manifest.save(folder)

@@ -133,6 +133,8 @@ class Manifest:
     """Names of the values of paths, if documents may be prefix trees; None: they are not. As `damaged`."""
     has_images: bool = False
     """Whether documents may have images. As `damaged`."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Settings of the sampler that wrote the answers of rollouts, as far as they change what is drawn; as `damaged`."""
 
     @property
     def layout(self) -> ShardLayout:
@@ -150,7 +152,7 @@ class Manifest:
         """Write `manifest.json` atomically."""
         value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
         value["shards"] = [shard_as_json(shard) for shard in self.shards]
-        for name in ("damaged", "duplicates", "columns", "has_images"):
+        for name in ("damaged", "duplicates", "columns", "has_images", "sampling"):
             if not value[name]:
                 del value[name]
         if self.path_values is None:
@@ -207,6 +209,7 @@ class Manifest:
             "columns": [],
             "path_values": None,
             "has_images": False,
+            "sampling": {},
         }
         if isinstance(shards := value.get("shards"), list):
             value["shards"] = [{"assets": 0, **one} if isinstance(one, dict) else one for one in shards]

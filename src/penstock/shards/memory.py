@@ -35,6 +35,7 @@ def write_dataset(
     fills: Mapping[str, float] | None = None,
     trees: Sequence[Tree | None] | None = None,
     chat: ChatInfo | None = None,
+    sampling: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Write a complete dataset from documents in memory, and open it.
 
@@ -52,6 +53,8 @@ def write_dataset(
         trees: For each document its branches and paths, as `build_tree` makes them; None: an ordinary document. The
             values of paths must have the same names in all.
         chat: Template and stop ids of a dataset of chats.
+        sampling: Of sampled answers: settings of the sampler that change what is drawn, such as top_k, as JSON holds
+            them. Temperature is a value of each path (`temperature`).
 
     Raises:
         OutputError: The folder is not empty, or cannot be written.
@@ -113,7 +116,7 @@ def write_dataset(
         sealed = () if chat is None else chat.save(folder)
         finish_dataset(
             folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"],
-            path_values=path_values, sealed=sealed,
+            path_values=path_values, sealed=sealed, sampling=sampling or {},
         )  # fmt: skip
     return Dataset.open(Path(path))
 

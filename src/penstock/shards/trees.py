@@ -30,6 +30,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 RANK, LABEL = "rank", "label"
 """Values of a path that count: `rank`, 0 the best, makes pairs of a better and a worse path; `label`, 1 or 0, says
 whether an answer is good (KTO); below 0 it is a mismatched answer, which is not trained."""
+REWARD, ADVANTAGE = "reward", "advantage"
+"""Values of a sampled answer; a policy learns from one of them."""
+TEMPERATURE, TRUNCATED = "temperature", "truncated"
+"""More values of a sampled answer: the temperature of the sampler, and 1 where `max_tokens` or the context cut it."""
 _HEAD, _TAIL = 5, 2
 _BRANCH, _PATH = 3, 2
 MAX_PATHS = 2**16
@@ -259,6 +263,17 @@ def pairs_of(ranks: Annotated[Float64, "paths"]) -> Annotated[Int64, "pairs 2"]:
     return np.stack([better, worse], axis=1)
 
 
+def odd_weight(weights: Array, times: Array) -> float | None:
+    """A loss weight of a token that is neither 0 nor 1, which losses of whole answers cannot read; None: there is none.
+
+    Args:
+        weights: [n] stored weights of tokens.
+        times: [n] paths that share each token: its weight may be the sum over them.
+    """
+    wrong = (weights != 0) & (weights != 1) & (weights != times)
+    return float(weights[wrong][0] / times[wrong][0]) if wrong.any() else None
+
+
 class TreeDocument(NamedTuple):
     """A document with its tree, as `build_tree` makes it. T stored tokens."""
 
@@ -285,7 +300,8 @@ def build_tree(
     Args:
         paths: Token ids of each path; none is empty.
         loss_weights: Weight of each token of each path as a target; None: 1.
-        values: Name → a number for each path, such as `rank`, `label`, `advantage`, `reward`.
+        values: Name → a number for each path, such as `rank`, `label`, `advantage`, `reward`, `temperature` or
+            `truncated`.
         columns: Name → a number for each token of each path. Tokens with different numbers are not shared.
         shared_weights: The weight of a shared target: the sum over its paths, or (`once`) the largest.
         share: False: nothing is shared, and each path is a branch of its own.

@@ -34,10 +34,11 @@ from penstock.shards import ChatInfo, Corpus
 from penstock.tokenizers import Tokenizer
 from penstock.training.checks import check_ids
 from penstock.training.distributed import Ranks
+from penstock.training.held_out_preference import HeldOutPreference
 from penstock.training.loss_groups import LossGroups, LossSums, means
 from penstock.training.losses import row_loss
 from penstock.training.metrics import SOURCE
-from penstock.training.path_training import HeldOutPreference, require_token_targets
+from penstock.training.path_training import require_token_targets
 from penstock.training.settings import EvaluatorSettings
 
 
@@ -218,7 +219,8 @@ class HeldOutLoss:
 
     def _figures(self, nats: float, weights: float, parts: dict[str, tuple[float, float]]) -> dict[str, Any]:
         found = means(parts)
-        loss = nats / max(weights, 1.0)
+        # The sum of weights may be far below 1, and the loss is still a mean.
+        loss = nats / weights if weights else 0.0
         shares = {f"{SOURCE}{source.name}": float(source.share) for source in self._sources}
         if seen := [name for name in shares if name in found]:
             loss = sum(shares[name] * found[name] for name in seen) / sum(shares[name] for name in seen)

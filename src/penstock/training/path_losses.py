@@ -4,6 +4,7 @@ All is float64: sums over thousands of tokens are compared. What each function m
 `path_settings`.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from penstock.core.errors import ConfigError
+from penstock.inputs import IGNORE
+from penstock.inputs.model_input import ModelInput
 from penstock.inputs.paths import RowPaths
-from penstock.shards.trees import LABEL, RANK, pairs_of
-from penstock.training.path_settings import OLD_COLUMN, PolicySettings, PreferenceSettings
+from penstock.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TEMPERATURE, TRUNCATED, odd_weight, pairs_of
+from penstock.training.path_settings import OLD_COLUMN, TRAINER_COLUMN, PolicySettings, PreferenceSettings
 
 EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards, as TRL does."""
@@ -50,10 +54,7 @@ class PathScores:
         device = trained.device
         is_trained = trained.cpu().numpy()
         slots = np.flatnonzero(is_trained)
-        # The last slot of a path has no target in it, whatever stands there for another path.
-        inner = np.ones(len(paths.slots), np.bool_)
-        inner[paths.starts[1:] - 1] = False
-        inner &= is_trained[paths.slots]
+        inner = _trained_entries(paths, is_trained)
         owners = paths.owners[inner]
         return cls(
             paths=paths,
@@ -74,6 +75,37 @@ class PathScores:
     def value(self, name: str, who: str) -> Tensor:
         """float64 [P] a value of each path."""
         return torch.from_numpy(self.paths.value(name, who)).to(self.slots.device)
+
+
+def _trained_entries(paths: RowPaths, trained: Any) -> Any:
+    """bool [S] whether each entry of `paths.slots` has a trained target in its path; `trained` is of slots."""
+    # The last slot of a path has no target in it, whatever stands there for another path.
+    inner = np.ones(len(paths.slots), np.bool_)
+    inner[paths.starts[1:] - 1] = False
+    return inner & trained[paths.slots]
+
+
+def trained_tokens(row: ModelInput, who: str) -> Any:
+    """int64 [P] trained tokens of each path of a row; a loss weight says whether a token is trained, and no more.
+
+    Args:
+        row: With paths.
+        who: The setting that trains it, for errors.
+
+    Raises:
+        ConfigError: A loss weight is neither 0 nor 1; a shared token may have the sum of those of its paths.
+    """
+    assert row.paths is not None
+    targets = row.targets[0]
+    weights = (targets != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights[0]
+    inner = _trained_entries(row.paths, (targets != IGNORE) & (weights != 0))
+    slots, times = np.unique(row.paths.slots[inner], return_counts=True)
+    if (odd := odd_weight(weights[slots], times)) is not None:
+        raise ConfigError(
+            f"{who}: a token of the data has loss weight {odd:g}, but whole answers are compared, and weights other "
+            "than 0 (not trained) and 1 have no meaning there; prepare the data with weights 0 and 1"
+        )
+    return np.bincount(row.paths.owners[inner], minlength=len(row.paths))
 
 
 Figures = dict[str, float]
@@ -172,17 +204,50 @@ def _pair_losses(
 
 
 def advantages(paths: RowPaths, settings: PolicySettings) -> Any:
-    """float64 [P] advantage of each path; NaN: it is not of a group, and not trained."""
-    if "advantage" in paths.values:
-        return paths.values["advantage"]
-    rewards, found = paths.value("reward", "training.policy"), np.full(len(paths), np.nan)
-    for document in np.unique(paths.documents[~np.isnan(rewards)]):
-        mine = (paths.documents == document) & ~np.isnan(rewards)
-        group = rewards[mine]
-        centred = group - group.mean()
-        if settings.scale == "group":
-            centred = centred / ((group.std(ddof=1) if len(group) > 1 else 0.0) + EPSILON)
-        found[mine] = centred
+    """float64 [P] advantage of each path; NaN: it is not of a group, or masked, and not trained."""
+    given = ADVANTAGE in paths.values
+    numbers = paths.values[ADVANTAGE] if given else paths.value(REWARD, "training.policy")
+    found = np.full(len(paths), np.nan)
+    for document in np.unique(paths.documents[~np.isnan(numbers)]):
+        mine = (paths.documents == document) & ~np.isnan(numbers)
+        group = numbers[mine]
+        # Not by the deviation, in which equal rewards may leave rounding.
+        dead = not group.any() if given else bool(group.min() == group.max())
+        if dead and settings.dead_groups == "leave_out":
+            continue
+        if not given:
+            group = np.zeros(len(group)) if dead else group - group.mean()
+            if settings.scale == "group":
+                group = group / ((group.std(ddof=1) if len(group) > 1 else 0.0) + EPSILON)
+        found[mine] = group
+    if settings.truncated == "mask":
+        found[paths.value(TRUNCATED, "training.policy.truncated") > 0] = np.nan
+    return found
+
+
+def slot_temperatures(paths: RowPaths, trained: Any) -> Any:
+    """float64 [T] temperature at which each slot's target was sampled; 1 where the data do not say.
+
+    Args:
+        paths: Of a row of T slots.
+        trained: bool [T], whether a slot's target is trained.
+
+    Raises:
+        ConfigError: A temperature is not above 0, or paths of different temperatures share a trained token.
+    """
+    found = np.ones(len(trained))
+    if TEMPERATURE not in paths.values:
+        return found
+    inner = _trained_entries(paths, trained)
+    slots, each = paths.slots[inner], np.nan_to_num(paths.values[TEMPERATURE][paths.owners[inner]], nan=1.0)
+    if not (each > 0).all():
+        raise ConfigError(f"an answer has temperature {each.min():g}; expected above 0, as ratios need probabilities")
+    found[slots] = each
+    if (found[slots] != each).any():
+        raise ConfigError(
+            "answers that were sampled at different temperatures share a token; give their log-probabilities as the "
+            f"column {OLD_COLUMN!r}, or build_tree(share=False)"
+        )
     return found
 
 
@@ -193,7 +258,7 @@ def policy_loss(
 
     Args:
         scores: The row's paths.
-        logs: float64 [n] log-probabilities of the trained targets.
+        logs: float64 [n] log-probabilities of the trained targets, at the temperature of their answers.
         reference: The same by the reference model; None: kl is 0.
         settings: Clips, weights, normalisation.
         divisor: Of the whole step: answers (`sequence`), trained tokens of all answers (`token`), or answers × length.
@@ -204,21 +269,37 @@ def policy_loss(
     entries, owners = scores.entries[keep], scores.owners[keep]
     gain = of_paths.nan_to_num()[owners]
     new = logs[entries]
-    old = new.detach() if OLD_COLUMN not in scores.columns else scores.columns[OLD_COLUMN][entries]
-    change = new - old
-    if settings.importance == "sequence":
-        # One ratio for an answer; its gradient spreads evenly over its tokens.
-        means = change.new_zeros(len(scores.paths)).index_add(0, owners, change) / scores.counts.clamp(min=1)
-        change = means[owners]
-    ratio = change.exp()
+
+    def shared(change: Tensor) -> Tensor:
+        """A change of each token, or for importance sequence its mean over the answer, as the change of each."""
+        if settings.importance == "token":
+            return change
+        # Its gradient spreads evenly over the answer's tokens.
+        sums = change.new_zeros(len(scores.paths)).index_add(0, owners, change)
+        return (sums / scores.counts.clamp(min=1))[owners]
+
+    column = old_column(settings, scores.columns)
+    old = new.detach() if column is None else scores.columns[column][entries]
+    ratio = shared(new - old).exp()
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    each = -torch.minimum(ratio * gain, clipped * gain)
+    if settings.kind == "cispo":
+        each = -clipped.detach() * gain * new
+        active = clipped != ratio
+    else:
+        each = -torch.minimum(ratio * gain, clipped * gain)
+        active = clipped * gain < ratio * gain
     figures = {
-        "clipped": float((clipped * gain < ratio * gain).sum()),
+        "clipped": float(active.sum()),
         "entropy_estimate": float(-new.detach().sum()),
         "tokens": float(len(entries)),
         "log_ratio": float((new - old).detach().abs().sum()),
     }
+    if settings.importance_cap is not None:
+        gap = old - scores.columns[OLD_COLUMN][entries]
+        weight = shared(gap).exp()
+        each = each * weight.clamp(max=settings.importance_cap)
+        figures["sampler_gap"] = float(gap.abs().sum())
+        figures["capped"] = float((weight > settings.importance_cap).sum())
     if settings.kl and reference is not None:
         gap = reference[entries] - new
         divergence = gap.exp() - gap - 1
@@ -227,3 +308,10 @@ def policy_loss(
     if settings.normalise == "sequence":
         each = each / scores.counts.clamp(min=1)[owners]
     return each.sum() / divisor, figures
+
+
+def old_column(settings: PolicySettings, columns: Collection[str]) -> str | None:
+    """The column with log π_old; None: it is the model itself."""
+    if TRAINER_COLUMN in columns:
+        return TRAINER_COLUMN
+    return OLD_COLUMN if OLD_COLUMN in columns and settings.importance_cap is None else None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, final, get_args
+from typing import Literal, final, get_args, get_origin, get_type_hints
 
 from penstock.core.errors import ConfigError
 
@@ -17,13 +17,17 @@ WITHOUT_REFERENCE = ("simpo", "orpo")
 REFERENCE_COLUMN = "reference_log_probabilities"
 """Column with the log-probability of each token by the reference model, as `penstock reference` writes it."""
 OLD_COLUMN = "log_probabilities"
-"""Column with the log-probability of each token by the model that sampled it, as `penstock rollouts` writes it."""
+"""Column with the log-probability of each token by the sampler at its temperature, as `penstock rollouts` writes it."""
+TRAINER_COLUMN = "trainer_log_probabilities"
+"""The same by the model that sampled it, as training computes it: `penstock reference --column` writes it."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceSettings:
     """Learning from answers that are better or worse (`rank` of a path), or good or bad (`label` of a path).
+
+    Loss weights say which tokens are trained, so they must be 0 or 1. Dropout is off: log-probabilities are compared.
 
     Δ is the difference of log π(answer) − log π_ref(answer) between the better and the worse answer of a pair, and Δ̄
     that of the same per token; m is an answer's mean log-probability. σ is the logistic function, ε `label_smoothing`.
@@ -96,23 +100,36 @@ class PreferenceSettings:
 class PolicySettings:
     """Learning from sampled answers with rewards: groups of paths with the values `reward` or `advantage`.
 
-    For token t of an answer with advantage A: −min(r A, clip(r) A) + kl × (exp(l) − l − 1), where r = exp(log π − log
-    π_old) and l = log π_ref − log π. Without the data's column `log_probabilities`, π_old is the model itself: r is 1,
-    and one step is made for each sample (on-policy).
+    For token t of an answer with advantage A: w × c + kl × (exp(l) − l − 1), where c is as `kind` says, w is 1 without
+    `importance_cap`, and l = log π_ref − log π. All probabilities are those of logits / temperature, where the data say
+    at which temperature their answers were sampled (the value `temperature` of paths). Loss weights say which tokens
+    are trained, so they must be 0 or 1. Dropout is off: log-probabilities are compared.
+
+    The ratio is r = exp(log π − log π_old). π_old is the data's column `log_probabilities`, the sampler's. Without the
+    column it is the model itself: r is 1, and one step is made for each sample (on-policy).
 
     GRPO (arXiv:2402.03300): normalise sequence, scale group. Dr. GRPO (arXiv:2503.20783): constant, none. DAPO
-    (arXiv:2503.14476): token, group, clip_high above clip_low. GSPO (arXiv:2507.18071): importance sequence, clips of
-    about 3e-4.
+    (arXiv:2503.14476): token, group, clip_high above clip_low, truncated mask. GSPO (arXiv:2507.18071): importance
+    sequence, clips of about 3e-4. CISPO (arXiv:2506.13585): kind cispo, token, clip_low 1, clip_high of about 4.
     """
 
+    kind: Literal["clip", "cispo"] = "clip"
+    """clip: c = −min(r A, clip(r) A) (PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7): tokens past the clip teach
+    nothing. cispo: c = −sg(clip(r)) A log π, with no gradient through sg (MiniMax-M1 2025, arXiv:2506.13585): all
+    tokens teach, with a bounded weight."""
     clip_low: float = 0.2
-    """r counts from 1 − clip_low …"""
+    """clip(r) is from 1 − clip_low …"""
     clip_high: float = 0.2
     """… to 1 + clip_high."""
+    importance_cap: float | None = None
+    """C of truncated importance weights, for samplers that compute other probabilities than training does (vLLM,
+    bfloat16): w = sg(min(exp(log π_old − log π_sampler), C)), where π_sampler is the column `log_probabilities`, and
+    π_old the column `trainer_log_probabilities` of `penstock reference --column`, or without it the model itself
+    (Ionides 2008; Espeholt et al. 2018, arXiv:1802.01561, ρ; Yao et al. 2025, TIS, with C of about 2). None: none."""
     kl: float = 0.0
     """Weight of the divergence from the reference model, by its estimate exp(l) − l − 1 (k3, Schulman 2020)."""
     importance: Literal["token", "sequence"] = "token"
-    """r of each token, or of a whole answer: exp of the mean of log π − log π_old over its tokens."""
+    """r and w of each token, or of a whole answer: exp of the mean of the differences over its tokens."""
     normalise: Literal["sequence", "token", "constant"] = "sequence"
     """sequence: the mean over an answer's tokens, then over the step's answers. token: the mean over all tokens of the
     step. constant: the sum over tokens / (answers × `length`)."""
@@ -121,6 +138,15 @@ class PolicySettings:
     scale: Literal["group", "none"] = "group"
     """How advantages are made of rewards: reward − mean of its group, divided by (its standard deviation + 1e-4), or
     not divided. Data with `advantage` are taken as they are."""
+    truncated: Literal["train", "mask"] = "train"
+    """Answers that were cut (the value `truncated` of paths): trained, or in neither the loss nor the denominator, as
+    TRL's mask_truncated_completions; their rewards count in their group (DAPO, overlong filtering)."""
+    dead_groups: Literal["count", "leave_out"] = "count"
+    """Groups whose rewards are all equal, which teach nothing: in the denominator (and in kl), or left out, so that the
+    others count as much as without them."""
+    filtered: Literal["refuse", "accept"] = "refuse"
+    """Answers of a sampler with top_k, top_p or other changes than temperature, whose probabilities are not those that
+    ratios assume: refused, or taken as if they had been sampled without."""
     reference: str = "auto"
     """As in `preference`; needed if kl is above 0."""
 
@@ -128,13 +154,12 @@ class PolicySettings:
         for name in ("clip_low", "clip_high", "kl"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"policy.{name} must be 0 or more, got {getattr(self, name)}")
-        for name, known in (
-            ("importance", ("token", "sequence")),
-            ("normalise", ("sequence", "token", "constant")),
-            ("scale", ("group", "none")),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"policy.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, hint in get_type_hints(PolicySettings).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                known = ", ".join(get_args(hint))
+                raise ConfigError(f"policy.{name} must be one of {known}, got {getattr(self, name)!r}")
+        if self.importance_cap is not None and not 0 < self.importance_cap < math.inf:
+            raise ConfigError(f"policy.importance_cap must be above 0 and finite, got {self.importance_cap}")
         if (self.normalise == "constant") != (self.length is not None):
             raise ConfigError("policy: normalise constant and length, the tokens of the longest answer, go together")
         if self.length is not None and self.length < 1:

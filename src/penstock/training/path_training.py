@@ -4,10 +4,11 @@ A loss of whole answers depends on sums of log-probabilities, so they must be kn
 once with gradients up to its hidden states, its head runs once without for the log-probabilities, the loss is computed
 from these in float64, and its derivative for each token becomes the weight of the token in `chunked_cross_entropy`,
 which gives the gradients. Shared beginnings of answers are computed once, in both.
+
+Model and reference run without dropout: equal weights give equal log-probabilities, in every kind.
 """
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -20,86 +21,30 @@ from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, RowTensors
-from penstock.models.lora import lora_switched_off
-from penstock.models.saving import load_model
-from penstock.shards.trees import LABEL, RANK
+from penstock.models.without_dropout import random_parts, without_dropout
+from penstock.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
 from penstock.training.distributed import Ranks
 from penstock.training.losses import chunked_cross_entropy
-from penstock.training.path_losses import Figures, PathScores, policy_loss, preference_loss
-from penstock.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN, PolicySettings, PreferenceSettings
-from penstock.training.run_folder import RunFolder
+from penstock.training.path_losses import (
+    Figures,
+    PathScores,
+    advantages,
+    policy_loss,
+    preference_loss,
+    slot_temperatures,
+    trained_tokens,
+)
+from penstock.training.path_settings import (
+    OLD_COLUMN,
+    REFERENCE_COLUMN,
+    TRAINER_COLUMN,
+    PolicySettings,
+    PreferenceSettings,
+)
+from penstock.training.reference_model import Reference, Temperatures, log_probabilities, tempered_heads
 
 if TYPE_CHECKING:
-    from penstock.training.settings import EvaluatorSettings, TrainSettings
-
-
-def log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
-    """float64 [n] log-probabilities of targets [n] after hidden states [n, width], without gradients."""
-    each = torch.zeros(len(targets), dtype=torch.float64, device=targets.device)
-    if len(targets):
-        with torch.no_grad():
-            ones = torch.ones(len(targets), dtype=torch.float64, device=targets.device)
-            chunked_cross_entropy(model.logits, hidden.detach(), targets, ones, each=each)
-    return -each
-
-
-@final
-class Reference:
-    """The log-probabilities of the reference model.
-
-    Args:
-        kind: lora, cached or initial; or the path of a model.
-        model: The model that is trained, with its initial weights.
-        device: Where the reference runs.
-
-    Raises:
-        ConfigError: The kind does not fit the model; or the path holds another vocabulary.
-    """
-
-    def __init__(self, kind: str, model: LanguageModel, device: torch.device) -> None:
-        self.kind, self._model = kind, model
-        self._frozen: LanguageModel | None = None
-        if kind == "lora" and model.lora is None:
-            raise ConfigError("reference: lora: training.lora is not set; set it, or take initial, cached or a path")
-        if kind == "initial":
-            self._frozen = copy.deepcopy(model)
-        elif kind not in ("lora", "cached"):
-            self._frozen = load_model(RunFolder.open(kind).model, device)
-            if self._frozen.vocab_size != model.vocab_size:
-                raise ConfigError(
-                    f"reference {kind}: has {self._frozen.vocab_size} ids, the model {model.vocab_size}; take a model "
-                    "with the same tokenizer"
-                )
-        if self._frozen is not None:
-            for weight in self._frozen.parameters():
-                weight.requires_grad_(False)
-            assert isinstance(self._frozen, torch.nn.Module)
-            self._frozen.eval()
-
-    @property
-    def parameters(self) -> int:
-        """Weights that are held besides the model's."""
-        return 0 if self._frozen is None else sum(weight.numel() for weight in self._frozen.parameters())
-
-    def fingerprint(self) -> str:
-        """Changes when another reference would be used: kind, and sums over the weights."""
-        if self._frozen is None:
-            return self.kind
-        sums = [float(weight.double().sum()) for weight in self._frozen.parameters()]
-        return f"{'initial' if self.kind == 'initial' else 'model'} {np.float64(sum(sums)).hex()}"
-
-    def __call__(self, tensors: RowTensors, row: ModelInput, scores: PathScores, backend: str) -> Tensor:
-        """float64 [n] of the trained targets of a row."""
-        if self.kind == "cached":
-            return scores.columns[REFERENCE_COLUMN]
-        targets = tensors.targets[0][scores.slots]
-        with torch.no_grad():
-            if self._frozen is None:
-                with lora_switched_off(self._model):
-                    hidden = self._model(tensors)[0][scores.slots]
-                    return log_probabilities(self._model, hidden, targets)
-            own = self._frozen.tensors(row, backend)
-            return log_probabilities(self._frozen, self._frozen(own)[0][scores.slots], targets)
+    from penstock.training.settings import TrainSettings
 
 
 def require_token_targets(loader: Loader, who: str) -> None:
@@ -116,6 +61,49 @@ def require_token_targets(loader: Loader, who: str) -> None:
             )
 
 
+def dropout_notice(model: LanguageModel, who: str) -> list[str]:
+    """A sentence on what is switched off in a model; none if there is nothing."""
+    if not (parts := random_parts(model)):
+        return []
+    return [f"{who} compares log-probabilities, so what is random in the model is off: {', '.join(parts)}"]
+
+
+def _check_sampling(loader: Loader, settings: PolicySettings) -> Iterator[str]:
+    """Check how the answers of each source were sampled; gives notices of what the settings accept.
+
+    Raises:
+        ConfigError: They were filtered, or lack what a setting needs.
+    """
+    for source, dataset in zip(loader.mixture.sources, loader.datasets, strict=True):
+        who = f"training.policy: source {source.name!r}"
+        if settings.truncated == "mask" and TRUNCATED not in (loader.path_values[source.name] or ()):
+            raise ConfigError(
+                f"{who} does not say which answers were cut (the value {TRUNCATED!r} of paths), which truncated: mask "
+                "needs; sample with `penstock rollouts` of this version, or leave truncated out"
+            )
+        for part in getattr(dataset, "parts", (dataset,)):
+            filters = getattr(getattr(part, "manifest", None), "sampling", {})
+            if not filters:
+                continue
+            shown = ", ".join(f"{name} {value}" for name, value in filters.items())
+            if settings.filtered == "refuse":
+                raise ConfigError(
+                    f"{who} was sampled with {shown}, so its tokens were drawn with other probabilities than those "
+                    "that ratios compare; sample with temperature alone, or set policy.filtered: accept"
+                )
+            yield f"{who} was sampled with {shown}; its answers are taken as if they had been sampled without"
+    if settings.importance_cap is not None and OLD_COLUMN not in loader.columns:
+        raise ConfigError(
+            f"training.policy.importance_cap needs the sampler's log-probabilities, the column {OLD_COLUMN!r}; sample "
+            "with `penstock rollouts`, or leave importance_cap out"
+        )
+
+
+def _trained(hidden: Tensor, tensors: RowTensors, scores: PathScores) -> tuple[Tensor, Tensor]:
+    """Hidden states and targets of the trained slots."""
+    return hidden[scores.slots], tensors.targets[0][scores.slots]
+
+
 @final
 class PathTraining:
     """The loss of `training.preference` or `training.policy`, row by row.
@@ -126,6 +114,12 @@ class PathTraining:
         settings: How to train.
         device: The model's.
         reference: The reference model, if there is one already.
+
+    Attributes:
+        settings: Those of the loss.
+        reference: The reference model; None: nothing is compared with one.
+        divisor: Of the step that began.
+        notices: What the user should know of the run, a sentence each.
 
     Raises:
         ConfigError: The data lack what the loss needs, or another setting excludes it.
@@ -157,7 +151,8 @@ class PathTraining:
                     "`penstock reference`, or take initial, lora or a model"
                 )
             self.reference = reference or Reference(kind, model, device)
-        self._columns = [name for name in (REFERENCE_COLUMN, OLD_COLUMN) if name in loader.columns]
+        self._columns = [name for name in (REFERENCE_COLUMN, OLD_COLUMN, TRAINER_COLUMN) if name in loader.columns]
+        self.notices: list[str] = [*dropout_notice(model, self._name), *self._accepted]
         self.divisor, self._point = 1.0, 0.0
         self._sums: Figures = {}
 
@@ -174,9 +169,10 @@ class PathTraining:
                 raise ConfigError(
                     f"{who} and training.{name} cannot be combined: whole answers are compared; leave {name} out"
                 )
-        needed: tuple[str, ...] = ("advantage", "reward")
+        needed: tuple[str, ...] = (ADVANTAGE, REWARD)
         if isinstance(chosen, PreferenceSettings):
             needed = (RANK,) if chosen.of_pairs else (LABEL,)
+        self._accepted = [] if isinstance(chosen, PreferenceSettings) else list(_check_sampling(loader, chosen))
         for source, values in loader.path_values.items():
             if not set(needed) & set(values or ()):
                 found = "no paths" if values is None else f"the values {', '.join(values) or 'none'}"
@@ -188,14 +184,36 @@ class PathTraining:
     def begin(self, rows: Sequence[ModelInput], step: Step, ranks: Ranks) -> None:
         """Make ready for the rows of a step: its divisor, and kto's reference point."""
         chosen, units = self.settings, step.units
+        answers, tokens = self._count(rows, ranks)
         if isinstance(chosen, PreferenceSettings):
             self.divisor = max(1.0, float(units["pairs" if chosen.of_pairs else "examples"]))
             if "kto" in chosen.weights:
                 self._point = self._reference_point(rows, ranks)
-        elif chosen.normalise == "token":
-            self.divisor = max(1e-12, step.loss_denominator)
         else:
-            self.divisor = max(1.0, float(units["paths"])) * (chosen.length or 1)
+            self.divisor = max(1.0, tokens if chosen.normalise == "token" else answers * (chosen.length or 1))
+
+    def _count(self, rows: Sequence[ModelInput], ranks: Ranks) -> tuple[float, float]:
+        """Answers of a step that a policy is trained on, and their trained tokens, over all ranks.
+
+        Raises:
+            ConfigError: A loss weight is neither 0 nor 1. Raised on all ranks, none of which may wait for another.
+        """
+        answers = tokens = 0.0
+        fault: ConfigError | None = None
+        for row in rows:
+            try:
+                counts = trained_tokens(row, self._name)
+            except ConfigError as error:
+                fault = error
+                break
+            if isinstance(self.settings, PolicySettings):
+                assert row.paths is not None
+                counts = counts[~np.isnan(advantages(row.paths, self.settings))]
+            answers, tokens = answers + int(np.count_nonzero(counts)), tokens + int(counts.sum())
+        answers, tokens, faults = ranks.sum([answers, tokens, float(fault is not None)])
+        if faults:
+            raise fault or ConfigError(f"{self._name}: another rank has loss weights other than 0 and 1; see its error")
+        return answers, tokens
 
     def _reference_point(self, rows: Sequence[ModelInput], ranks: Ranks) -> float:
         """The mean of log π − log π_ref over the step's mismatched answers, at least 0."""
@@ -203,13 +221,14 @@ class PathTraining:
         assert self.reference is not None
         for row in rows:
             tensors = self._model.tensors(row, self._backend)
-            scores = self._scores(tensors, row)
+            scores, temperatures = self._scores(tensors, row)
             mismatched = scores.value(LABEL, "preference.kind kto") < 0
             if not bool(mismatched.any()):
                 continue
-            with torch.no_grad():
-                logs = self._logs(self._model(tensors)[0], tensors, scores)
-                ratios = scores.sums(logs) - scores.sums(self.reference(tensors, row, scores, self._backend))
+            with torch.no_grad(), without_dropout(self._model):
+                logs = log_probabilities(self._model, *_trained(self._model(tensors)[0], tensors, scores), temperatures)
+                theirs = self.reference(tensors, row, scores, self._backend, temperatures)
+            ratios = scores.sums(logs) - scores.sums(theirs)
             total, count = total + float(ratios[mismatched].sum()), count + float(mismatched.sum())
         total, count = ranks.sum([total, count])
         if not count:
@@ -219,13 +238,15 @@ class PathTraining:
             )
         return max(0.0, total / count)
 
-    def _scores(self, tensors: RowTensors, row: ModelInput) -> PathScores:
+    def _scores(self, tensors: RowTensors, row: ModelInput) -> tuple[PathScores, Temperatures]:
+        """The trained slots of a row, and the temperature of each."""
         assert row.paths is not None
         trained = (tensors.targets[0] != IGNORE) & (tensors.loss_weights[0] != 0)
-        return PathScores.of(row.paths, trained, {name: row.columns[name] for name in self._columns})
-
-    def _logs(self, hidden: Tensor, tensors: RowTensors, scores: PathScores) -> Tensor:
-        return log_probabilities(self._model, hidden[scores.slots], tensors.targets[0][scores.slots])
+        scores = PathScores.of(row.paths, trained, {name: row.columns[name] for name in self._columns})
+        if isinstance(self.settings, PreferenceSettings):
+            # They compare answers of any origin, by the model itself.
+            return scores, np.ones(len(scores.slots))
+        return scores, slot_temperatures(row.paths, trained.cpu().numpy())[scores.slots.cpu().numpy()]
 
     def loss(self, row: ModelInput, model: LanguageModel | None = None) -> tuple[Tensor, Figures]:
         """A row's share of the step's loss, and sums for figures.
@@ -233,12 +254,17 @@ class PathTraining:
         Returns:
             A scalar to call `backward` on, and figures that are sums over pairs, examples or tokens.
         """
-        model = model or self._model
+        with without_dropout(model or self._model):
+            return self._loss(row, model or self._model)
+
+    def _loss(self, row: ModelInput, model: LanguageModel) -> tuple[Tensor, Figures]:
         tensors = model.tensors(row, self._backend)
-        hidden = model(tensors)[0]
-        scores = self._scores(tensors, row)
-        reference = None if self.reference is None else self.reference(tensors, row, scores, self._backend)
-        logs = self._logs(hidden, tensors, scores).requires_grad_()
+        scores, temperatures = self._scores(tensors, row)
+        hidden, targets = _trained(model(tensors)[0], tensors, scores)
+        reference = None
+        if self.reference is not None:
+            reference = self.reference(tensors, row, scores, self._backend, temperatures)
+        logs = log_probabilities(model, hidden, targets, temperatures).requires_grad_()
         with torch.enable_grad():
             if isinstance(self.settings, PreferenceSettings):
                 found, figures = preference_loss(scores, logs, reference, self.settings, self._point)
@@ -250,20 +276,20 @@ class PathTraining:
         (derivative,) = torch.autograd.grad(found, logs)
         # As a function of the weights: Σ derivative × log-probability, which has the gradient of the loss.
         used = derivative.nonzero()[:, 0]
-        linear, _ = chunked_cross_entropy(
-            model.logits,
-            hidden.index_select(0, scores.slots[used]),
-            tensors.targets[0][scores.slots[used]],
-            -derivative[used],
-        )
+        hidden, targets, derivative = hidden[used], targets[used], derivative[used]
+        linear = hidden.sum() * 0.0
+        for at, logits_of in tempered_heads(model, temperatures[used.cpu().numpy()]):
+            linear = linear + chunked_cross_entropy(logits_of, hidden[at], targets[at], -derivative[at])[0]
         return linear + (found.detach().to(linear.dtype) - linear.detach()), figures
 
     def backward(self, row: ModelInput) -> float:
         """Add a row's gradients; return its share of the step's loss."""
-        share, figures = self.loss(row)
+        # Gradient checkpoints run the model again in the backward pass.
+        with without_dropout(self._model):
+            share, figures = self._loss(row, self._model)
+            share.backward()
         for name, value in figures.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
-        share.backward()
         return float(share.detach())
 
     def end(self, ranks: Ranks, step: Step) -> dict[str, float]:
@@ -298,7 +324,8 @@ class PathTraining:
 def figure_names(settings: PreferenceSettings | PolicySettings) -> tuple[str, ...]:
     """Names of the sums that a loss gives."""
     if isinstance(settings, PolicySettings):
-        return "clipped", "entropy_estimate", "tokens", "log_ratio", *(("kl",) if settings.kl else ())
+        capped = ("sampler_gap", "capped") if settings.importance_cap is not None else ()
+        return "clipped", "entropy_estimate", "tokens", "log_ratio", *capped, *(("kl",) if settings.kl else ())
     sides = ("chosen_reward", "rejected_reward", "chosen_log_probability", "rejected_log_probability")
     return (*sides, "margin", "accuracy") if settings.of_pairs else (*sides, "chosen_count", "rejected_count")
 
@@ -317,68 +344,3 @@ def figure_means(
     if all(counts.values()):
         found["margin"] = found["chosen_reward"] - found["rejected_reward"]
     return found
-
-
-@final
-class HeldOutPreference:
-    """Loss, accuracy and margin of held-out answers, compared as in training; each document is used once.
-
-    Args:
-        name: Name of the evaluator, for errors.
-        settings: The data.
-        sequence_length: Slots per row.
-        ranks: The processes that evaluate together.
-    """
-
-    def __init__(self, name: str, settings: "EvaluatorSettings", sequence_length: int, ranks: Ranks) -> None:
-        self._name, self._settings, self._length, self._ranks = name, settings, sequence_length, ranks
-        self._paths: PathTraining | None = None
-
-    def begin(self, model: LanguageModel, settings: "TrainSettings", training: PathTraining | None) -> None:
-        """Make ready, with the reference model of training.
-
-        Raises:
-            ConfigError: `training.preference` is not set, or the data do not fit it.
-        """
-        if training is None or settings.preference is None:
-            raise ConfigError(f"evaluator {self._name!r}: kind preference needs training.preference; set it")
-        place, mixture, length = self._ranks.place, self._settings.mixture, self._length
-        self._loader = lambda: Loader(
-            mixture,
-            sequence_length=length,
-            rows_per_step=8 * place.size,
-            requirements=model.requirements(),
-            data_parallel=place,
-            threads=1,
-        )
-        try:
-            self._paths = PathTraining(model, self._loader(), settings, self._ranks.device, training.reference)
-        except ConfigError as error:
-            raise ConfigError(f"evaluator {self._name!r}: {error}") from error
-
-    def __call__(self, model: LanguageModel, stop: Any) -> dict[str, Any]:
-        """`loss`, `accuracy`, `margin` and what training reports besides; empty if `stop` became true."""
-        paths = self._paths
-        assert paths is not None
-        names, loss, taken = figure_names(paths.settings), 0.0, 0
-        sums: Figures = {}
-        units: dict[str, int] = {}
-        for step in self._loader():
-            rows = list(step)
-            with torch.no_grad():
-                paths.begin(rows, step, self._ranks)
-                for row in rows:
-                    share, figures = paths.loss(row, model)
-                    loss += float(share) * paths.divisor
-                    sums = {name: sums.get(name, 0.0) + value for name, value in figures.items()}
-            units = {name: units.get(name, 0) + count for name, count in step.units.items()}
-            taken += len(step) * self._ranks.place.size
-            if stop():
-                return {}
-            if self._settings.rows is not None and taken >= self._settings.rows:
-                break
-        loss, *totals = self._ranks.sum([loss, *(sums.get(name, 0.0) for name in names)])
-        assert isinstance(paths.settings, PreferenceSettings)
-        count = units.get("pairs" if paths.settings.of_pairs else "examples", 0)
-        found = figure_means(paths.settings, dict(zip(names, totals, strict=True)), units)
-        return {"loss": loss / max(count, 1), **found}

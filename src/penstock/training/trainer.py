@@ -8,7 +8,7 @@ Guarantees: the loss is the weighted sum over targets divided by the sum of weig
 so rows, packing and ranks do not change it. A run that is killed at any moment and resumed gives the losses of an
 uninterrupted one, bit for bit on the same machine with the same settings. A checkpoint holds the loader's state after
 its own step, regardless of prefetching. Random numbers of a step (dropout, if a model has it) are keyed by (seed, step,
-rank).
+rank); it is off where log-probabilities are compared: preferences, policies, teachers.
 """
 
 import shutil
@@ -37,6 +37,7 @@ from penstock.models.language_model import require_packed_rows
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import Base, base_checksum, base_written, load_model, own_weights
+from penstock.models.without_dropout import without_dropout
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.training.checkpoints import (
@@ -51,11 +52,12 @@ from penstock.training.checkpoints import (
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
 from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights, with_gradients
 from penstock.training.evaluators import Evaluator, evaluate
+from penstock.training.held_out_preference import HeldOutPreference
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.optimizers import Optimizers
 from penstock.training.own import LossOfOwn, OwnState, load_on_step
-from penstock.training.path_training import HeldOutPreference, PathTraining, require_token_targets
+from penstock.training.path_training import PathTraining, dropout_notice, require_token_targets
 from penstock.training.processes import Interruption
 from penstock.training.run_folder import BASE, CHECKPOINTS, MODEL, RUN_FILE
 from penstock.training.settings import TrainSettings
@@ -131,13 +133,17 @@ class Trainer:
         if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
         self._paths: PathTraining | None = None
+        notices = [] if distiller is None else dropout_notice(model, "teacher")
         if settings.preference is not None or settings.policy is not None:
             if distiller is not None:
                 raise ConfigError("teacher and training.preference or training.policy cannot be combined; choose one")
             # Before the model is sharded or compiled: the reference may be a copy of it.
             self._paths = PathTraining(model, loader, settings, ranks.device)
+            notices = self._paths.notices
         elif settings.loss is None:
             require_token_targets(loader, "cross entropy")
+        for notice in notices:
+            say(notice)
         # Before the model is sharded: the checksum is of whole weights.
         self._base = base_checksum(_module(model).state_dict()) if _base_is_fixed(_module(model)) else None
         if settings.shard:
@@ -460,7 +466,9 @@ class Trainer:
         tensors, groups = self._part_of(row) if self.ranks.context.size > 1 else self._whole(row)
         count = self._parts.num_groups
         if self.distiller is not None:
-            return self._backward_taught(self.distiller, tensors, inner_of(row), denominators, groups)
+            # The student is compared with its teachers, which have no dropout.
+            with without_dropout(self.model):
+                return self._backward_taught(self.distiller, tensors, inner_of(row), denominators, groups)
         if parts == 1:
             found = row_loss(self.model, tensors, denominators, z_loss=z_loss, groups=groups, num_groups=count)
             found.loss.backward()

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.shards.document import Document
 from penstock.shards.joined import open_dataset
+from penstock.shards.trees import odd_weight
 
 REFERENCE_COLUMN = "reference_log_probabilities"
 """The column that `penstock reference` writes."""
@@ -50,13 +51,21 @@ def pairs_of_document(document: Document) -> Iterator[dict[str, Any]]:
     """The pairs of one document, better and worse answer each; see `preference_pairs`.
 
     Raises:
-        ConfigError: It has none, or TRL cannot express one.
+        ConfigError: It has none, TRL cannot express one, or a loss weight is neither 0 nor 1.
     """
     tree = document.tree
     if tree is None or not tree.num_pairs:
         raise ConfigError(
             f"{document.origin}: has no answers of different rank, so there is no pair; prepare with answers='tree' "
             "from records with chosen and rejected answers, or with ranks or scores"
+        )
+    places, times = np.unique(
+        np.concatenate([_behind(tree.slots(path), 1) for path in range(len(tree.paths))]), return_counts=True
+    )
+    if (odd := odd_weight(document.loss_weights[places], times)) is not None:
+        raise ConfigError(
+            f"{document.origin}: a token has loss weight {odd:g}, which pairs of whole answers cannot express; prepare "
+            "the data with weights 0 and 1"
         )
     values = document.columns.get(REFERENCE_COLUMN)
     for chosen, rejected in tree.pairs().tolist():
