@@ -55,12 +55,14 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
 
 def test_a_model_is_looked_at_without_dropout(data, tmp_path):
     """And trains on with it."""
-    from penstock.training.evaluators import evaluate
+    from penstock.training.evaluators import evaluate, scheduled
 
     model, modes = make(data, tmp_path / "run").model, []
     model.train()
-    figures = evaluate({"mode": (2, lambda model, stop: modes.append(model.training) or {"seen": 1})}, model, 2, False)
-    assert (modes, model.training, figures["mode/seen"]) == ([False], True, 1)
+    looks = {"mode": (2, lambda model, stop: modes.append(model.training) or {"seen": 1})}
+    figures, stopped = evaluate(looks, scheduled(looks, 2, False), model)
+    assert (modes, model.training, figures["mode/seen"], stopped) == ([False], True, 1, [])
+    assert scheduled(looks, 3, False) == []
 
 
 def test_loss_and_bits_per_byte_by_hand(data, tmp_path):
