@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -53,12 +55,14 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
 
 def test_a_model_is_looked_at_without_dropout(data, tmp_path):
     """And trains on with it."""
-    from penstock.training.evaluators import evaluate
+    from penstock.training.evaluators import evaluate, scheduled
 
     model, modes = make(data, tmp_path / "run").model, []
     model.train()
-    figures = evaluate({"mode": (2, lambda model, stop: modes.append(model.training) or {"seen": 1})}, model, 2, False)
-    assert (modes, model.training, figures["mode/seen"]) == ([False], True, 1)
+    looks = {"mode": (2, lambda model, stop: modes.append(model.training) or {"seen": 1})}
+    figures, stopped = evaluate(looks, scheduled(looks, 2, False), model)
+    assert (modes, model.training, figures["mode/seen"], stopped) == ([False], True, 1, [])
+    assert scheduled(looks, 3, False) == []
 
 
 def test_loss_and_bits_per_byte_by_hand(data, tmp_path):
@@ -237,3 +241,59 @@ def test_a_joined_corpus_is_measured_as_the_whole(data, tmp_path):
         assert both["loss"] == pytest.approx(nats / both["targets"], rel=1e-5)
         assert min(one["bits_per_byte"], two["bits_per_byte"]) < both["bits_per_byte"]
         assert both["bits_per_byte"] < max(one["bits_per_byte"], two["bits_per_byte"])
+
+
+def stop_in(monkeypatch, calls):
+    """SIGTERM arrives in these calls of the held-out loss, counted from 1."""
+    evaluate, counted = HeldOutLoss.__call__, []
+
+    def call(self, model, stop=None):
+        counted.append(1)
+        if len(counted) in calls:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, model, stop)
+
+    monkeypatch.setattr(HeldOutLoss, "__call__", call)
+    return counted
+
+
+def with_held(data, every, steps=4):
+    held, more = (
+        f"{name}: {{data: {data / 'data' / 'validation'}, every: {every}, rows: 5}}" for name in ("held", "more")
+    )
+    return f"training.evaluators={{{held}, {more}}}", f"training.steps={steps}"
+
+
+def plain(records):
+    """What a run tells without its times."""
+    timed = ("seconds", "wait_seconds", "seconds_left", "tokens_per_second")
+    return [{name: one for name, one in record.items() if not name.endswith(timed)} for record in records]
+
+
+@pytest.mark.parametrize("every", [2, 4])
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_evaluation_that_was_stopped_is_done_on_resume(data, tmp_path, monkeypatch, every, call):
+    options, said = with_held(data, every), []
+    whole = train(data, tmp_path / "whole", *options)
+    with monkeypatch.context() as patch:
+        stop_in(patch, {call})
+        stopped = train(data, tmp_path / "run", *options, say=said.append)
+    assert [record["step"] for record in stopped] == list(range(1, every + 1))
+    assert ("held/loss" in stopped[-1], "held/seconds" in stopped[-1]) == (call == 2,) * 2
+    assert not {"more/loss", "more/seconds"} & stopped[-1].keys()
+    assert any("evaluation stopped, to be done when the run goes on" in line for line in said)
+    assert any(f"stopped by SIGTERM after step {every}; resume=True" in line for line in said)
+    assert plain(train(data, tmp_path / "run", *options, resume=True)) == plain(whole)
+    done = stop_in(monkeypatch, set())
+    assert plain(train(data, tmp_path / "run", *options, resume=True)) == plain(whole)
+    assert not done, "what is in the metrics is not evaluated again"
+
+
+def test_an_evaluation_that_is_stopped_again_stays_owed(data, tmp_path, monkeypatch):
+    options = with_held(data, 4)
+    whole = train(data, tmp_path / "whole", *options)
+    with monkeypatch.context() as patch:
+        stop_in(patch, {1, 2})
+        for resume in (False, True):
+            assert "held/loss" not in train(data, tmp_path / "run", *options, resume=resume)[-1]
+    assert plain(train(data, tmp_path / "run", *options, resume=True)) == plain(whole)

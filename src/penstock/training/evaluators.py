@@ -310,33 +310,45 @@ def _held_out(
         raise type(error)(f"evaluator {name!r}: {error}") from error
 
 
+def scheduled(evaluators: Mapping[str, tuple[int, Evaluator]], done: int, last: bool) -> list[str]:
+    """Names of the evaluators that run after `done` steps."""
+    return [name for name, (every, _) in evaluators.items() if last or done % every == 0]
+
+
 def evaluate(
-    evaluators: Mapping[str, tuple[int, Evaluator]], model: LanguageModel, done: int, last: bool, stop: Stop = never
-) -> dict[str, Any]:
-    """Run the evaluators scheduled after `done` steps; figures as "name/figure", with the seconds each took.
+    evaluators: Mapping[str, tuple[int, Evaluator]], names: Sequence[str], model: LanguageModel, stop: Stop = never
+) -> tuple[dict[str, Any], list[str]]:
+    """Run some evaluators.
 
     When `stop` becomes true, the running evaluation is dropped, because a checkpoint must be written within seconds.
-
     The model is in evaluation mode meanwhile, because some models of transformers have dropout.
+
+    Args:
+        evaluators: (interval, evaluator) by name.
+        names: Those that run.
+        model: What they evaluate.
+        stop: Asked between rows and problems.
+
+    Returns:
+        Figures as "name/figure", with the seconds each took, and the names of those that were not finished.
     """
     figures: dict[str, Any] = {}
-    scheduled = {name: one for name, (every, one) in evaluators.items() if last or done % every == 0}
-    if not scheduled:
-        return figures
+    if not names:
+        return figures, []
     assert isinstance(model, torch.nn.Module)
     training = model.training
     model.eval()
     try:
-        for name, evaluator in scheduled.items():
-            if stop():
-                break
+        for place, name in enumerate(names):
             began = time.monotonic()
-            found = evaluator(model, stop)
+            found = {} if stop() else evaluators[name][1](model, stop)
+            if not found and stop():
+                return figures, list(names[place:])
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
             figures[f"{name}/seconds"] = time.monotonic() - began
     finally:
         model.train(training)
-    return figures
+    return figures, []
 
 
 PROBLEMS_AT_ONCE = 32

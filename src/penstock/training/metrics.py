@@ -348,7 +348,7 @@ class JsonLines:
     """A file with one JSON object per line; numbers that are not finite are written as null."""
 
     def __init__(self, path: Path, done: int) -> None:
-        self.path = path
+        self.path, self._done = path, done
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _keep_until(path, done)
@@ -357,8 +357,12 @@ class JsonLines:
             raise OutputError(f"{path}: cannot be written: {error.strerror}; choose another run folder") from error
 
     def see(self, record: Record) -> None:
-        """Append a line."""
+        """Append a line; the record of the step that was done before takes the place of the former one."""
         try:
+            if record["step"] == self._done:
+                self._file.close()
+                _keep_until(self.path, self._done - 1)
+                self._file = self.path.open("a", encoding="utf-8")
             self._file.write(json.dumps({name: _plain(value) for name, value in record.items()}) + "\n")
             self._file.flush()
         except OSError as error:

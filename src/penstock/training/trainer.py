@@ -51,10 +51,11 @@ from penstock.training.checkpoints import (
 )
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
 from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights, with_gradients
-from penstock.training.evaluators import Evaluator, evaluate
+from penstock.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.training.held_out_preference import HeldOutPreference
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
+from penstock.training.metrics import METRICS, read_metrics
 from penstock.training.optimizers import Optimizers
 from penstock.training.own import LossOfOwn, OwnState, load_on_step
 from penstock.training.path_training import PathTraining, dropout_notice, require_token_targets
@@ -168,6 +169,8 @@ class Trainer:
             getattr(self._optimizers, "fused", None),
         )
         self._evaluators = dict(evaluators)
+        self._owed: dict[str, Any] = {}
+        """Evaluators that a signal stopped, and the record of their step without them."""
         for _, evaluator in self._evaluators.values():
             if isinstance(evaluator, HeldOutPreference):
                 evaluator.begin(model, settings, self._paths)
@@ -225,6 +228,7 @@ class Trainer:
         if writes:
             self._restore_tokenizer(checkpoint)
         self.totals = Totals(**state["totals"])
+        self._owed = state.get("owed", {})
         for difference in self._bits.differences(state["bits"]):
             self.say(f"resumed with another setting that changes the last bits: {difference}")
         self._report_rate(checkpoint.step, state.get("steps", self.steps))
@@ -329,6 +333,12 @@ class Trainer:
         `loss.distance.2` and so on, with several sources `loss.source.NAME`, with several tasks `loss.task.NAME` (see
         `loss_groups`); after an evaluation, its figures as `name/figure`.
         """
+        if self._owed:
+            with Interruption() as interruption:
+                yield from self._make_up(interruption)
+            if self._owed:
+                self.say("stopped again; resume=True (--resume) goes on")
+                return
         if self.loader.step >= self.steps:
             return
         logs = TensorLogs(
@@ -348,7 +358,7 @@ class Trainer:
                 stop = self._asked(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self._save(step)
-                if stop and not last:
+                if stop and (not last or self._owed):
                     by = interruption.name or "another rank"
                     self.say(f"stopped by {by} after step {done}; resume=True (--resume) goes on")
                     return
@@ -385,9 +395,11 @@ class Trainer:
                 record = self._step(step, time.monotonic() - waited, logs)
                 done = step.index + 1
                 last = done == self.steps
-                record |= evaluate(self._evaluators, self.model, done, last, lambda: self._asked(interruption))
+                record |= self._evaluate(scheduled(self._evaluators, done, last), interruption)
                 if self._on_step is not None:
                     record |= self._on_step(self.model, step, MappingProxyType(record)) or {}
+                if self._owed:
+                    self._owed["record"] = record
                 yield step, record
                 waited = time.monotonic()
         except PenstockError:
@@ -396,6 +408,31 @@ class Trainer:
                 self._save(trained)
                 self.say(f"saved after step {trained.index + 1}, before the error")
             raise
+
+    def _evaluate(self, names: Sequence[str], interruption: Interruption) -> Record:
+        """Figures of some evaluators; those that a signal stops are owed: saved, and done when the run is resumed."""
+        figures, stopped = evaluate(self._evaluators, names, self.model, lambda: self._asked(interruption))
+        self._owed = {"evaluators": stopped} if stopped else {}
+        if stopped:
+            self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")
+        return figures
+
+    def _make_up(self, interruption: Interruption) -> Iterator[Record]:
+        """The record of the last step once more, with the evaluations that a signal had stopped."""
+        names = [name for name in self._owed.get("evaluators", ()) if name in self._evaluators]
+        record = self._owed.get("record")
+        if not names or record is None or self._is_made_up(names):
+            self._owed = {}
+            return
+        self.say(f"evaluation of step {self.loader.step} that was stopped: {', '.join(names)}")
+        yield record | self._evaluate(names, interruption)
+
+    def _is_made_up(self, names: Sequence[str]) -> bool:
+        """Whether the metrics have these evaluations: nothing is saved again after the end of a run."""
+        written = self.run / METRICS
+        records = read_metrics(written) if self.ranks.is_first and written.exists() else []
+        last = records[-1] if records and records[-1]["step"] == self.loader.step else {}
+        return self.ranks.agree(bool(last) and all(f"{name}/seconds" in last for name in names))
 
     def _asked(self, interruption: Interruption) -> bool:
         """Whether any rank was asked to stop."""
@@ -547,6 +584,7 @@ class Trainer:
             "distillation": None if self.distiller is None else self.distiller.state(),
             **({} if self._paths is None else {"paths": self._paths.state()}),
             **({"own": own} if own else {}),
+            **({"owed": self._owed} if self._owed else {}),
         }
         name = SHARDED_OPTIMIZER if self.settings.shard else OPTIMIZER
         weights = whole_weights(_module(self.model)) if self.settings.shard else None
