@@ -349,7 +349,9 @@ def export_run(
     base: str | None = None
     try:
         if adapter:
-            base = _base_name(run)
+            # A model whose vocabulary grew is not the one that the run began with.
+            grown = trained.new_rows is not None and trained.new_rows.grown
+            base = None if grown else _base_name(run)
             parameters = export_adapter(
                 trained, output, base=base, tokenizer=tokenizer, template=template, context_length=length,
                 overwrite=overwrite,

@@ -153,6 +153,7 @@ def load_opened(
     """
     import torch
 
+    from penstock.models.lora import settle_parts
     from penstock.models.saving import load_model
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.training.distributed import local_device
@@ -163,6 +164,9 @@ def load_opened(
     length = context_length or context_of(found)
     tokenizer = load_tokenizer(found.tokenizer)
     model: Any = load_model(found.model, local_device(device), module=module)
+    if model.lora is not None:
+        # Otherwise each token would make the whole embedding again.
+        settle_parts(model)
     # Some models of transformers have dropout.
     model.eval()
     template = None if found.template is None else template_of(found, tokenizer)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.models.trained_parts import trained_parts
 from penstock.training.settings import OptimizerSettings
 
 FUSED_DEVICES = {"cpu", "cuda", "xpu", "mps"}
@@ -151,8 +152,12 @@ def _kinds(model: nn.Module, names: Mapping[str, nn.Parameter]) -> tuple[list[Te
     """(matrices inside the model, embeddings and matrices of their shape, all other parameters)."""
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     shapes = {table.shape for table in tables}
-    matrices: list[Tensor] = [p for p in names.values() if p.ndim >= 2 and p.shape not in shapes]
-    embeddings: list[Tensor] = [p for p in names.values() if p.ndim >= 2 and p.shape in shapes]
+    rows = {id(part.trained) for _, _, part in trained_parts(model) if part.rows is not None}
+    matrices: list[Tensor] = []
+    embeddings: list[Tensor] = []
+    for p in names.values():
+        if p.ndim >= 2:
+            (embeddings if p.shape in shapes or id(p) in rows else matrices).append(p)
     return matrices, embeddings, [p for p in names.values() if p.ndim < 2]
 
 
