@@ -136,9 +136,8 @@ class _Parts:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def _exported_parts(model: "LanguageModel") -> _Parts:
+def _exported_parts(model: Any) -> _Parts:
     """Embeddings and modules that were trained next to LoRA, by peft's names."""
-    assert isinstance(model, nn.Module)
     names = {id(module): name for name, module in model.named_modules()}
     modules: dict[str, list[tuple[str, TrainedPart]]] = {}
     for module, weight, part in trained_parts(model):

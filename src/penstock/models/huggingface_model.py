@@ -105,6 +105,7 @@ class HuggingFaceModel(nn.Module):
         inner: The model itself.
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
+        origin: The run, folder or hub name that its weights came from; None: unknown.
         operations: What computes recurrences in rows; see `use_recurrent`.
     """
 
@@ -113,6 +114,7 @@ class HuggingFaceModel(nn.Module):
         self.inner = inner
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
+        self.origin: str | None = getattr(inner, "name_or_path", None) or None
         self.operations = TORCH
         replace_functions(inner)
         self._warned_slow = False

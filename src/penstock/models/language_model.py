@@ -249,6 +249,9 @@ class LanguageModel(Protocol):
     new_rows: NewRows | None
     """Rows of the embedding for entries that its tokenizer gained; None: none are known."""
 
+    origin: str | None
+    """The run, folder or hub name that its weights came from; None: they are new, or it is not known."""
+
     @property
     def uses_our_attention(self) -> bool:
         """Whether only attention mixes tokens, and it is ours."""

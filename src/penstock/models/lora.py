@@ -122,7 +122,7 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         lora_dropout=settings.dropout,
         use_rslora=settings.rslora,
         rank_pattern=dict(settings.rank_pattern),
-        alpha_pattern=dict(settings.alpha_pattern),  # type: ignore[arg-type]
+        alpha_pattern=dict(settings.alpha_pattern),
     )
     with warnings.catch_warnings():
         # Of each matrix that is stored transposed (Conv1D), which peft then sets right.
@@ -216,7 +216,15 @@ def without_lora(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     from penstock.models.trained_parts import weight_of
 
     others = {name: weight for name, weight in weights.items() if not is_adapter_weight(name)}
-    return {weight_of(name.replace(".base_layer.", ".")): weight.detach().contiguous() for name, weight in others.items()}
+    return {
+        weight_of(name.replace(".base_layer.", ".")): weight.detach().contiguous() for name, weight in others.items()
+    }
+
+
+def embedding_of(model: Any) -> Any:
+    """The embedding as a module."""
+    inner = getattr(model, "inner", None)
+    return model.embedding if inner is None else inner.get_input_embeddings()
 
 
 def head_of(model: Any) -> Any:
@@ -269,7 +277,9 @@ def _modules(model: Any, wanted: tuple[str, ...]) -> list[tuple[str, Any]]:
     chosen = [name for name, _ in named if name and wanted and name.endswith(wanted)]
     for one in wanted:
         if not any(name.endswith(one) for name in chosen):
-            ends = sorted({name.rsplit(".", 1)[-1] for name, _ in named if not name.rsplit(".", 1)[-1].isdigit()} - {""})
+            ends = sorted(
+                {name.rsplit(".", 1)[-1] for name, _ in named if not name.rsplit(".", 1)[-1].isdigit()} - {""}
+            )
             raise ConfigError(f"lora.modules_to_save: {one!r} is the end of no module's name; known: {', '.join(ends)}")
     return [
         (name, module)
@@ -295,8 +305,7 @@ def _train_embeddings(model: Any, settings: LoraSettings) -> None:
     if settings.train_embeddings is None:
         return
     inner, head = getattr(model, "inner", model), head_of(model)
-    embedding = inner.embedding if inner is model else inner.get_input_embeddings()
-    tables = [embedding, *([] if head is None else [head])]
+    tables = [embedding_of(model), *([] if head is None else [head])]
     weights = [weight for table in tables for weight in table.parameters(recurse=False)]
     if settings.train_embeddings == "all":
         train_part(inner, weights, None)

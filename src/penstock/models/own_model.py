@@ -75,6 +75,7 @@ class OwnModel(nn.Module):
         self.module, self.code = module, code
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
+        self.origin: str | None = None
         self._verdict: PackingVerdict | None = None
 
     def forward(self, row: RowTensors) -> Tensor:

@@ -155,6 +155,7 @@ class Transformer(nn.Module):
         settings: Its size and shape.
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
+        origin: The run or folder that its weights came from; None: they are new.
         blocks: `layers` blocks, the last of which is the head of distance 1, then one for each further distance.
     """
 
@@ -165,6 +166,7 @@ class Transformer(nn.Module):
         self.settings = settings
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
+        self.origin: str | None = None
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)

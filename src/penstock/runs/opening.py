@@ -47,14 +47,17 @@ def load_model(
 
     folder = Path(path)
     if (folder / RUN_FILE).is_file():
-        return load_folder(RunFolder.open(folder).model, device, dtype, module=module)
-    if folder.exists():
-        return load_folder(folder, device, dtype, module=module)
-    if not may_be_of_hub(str(path)):
+        model = load_folder(RunFolder.open(folder).model, device, dtype, module=module)
+    elif folder.exists():
+        model = load_folder(folder, device, dtype, module=module)
+    elif not may_be_of_hub(str(path)):
         raise FormatError(f"{path}: there is no such folder; give a run, a model's folder, or owner/name on the hub")
-    from penstock.models.huggingface_model import load_huggingface
+    else:
+        from penstock.models.huggingface_model import load_huggingface
 
-    return load_huggingface(path, device=device, dtype=dtype)
+        model = load_huggingface(path, device=device, dtype=dtype)
+    model.origin = str(path)
+    return model
 
 
 def build_model(

@@ -70,7 +70,7 @@ class Optimizers:
         if groups:
             self.fused = _fused(self._names.values(), settings)
             adamw = torch.optim.AdamW(
-                groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=self.fused
+                groups, lr=settings.peak, betas=settings.betas, eps=settings.eps, fused=self.fused
             )
             self.members.append(adamw)
 
@@ -200,7 +200,7 @@ def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[tor
         return []
     made: torch.optim.Optimizer = muon(
         groups,
-        lr=settings.learning_rate,
+        lr=settings.peak,
         momentum=settings.momentum,
         adjust_lr_fn="match_rms_adamw",
     )

@@ -229,7 +229,7 @@ class Trainer:
 
     def _report_rate(self, done: int, steps_before: int) -> None:
         """Say so if another number of steps changes the learning rate of the next step."""
-        share, peak = self.settings.schedule.share, self.settings.optimizer.learning_rate
+        share, peak = self.settings.schedule.share, self.settings.optimizer.peak
         if done == self.steps or share(done, self.steps) == share(done, steps_before):
             return
         before, now = peak * share(done - 1, steps_before), peak * share(done, self.steps)
@@ -414,7 +414,7 @@ class Trainer:
                 list(with_gradients(self.model.parameters()))
             else:
                 self.ranks.sum_gradients([*self.model.parameters(), *self._projections.values()])
-        rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
+        rate = self.settings.optimizer.peak * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None
         norm = float(self._optimizers.step(rate))
