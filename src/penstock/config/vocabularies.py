@@ -74,9 +74,9 @@ def fit_vocabulary(
     if tokenizer is None:
         if needed > rows:
             raise ConfigError(
-                f"{name}: has {rows} ids, but the data and its objectives need {needed}, and there is no tokenizer "
-                f"next to the model that says which of them are new; build it with vocab_size={needed}, prepare the data "
-                "with the model's tokenizer, or name the folder that has it"
+                f"{name}: has {rows} ids, but the data and its objectives need {needed}, and no tokenizer next to the "
+                f"model says which of them are new; build it with vocab_size={needed}, prepare the data with the "
+                "model's tokenizer, or name the folder that has it"
             )
         if model.origin is not None:
             say(
@@ -130,7 +130,7 @@ def frozen_rows(model: "LanguageModel") -> str | None:
     if not frozen:
         return None
     return (
-        f"rows {model.new_rows.first} to {model.new_rows.end - 1} of the {' and the '.join(frozen)} matrix belong to "
-        "new tokens and are frozen, so these tokens stay what they are; to train them next to LoRA, set "
+        f"the rows of new tokens ({model.new_rows.first} to {model.new_rows.end - 1}) are frozen in the "
+        f"{' and the '.join(frozen)} matrix, so these tokens stay what they are; to train them next to LoRA, set "
         "lora.train_embeddings to new"
     )
