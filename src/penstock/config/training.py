@@ -15,7 +15,7 @@ from penstock.config.vocabularies import fit_vocabulary, frozen_rows, tokenizer_
 from penstock.core.errors import ConfigError
 from penstock.core.folders import check_unlocked
 from penstock.core.urls import shown_urls
-from penstock.core.yaml_files import parse_yaml
+from penstock.core.yaml_files import parse_yaml, write_yaml
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion
 from penstock.loader.loader import Loader
@@ -121,8 +121,6 @@ def _with_rate(settings: RunSettings, text: str, given: Given, say: Any) -> tupl
 
     The run's folder has the number, so that a run which goes on keeps it, whatever it is then opened from.
     """
-    import yaml
-
     training = settings.training or TrainSettings()
     if training.optimizer.learning_rate is not None:
         return settings, text
@@ -137,7 +135,7 @@ def _with_rate(settings: RunSettings, text: str, given: Given, say: Any) -> tupl
     section = values.get("training") or {}
     values["training"] = {**section, "optimizer": {**(section.get("optimizer") or {}), "learning_rate": rate}}
     settings = replace(settings, training=replace(training, optimizer=optimizer))
-    return settings, yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return settings, write_yaml(values, "run file")
 
 
 def _set_up(

@@ -50,7 +50,14 @@ from penstock.integrations.isolation import (
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
 from penstock.models.image_features import FeatureCache, as_outputs, features_of
-from penstock.models.importing import read_config, refuse_incomplete, refuse_not_finite, refuse_quantised
+from penstock.models.importing import (
+    listed_files,
+    read_config,
+    refuse_incomplete,
+    refuse_not_finite,
+    refuse_oversized,
+    refuse_quantised,
+)
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora import LoraSettings, NewRows
 from penstock.models.packed_ways import PackedWays
@@ -770,7 +777,9 @@ def load_huggingface(
     path, kind = Path(folder), AutoModelForCausalLM
     if (path / "config.json").is_file():
         config = read_config(path)
+        listed_files(path)
         refuse_quantised(path, config)
+        refuse_oversized(path, config)
         kind = AutoModelForMultimodalLM if {"vision_config", "audio_config"} & set(config) else kind
     try:
         inner, found = kind.from_pretrained(

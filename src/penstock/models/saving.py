@@ -247,7 +247,7 @@ def _described(path: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found, kind = described["format"], described["kind"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
     if found != _FORMAT or kind not in ("transformer", "huggingface", "own", LORA_ALONE):
         raise FormatError(
