@@ -13,6 +13,7 @@ from makers.processes import call_penstock
 from penstock.config.axolotl.conversion import import_axolotl, quoted
 from penstock.config.run_file import load_run
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
+from penstock.core.json_files import json_text
 from penstock.core.yaml_files import parse_yaml, write_yaml
 
 BASE = {
@@ -82,6 +83,15 @@ def test_a_run_file_that_could_not_be_read_is_not_written(tmp_path: Path) -> Non
 def test_what_is_written_as_yaml_is_read_back(text: str) -> None:
     value = {"a": [text, {"b": text}]}
     assert parse_yaml(write_yaml(value, "file"), "file")[1] == value
+
+
+@pytest.mark.parametrize("text", ["é", "\ud800", "\u2028\x85\n", "\x00", '"'])
+def test_what_is_written_as_json_is_read_back(text: str) -> None:
+    value = {"a": [text, 1.5, None], text: float("inf")}
+    written = json_text(value, "file", indent=1)
+    assert json.loads(written.encode()) == value
+    with pytest.raises(ConfigError, match="file: a value is not what it was"):
+        json_text({1: 2, "1": 3}, "file")
 
 
 NESTED = '{"a":' * 100_000 + "1" + "}" * 100_000

@@ -1,10 +1,10 @@
-"""Reads JSON that strangers wrote: what is damaged, or nested more deeply than Python reads, is an error by name."""
+"""JSON that strangers wrote, read with errors by name, and JSON with their texts in it, which can be read back."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import FormatError, PenstockError
+from penstock.core.errors import ConfigError, FormatError, PenstockError
 
 
 def parse_json(content: str | bytes, where: str | Path, error: type[PenstockError] = FormatError) -> Any:
@@ -40,3 +40,25 @@ def read_object(path: Path, error: type[PenstockError] = FormatError) -> dict[st
     if not isinstance(found, dict):
         raise error(f"{path}: found {type(found).__name__}, expected a mapping of settings")
     return found
+
+
+def json_text(value: Any, where: str | Path, *, indent: int | None = None) -> str:
+    """A value as JSON text that is read back as the same value.
+
+    Args:
+        value: Mappings, lists, texts and numbers.
+        where: Its file, for errors.
+        indent: Columns of a level; None: one line.
+
+    Raises:
+        ConfigError: No JSON text gives the value back.
+    """
+    for ascii_only in (False, True):
+        text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            continue  # half of a surrogate pair, which only an escape can hold
+        if json.dumps(json.loads(text)) == json.dumps(value):
+            return text
+    raise ConfigError(f"{where}: a value is not what it was after it was written and read")
