@@ -145,7 +145,7 @@ def _exported_parts(model: Any) -> _Parts:
     found, seen, whole = _Parts(), set[int](), list[str]()
     rows: dict[str, list[int]] = {}
     for name, parts in modules.items():
-        exported, module = _exported(model, name), model.get_submodule(name)
+        exported, module = _exported(model, name, what="is trained"), model.get_submodule(name)
         tied = any(id(part) in seen for _, part in parts)
         seen |= {id(part) for _, part in parts}
         if tied and len(parts) > 1:
@@ -198,7 +198,7 @@ def _matrices(model: "LanguageModel", *, with_lora: bool) -> Iterator[tuple[str,
             yield name, module
 
 
-def _exported(model: "LanguageModel", name: str, *, strict: bool = True) -> str:
+def _exported(model: "LanguageModel", name: str, *, strict: bool = True, what: str = "has LoRA") -> str:
     """A module's name in the exported base."""
     if not isinstance(model, Transformer):
         return name.removeprefix("inner.")
@@ -214,7 +214,7 @@ def _exported(model: "LanguageModel", name: str, *, strict: bool = True) -> str:
     if exported is None:
         if strict:
             raise ConfigError(
-                f"export: {name} is trained, but the exported model has no matrix of its own for it, so an adapter "
+                f"export: {name} {what}, but the exported model has no matrix of its own for it, so an adapter "
                 "cannot hold it; export with LoRA merged, or train with lora.targets query, key, value, output"
             )
         return name
