@@ -169,7 +169,6 @@ def _exported_parts(model: Any) -> _Parts:
             found.settings["ensure_weight_tying"] = True
     if isinstance(model, Transformer) and model.unembedding is None and _exported(model, "embedding") in whole:
         # It is one module here, and two in transformers.
-        whole.append("lm_head")
         found.settings["ensure_weight_tying"] = True
         found.weights["base_model.model.lm_head.weight"] = model.embedding.weight.detach().cpu().clone()
     found.settings |= {"modules_to_save": whole} if whole else {}
