@@ -391,3 +391,21 @@ def test_words_outside_all_turns_are_their_message_s(tokenizer):
     assert chat.messages[0] == 0
     assert set(chat.messages.tolist()) == {0, 1, 2}
     assert not chat.loss_weights[chat.messages == 0].any()
+
+
+@pytest.mark.parametrize(("policy", "user", "reply"), [("all", 1.0, 0.5), ("turn", 0.0, 0.5), ("none", 0.0, 0.0)])
+def test_terminators_have_the_weights_of_their_messages(tokenizer, policy, user, reply):
+    messages = [TWO[0], TWO[1] | {"weight": 0.25}, TWO[2], TWO[3] | {"weight": 0.5}]
+    chat = encode_chat(messages, tokenizer, train_on_eos=policy)
+    ends = chat.loss_weights[chat.tokens == tokenizer.special_tokens["<|im_end|>"]]
+    assert ends.tolist() == [user, reply / 2, user, reply]
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")])
+def test_the_closing_tag_of_reasoning_is_part_of_it(tokenizer, opening, closing):
+    """Tags that a template writes around the field, which are known by nothing but their place."""
+    source = THINKING.replace("<think>\n", opening).replace("\n</think>\n\n", closing)
+    assert opening in source
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "answer", "reasoning_content": "hm"}]
+    assert trained(encode_chat(messages, tokenizer, source)) == [f"{opening}hm{closing}answer<|im_end|>"]
+    assert trained(encode_chat(messages, tokenizer, source, train_on_reasoning=False)) == ["answer<|im_end|>"]

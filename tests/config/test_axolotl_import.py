@@ -157,7 +157,7 @@ def test_a_chat_run_with_lora(tmp_path: Path) -> None:
     assert (training.optimizer.learning_rate, training.optimizer.weight_decay) == (2e-4, 0.01)
     assert training.optimizer.decay_embeddings
     assert training.lora.rank == 32
-    assert training.lora.alpha / 32 == pytest.approx(16 / 32**0.5)
+    assert (training.lora.alpha, training.lora.rslora) == (16, True)
     assert training.lora.targets == ("q_proj", "k_proj", "v_proj")
     assert (training.checkpoints.every, training.checkpoints.keep) == (250, 4)
     assert training.evaluators["held out"].every == 100

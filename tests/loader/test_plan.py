@@ -321,3 +321,21 @@ def test_bad_settings_are_refused():
         Source("a", slice=(0.5, 0.5))
     with pytest.raises(ConfigError, match="source 'a': share must be at least 0"):
         Source("a", share=float("nan"))
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.2, 0.8)])
+def test_a_split_document_is_charged_for_what_is_taken_of_it(packing, shares):
+    """After each window, each source's credit is exactly its share of all tokens, less those that it gave."""
+    kind = {} if packing == "concat" else {"too_long": "split"}
+    long, short = Lengths(np.full(40, 5000), "long"), Lengths(np.full(3000, 60), "short")
+    sources = [Source(one, share, one.name, **kind) for one, share in zip((long, short), shares, strict=True)]
+    mixed = plan(sources, packing=packing, window_rows=16)
+    units, taken = integer_shares(shares), np.zeros(2, np.int64)
+    for _ in range(12):
+        window = mixed.next_window()
+        np.add.at(taken, window.pieces["source"], window.pieces["length"])
+        assert mixed.state().credits.tolist() == [
+            int(taken.sum()) * int(unit) - int(mine) * UNIT for unit, mine in zip(units, taken, strict=True)
+        ]
+    assert abs(taken - np.array(shares) * taken.sum()).max() <= 256

@@ -178,3 +178,20 @@ def test_a_small_state_does_not_unpack_to_gigabytes(dataset):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
+
+
+@pytest.mark.parametrize("now", ["drop", "split", "truncate", "error"])
+@pytest.mark.parametrize("then", ["drop", "split", "truncate", "error"])
+def test_another_policy_for_long_documents_is_refused(dataset, then, now):
+    """No document here is too long, so only the policy itself tells the two apart."""
+
+    def loader(policy):
+        return Loader(Source(dataset, too_long=policy), sequence_length=8, rows_per_step=4, threads=0)
+
+    first = loader(then)
+    next(iter(first))
+    if then == now:
+        loader(now).load_state_dict(first.state_dict())
+        return
+    with pytest.raises(StateError, match="source"):
+        loader(now).load_state_dict(first.state_dict())

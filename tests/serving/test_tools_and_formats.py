@@ -393,3 +393,23 @@ def test_a_schema_that_becomes_too_complex_ends_only_its_own_reply(writing, monk
             client.chat.completions.create(model="tiny", messages=HI, max_tokens=120, response_format=FORMAT)
         assert client.chat.completions.create(model="tiny", messages=HI, max_tokens=5).choices[0].message.content
     assert writing.service.engine.running == 0
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_calls_of_unknown_tools_are_content_where_nothing_else_marks_a_call(step):
+    for text in (
+        '{"name": "rain", "parameters": {}}',
+        '{"name": "now", "parameters": {}}; {"name": "rain", "parameters": {}}',
+        '{"name": "", "parameters": {}}',
+    ):
+        assert split("llama", text, step) == (text, [])
+
+
+@pytest.mark.parametrize("between", ["", "and ", "</tool_calls>"])
+def test_a_call_that_does_not_end_before_the_next_is_malformed(between):
+    one, other = (
+        '<tool_call>{"name": "now", "arguments": {}}',
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    )
+    assert split("hermes", f"{one}</tool_call>{other}", 1000) == ("", [("now", {})] * 2)
+    assert split("hermes", f"{one}{between}{other}", 1000) == (f"{one}{between}{other}", [])

@@ -296,3 +296,34 @@ def test_unlocking_in_ranges_equals_unlocking_one_by_one(tmp_path_factory, locke
         mine.share(unit)
     mine.free_all(np.array(freed, np.int64))
     assert {unit for unit in range(31) if not other.own(unit)} == set(locked) - set(freed)
+
+
+def test_what_was_used_least_recently_goes_first(tmp_path):
+    """Units are read in an order that is neither that of their numbers nor that in which they came."""
+    documents = [[n % VOCAB] * 200 for n in range(256 * 8)]
+    write_dataset(tmp_path / "d", documents, tokenizer=TOKENIZER)
+    remote = Dataset.open(put_in_memory(tmp_path / "d", "least-recently"), cache=tmp_path / "cache")
+    holder = remote.table.holder
+
+    def read(block):
+        remote.table.read(256 * block, 256 * block + 1)
+
+    def here():
+        units = [int(holder.find(np.array([256 * block]), (TOKENS,))[0]) for block in range(8)]
+        return {block for block, unit in enumerate(units) if holder._record.states[unit] == PRESENT}
+
+    read(3)
+    holder.budget = int(4.5 * holder.size)
+    for block in (0, 5, 1):
+        read(block)
+    assert here() == {0, 1, 3, 5}
+    read(3)
+    for block, gone in ((6, 0), (2, 5)):
+        before = here()
+        read(block)
+        assert here() == before - {gone} | {block}
+    # Neither is the order that was found then kept: 1 would be next, but is used again.
+    read(1)
+    before = here()
+    read(7)
+    assert here() == before - {3} | {7}

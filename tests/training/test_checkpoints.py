@@ -192,3 +192,17 @@ def test_any_flipped_bit_of_the_manifest_is_passed_over_or_means_nothing(tmp_pat
     for text in ('{"files": {"\\u0000": {"bytes": 1, "sha256": ""}}}', '{"files": []}', "[" * 100_000):
         path.write_text(text)
         assert newest_complete(tmp_path, say=said.append).step == 1
+
+
+def test_the_older_of_two_of_the_same_step_is_only_a_reserve(tmp_path):
+    """As a kill between two renames leaves them: `NAME.old` is complete too, but from before."""
+    save_checkpoint(tmp_path / "before", 7, parts(1))
+    save_checkpoint(tmp_path / "run", 7, parts(2))
+    shutil.move(tmp_path / "before" / "step-00000007", tmp_path / "run" / "step-00000007.old")
+    found = newest_complete(tmp_path / "run")
+    assert found.folder.name == "step-00000007"
+    assert found.value("state.json")["step"] == 2
+    (tmp_path / "run" / "step-00000007" / "state.json").write_text("{}")
+    found = newest_complete(tmp_path / "run")
+    assert found.folder.name == "step-00000007.old"
+    assert found.value("state.json")["step"] == 1

@@ -59,3 +59,18 @@ def test_up_then_never_up_again_and_never_zero_while_training(shape, warmup, tot
 def test_wrong_settings_are_named(wrong, match):
     with pytest.raises(ConfigError, match=match):
         ScheduleSettings(**wrong)
+
+
+@pytest.mark.parametrize(("total", "falls"), [(15, 4), (13, 3), (19, 5), (17, 4), (14, 4)])
+def test_wsd_falls_over_the_nearest_whole_number_of_steps(total, falls):
+    """A quarter of 15 steps is 3.75, of 13 it is 3.25, of 14 it is 3.5, which goes to the even 4."""
+    schedule = ScheduleSettings(shape="wsd", warmup_steps=0, decay=0.25)
+    shares = [schedule.share(step, total) for step in range(total)]
+    expected = [1.0] * (total - falls) + [1 - step / falls for step in range(falls)]
+    assert shares == pytest.approx(expected)
+
+
+def test_wsd_falls_from_the_peak_where_the_warm_up_leaves_less_than_its_decay():
+    schedule = ScheduleSettings(shape="wsd", warmup_steps=50, decay=1.0)
+    shares = [schedule.share(step, 60) for step in range(61)]
+    assert shares[49:] == pytest.approx([1.0, *(1 - step / 10 for step in range(11))])

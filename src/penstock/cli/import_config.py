@@ -39,11 +39,16 @@ def run(
         penstock import-config axolotl.yaml -o imported.yaml
     """
     from penstock.config.axolotl.conversion import import_axolotl
+    from penstock.config.document import Document
+    from penstock.config.models import check
+    from penstock.config.run_file import RunSettings
     from penstock.core.errors import OutputError
 
     module = output.with_name(f"{output.stem.replace('-', '_').replace('.', '_')}_prompts.py")
     found = import_axolotl(config, run_file=str(output), ranks=ranks, steps=steps)
     written = {output: found.text(str(config)), **({module: found.code} if found.code is not None else {})}
+    # What cannot be read as a run file is not written.
+    check(Document(f"the run file made of {config}", dict(found.run), {}), RunSettings)
     for path in written:
         if path.exists() and not overwrite:
             raise OutputError(f"{path}: exists already; name another with --output, or add --overwrite")

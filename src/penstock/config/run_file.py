@@ -13,6 +13,7 @@ from typing import Any, final
 from penstock.config.document import Document, override, read_document
 from penstock.config.models import check, model_of
 from penstock.core.errors import ConfigError, FormatError
+from penstock.core.yaml_files import write_yaml
 from penstock.distillation.settings import DistillationSettings
 from penstock.inputs import EVERYTHING, Attention
 from penstock.inputs.model_input import InputRequirements
@@ -150,11 +151,8 @@ def load_data(path: str | Path, assignments: Sequence[str] = ()) -> DataSettings
 
 def resolved_text(path: str | Path, assignments: Sequence[str] = ()) -> str:
     """The run file with all overrides applied, as YAML. A run's folder keeps this text."""
-    import yaml
-
     values = override(read_document(path), list(assignments)).values
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    return text
+    return write_yaml(values, str(path))
 
 
 def run_schema() -> dict[str, Any]:

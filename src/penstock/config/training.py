@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.config.run_file import DataSettings, RunSettings, make_loader, open_sources
+from penstock.config.vocabularies import fit_vocabulary, frozen_rows, tokenizer_of, vocabulary_size
 from penstock.core.errors import ConfigError
 from penstock.core.folders import check_unlocked
 from penstock.core.urls import shown_urls
+from penstock.core.yaml_files import parse_yaml, write_yaml
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion
 from penstock.loader.loader import Loader
@@ -91,7 +93,7 @@ def make_trainer(
     from penstock.training.processes import in_step
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
-    text = shown_urls(text)
+    settings, text = _with_rate(settings, shown_urls(text), given, say)
     if settings.model is None and given.model is None:
         raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
     data = open_sources(settings.data, run_file)
@@ -114,6 +116,28 @@ def make_trainer(
     return trainer
 
 
+def _with_rate(settings: RunSettings, text: str, given: Given, say: Any) -> tuple[RunSettings, str]:
+    """Settings and run file with the learning rate that is chosen where none is set.
+
+    The run's folder has the number, so that a run which goes on keeps it, whatever it is then opened from.
+    """
+    training = settings.training or TrainSettings()
+    if training.optimizer.learning_rate is not None:
+        return settings, text
+    pretrained = isinstance(settings.model, str) and settings.model.startswith((TRAINED, "hf:"))
+    pretrained |= given.model is not None and given.model.origin is not None
+    rate = training.default_rate(pretrained=pretrained)
+    kind = "a pretrained model" if pretrained else "a model with new weights"
+    kind += " with LoRA" if pretrained and training.lora is not None else ""
+    say(f"learning_rate {rate:g}: the default for {kind}")
+    optimizer = replace(training.optimizer, learning_rate=rate)
+    values = parse_yaml(text, "run file")[1] or {}
+    section = values.get("training") or {}
+    values["training"] = {**section, "optimizer": {**(section.get("optimizer") or {}), "learning_rate": rate}}
+    settings = replace(settings, training=replace(training, optimizer=optimizer))
+    return settings, write_yaml(values, "run file")
+
+
 def _set_up(
     settings: RunSettings, run_file: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any, given: Given
 ) -> "Trainer":
@@ -134,16 +158,20 @@ def _set_up(
     if itself:
         # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
         start = f"{TRAINED}{output}"
-    check_memory(start, _vocabulary(data), training, data.loader, device=ranks.device, ranks=ranks.data.size)
+    check_memory(start, vocabulary_size(data), training, data.loader, device=ranks.device, ranks=ranks.data.size)
     if given.model is not None:
-        model = _fit(given.model, data, ranks)
+        model = _fit(given.model, ranks)
+        fit_vocabulary(model, data, tokenizer_of(model.origin), name=_named(model), say=say)
     elif itself:
-        model = _trained_model(str(output), data, ranks.device, merged=False)
+        model = _trained_model(str(output), ranks.device, merged=False)
+        fit_vocabulary(model, data, tokenizer_of(model.origin), name=f"the model {start}", say=say)
     else:
-        model = _make_model(data, start, training, ranks.device)
+        model = _make_model(data, start, training, ranks.device, say)
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
     freeze(model, training.frozen)
+    if (notice := frozen_rows(model)) is not None:
+        say(notice)
     _choose_recurrent(model, training)
     datasets = [source.path for source in data.sources]
     evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
@@ -191,24 +219,19 @@ def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
         raise ConfigError(f"training.recurrent: {error}") from None
 
 
-def _fit(model: "LanguageModel", data: DataSettings, ranks: "Ranks") -> "LanguageModel":
-    """Move a model passed from Python to this rank's device, with weights in at least float32.
-
-    Raises:
-        ConfigError: Its vocabulary is too small for the data.
-    """
+def _fit(model: "LanguageModel", ranks: "Ranks") -> "LanguageModel":
+    """Move a model passed from Python to this rank's device, with weights in at least float32."""
     import torch
 
-    if (needed := _vocabulary(data)) > model.vocab_size:
-        raise ConfigError(
-            f"model: has {model.vocab_size} ids, but the data and its objectives need {needed}; build it with "
-            f"vocab_size={needed}, or prepare the data with the model's tokenizer"
-        )
     for weight in model.parameters():
         # In half precision an optimiser step is often smaller than the spacing of numbers, and would be lost.
         weight.data = weight.data.to(ranks.device, torch.promote_types(weight.dtype, torch.float32))
     assert isinstance(model, torch.nn.Module)
     return model.to(ranks.device).train()
+
+
+def _named(model: "LanguageModel") -> str:
+    return "model" if model.origin is None else f"the model {model.origin}"
 
 
 def _is_gone(model: ModelSettings | str) -> bool:
@@ -217,68 +240,41 @@ def _is_gone(model: ModelSettings | str) -> bool:
 
 
 def _make_model(
-    data: DataSettings, model: ModelSettings | str, training: TrainSettings, device: "torch.device"
+    data: DataSettings, model: ModelSettings | str, training: TrainSettings, device: "torch.device", say: Any
 ) -> "LanguageModel":
     """Build the model with its initial weights."""
-    from penstock.models.transformer import build_model
+    from penstock.models.transformer import HUGGING_FACE, build_model
 
     if isinstance(model, str) and model.startswith(TRAINED):
-        return _trained_model(model.removeprefix(TRAINED), data, device)
-    return build_model(model, vocab_size=_vocabulary(data), device=device, seed=training.seed)
+        made = _trained_model(model.removeprefix(TRAINED), device)
+    elif isinstance(model, str) and model.startswith(HUGGING_FACE):
+        made = build_model(model, vocab_size=1, device=device)
+        made.origin = model.removeprefix(HUGGING_FACE)
+    else:
+        return build_model(model, vocab_size=vocabulary_size(data), device=device, seed=training.seed)
+    fit_vocabulary(made, data, tokenizer_of(made.origin), name=f"the model {model}", say=say)
+    return made
 
 
-def _trained_model(path: str, data: DataSettings, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
+def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
     """Load a trained model to continue with other data or another schedule. Weights in float32.
 
     LoRA is merged, or with `merged` false taken out, for a run that goes on itself: its base must stay what it was.
-
-    Raises:
-        ConfigError: The data was prepared with another tokenizer, or the model's vocabulary is too small.
     """
     import torch
 
     from penstock.models import merge_lora
     from penstock.models.lora import remove_lora
     from penstock.models.saving import load_model
-    from penstock.tokenizers.loading import load_tokenizer
     from penstock.training import RunFolder
 
-    run = RunFolder.open(path)
-    fingerprint = load_tokenizer(run.tokenizer).fingerprint
-    for source in data.sources:
-        made_with = getattr(source.path, "tokenizer", None)
-        if made_with is not None and made_with.fingerprint != fingerprint:
-            raise ConfigError(
-                f"source {source.name!r}: was prepared with another tokenizer ({made_with.name}) than the model "
-                f"{TRAINED}{path}; prepare it with {run.tokenizer}"
-            )
-    model = load_model(run.model, device)
-    if (needed := _vocabulary(data)) > model.vocab_size:
-        raise ConfigError(f"the model {TRAINED}{path} has {model.vocab_size} ids, but the objectives need {needed}")
+    model = load_model(RunFolder.open(path).model, device)
+    model.origin = path
     if model.lora is not None:
         (merge_lora if merged else remove_lora)(model)
     for weight in model.parameters():
         weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     return model
-
-
-def _vocabulary(data: DataSettings) -> int:
-    """Required vocabulary size: the ids of the datasets, and those that objectives add."""
-    sizes: list[int] = []
-    for source in data.sources:
-        info = getattr(source.path, "tokenizer", None)
-        if info is None:
-            raise ConfigError(
-                f"source {source.name!r}: stores no tokenizer, which a model needs; make a "
-                "dataset with `penstock prepare`"
-            )
-        sizes.append(info.vocab_size)
-        extended = getattr(source.objective, "tokenizer", None)
-        if extended is not None:
-            from penstock.tokenizers.loading import load_tokenizer
-
-            sizes.append(load_tokenizer(extended).vocab_size)
-    return max(sizes)
 
 
 def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, str]]:

@@ -41,6 +41,12 @@ OTHER_NAMES = {
     "training.lora.rank": "lora_r lora_rank peft use_peft use_lora adapter",
     "training.lora.alpha": "lora_alpha",
     "training.lora.targets": "lora_target_modules target_modules lora_target",
+    "training.lora.dropout": "lora_dropout",
+    "training.lora.rslora": "use_rslora peft_use_rslora",
+    "training.lora.rank_pattern": "lora_rank_pattern",
+    "training.lora.alpha_pattern": "lora_alpha_pattern",
+    "training.lora.modules_to_save": "lora_modules_to_save",
+    "training.lora.train_embeddings": "trainable_token_indices resize_embeddings new_tokens",
     "training.micro_sequences": "gradient_checkpointing activation_checkpointing checkpoint_activations recompute",
     "training.optimizer.betas": "beta beta1 beta2 adam_beta1 adam_beta2 adam_betas",
     "training.optimizer.clip_norm": "grad_clip clip_grad max_grad_norm gradient_clip gradient_clipping "

@@ -68,6 +68,31 @@ def parse_yaml(text: str, where: str, *, lines: bool = True) -> tuple[yaml.Node 
         raise ConfigError(f"{where}{line}: is not YAML: {problem}; correct it there") from error
 
 
+def write_yaml(value: Any, where: str, *, width: int = 80) -> str:
+    """A value as YAML that `parse_yaml` reads back as the same value; keys keep their order.
+
+    Args:
+        value: Mappings, lists, texts and numbers.
+        where: What is written, for errors.
+        width: Columns of a line.
+
+    Raises:
+        ConfigError: No YAML text gives the value back, or it is out of bounds.
+    """
+    # PyYAML writes some line ends (U+0085, U+2028) as they are, and reads them back as blanks.
+    for unicode in (True, False):
+        text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=unicode, width=width)
+        try:
+            _, found = parse_yaml(text, where)
+        except ConfigError as error:
+            problem = str(error)
+            continue
+        if yaml.safe_dump(found, sort_keys=False, allow_unicode=unicode, width=width) == text:
+            return text
+        problem = f"{where}: a value is not what it was after it was written and read"
+    raise ConfigError(f"{problem}; remove unusual characters from its values")
+
+
 @final
 class _Bounds:
     """Refuses a tree that is too deep, too large after expansion, or contains itself; visits each node once."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import OutputError, StateError
+from penstock.core.json_files import json_text
 from penstock.core.terminal import Progress
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import Answer, Task
@@ -247,7 +248,7 @@ def _append(path: Path, lines: list[dict[str, Any]]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            file.write("".join(json_text(line, path) + "\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -3,12 +3,14 @@
     FOLDER/adapter_model.safetensors, adapter_config.json
     FOLDER/base/                          the model that it belongs to, where no name of one is given
 
-The adapter on its base gives the logits of the trained model, up to rounding.
+The adapter on its base gives the logits of the trained model, up to rounding. Embeddings and modules that were trained
+next to LoRA are in it: new rows as peft's `trainable_token_indices`, the rest as `modules_to_save`.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor, nn
 
@@ -17,7 +19,8 @@ from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.models.exporting import export, export_tokenizer, output_folder, template_text
 from penstock.models.importing import llama_name
 from penstock.models.layouts import layout_of
-from penstock.models.lora import lora_weights, remove_lora
+from penstock.models.lora import is_matrix, lora_weights, remove_lora
+from penstock.models.trained_parts import TrainedPart, is_trained_part, trained_parts
 from penstock.models.transformer import Transformer
 from penstock.shards.files import usual_mode
 from penstock.tokenizers import Tokenizer
@@ -45,7 +48,8 @@ def export_adapter(
     Args:
         model: The model; its LoRA is not merged.
         folder: Target folder, new or empty; emptied again if writing fails.
-        base: Hub name or folder of the model that LoRA was added to; None: it is written to `folder`/base.
+        base: Hub name or folder of the model that LoRA was added to; None: it is written to `folder`/base. A model
+            whose vocabulary grew is not the one by that name.
         tokenizer: Its files are exported too.
         template: Chat template; exported with the variables of its training as defaults.
         context_length: Tokens of a training sequence.
@@ -55,7 +59,8 @@ def export_adapter(
         Parameters of the adapter.
 
     Raises:
-        ConfigError: The model has no LoRA, or LoRA at matrices that transformers has in another form.
+        ConfigError: The model has no LoRA, or LoRA at matrices that transformers has in another form, or trained
+            parts that peft has no format for.
         OutputError: As for `export`.
     """
     try:
@@ -66,7 +71,9 @@ def export_adapter(
 
     if model.lora is None:
         raise ConfigError("export: the model has no LoRA, so there is no adapter; export the model itself")
-    weights, targets = _adapter_weights(model), _short_targets(model)
+    weights, targets, parts = _adapter_weights(model), _short_targets(model), _exported_parts(model)
+    weights |= parts.weights
+    layers = [layer for _, layer in _matrices(model, with_lora=True)]
     with output_folder(Path(folder), overwrite) as place:
         if tokenizer is not None:
             export_tokenizer(tokenizer, place, context_length)
@@ -77,6 +84,11 @@ def export_adapter(
             r=model.lora.rank,
             lora_alpha=model.lora.alpha,  # type: ignore[arg-type]
             target_modules=targets,
+            lora_dropout=model.lora.dropout,
+            use_rslora=model.lora.rslora,
+            fan_in_fan_out=all(layer.fan_in_fan_out for layer in layers),
+            **_patterns(model),
+            **parts.settings,
             inference_mode=True,
             base_model_name_or_path=base or str((Path(folder) / BASE).absolute()),
         )
@@ -93,9 +105,74 @@ def _adapter_weights(model: "LanguageModel") -> dict[str, Tensor]:
     """The LoRA weights by peft's names."""
     found: dict[str, Tensor] = {}
     for name, weight in lora_weights(model.state_dict()).items():
+        if is_trained_part(name):
+            continue
         module, _, rest = name.partition(".lora_")
         # peft's name of the only adapter, "default", is not in its files.
         found[f"base_model.model.{_exported(model, module)}.lora_{rest.replace('.default', '')}"] = weight.cpu()
+    return found
+
+
+def _patterns(model: "LanguageModel") -> dict[str, Any]:
+    """Ranks and alphas of their own: as they were given, or for our transformer by the names of the exported base."""
+    assert model.lora is not None
+    if not isinstance(model, Transformer):
+        return {"rank_pattern": dict(model.lora.rank_pattern), "alpha_pattern": dict(model.lora.alpha_pattern)}
+    layers = [(_exported(model, name), layer) for name, layer in _matrices(model, with_lora=True)]
+    ranks = {name: layer.r["default"] for name, layer in layers}
+    alphas = {name: layer.lora_alpha["default"] for name, layer in layers}
+    return {
+        "rank_pattern": {name: rank for name, rank in ranks.items() if rank != model.lora.rank},
+        "alpha_pattern": {name: alpha for name, alpha in alphas.items() if alpha != model.lora.alpha},
+    }
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _Parts:
+    """What was trained next to LoRA, as peft has it."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def _exported_parts(model: Any) -> _Parts:
+    """Embeddings and modules that were trained next to LoRA, by peft's names."""
+    names = {id(module): name for name, module in model.named_modules()}
+    modules: dict[str, list[tuple[str, TrainedPart]]] = {}
+    for module, weight, part in trained_parts(model):
+        modules.setdefault(names[id(module)], []).append((weight, part))
+    found, seen, whole = _Parts(), set[int](), list[str]()
+    rows: dict[str, list[int]] = {}
+    for name, parts in modules.items():
+        exported, module = _exported(model, name, what="is trained"), model.get_submodule(name)
+        tied = any(id(part) in seen for _, part in parts)
+        seen |= {id(part) for _, part in parts}
+        if tied and len(parts) > 1:
+            raise ConfigError(
+                f"export: {name} shares its matrix with the embedding and has a bias, and peft has no format for both "
+                "trained; export with LoRA merged"
+            )
+        prefix = f"base_model.model.{exported}"
+        (weight, part), *others = parts
+        if part.rows is not None and not others:
+            if not tied:
+                rows[exported] = list(range(*part.rows))
+                found.weights[f"{prefix}.token_adapter.trainable_tokens_delta"] = part.trained.detach().cpu()
+            continue
+        # A bias has no rows in peft, so a head with one is written whole.
+        for weight, _ in parts:
+            found.weights[f"{prefix}.{weight}"] = getattr(module, weight).detach().cpu().clone()
+        # Both names of a shared matrix: peft knows by its name that the output is tied to the embedding.
+        whole.append(exported)
+        if tied:
+            found.settings["ensure_weight_tying"] = True
+    if isinstance(model, Transformer) and model.unembedding is None and _exported(model, "embedding") in whole:
+        # It is one module here, and two in transformers.
+        found.settings["ensure_weight_tying"] = True
+        found.weights["base_model.model.lm_head.weight"] = model.embedding.weight.detach().cpu().clone()
+    found.settings |= {"modules_to_save": whole} if whole else {}
+    found.settings |= {"trainable_token_indices": rows} if rows else {}
     return found
 
 
@@ -108,19 +185,19 @@ def _short_targets(model: "LanguageModel") -> list[str]:
     return sorted(chosen if ends & known else ends)
 
 
-def _matrices(model: "LanguageModel", *, with_lora: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Linear modules of the model, those with LoRA or the others."""
+def _matrices(model: "LanguageModel", *, with_lora: bool) -> Iterator[tuple[str, Any]]:
+    """Matrices of the model, those with LoRA or the others."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     assert isinstance(model, nn.Module)
     layers = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{layer}.") for layer in layers)
-        if name in layers if with_lora else isinstance(module, nn.Linear) and not inside:
+        if name in layers if with_lora else is_matrix(module) and not inside:
             yield name, module
 
 
-def _exported(model: "LanguageModel", name: str, *, strict: bool = True) -> str:
+def _exported(model: "LanguageModel", name: str, *, strict: bool = True, what: str = "has LoRA") -> str:
     """A module's name in the exported base."""
     if not isinstance(model, Transformer):
         return name.removeprefix("inner.")
@@ -136,7 +213,7 @@ def _exported(model: "LanguageModel", name: str, *, strict: bool = True) -> str:
     if exported is None:
         if strict:
             raise ConfigError(
-                f"export: {name} has LoRA, but the exported model has no matrix of its own for it, so an adapter "
+                f"export: {name} {what}, but the exported model has no matrix of its own for it, so an adapter "
                 "cannot hold it; export with LoRA merged, or train with lora.targets query, key, value, output"
             )
         return name

@@ -50,9 +50,16 @@ from penstock.integrations.isolation import (
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
 from penstock.models.image_features import FeatureCache, as_outputs, features_of
-from penstock.models.importing import read_config, refuse_incomplete, refuse_not_finite, refuse_quantised
+from penstock.models.importing import (
+    listed_files,
+    read_config,
+    refuse_incomplete,
+    refuse_not_finite,
+    refuse_oversized,
+    refuse_quantised,
+)
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
-from penstock.models.lora import LoraSettings
+from penstock.models.lora import LoraSettings, NewRows
 from penstock.models.packed_ways import PackedWays
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.operations import TORCH, Operations
@@ -74,6 +81,8 @@ from penstock.models.their_attention import (
 )
 from penstock.models.their_cache import TheirCaches
 from penstock.models.their_recurrence import bordered, replace_functions
+from penstock.models.trained_parts import num_rows
+from penstock.models.vocabulary import mean_row
 
 _log = logging.getLogger("penstock.models")
 
@@ -102,6 +111,8 @@ class HuggingFaceModel(nn.Module):
     Attributes:
         inner: The model itself.
         lora: The LoRA that trains next to it; see `add_lora`.
+        new_rows: Rows for entries that its tokenizer gained.
+        origin: The run, folder or hub name that its weights came from; None: unknown.
         operations: What computes recurrences in rows; see `use_recurrent`.
     """
 
@@ -109,6 +120,8 @@ class HuggingFaceModel(nn.Module):
         super().__init__()
         self.inner = inner
         self.lora: LoraSettings | None = None
+        self.new_rows: NewRows | None = None
+        self.origin: str | None = getattr(inner, "name_or_path", None) or None
         self.operations = TORCH
         replace_functions(inner)
         self._warned_slow = False
@@ -163,6 +176,29 @@ class HuggingFaceModel(nn.Module):
     def runs_several_passes(self) -> bool:
         """Whether a row of several documents takes several passes; known once `packing` was asked."""
         return self._packed.several_passes
+
+    def grow_vocabulary(self, size: int) -> int:
+        """See `penstock.models.vocabulary.grow_vocabulary`."""
+        inner, first = self.inner, len(self.inner.get_input_embeddings().weight)
+        trial = trial_tokens(inner)
+        with evaluating(inner):
+            before = self.logits(self._document(trial))
+        inner.resize_token_embeddings(size, mean_resizing=False)
+        head = inner.get_output_embeddings()
+        with torch.no_grad():
+            for table in (inner.get_input_embeddings(), *([] if head is None else [head])):
+                for weight in table.parameters(recurse=False):
+                    weight[first:] = mean_row(weight[:first])
+        with evaluating(inner):
+            after = self.logits(self._document(trial))
+        self._width = after.shape[-1]
+        old = before.shape[-1]
+        if self.vocab_size != size or not distance(after[..., :old], before) <= rounding(inner):
+            raise ConfigError(
+                f"{describe(self)}: its vocabulary cannot grow to {size} ids: it has {self.vocab_size} then, or "
+                "logits of its old tokens change; prepare the data with the model's own tokenizer"
+            )
+        return first
 
     @property
     def has_vision(self) -> bool:
@@ -624,7 +660,7 @@ class HuggingFaceModel(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Number of known ids, which have an embedding and logits."""
-        return min(int(self.inner.get_input_embeddings().weight.shape[0]), self._width)
+        return min(num_rows(self.inner.get_input_embeddings()), self._width)
 
     @property
     def device(self) -> torch.device:
@@ -741,7 +777,9 @@ def load_huggingface(
     path, kind = Path(folder), AutoModelForCausalLM
     if (path / "config.json").is_file():
         config = read_config(path)
+        listed_files(path)
         refuse_quantised(path, config)
+        refuse_oversized(path, config)
         kind = AutoModelForMultimodalLM if {"vision_config", "audio_config"} & set(config) else kind
     try:
         inner, found = kind.from_pretrained(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import CorruptionError, FormatError
+from penstock.core.json_files import read_object
 from penstock.integrations.isolation import names, not_finite
 from penstock.models.settings import ModelSettings
 from penstock.models.their_attention import one_line
@@ -46,6 +47,10 @@ _OUTSIDE = {
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _SMALL = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 """Prefixes of type names in safetensors that mean nothing without scales."""
+_MOST_PARTS = 1000
+"""Layers, or experts, that a model may have whatever its files hold: some have weights that many layers share."""
+_COUNTS = re.compile(r"(^|_)(layers?|blocks|depth|experts|heads|stages)$")
+"""Ends of the names of settings that count parts of a model."""
 _COPY = (
     "give a copy that transformers made: AutoModelForCausalLM.from_pretrained({folder!r}{how}, "
     "dtype='bfloat16').save_pretrained(COPY)"
@@ -164,7 +169,7 @@ def _stored(folder: Path) -> dict[str, tuple[str, int]]:
                 header = json.loads(file.read(min(size, path.stat().st_size)))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             found |= {name: (str(entry["dtype"]), len(entry["shape"])) for name, entry in entries.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
             raise CorruptionError(f"{path}: not a safetensors file: {error!r}; copy the model again") from None
     return found
 
@@ -188,9 +193,10 @@ def import_llama(
         raise FormatError(f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}")
     config = read_config(folder)
     refuse_quantised(folder, config)
+    refuse_oversized(folder, config)
     try:
         settings = _settings(config)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(f"{folder / 'config.json'}: {error!r}; copy the model again") from None
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")
@@ -257,22 +263,55 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         FormatError: There is none, or it is not a JSON object.
     """
-    try:
-        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{folder / 'config.json'}: {error}; give the folder of a model") from None
-    if not isinstance(config, dict):
-        raise FormatError(f"{folder / 'config.json'}: found {type(config).__name__}, expected a mapping of settings")
-    return config
+    return read_object(folder / "config.json")
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    listed = listed_files(folder).get(_INDEX, [_WHOLE])
     try:
-        index = folder / _INDEX
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_WHOLE]
-        return {name: weight for file in names for name, weight in load_file(folder / file).items()}
+        return {name: weight for file in listed for name, weight in load_file(folder / file).items()}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CorruptionError(f"{folder}: {error}; copy the model again (expected safetensors)") from None
+
+
+def listed_files(folder: Path) -> dict[str, list[str]]:
+    """For each index of weights in a folder, the files that it names.
+
+    Raises:
+        CorruptionError: An index cannot be read, or names a file outside the folder.
+    """
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.index.json")):
+        places = read_object(path, CorruptionError).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+            raise CorruptionError(f"{path}: weight_map is not a mapping of names to files; copy the model again")
+        listed = sorted(set(places.values()))
+        # By the names alone: files of the hub's cache are links that lead outside.
+        outside = [name for name in listed if name.startswith(("/", "~")) or re.search(r"\\|:|\0|(^|/)\.\.(/|$)", name)]
+        if outside:
+            raise CorruptionError(
+                f"{path}: names the file {outside[0]!r}, which is not in the folder; it was made by someone who wants "
+                "other files of yours read: get the model from its source"
+            )
+        found[path.name] = listed
+    return found
+
+
+def refuse_oversized(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a model with more layers or experts than its files can hold weights for: building it would take hours.
+
+    Raises:
+        FormatError: `config` says so.
+    """
+    most = max(_MOST_PARTS, len(_stored(folder)))
+    nested = [(f"{name}.", one) for name, one in config.items() if isinstance(one, Mapping)]
+    for prefix, settings in [("", config), *nested]:
+        for name, value in settings.items():
+            if _COUNTS.search(name) and isinstance(value, int | float) and not value <= most:
+                raise FormatError(
+                    f"{folder / 'config.json'}: {prefix}{name} is {value!r:.40}, more than the weights in the folder "
+                    "can be for; copy the model again, or get it from its source"
+                )

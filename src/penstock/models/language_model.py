@@ -28,7 +28,7 @@ from penstock.inputs.torch_tensors import to_torch, unknown_id
 from penstock.models.attention import RowAttention, slice_attention
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache
-from penstock.models.lora import LoraSettings
+from penstock.models.lora import LoraSettings, NewRows
 
 
 @final
@@ -245,6 +245,12 @@ class LanguageModel(Protocol):
 
     lora: LoraSettings | None
     """The LoRA that trains next to the frozen weights; see `add_lora`."""
+
+    new_rows: NewRows | None
+    """Rows of the embedding for entries that its tokenizer gained; None: none are known."""
+
+    origin: str | None
+    """The run, folder or hub name that its weights came from; None: they are new, or it is not known."""
 
     @property
     def uses_our_attention(self) -> bool:

@@ -23,7 +23,7 @@ from penstock.inputs.prompt_images import PromptImages
 from penstock.integrations.isolation import try_isolation, try_tree
 from penstock.models.cache import LayerAttend, TextCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
-from penstock.models.lora import LoraSettings
+from penstock.models.lora import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
 
 _DOOR = ("requirements", "packing", "tensors", "logits", "prediction_weights", "state_dict")
@@ -74,6 +74,8 @@ class OwnModel(nn.Module):
         _check_module(module)
         self.module, self.code = module, code
         self.lora: LoraSettings | None = None
+        self.new_rows: NewRows | None = None
+        self.origin: str | None = None
         self._verdict: PackingVerdict | None = None
 
     def forward(self, row: RowTensors) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.models.importing import refuse_not_finite
 from penstock.models.language_model import LanguageModel
-from penstock.models.lora import LoraSettings, add_lora, lora_weights, without_lora
+from penstock.models.lora import LoraSettings, NewRows, add_lora, lora_weights, without_lora
 from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
 from penstock.models.their_attention import one_line
@@ -60,6 +60,8 @@ def save_model(
         described |= _save_base(model, folder, without_lora(weights))
     else:
         described |= {"kind": LORA_ALONE, "base": {"folder": base.folder, "checksum": base.checksum}}
+    if model.new_rows is not None:
+        described |= {"new_rows": asdict(model.new_rows)}
     if model.lora is not None and with_lora:
         save_file(lora_weights(weights), folder / LORA)
         described |= {"lora": asdict(model.lora)}
@@ -155,6 +157,8 @@ def load_model(
         model = _load_own(folder, described, module, device, dtype)
     else:
         model = _load_transformer(folder, described["settings"], device, dtype)
+    if described.get("new_rows") is not None:
+        model.new_rows = NewRows(**described["new_rows"])
     if described.get("lora") is not None:
         _load_lora(model, folder, described["lora"])
     return model
@@ -190,7 +194,7 @@ def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> N
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    add_lora(model, LoraSettings(**{**written, "targets": tuple(written["targets"])}))
+    add_lora(model, LoraSettings.of(written))
     try:
         kept, stored = lora_weights(model.state_dict()), load_file(folder / LORA)
         with torch.no_grad():
@@ -243,7 +247,7 @@ def _described(path: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found, kind = described["format"], described["kind"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
     if found != _FORMAT or kind not in ("transformer", "huggingface", "own", LORA_ALONE):
         raise FormatError(

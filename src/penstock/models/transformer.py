@@ -35,7 +35,7 @@ from penstock.models.experts import Balance, Experts
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
 from penstock.models.layers import Linear, RMSNorm, SwiGLU
-from penstock.models.lora import LoraSettings
+from penstock.models.lora import LoraSettings, NewRows
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import build_own
 from penstock.models.recurrent.borders import Borders
@@ -154,6 +154,8 @@ class Transformer(nn.Module):
     Attributes:
         settings: Its size and shape.
         lora: The LoRA that trains next to it; see `add_lora`.
+        new_rows: Rows for entries that its tokenizer gained.
+        origin: The run or folder that its weights came from; None: they are new.
         blocks: `layers` blocks, the last of which is the head of distance 1, then one for each further distance.
         draws: Whether stochastic blocks draw their mixer in training; False: they take their main one.
     """
@@ -164,6 +166,8 @@ class Transformer(nn.Module):
             raise ConfigError("model.vocab_size is not known yet; settings.with_vocabulary(tokenizer.vocab_size)")
         self.settings = settings
         self.lora: LoraSettings | None = None
+        self.new_rows: NewRows | None = None
+        self.origin: str | None = None
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import ConfigError, OutputError
+from penstock.core.json_files import json_text
 from penstock.core.yaml_files import read_yaml
 from penstock.evaluation.tasks import LM_EVAL, TaskSettings
 from penstock.generation.settings import Sampling
@@ -252,12 +253,10 @@ def _name(data: Data) -> str:
 
 def _save(output: Path, figures: dict[str, Any]) -> None:
     """Write `results.json` atomically."""
-    import json
-
     try:
         output.mkdir(parents=True, exist_ok=True)
         partial = output / "results.json.partial"
-        partial.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(json_text(figures, output / "results.json", indent=1) + "\n", encoding="utf-8")
         partial.replace(output / "results.json")
     except OSError as error:
         raise OutputError(f"{output}: cannot be written: {error.strerror}; give another folder") from error
@@ -349,7 +348,9 @@ def export_run(
     base: str | None = None
     try:
         if adapter:
-            base = _base_name(run)
+            # A model whose vocabulary grew is not the one that the run began with.
+            grown = trained.new_rows is not None and trained.new_rows.grown
+            base = None if grown else _base_name(run)
             parameters = export_adapter(
                 trained, output, base=base, tokenizer=tokenizer, template=template, context_length=length,
                 overwrite=overwrite,

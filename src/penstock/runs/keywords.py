@@ -36,7 +36,7 @@ TeacherLike = str | TeacherSettings | Values
 class OptimizerKeywords(TypedDict, total=False):
     """Settings of `optimizer`; see `OptimizerSettings`."""
 
-    learning_rate: float
+    learning_rate: float | None
     betas: tuple[float, float]
     eps: float
     weight_decay: float

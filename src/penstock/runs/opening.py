@@ -47,14 +47,17 @@ def load_model(
 
     folder = Path(path)
     if (folder / RUN_FILE).is_file():
-        return load_folder(RunFolder.open(folder).model, device, dtype, module=module)
-    if folder.exists():
-        return load_folder(folder, device, dtype, module=module)
-    if not may_be_of_hub(str(path)):
+        model = load_folder(RunFolder.open(folder).model, device, dtype, module=module)
+    elif folder.exists():
+        model = load_folder(folder, device, dtype, module=module)
+    elif not may_be_of_hub(str(path)):
         raise FormatError(f"{path}: there is no such folder; give a run, a model's folder, or owner/name on the hub")
-    from penstock.models.huggingface_model import load_huggingface
+    else:
+        from penstock.models.huggingface_model import load_huggingface
 
-    return load_huggingface(path, device=device, dtype=dtype)
+        model = load_huggingface(path, device=device, dtype=dtype)
+    model.origin = str(path)
+    return model
 
 
 def build_model(
@@ -153,6 +156,7 @@ def load_opened(
     """
     import torch
 
+    from penstock.models.lora import settle_parts
     from penstock.models.saving import load_model
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.training.distributed import local_device
@@ -163,6 +167,9 @@ def load_opened(
     length = context_length or context_of(found)
     tokenizer = load_tokenizer(found.tokenizer)
     model: Any = load_model(found.model, local_device(device), module=module)
+    if model.lora is not None:
+        # Otherwise each token would make the whole embedding again.
+        settle_parts(model)
     # Some models of transformers have dropout.
     model.eval()
     template = None if found.template is None else template_of(found, tokenizer)

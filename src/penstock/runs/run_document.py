@@ -18,6 +18,7 @@ from penstock.config.run_file import PYTHON, DataSettings, RunSettings
 from penstock.config.validation import KINDS, PRESETS, suggestion
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import did_you_mean
+from penstock.core.yaml_files import write_yaml
 from penstock.distillation.settings import DistillationSettings
 from penstock.evaluation.tasks import TaskSettings
 from penstock.loader.mixture import Mixture, Source
@@ -54,14 +55,11 @@ class RunDocument:
 
     def text(self) -> str:
         """The run file's text; its section `python` lists the objects."""
-        import yaml
-
         values: dict[str, Any] = _copied(self.values)
         for place in self.objects:
             _put_plain(values, place)
         named = {dotted(place): described(one) for place, one in self.objects.items()}
-        text: str = yaml.safe_dump({**({PYTHON: named} if named else {}), **values}, sort_keys=False)
-        return text
+        return write_yaml({**({PYTHON: named} if named else {}), **values}, "the run file")
 
     def settings(self, section: str, kind: type, call: str) -> Any:
         """A section, checked like one of a run file, with its objects in place.

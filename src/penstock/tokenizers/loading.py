@@ -103,7 +103,9 @@ def _load_file(path: Path, name: str, pattern: str | None) -> Tokenizer:
         return Tokenizer(name, _read_files(path, pattern))
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except RecursionError:
+        raise TokenizerError(f"{path}: not a vocabulary that can be read: it is nested too deeply") from None
+    except (KeyError, TypeError, ValueError, OSError, OverflowError) as error:
         raise TokenizerError(f"{path}: not a vocabulary that can be read: {error!r}") from error
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.terminal import Progress
+from penstock.tokenizers.huggingface import ID_SECTIONS
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.tokenizers.merges import PieceCounts, learn_merges
 from penstock.tokenizers.tokenizer import Tokenizer
@@ -306,6 +307,22 @@ def difference(base: Tokenizer, extended: Tokenizer) -> str | None:
         if old != new and token_id not in extended.special_tokens.values():
             return f"id {token_id} is {new!r} in it, not {old!r}"
     return None
+
+
+def not_extended(base: Tokenizer, longer: Tokenizer) -> str | None:
+    """Why a tokenizer is not `base` plus entries, which cuts and numbers all other text as that does; None if it is."""
+    reason = difference(base, longer)
+    if reason is not None or base.fingerprint == longer.fingerprint or base.kind != longer.kind:
+        return reason
+    if "tokenizer.json" not in base.source_bytes or "tokenizer.json" not in longer.source_bytes:
+        return f"its vocabulary of kind {longer.kind} is another"
+    before, after = (json.loads(one.source_bytes["tokenizer.json"]) for one in (base, longer))
+    for section in ID_SECTIONS:
+        if section != "added_tokens" and before.get(section) != after.get(section):
+            return f"section {section} of its tokenizer.json is another"
+    entries = {entry["id"]: entry for entry in after.get("added_tokens") or []}
+    changed = [one for one in before.get("added_tokens") or [] if entries.get(one["id"]) != one]
+    return f"its entry {changed[0]['content']!r} is matched in another way" if changed else None
 
 
 def _spelled(tokenizer: Tokenizer) -> Iterator[bytes | str]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.models.trained_parts import trained_parts
 from penstock.training.settings import OptimizerSettings
 
 FUSED_DEVICES = {"cpu", "cuda", "xpu", "mps"}
@@ -69,7 +70,7 @@ class Optimizers:
         if groups:
             self.fused = _fused(self._names.values(), settings)
             adamw = torch.optim.AdamW(
-                groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=self.fused
+                groups, lr=settings.peak, betas=settings.betas, eps=settings.eps, fused=self.fused
             )
             self.members.append(adamw)
 
@@ -151,8 +152,12 @@ def _kinds(model: nn.Module, names: Mapping[str, nn.Parameter]) -> tuple[list[Te
     """(matrices inside the model, embeddings and matrices of their shape, all other parameters)."""
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     shapes = {table.shape for table in tables}
-    matrices: list[Tensor] = [p for p in names.values() if p.ndim >= 2 and p.shape not in shapes]
-    embeddings: list[Tensor] = [p for p in names.values() if p.ndim >= 2 and p.shape in shapes]
+    rows = {id(part.trained) for _, _, part in trained_parts(model) if part.rows is not None}
+    matrices: list[Tensor] = []
+    embeddings: list[Tensor] = []
+    for p in names.values():
+        if p.ndim >= 2:
+            (embeddings if p.shape in shapes or id(p) in rows else matrices).append(p)
     return matrices, embeddings, [p for p in names.values() if p.ndim < 2]
 
 
@@ -195,7 +200,7 @@ def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[tor
         return []
     made: torch.optim.Optimizer = muon(
         groups,
-        lr=settings.learning_rate,
+        lr=settings.peak,
         momentum=settings.momentum,
         adjust_lr_fn="match_rms_adamw",
     )

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import hub_copy, may_be_of_hub
+from penstock.core.json_files import parse_json
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.shards import ChatInfo
 from penstock.shards.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
@@ -341,5 +342,5 @@ def _length(value: Any) -> int | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_bytes()) if path.is_file() else {}
+    value = parse_json(path.read_bytes(), path) if path.is_file() else {}
     return value if isinstance(value, dict) else {}

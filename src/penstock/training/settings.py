@@ -25,6 +25,11 @@ from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
 from penstock.training.path_settings import PolicySettings, PreferenceSettings
 
+NEW_RATE = 3e-3
+"""Default learning rate of a model with new weights."""
+TUNING_RATES = {(False, False): 2e-5, (True, False): 2e-4, (False, True): 1e-6, (True, True): 1e-5}
+"""(whether LoRA is trained, whether on whole answers) → default learning rate of a pretrained model. Those of TRL's
+trainers (SFT 2e-5; DPO, KTO and GRPO 1e-6), and ten times as much with LoRA, which its documentation advises."""
 LONGEST_USUAL_WARMUP = 100
 """Default number of warm-up steps, where that is no more than a tenth of the run."""
 Shape = Literal["constant", "linear", "cosine", "wsd"]
@@ -102,8 +107,10 @@ class OptimizerSettings:
     kind: Literal["adamw", "muon"] = "adamw"
     """`adamw` (Loshchilov and Hutter 2019) or `muon` (Jordan et al. 2024; updates scaled as in Liu et al. 2025,
     arXiv:2502.16982, so that the rate and decay that suit AdamW suit it too)."""
-    learning_rate: float = 3e-3
-    """Peak learning rate; 1e-3 to 3e-3 suit models of a few million parameters, large ones need less."""
+    learning_rate: float | None = None
+    """Peak learning rate; 1e-3 to 3e-3 suit new models of a few million parameters, large ones need less. None: 3e-3
+    for a model with new weights; for a pretrained one 2e-5, or 2e-4 with LoRA, and with `preference` or `policy` 1e-6,
+    or 1e-5 with LoRA. The log and the run's folder say which."""
     learning_rate_factors: Mapping[str, float] = field(default_factory=dict)
     """Pattern of weights' names (`*visual*`) → factor of their learning rate; the first that fits a name counts."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -125,7 +132,7 @@ class OptimizerSettings:
         if self.kind not in ("adamw", "muon"):
             raise ConfigError(f"optimizer.kind must be adamw or muon, got {self.kind!r}")
         for name in ("learning_rate", "eps"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"optimizer.{name} must be above 0 and finite, got {getattr(self, name)}")
         for pattern, factor in self.learning_rate_factors.items():
             if not 0 < factor < float("inf"):
@@ -140,6 +147,11 @@ class OptimizerSettings:
                 raise ConfigError(f"optimizer.{name} must be from 0 to below 1, got {value}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; leave it out to never clip")
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate; that of new models if none is set."""
+        return NEW_RATE if self.learning_rate is None else self.learning_rate
 
 
 def _above_zero(where: str, settings: object, *names: str) -> None:
@@ -393,6 +405,15 @@ class TrainSettings:
         check_device("training.device", self.device)
         if self.steps is not None:
             self.schedule.check_length(self.steps)
+
+    def default_rate(self, *, pretrained: bool) -> float:
+        """The learning rate where none is set.
+
+        Args:
+            pretrained: Whether the model has weights from an earlier training.
+        """
+        whole_answers = self.preference is not None or self.policy is not None
+        return TUNING_RATES[self.lora is not None, whole_answers] if pretrained else NEW_RATE
 
     def _check_shared_rows(self) -> None:
         """Refuse what does not work on a part of a row."""

@@ -34,6 +34,7 @@ from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, RowTensors, save_model
 from penstock.models.experts import Experts
 from penstock.models.language_model import require_packed_rows
+from penstock.models.lora import is_adapter_weight
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import Base, base_checksum, base_written, load_model, own_weights
@@ -238,7 +239,7 @@ class Trainer:
 
     def _report_rate(self, done: int, steps_before: int) -> None:
         """Say so if another number of steps changes the learning rate of the next step."""
-        share, peak = self.settings.schedule.share, self.settings.optimizer.learning_rate
+        share, peak = self.settings.schedule.share, self.settings.optimizer.peak
         if done == self.steps or share(done, self.steps) == share(done, steps_before):
             return
         before, now = peak * share(done - 1, steps_before), peak * share(done, self.steps)
@@ -456,7 +457,7 @@ class Trainer:
                 list(with_gradients(self.model.parameters()))
             else:
                 self.ranks.sum_gradients([*self.model.parameters(), *self._projections.values()])
-        rate = self.settings.optimizer.learning_rate * self.settings.schedule.share(step.index, self.steps)
+        rate = self.settings.optimizer.peak * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None
         norm = float(self._optimizers.step(rate))
@@ -621,7 +622,7 @@ def _base_is_fixed(model: torch.nn.Module) -> bool:
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     # A buffer that is saved may change in training, such as a running mean; a tied weight has two names.
     kept = [name for name, value in model.state_dict().items() if value.data_ptr() not in weights]
-    return all(".lora_" in name for name in trained) and not kept
+    return all(is_adapter_weight(name) for name in trained) and not kept
 
 
 def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[tuple[str, Any, Any]]:

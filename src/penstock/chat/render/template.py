@@ -20,6 +20,7 @@ from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment
 from penstock.chat.render.template_output import trace
 from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.json_files import parse_json
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.chat_templates import template_beside
 
@@ -329,7 +330,7 @@ def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
         return path.read_text(encoding="utf-8"), path.name, {}
     folder = path.parent if path.is_file() else path
     config_path = path if path.is_file() else folder / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+    config = parse_json(config_path.read_bytes(), config_path, ConfigError) if config_path.is_file() else {}
     return template_beside(folder, config), path.name, config
 
 

@@ -16,6 +16,8 @@ from penstock.config.axolotl.notes import LOUD, Keys, Note, refuse_wrong_kind, r
 from penstock.config.axolotl.training import PREFERENCES, read_evaluation, read_training
 from penstock.config.document import read_document
 from penstock.core.errors import ConfigError
+from penstock.core.terminal import visible
+from penstock.core.yaml_files import parse_yaml, write_yaml
 
 OF_ANSWERS = (
     "rl_beta", "dpo_beta", "orpo_alpha", "simpo_gamma", "cpo_alpha", "dpo_label_smoothing", "dpo_loss_type",
@@ -40,16 +42,22 @@ class Imported:
     """A Python module that the commands need next to the run file; None: they need none."""
 
     def text(self, source: str) -> str:
-        """The run file, with the commands and the notes as comments."""
-        import yaml
+        """The run file, with the commands and the notes as comments; it was read back.
 
+        Raises:
+            ConfigError: It would not be read as what it is.
+        """
         said = [
             f"Made by `penstock import-config {source}` of an axolotl configuration.", "", *self.commands, "",
             *report(self.notes, (*LOUD, "mapped", "no effect")),
         ]  # fmt: skip
-        comments = "\n".join(f"# {line}".rstrip() for long in said for line in wrapped(long, 116))
-        body: str = yaml.safe_dump(dict(self.run), sort_keys=False, allow_unicode=True, width=110)
-        return f"{comments}\n\n{body}"
+        # No value may end its comment and go on as a section.
+        comments = "\n".join(f"# {line}".rstrip() for long in said for line in wrapped(visible(long), 116))
+        body = write_yaml(dict(self.run), "the run file", width=110)
+        whole = f"{comments}\n\n{body}"
+        if parse_yaml(whole, "the run file")[1] != parse_yaml(body, "the run file")[1]:
+            raise ConfigError(f"{source}: a value of it breaks out of the comments of the run file; remove it")
+        return whole
 
 
 def import_axolotl(
@@ -75,7 +83,7 @@ def import_axolotl(
         return _translate(keys, run_file, ranks, steps)
     except ConfigError:
         raise
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise ConfigError(f"{path}: {keys.asked[-1]}: the value does not have the form that axolotl expects") from error
 
 
@@ -116,7 +124,7 @@ def _translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Impo
         *before,
         *(_prepare(one, tokenizer, own.get(one.name), run_file, share, module) for one in data),
         *(_prepare(one, tokenizer, own.get(one.name), run_file, 0.0, module) for one in held),
-        f"penstock train {shlex.quote(run_file)} --dry-run",
+        f"penstock train {quoted(run_file)} --dry-run",
         _train(run_file, output, ranks),
     ]  # fmt: skip
     return Imported(run, commands, keys.notes, transform_code(data + held, keys.file))
@@ -293,11 +301,11 @@ def _tokenizer(keys: Keys, base: str) -> tuple[str, list[str]]:
     if not tokens:
         return tokenizer, []
     keys.note(
-        "tokens", "differs", "penstock tokenizer add makes a new tokenizer; the model needs embeddings for them: if it "
-        "has none to spare, resize them with transformers first and save that model", shown=True,
+        "tokens", "differs", "penstock tokenizer add makes a new tokenizer, and training gives the model rows for "
+        "them, which begin as the mean of the others; with LoRA, set training.lora.train_embeddings", shown=True,
     )  # fmt: skip
-    added = " ".join(f"--token {shlex.quote(one)}" for one in tokens)
-    return "tokenizer", [f"penstock tokenizer add {shlex.quote(tokenizer)} {added} -o tokenizer"]
+    added = " ".join(f"--token {quoted(one)}" for one in tokens)
+    return "tokenizer", [f"penstock tokenizer add {quoted(tokenizer)} {added} -o tokenizer"]
 
 
 def _prepare(
@@ -323,12 +331,25 @@ def _prepare(
         words += ["--transform", f"{module}:{one.prompt[0]}"]
     if share:
         words += ["--validation", f"{share:g}"]
-    return ("PYTHONPATH=. " if one.prompt is not None else "") + "penstock prepare " + " ".join(map(shlex.quote, words))
+    return ("PYTHONPATH=. " if one.prompt is not None else "") + "penstock prepare " + " ".join(map(quoted, words))
+
+
+def quoted(word: str) -> str:
+    r"""A word for a shell, on one line: bash and zsh read `$'\n'` as a line end."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escapes = {"\\": "\\\\", "'": "\\'"}
+    return "$'" + "".join(escapes.get(c) or (c if c.isprintable() else _escape(c)) for c in word) + "'"
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    return f"\\U{number:08x}" if number > 127 else f"\\x{number:02x}"
 
 
 def _train(run_file: str, output: str, ranks: int) -> str:
     launcher = "penstock" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m penstock"
-    return f"{launcher} train {shlex.quote(run_file)} -o {shlex.quote(output)}"
+    return f"{launcher} train {quoted(run_file)} -o {quoted(output)}"
 
 
 def _special_tokens(keys: Keys) -> None:

@@ -89,7 +89,7 @@ _TRACKERS = (
 )
 _QUANTISED = "weights are trained in full precision; take a smaller model or training.shard if they do not fit"
 _OPTIMIZER = "only AdamW and Muon are built in; for another optimizer use the loader in your own loop"
-_PEFT = "LoRA has rank, alpha and targets here; to use other adapters, train in a Hugging Face Trainer (ps.huggingface)"
+_PEFT = "LoRA has no such setting here; to use other adapters, train in a Hugging Face Trainer (ps.huggingface)"
 _ROLLOUTS = "answers are sampled in rounds: `penstock rollouts`, then training.policy (GRPO, Dr. GRPO, DAPO, GSPO)"
 _STOP = "look at the curves (`penstock plot`) and take the checkpoint that you want; training never stops early"
 
@@ -106,14 +106,13 @@ UNSUPPORTED: Mapping[str, str] = {
         "merge the adapter into its base with peft, and give the merged folder as base_model",
     ),
     **_each(
-        "lora_modules_to_save lora_fan_in_fan_out lora_target_parameters lora_rank_pattern lora_alpha_pattern "
+        "lora_fan_in_fan_out lora_target_parameters "
         "peft_layers_to_transform peft_layers_pattern peft peft_use_dora peft_layer_replication "
         "peft_init_lora_weights peft_trainable_token_indices peft_ensure_weight_tying peft_autocast_adapter_dtype "
         "relora relora_prune_ratio relora_prune_method relora_cpu_offload loraplus_lr_embedding "
         "jagged_restart_steps jagged_restart_warmup_steps jagged_restart_anneal_steps",
         _PEFT,
     ),
-    "lora_dropout": "LoRA has no dropout here; leave it at 0, or expect slightly more fitting to the data",
     **_each(
         "optim_args optim_target_modules torchdistx_path adam_epsilon2 adam_beta3 dion_lr dion_momentum "
         "dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_scale qgalore_proj_type "

@@ -6,6 +6,7 @@ for are found at the end.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from textwrap import wrap
 from typing import Any, Literal, final
 
@@ -72,9 +73,14 @@ class Keys:
         try:
             if isinstance(found, bool):
                 raise ValueError(found)  # noqa: TRY004 (it is reported below)
-            return None if found is None else float(found)
+            made = None if found is None else float(found)
+        except OverflowError:
+            made = inf
         except (TypeError, ValueError):
             raise ConfigError(f"{self.file}: {self.where}{name} is {found!r}; expected a number") from None
+        if made is not None and not isfinite(made):
+            raise ConfigError(f"{self.file}: {self.where}{name} is {found!r:.50}; expected a number below infinity")
+        return made
 
     def whole(self, name: str, default: int | None = None) -> int | None:
         """A whole number.

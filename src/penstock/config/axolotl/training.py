@@ -210,12 +210,22 @@ def _warmup(keys: Keys, steps: int | None, *, has_one: bool) -> int | None:
     return int(ratio * steps) if ratio is not None else min(int(0.03 * steps), 100)
 
 
+_OF_PEFT = {
+    "lora_dropout": "dropout",
+    "peft_use_rslora": "rslora",
+    "lora_rank_pattern": "rank_pattern",
+    "lora_alpha_pattern": "alpha_pattern",
+    "lora_modules_to_save": "modules_to_save",
+}
+"""Setting of axolotl → ours of the same meaning."""
+
+
 def _lora(keys: Keys) -> dict[str, Any] | None:
     adapter = keys.get("adapter")
     rank, alpha = keys.whole("lora_r", 8), keys.number("lora_alpha", 8.0)
     targets, linear = keys.get("lora_target_modules"), keys.get("lora_target_linear")
-    scaled = bool(keys.get("peft_use_rslora"))
-    names = ("lora_r", "lora_alpha", "lora_target_modules", "lora_target_linear", "peft_use_rslora")
+    more = {ours: keys.get(name) for name, ours in _OF_PEFT.items()}
+    names = ("lora_r", "lora_alpha", "lora_target_modules", "lora_target_linear", *_OF_PEFT)
     if not adapter:
         for name in names:
             if keys.get(name) is not None:
@@ -236,7 +246,8 @@ def _lora(keys: Keys) -> dict[str, Any] | None:
         keys.mapped(name, "training.lora")
     assert rank is not None
     assert alpha is not None
-    found: dict[str, Any] = {"rank": rank, "alpha": alpha * rank**0.5 if scaled else alpha}
+    found: dict[str, Any] = {"rank": rank, "alpha": alpha}
+    found |= {name: value for name, value in more.items() if value}
     if isinstance(targets, list):
         found["targets"] = [str(one) for one in targets]
     elif targets is None and not linear:
