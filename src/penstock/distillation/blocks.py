@@ -221,3 +221,14 @@ def _side(bounds: Tensor, device: torch.device) -> Side:
     starts = lengths.cumsum(0) - lengths
     slots = torch.arange(len(chunks)) - starts[chunks] + bounds[chunks, 0] - 1
     return Side(slots=slots.to(device), chunks=chunks.to(device), lengths=lengths.to(device))
+
+
+def no_loss(logits_of: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """0, a scalar with the hidden states [n, width] and the head in its graph; n may be 0.
+
+    A rank without targets must give every weight that the others train a gradient, if only zeros: FSDP2 reduces the
+    parameters that have one, so without the head's its collective would not have the size of the other ranks'
+    (pytorch issue 174862).
+    """
+    logits = logits_of(hidden.new_zeros(1, hidden.shape[-1]))
+    return hidden.sum() * 0.0 + logits.sum().to(hidden.dtype) * 0.0

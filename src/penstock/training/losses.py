@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.core.errors import ConfigError
+from penstock.distillation.blocks import no_loss
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
@@ -65,7 +66,7 @@ def chunked_cross_entropy(
         The scaled loss, a scalar; and the unscaled sum of weight × cross entropy, float64, without gradient.
     """
     if not len(hidden):
-        return hidden.sum() * 0.0, torch.zeros((), dtype=torch.float64, device=hidden.device)
+        return no_loss(logits_of, hidden), torch.zeros((), dtype=torch.float64, device=hidden.device)
     probe = logits_of(hidden[:1].detach())
     if chunk is None:
         elements = ELEMENTS_CPU if hidden.device.type == "cpu" else ELEMENTS_GPU

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.distillation.blocks import no_loss
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
@@ -272,7 +273,7 @@ class PathTraining:
             else:
                 found, figures = policy_loss(scores, logs, reference, self.settings, self.divisor)
         if not torch.is_grad_enabled() or not found.requires_grad:
-            return hidden.sum() * 0.0 + found.detach().to(hidden.dtype), figures
+            return no_loss(model.logits, hidden) + found.detach().to(hidden.dtype), figures
         (derivative,) = torch.autograd.grad(found, logs)
         # As a function of the weights: Σ derivative × log-probability, which has the gradient of the loss.
         used = derivative.nonzero()[:, 0]
