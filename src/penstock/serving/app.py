@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, final
@@ -156,6 +157,9 @@ class Service:
         self.admission.check()
         loop = asyncio.get_running_loop()
         asked, ask = await loop.run_in_executor(self._prompts, understand, body)
+        if ask.sampling.json_schema is not None:
+            compiled = await unless_left(request, self.model.compile(ask.sampling.json_schema, asked.schema_field))
+            ask = replace(ask, schema=compiled)
         generating = Generating(ask, self.engine, self.admission)
         answering = Answering(generating, writer(asked, ask), self._names, self.metrics)
         try:

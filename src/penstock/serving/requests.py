@@ -29,6 +29,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from penstock.generation import Sampling
+from penstock.generation.settings import LEAST_REPETITION, MOST_REPETITION
 from penstock.generation.tool_calls import forced_schema
 from penstock.serving.refusals import ClientLeft, Refusal, bad_request
 from penstock.serving.settings import ServeSettings
@@ -425,7 +426,8 @@ class _Request(_Strict):
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """0 and −1: all, as without it."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     n: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
@@ -437,6 +439,7 @@ class _Request(_Strict):
     ] = []
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] = 1.0
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -450,7 +453,8 @@ class _Request(_Strict):
         """The sampling for the engine; without a seed, a random one is used."""
         return Sampling(
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
+            repetition_penalty=self.repetition_penalty,
             top_p=self.top_p,
             min_p=self.min_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
@@ -469,6 +473,11 @@ class _Request(_Strict):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
         return self
+
+    @property
+    def schema_field(self) -> str:
+        """The field that a schema comes from."""
+        return "response_format"
 
 
 class CompletionRequest(_Request):
@@ -523,6 +532,11 @@ class ChatRequest(_Request):
             single = self.tool_choice.type == "function" or not self.parallel_tool_calls
             return json.dumps(forced_schema(self.callable, 1 if single else None))
         return None if self.response_format is None else self.response_format.schema_text
+
+    @property
+    def schema_field(self) -> str:
+        """The field that the schema comes from."""
+        return "tools" if self.callable else "response_format"
 
     @model_validator(mode="after")
     def _agree_on_chat(self) -> Self:

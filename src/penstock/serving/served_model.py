@@ -1,5 +1,6 @@
 """The model behind a server, and how requests become prompts for its engine."""
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,7 +8,8 @@ from typing import Any, final
 
 from penstock.chat import Template
 from penstock.core.errors import PenstockError
-from penstock.generation.grammar import Grammars
+from penstock.generation.engine import Engine
+from penstock.generation.grammar import Compiled, Grammars
 from penstock.generation.images import ImageReader
 from penstock.generation.session import DoesNotFitError, Prompt, begin_ids, fit_chat
 from penstock.media.layout import NOUNS
@@ -20,6 +22,8 @@ from penstock.tokenizers import Tokenizer
 
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
+COMPILE_SECONDS = 10.0
+"""Maximum time for compiling the schema of a request."""
 
 
 @final
@@ -133,17 +137,32 @@ class ServedModel:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, ())
+        """The engine's own, so that it finds what is compiled here."""
+        return self.engine.grammars if isinstance(self.engine, Engine) else Grammars(self.tokenizer, ())
+
+    async def compile(self, schema: str, field_name: str) -> Compiled:
+        """Compile a schema, in a thread that nothing else waits for.
+
+        Raises:
+            Refusal: 400: llguidance refuses it, or it takes too long.
+        """
+        try:
+            async with asyncio.timeout(COMPILE_SECONDS):
+                return await asyncio.wrap_future(self._grammars.begin(schema))
+        except TimeoutError:
+            message = f"json_schema: it takes longer than {COMPILE_SECONDS:g} s to compile; simplify it"
+            raise bad_request(f"{field_name}: {message}", field_name) from None
+        except PenstockError as error:
+            raise bad_request(f"{field_name}: {error}", field_name) from None
 
     def _check_format(self, request: ChatRequest) -> None:
         if request.offered and self.template is not None and "tools" not in self.template.source:
             raise bad_request(f"the chat template of {self.name} has no place for tools", "tools", "no_tools")
         if request.schema_text is not None:
             try:
-                self._grammars.constraint(request.schema_text)
+                self._grammars.check(request.schema_text)
             except PenstockError as error:
-                name = "tools" if request.callable else "response_format"
-                raise bad_request(f"{name}: {error}", name) from None
+                raise bad_request(f"{request.schema_field}: {error}", request.schema_field) from None
 
     def _prompt(self, request: ChatRequest, room: int, settings: ServeSettings) -> Prompt:
         assert self.template is not None
