@@ -424,7 +424,7 @@ def test_a_schema_that_compiles_for_ever_holds_up_no_other_client(writing, monke
 def test_schemas_that_are_too_large_or_too_slow(writing, monkeypatch):
     def ask(schema):
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        with writing.openai() as client, pytest.raises(openai.BadRequestError) as refused:
+        with writing.openai() as client, pytest.raises(openai.BadRequestError, match="json_schema: ") as refused:
             client.chat.completions.create(model="tiny", messages=HI, max_tokens=9, response_format=wanted)
         assert refused.value.param == "response_format"
         return str(refused.value)

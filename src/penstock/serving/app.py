@@ -28,9 +28,10 @@ from penstock.serving.admission import Admission, Ask, Generating
 from penstock.serving.guard import MEDIA_TYPE, Guard, Metrics
 from penstock.serving.refusals import JsonResponse, Refusal, internal_error
 from penstock.serving.requests import ChatRequest, CompletionRequest, Kind, parse, read_object
-from penstock.serving.responses import Answering, ChatWriter, CompletionWriter, TokenTexts, Writer, unless_left
+from penstock.serving.responses import Answering, ChatWriter, CompletionWriter, Writer, unless_left
 from penstock.serving.served_model import ServedModel
 from penstock.serving.settings import ServeSettings
+from penstock.serving.token_texts import TokenTexts
 from penstock.serving.worker import EngineThread
 
 _log = logging.getLogger("penstock.serving")
@@ -127,7 +128,8 @@ class Service:
 
         def writer(asked: CompletionRequest, ask: Ask) -> CompletionWriter:
             echo = self.model.echo(asked, ask) if asked.echo else ()
-            return CompletionWriter(self.model.name, echo, asked.n, ask.writes)
+            prompts = ask.prompts if asked.return_token_ids else None
+            return CompletionWriter(self.model.name, echo, asked.n, ask.writes, prompts)
 
         return await self._answer(request, understand, writer)
 
@@ -142,7 +144,8 @@ class Service:
             if asked.offered and self.model.template is not None:
                 family = FORCED if asked.callable else family_of(self.model.template.source)
             most = None if asked.parallel_tool_calls else 1
-            return ChatWriter(self.model.name, ask.tokens_dropped, family, asked.offered, most)
+            prompt = ask.prompts[0] if asked.return_token_ids else None
+            return ChatWriter(self.model.name, ask.tokens_dropped, family, asked.offered, most, prompt)
 
         return await self._answer(request, understand, writer)
 

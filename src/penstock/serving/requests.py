@@ -16,6 +16,7 @@ import secrets
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,6 +30,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from penstock.generation import Sampling
+from penstock.generation.session import Ending
 from penstock.generation.settings import LEAST_REPETITION, MOST_REPETITION
 from penstock.generation.tool_calls import forced_schema
 from penstock.serving.refusals import ClientLeft, Refusal, bad_request
@@ -51,6 +53,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Fields that are not supported, with the values that have no effect."""
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""What templates read that is no variable of theirs."""
 MOST_BIASES, MOST_TOOLS = 1024, 128
 MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
 
@@ -156,6 +160,14 @@ def _biases(value: object) -> object:
 
 def _is_id(value: object) -> bool:
     return type(value) is int and value >= 0
+
+
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a chat template, without those that are fields of the request."""
+    taken = next((name for name in value if name in OWN_VARIABLES), None)
+    if taken is not None:
+        raise ValueError(f"{taken!r} is no variable of a template; give it as a field of the request")
+    return value
 
 
 def _parts(value: object) -> object:
@@ -269,10 +281,10 @@ class Message(_Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _calls_without_content(cls, value: object) -> object:
-        """A reply that only calls has none, or null."""
-        if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
-            return {**value, "content": ""}
+    def _without_content(cls, value: object) -> object:
+        """A reply may have none, or null, such as one that only calls."""
+        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
+            return {**value, "content": []}
         return value
 
     @field_validator("content")
@@ -293,7 +305,8 @@ class Message(_Strict):
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
         named: dict[str, Any] = {} if self.name is None else {"name": self.name}
-        content: Any = _text(self.content)
+        # None of a reply is null, which the template may write otherwise than an empty text.
+        content: Any = _text(self.content) if self.content or self.role != "assistant" else None
         if self.num_images:
             content = [_for_template(part) for part in self.content]
         if self.tool_calls:
@@ -429,6 +442,8 @@ class _Request(_Strict):
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """0 and −1: all, as without it."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    return_token_ids: bool = False
+    """Also give the ids of prompts and replies, as vLLM does."""
     n: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -504,8 +519,21 @@ class ChatRequest(_Request):
     parallel_tool_calls: bool = True
     """False: of several calls of a reply, only the first is given back."""
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = {}
+    """Variables of the chat template, such as enable_thinking."""
+    add_generation_prompt: bool = True
+    """Begin the assistant's reply at the end of the prompt."""
+    continue_final_message: bool = False
+    """Continue the last message, which is the assistant's, instead."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def ending(self) -> Ending:
+        """What the prompt ends with."""
+        if self.continue_final_message:
+            return "continue"
+        return "reply" if self.add_generation_prompt else "message"
 
     @property
     def most(self) -> int | None:
@@ -553,7 +581,16 @@ class ChatRequest(_Request):
             raise ValueError("two tools have the same name")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
+        if self.continue_final_message:
+            self._check_continued()
         return self
+
+    def _check_continued(self) -> None:
+        last = self.messages[-1]
+        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other; give one")
+        if last.role != "assistant" or last.tool_calls:
+            raise ValueError("continue_final_message needs a last message of the assistant, without tool_calls")
 
 
 Kind = TypeVar("Kind", CompletionRequest, ChatRequest)

@@ -175,7 +175,14 @@ class ServedModel:
         messages = [message.for_template() for message in request.messages]
         try:
             return fit_chat(
-                messages, self.template, self.tokenizer, room=room, tools=request.offered or None, images=self.images
+                messages,
+                self.template,
+                self.tokenizer,
+                room=room,
+                tools=request.offered or None,
+                images=self.images,
+                ending=request.ending,
+                variables=request.chat_template_kwargs,
             )
         except DoesNotFitError as error:
             raise bad_request(str(error), "messages", "context_length_exceeded") from None
