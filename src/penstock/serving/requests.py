@@ -13,6 +13,7 @@ supported, is accepted only with a value that has no effect. A field that never 
 import asyncio
 import json
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -55,6 +56,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that are not supported, with the values that have no effect."""
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """What templates read that is no variable of theirs."""
+KINDS = frozenset(
+    {"text", "image_url", "input_audio", "message", "function_call", "function_call_output", "input_text",
+     "output_text", "input_image"}
+)  # fmt: skip
+"""Types of parts of messages, and of items."""
 MOST_BIASES, MOST_TOOLS = 1024, 128
 MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
 
@@ -177,7 +183,9 @@ def _parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of a request: types are strict, and unknown fields are errors."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
@@ -187,20 +195,21 @@ class _Strict(BaseModel):
         if not isinstance(value, dict):
             return value
         given = {name: item for name, item in value.items() if item is not None}
-        unknown = next((name for name in given if name not in cls.model_fields), None)
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
             raise ValueError(f"unknown field {unknown[:60]!r}")
         return given
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ImageUrl(_Strict):
+class ImageUrl(Strict):
     """Where an image is."""
 
     url: str
@@ -208,21 +217,21 @@ class ImageUrl(_Strict):
     """Images are always read at the size that the model's processor gives them."""
 
 
-class ImagePart(_Strict):
+class ImagePart(Strict):
     """An image of a message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
-class InputAudio(_Strict):
+class InputAudio(Strict):
     """A sound, as base64."""
 
     data: str
     format: Literal["wav", "mp3"]
 
 
-class AudioPart(_Strict):
+class AudioPart(Strict):
     """A sound of a message."""
 
     type: Literal["input_audio"]
@@ -232,7 +241,7 @@ class AudioPart(_Strict):
 Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     """The function of a call."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -252,7 +261,7 @@ class CalledFunction(_Strict):
         return arguments or "{}"
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """A call in a reply that is part of the conversation."""
 
     id: str
@@ -260,7 +269,7 @@ class ToolCall(_Strict):
     function: CalledFunction
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -329,7 +338,7 @@ def _text(content: list[Part]) -> str:
     return "".join(part.text for part in content if isinstance(part, TextPart))
 
 
-class Function(_Strict):
+class Function(Strict):
     """A function that the model may call."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -346,7 +355,7 @@ class Function(_Strict):
         return parameters
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool of a request."""
 
     type: Literal["function"]
@@ -359,13 +368,13 @@ class Tool(_Strict):
         return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-class ChosenFunction(_Strict):
+class ChosenFunction(Strict):
     """The function that a reply must call."""
 
     name: str
 
 
-class ToolChoice(_Strict):
+class ToolChoice(Strict):
     """Whether a reply may call tools, must call one, or which."""
 
     type: Literal["none", "auto", "required", "function"]
@@ -388,7 +397,7 @@ def _choice(value: object) -> object:
     return {"type": value}
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """A schema that the reply must meet."""
 
     name: str
@@ -397,16 +406,8 @@ class JsonSchema(_Strict):
     strict: bool | None = None
     """A schema is always kept."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, value: object) -> object:
-        known = {"name", "schema", "description", "strict"}
-        if isinstance(value, dict) and (unknown := next((name for name in value if name not in known), None)):
-            raise ValueError(f"unknown field {str(unknown)[:60]!r}")
-        return value
 
-
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """What the reply must be: any text, a JSON object, or JSON that meets a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -426,14 +427,14 @@ class ResponseFormat(_Strict):
         return '{"type": "object"}' if self.type == "json_object" else None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class _Request(_Strict):
+class _Request(Strict):
     """The fields of both kinds of requests."""
 
     model: str
@@ -593,23 +594,28 @@ class ChatRequest(_Request):
             raise ValueError("continue_final_message needs a last message of the assistant, without tool_calls")
 
 
-Kind = TypeVar("Kind", CompletionRequest, ChatRequest)
+Parsed = TypeVar("Parsed", bound=Strict)
 
 
-def parse(kind: type[Kind], body: dict[str, Any], most_messages: int) -> Kind:
-    """Parse a body.
+def parse(
+    kind: type[Parsed],
+    body: dict[str, Any],
+    most_messages: int,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> Parsed:
+    """Parse a body; `neutral`: fields that are not supported, with the values that have no effect.
 
     Raises:
         Refusal: 400: names the first field at fault.
     """
     for name, value in body.items():
-        if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+        if name in neutral and value is not None and value not in neutral[name]:
             raise bad_request(f"{name} is not supported here; leave it out", name, "unsupported_value")
     messages = body.get("messages")
     if isinstance(messages, list) and len(messages) > most_messages:
         message = f"{len(messages):,} messages, at most {most_messages} are allowed"
         raise bad_request(message, "messages", "too_many_messages")
-    given = {name: value for name, value in body.items() if name not in IGNORED and name not in NEUTRAL}
+    given = {name: value for name, value in body.items() if name not in IGNORED and name not in neutral}
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -620,9 +626,8 @@ def _refusal(error: ValidationError, body: dict[str, Any]) -> Refusal:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     place = list(first["loc"])
-    if place[2:3] == ["content"] and len(place) > 4:
-        # pydantic adds the type by which it chose the kind of part.
-        del place[4]
+    # pydantic adds the type by which it chose the kind of a part or an item.
+    place = [name for at, name in enumerate(place) if not (at and isinstance(place[at - 1], int) and name in KINDS)]
     path = ".".join(map(str, place))
     if message.startswith("unknown field"):
         name = message.split("'")[1]

@@ -134,7 +134,7 @@ class ChatWriter(Chunks):
             rest, calls = splitter.finish()
             message: Json = {"role": "assistant", "content": content + rest, "refusal": None}
             if calls:
-                message |= {"content": message["content"] or None, "tool_calls": [_as_tool_call(one) for one in calls]}
+                message |= {"content": message["content"] or None, "tool_calls": [as_tool_call(one) for one in calls]}
             logprobs, reason = _of_chat(choice.logprobs), _reason(choice.finish_reason, calls)
             ids = {} if self._prompt is None else {"token_ids": choice.ids}
             written.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason, **ids})
@@ -156,7 +156,7 @@ class ChatWriter(Chunks):
             text += rest
         delta: Json = {"content": text} if text else {}
         if calls:
-            delta["tool_calls"] = [{"index": place, **_as_tool_call(one)} for place, one in enumerate(calls)]
+            delta["tool_calls"] = [{"index": place, **as_tool_call(one)} for place, one in enumerate(calls)]
         reason = _reason(event.finish_reason, calls)
         ids = [event.token] if self.sends_all else None
         return [self._chunk(index, delta, None if logprobs is None else [logprobs], reason, ids)]
@@ -270,7 +270,8 @@ def _joined(before: Json | None, after: Json | None) -> Json | None:
     return {name: [*values, *after[name]] for name, values in before.items()}
 
 
-def _as_tool_call(call: Call) -> Json:
+def as_tool_call(call: Call) -> Json:
+    """A call in the format of chats, with an id of its own."""
     # Nine letters and digits, which templates of Mistral insist on.
     made = "".join(secrets.choice(_LETTERS) for _ in range(9))
     return {"id": made, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
