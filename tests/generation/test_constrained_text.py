@@ -222,6 +222,7 @@ def _deep(levels: int) -> dict:
         ({"$defs": {str(j): {"properties": {f"p{i}": {} for i in range(51)}} for j in range(100)}}, "5,000 properties"),
         ({"anyOf": [{"const": i} for i in range(10_001)]}, "more than 10,000 schemas within it"),
         (_deep(11), "objects in more than 10 levels"),
+        ({"items": {"type": "integer", "multipleOf": 999983}}, "multipleOf is 999983, at most 10,000"),
     ],
 )
 def test_schemas_that_are_too_large_are_refused_at_sight(schema, cause, monkeypatch) -> None:
@@ -246,6 +247,8 @@ def test_schemas_that_llguidance_gives_up_end_their_own_text(engine: Engine, sch
 
 def test_a_deep_schema_is_fine(engine: Engine) -> None:
     engine.grammars.constraint(json.dumps(_deep(10)))
+    for divisor in (500_000, 0.01, 1e-05):
+        engine.grammars.constraint(json.dumps({"type": "number", "multipleOf": divisor}))
 
 
 def test_a_search_that_takes_long_holds_up_no_other_sequence(engine: Engine, monkeypatch) -> None:

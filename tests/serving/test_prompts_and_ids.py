@@ -117,7 +117,7 @@ def test_ids_of_completions(server):
         ]
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[65, 66]] + [None] * (len(chunks) - 1)
     # Those of a character in several tokens, too, whose text comes with the last.
-    assert sum((chunk["token_ids"] for chunk in chunks), []) == written
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == written
 
 
 def test_ids_of_chats(thinking):
@@ -133,8 +133,8 @@ def test_ids_of_chats(thinking):
             )
         ]
     assert chunks[0]["prompt_token_ids"] == thinking.engine.asked[-1][0]
-    ids = [chunk["choices"][0].get("token_ids") or [] for chunk in chunks]
-    assert sum(ids, []) == thinking.engine.tokens
+    ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids") or []]
+    assert ids == thinking.engine.tokens
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ goes on with other sequences. llguidance's limits bound each piece of such work;
 import threading
 import time
 from collections.abc import Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, final
 from weakref import WeakValueDictionary
 
@@ -66,7 +67,6 @@ class Grammars:
         self._tokenizer = llguidance.LLTokenizer(spelled, eos_token=[*sorted(stop_ids)] or [spelled.eos_token_id])
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         self._stuck = self._spelled.stuck()
-        self._compiling = ThreadPoolExecutor(_THREADS, "penstock-compile")
         self._looking = ThreadPoolExecutor(_THREADS, "penstock-grammar")
         self._compiled: WeakValueDictionary[str, Compiled] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -108,8 +108,21 @@ class Grammars:
         return compiled
 
     def begin(self, schema: str) -> "Future[Compiled]":
-        """`compile` in another thread."""
-        return self._compiling.submit(self.compile, schema)
+        """`compile` in a thread of its own; nothing can stop llguidance, so a schema may keep it for ever."""
+        found: Future[Compiled] = Future()
+
+        def run() -> None:
+            # Whoever waited may have given up.
+            with suppress(InvalidStateError):
+                try:
+                    compiled = self.compile(schema)
+                except Exception as error:
+                    found.set_exception(error)
+                else:
+                    found.set_result(compiled)
+
+        threading.Thread(target=run, name="penstock-compile", daemon=True).start()
+        return found
 
     def constraint(self, schema: str) -> "Constraint":
         """The constraint of a new text; at once if the schema is compiled.

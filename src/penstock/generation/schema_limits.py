@@ -4,13 +4,17 @@ The limits of properties and levels are those of OpenAI's structured outputs. Co
 """
 
 import json
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from penstock.core.errors import ConfigError
 
 MOST_PROPERTIES, MOST_LEVELS, MOST_PARTS = 5000, 10, 10_000
 """Properties of all objects; objects within objects; schemas within the schema, such as alternatives."""
+MOST_STATES = 10_000
+"""Divisor of `multipleOf`, without zeros at its end."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = (
@@ -47,10 +51,22 @@ def check_schema(schema: str) -> Iterator[str]:
             raise _too_large(f"objects in more than {MOST_LEVELS} levels", "make it flatter")
         if parts > MOST_PARTS:
             raise _too_large(f"more than {MOST_PARTS:,} schemas within it", "leave some out")
+        _check_multiple(part.get("multipleOf"))
         literals += [part.get(name) for name in ("const", "enum", "required")]
         literals += list(own) if isinstance(own, dict) else []
         waiting += ((inner, level) for inner in _inner(part))
     return _texts(literals)
+
+
+def _check_multiple(value: object) -> None:
+    """The grammar of a multiple has as many states as the divisor without zeros at its end."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return
+    digits = Decimal(str(value)).normalize().as_tuple().digits
+    if len(digits) > 6 or int("".join(map(str, digits))) > MOST_STATES:
+        raise ConfigError(
+            f"json_schema: multipleOf is {value!r:.30}, at most {MOST_STATES:,} is allowed; use a smaller one"
+        )
 
 
 def _inner(part: dict[str, Any]) -> Iterator[Any]:

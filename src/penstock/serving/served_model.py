@@ -24,6 +24,8 @@ COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
 COMPILE_SECONDS = 10.0
 """Maximum time for compiling the schema of a request."""
+COMPILED_AT_ONCE = 2
+"""Schemas that are compiled at the same time."""
 
 
 @final
@@ -140,6 +142,10 @@ class ServedModel:
         """The engine's own, so that it finds what is compiled here."""
         return self.engine.grammars if isinstance(self.engine, Engine) else Grammars(self.tokenizer, ())
 
+    @cached_property
+    def _compiling(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(COMPILED_AT_ONCE)
+
     async def compile(self, schema: str, field_name: str) -> Compiled:
         """Compile a schema, in a thread that nothing else waits for.
 
@@ -147,7 +153,8 @@ class ServedModel:
             Refusal: 400: llguidance refuses it, or it takes too long.
         """
         try:
-            async with asyncio.timeout(COMPILE_SECONDS):
+            # The others wait, so that the engine keeps its share of the processor.
+            async with self._compiling, asyncio.timeout(COMPILE_SECONDS):
                 return await asyncio.wrap_future(self._grammars.begin(schema))
         except TimeoutError:
             message = f"json_schema: it takes longer than {COMPILE_SECONDS:g} s to compile; simplify it"
