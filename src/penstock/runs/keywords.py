@@ -152,6 +152,7 @@ class GenerateKeywords(OpeningKeywords, total=False):
     logprobs: int | None
     frequency_penalty: float
     presence_penalty: float
+    repetition_penalty: float
     logit_bias: Mapping[int, float]
     json_schema: str | None
 
