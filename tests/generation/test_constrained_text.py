@@ -282,7 +282,7 @@ def test_a_search_that_took_too_long_ends_its_text(engine: Engine, monkeypatch) 
 
 
 def test_a_schema_is_compiled_once_while_someone_holds_it(engine: Engine, monkeypatch) -> None:
-    held = engine.grammars.begin(TEXT).result()
+    held = engine.grammars.compile(TEXT)
     monkeypatch.setattr(engine.grammars, "_library", None)
     assert engine.grammars.compile(TEXT) is held
     assert engine.generate_all([[65]], Sampling(max_tokens=5, json_schema=TEXT))[0].text.startswith('{"nam')

@@ -14,11 +14,11 @@ does not delay the others.
 An engine belongs to one thread. A server's loop submits and cancels between steps.
 """
 
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
-from functools import cached_property
 from typing import Protocol, final
 
 import numpy as np
@@ -151,6 +151,8 @@ class Engine:
         self._running: dict[int, sequences.Sequence] = {}
         self._submitted = 0
         self._samplers: tuple[tuple[int, ...], Sampler] | None = None
+        self._grammars: Grammars | None = None
+        self._making_grammars = threading.Lock()
 
     @property
     def num_running(self) -> int:
@@ -208,15 +210,18 @@ class Engine:
         )
         return number
 
-    @cached_property
+    @property
     def grammars(self) -> Grammars:
-        """Compiles JSON schemas, in any thread.
+        """Compiles JSON schemas, in any thread; made at its first use.
 
         Raises:
             ConfigError: The tokenizer cannot spell what every JSON is made of.
             MissingExtraError: llguidance is not installed.
         """
-        return Grammars(self.tokenizer, self.stop_ids)
+        with self._making_grammars:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self.stop_ids)
+            return self._grammars
 
     def cancel(self, sequence: int) -> None:
         """Remove a sequence; nothing happens if it has ended."""

@@ -5,15 +5,15 @@ own characters will do; other characters are written if it can spell them. Betwe
 writes: white space is not the model's choice, which would let it write nothing else.
 
 A schema may be a stranger's, and some take seconds: to compile, or for the tokens that may come next. So large ones are
-refused at sight (`penstock.generation.schema_limits`), and both are done by threads of this module, while an engine
+refused at sight (`penstock.generation.schema_limits`), a server compiles in another thread than its engine's, and what
+may come next is found by threads of this module, while an engine
 goes on with other sequences. llguidance's limits bound each piece of such work; at one, a text ends with an error.
 """
 
 import threading
 import time
 from collections.abc import Collection
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, final
 from weakref import WeakValueDictionary
 
@@ -28,7 +28,7 @@ from penstock.tokenizers import Tokenizer
 NEEDED = frozenset(b'{}[]",: -.0123456789\\abcdeflnrstu')
 """Bytes without which there is JSON that cannot be written: marks, numbers, true, false, null, escapes of controls."""
 LONGEST_STEP = 2.0
-"""Seconds that finding the next tokens of a text may take before the text ends with an error."""
+"""Processor seconds that finding the next tokens of a text may take before the text ends with an error."""
 _OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SPECIAL = b"\xff"
 """What llguidance expects before the names of control tokens."""
@@ -107,23 +107,6 @@ class Grammars:
             self._compiled[schema] = compiled
         return compiled
 
-    def begin(self, schema: str) -> "Future[Compiled]":
-        """`compile` in a thread of its own; nothing can stop llguidance, so a schema may keep it for ever."""
-        found: Future[Compiled] = Future()
-
-        def run() -> None:
-            # Whoever waited may have given up.
-            with suppress(InvalidStateError):
-                try:
-                    compiled = self.compile(schema)
-                except Exception as error:
-                    found.set_exception(error)
-                else:
-                    found.set_result(compiled)
-
-        threading.Thread(target=run, name="penstock-compile", daemon=True).start()
-        return found
-
     def constraint(self, schema: str) -> "Constraint":
         """The constraint of a new text; at once if the schema is compiled.
 
@@ -199,11 +182,11 @@ def look(matcher: Any, stuck: "np.ndarray[Any, np.dtype[np.int64]]") -> Bits:
     Raises:
         ConfigError: llguidance gives up, it takes too long, or nothing may come.
     """
-    begun = time.perf_counter()
+    begun = time.thread_time()
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
     # After an error, only the end is allowed, as if the text were complete.
     _check(matcher)
-    seconds = time.perf_counter() - begun
+    seconds = time.thread_time() - begun
     if seconds > LONGEST_STEP:
         raise ConfigError(
             f"json_schema: it is too complex: a token took {seconds:.1f} s, more than {LONGEST_STEP:g} s; simplify it"

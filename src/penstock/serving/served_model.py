@@ -1,16 +1,21 @@
 """The model behind a server, and how requests become prompts for its engine."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from penstock.chat import Template
 from penstock.core.errors import PenstockError
 from penstock.generation.engine import Engine
 from penstock.generation.grammar import Compiled, Grammars
 from penstock.generation.images import ImageReader
+from penstock.generation.schema_limits import check_schema
 from penstock.generation.session import DoesNotFitError, Prompt, begin_ids, fit_chat
 from penstock.media.layout import NOUNS
 from penstock.serving.admission import Ask
@@ -20,6 +25,7 @@ from penstock.serving.settings import ServeSettings
 from penstock.serving.worker import BatchEngine
 from penstock.tokenizers import Tokenizer
 
+Result = TypeVar("Result")
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
 COMPILE_SECONDS = 10.0
@@ -155,7 +161,7 @@ class ServedModel:
         try:
             # The others wait, so that the engine keeps its share of the processor.
             async with self._compiling, asyncio.timeout(COMPILE_SECONDS):
-                return await asyncio.wrap_future(self._grammars.begin(schema))
+                return await asyncio.wrap_future(_apart(lambda: self._grammars.compile(schema)))
         except TimeoutError:
             message = f"json_schema: it takes longer than {COMPILE_SECONDS:g} s to compile; simplify it"
             raise bad_request(f"{field_name}: {message}", field_name) from None
@@ -167,7 +173,7 @@ class ServedModel:
             raise bad_request(f"the chat template of {self.name} has no place for tools", "tools", "no_tools")
         if request.schema_text is not None:
             try:
-                self._grammars.check(request.schema_text)
+                check_schema(request.schema_text)
             except PenstockError as error:
                 raise bad_request(f"{request.schema_field}: {error}", request.schema_field) from None
 
@@ -209,6 +215,24 @@ class ServedModel:
         if max(ids) >= self.tokenizer.vocab_size:
             raise bad_request(f"prompt has id {max(ids)}, but ids must be below {self.tokenizer.vocab_size}", "prompt")
         return ids
+
+
+def _apart(call: Callable[[], Result]) -> Future[Result]:
+    """Call in a thread of its own; nothing can stop llguidance, so a schema may keep it for ever."""
+    found: Future[Result] = Future()
+
+    def run() -> None:
+        # Whoever waited may have given up.
+        with suppress(InvalidStateError):
+            try:
+                result = call()
+            except Exception as error:
+                found.set_exception(error)
+            else:
+                found.set_result(result)
+
+    threading.Thread(target=run, name="penstock-compile", daemon=True).start()
+    return found
 
 
 def _check_numbers(prompts: int, n: int, max_tokens: int, name: str, settings: ServeSettings) -> None:
