@@ -6,8 +6,8 @@ writes: white space is not the model's choice, which would let it write nothing 
 
 A schema may be a stranger's, and some take seconds: to compile, or for the tokens that may come next. So large ones are
 refused at sight (`penstock.generation.schema_limits`), a server compiles in another thread than its engine's, and what
-may come next is found by threads of this module, while an engine
-goes on with other sequences. llguidance's limits bound each piece of such work; at one, a text ends with an error.
+may come next is found by threads of this module, while an engine goes on with other sequences. llguidance's limits
+bound each piece of such work; at one, a text ends with an error.
 """
 
 import threading

@@ -1,6 +1,8 @@
 """The model behind a server, and how requests become prompts for its engine."""
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -222,6 +224,9 @@ def _apart(call: Callable[[], Result]) -> Future[Result]:
     found: Future[Result] = Future()
 
     def run() -> None:
+        if sys.platform == "linux":
+            # Threads have their own priority there: the engine's goes first.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         # Whoever waited may have given up.
         with suppress(InvalidStateError):
             try:
