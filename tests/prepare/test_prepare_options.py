@@ -30,7 +30,8 @@ def test_keywords_are_the_fields_of_the_settings_classes():
     assert options.pop("chat") == ChatOptions | ChatSettings | None
     fields = {name: given(Fields)[field] for name, field in FIELD_OPTIONS.items()}
     settings = {name: kind for name, kind in given(PrepareSettings).items() if name != "chat"}
-    # `template` is a parameter of its own; `fields` of chats has the name of another setting, so it goes into `chat`.
+    # `template` is a parameter of its own; `fields` of chats has the name of another setting, and is a mapping.
+    settings["fields"] |= chats["fields"]
     flat = {name: kind for name, kind in chats.items() if name not in ("template", "fields")}
     assert options == {**flat, **settings, **fields}
     in_signature = [name for name in inspect.signature(prepare).parameters if name not in ("source", "options")]

@@ -31,7 +31,7 @@ def refusal(response, status: int = 400) -> dict:
         ({"prompt": "a", "temperature": True}, "temperature"),
         ({"prompt": "a", "temperature": 10**400}, "temperature"),
         ({"prompt": "a", "top_p": 0}, "top_p"),
-        ({"prompt": "a", "top_k": 0}, "top_k"),
+        ({"prompt": "a", "top_k": -2}, "top_k"),
         ({"prompt": "a", "min_p": -1}, "min_p"),
         ({"prompt": "a", "n": 0}, "n"),
         ({"prompt": "a", "n": 9}, "n"),

@@ -1,6 +1,8 @@
 """Tools, JSON schemas, and prompts that come back with their log-probabilities; by OpenAI's client."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
 import openai
@@ -9,12 +11,13 @@ from serving_makers import CONTROLS, make_model, running
 
 from makers.models import tiny_model
 from makers.tokenizers import tiny_tokenizer
+from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError
 from penstock.generation import Engine, Sampling
-from penstock.generation.grammar import Constraint
+from penstock.generation.grammar import Constraint, Grammars
 from penstock.generation.tool_calls import FAMILIES, Splitter, allowed_controls, family_of
-from penstock.serving import ServedModel
+from penstock.serving import ServedModel, served_model
 
 TOOLS = [
     {
@@ -413,3 +416,38 @@ def test_a_call_that_does_not_end_before_the_next_is_malformed(between):
     )
     assert split("hermes", f"{one}</tool_call>{other}", 1000) == ("", [("now", {})] * 2)
     assert split("hermes", f"{one}{between}{other}", 1000) == (f"{one}{between}{other}", [])
+def test_a_schema_that_compiles_for_ever_holds_up_no_other_client(writing, monkeypatch):
+    """It waits for an event that comes only after another client's replies, one of them with a schema of its own."""
+    answered, compile_schema = threading.Event(), Grammars.compile
+
+    def slow(self, schema):
+        if "never" in schema:
+            assert answered.wait(PATIENCE_SECONDS)
+        return compile_schema(self, schema)
+
+    monkeypatch.setattr(Grammars, "compile", slow)
+    schema = {"type": "object", "properties": {"never": {"type": "integer"}}, "required": ["never"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with writing.openai() as client, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(
+            client.chat.completions.create, model="tiny", messages=HI, max_tokens=20, response_format=wanted
+        )
+        assert client.completions.create(model="tiny", prompt="Hi", max_tokens=2).usage.completion_tokens == 2
+        assert client.chat.completions.create(model="tiny", messages=HI, max_tokens=9, response_format=FORMAT)
+        assert not first.done()
+        answered.set()
+        assert first.result(PATIENCE_SECONDS).choices[0].message.content.startswith('{"never": ')
+
+
+def test_schemas_that_are_too_large_or_too_slow(writing, monkeypatch):
+    def ask(schema):
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        with writing.openai() as client, pytest.raises(openai.BadRequestError, match="json_schema: ") as refused:
+            client.chat.completions.create(model="tiny", messages=HI, max_tokens=9, response_format=wanted)
+        assert refused.value.param == "response_format"
+        return str(refused.value)
+
+    assert "more than 5,000 properties" in ask({"properties": {f"p{i}": {} for i in range(7000)}})
+    assert "no text meets the schema" in ask({"$ref": "#"})
+    monkeypatch.setattr(served_model, "COMPILE_SECONDS", 0.0)
+    assert "longer than 0 s to compile" in ask({"type": "boolean"})

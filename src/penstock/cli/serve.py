@@ -64,7 +64,8 @@ def run(
         ),
     ] = _DEFAULT.grace_seconds,
 ) -> None:
-    """Serve a model: /v1/models, /v1/completions, /v1/chat/completions, /health, /metrics, and a chat page at /.
+    """Serve a model: /v1/models, /v1/completions, /v1/chat/completions, /v1/responses, /health, /metrics,
+    and a chat page at /.
 
     Clients of OpenAI's API work with it: set base_url to the printed address followed by /v1. Models that read images
     get those of messages (image_url). At SIGTERM or Ctrl-C it

@@ -14,10 +14,11 @@ does not delay the others.
 An engine belongs to one thread. A server's loop submits and cancels between steps.
 """
 
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
-from functools import cached_property
 from typing import Protocol, final
 
 import numpy as np
@@ -29,7 +30,7 @@ from penstock.generation import sequence as sequences
 from penstock.generation.grammar import Grammars
 from penstock.generation.sampling import Sampler, change, draw, log_probabilities
 from penstock.generation.sequence import Spelling
-from penstock.generation.settings import Event, FinishReason, Generated, LogProbabilities, Sampling
+from penstock.generation.settings import NO_TOKEN, Event, FinishReason, Generated, LogProbabilities, Sampling
 from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import pack_documents
 from penstock.inputs.prompt_images import PromptImages
@@ -42,6 +43,11 @@ SCORED = 256
 """Tokens whose logits `score` holds at the same time."""
 LEAST_SHARED = 16
 """Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting for it."""
+
+
+LOOK, LOOK_ALONE = 0.02, 0.1
+"""Seconds that a step waits for what may come next in texts with a JSON schema: while other sequences can go on, and
+while none can."""
 
 
 class Truncated(Protocol):
@@ -145,6 +151,8 @@ class Engine:
         self._running: dict[int, sequences.Sequence] = {}
         self._submitted = 0
         self._samplers: tuple[tuple[int, ...], Sampler] | None = None
+        self._grammars: Grammars | None = None
+        self._making_grammars = threading.Lock()
 
     @property
     def num_running(self) -> int:
@@ -194,7 +202,7 @@ class Engine:
         number, self._submitted = self._submitted, self._submitted + 1
         settings = sampling or Sampling()
         self._check_ids(settings.logit_bias)
-        constraint = None if settings.json_schema is None else self._grammars.constraint(settings.json_schema)
+        constraint = None if settings.json_schema is None else self.grammars.constraint(settings.json_schema)
         self._waiting.append(
             sequences.Sequence(
                 number, ids, settings, choice, self.context_length, self._spelling, self.stop_ids, images, constraint
@@ -202,9 +210,18 @@ class Engine:
         )
         return number
 
-    @cached_property
-    def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self.stop_ids)
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles JSON schemas, in any thread; made at its first use.
+
+        Raises:
+            ConfigError: The tokenizer cannot spell what every JSON is made of.
+            MissingExtraError: llguidance is not installed.
+        """
+        with self._making_grammars:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self.stop_ids)
+            return self._grammars
 
     def cancel(self, sequence: int) -> None:
         """Remove a sequence; nothing happens if it has ended."""
@@ -217,18 +234,23 @@ class Engine:
     def step(self) -> list[Event]:
         """Choose one token for each sequence with a fully read prompt, and read a part of the other prompts.
 
+        A sequence with a JSON schema is left out while it is not known yet what may come next, so that no schema delays
+        other sequences.
+
         Returns:
-            Events in the order in which sequences joined; empty if nothing runs.
+            Events in the order in which sequences joined; empty if nothing runs, or none can go on yet.
         """
         while self._waiting and len(self._slots):
             self._join(self._waiting.popleft())
         for each in self._running.values():
             if each.leader is not None and each.leader.held >= each.shared:
                 self._take_shared(each)
-        going = [each for each in self._running.values() if each.leader is None]
+        going = [each for each in self._ready() if each.leader is None]
+        failed = [self._failed(each) for each in going if each.constraint is not None and each.constraint.error]
+        going = [each for each in going if each.number in self._running]
         written = [each for each in going if each.held == len(each.ids) - 1]
         read = [each for each in going if each.held < len(each.ids) - 1]
-        events = self._feed(read, self._part) + self._feed(written, 1)
+        events = failed + self._feed(read, self._part) + self._feed(written, 1)
         return sorted(events, key=lambda event: event.sequence)
 
     def generate(
@@ -334,6 +356,24 @@ class Engine:
             sequence.held = held
         sequence.leader = None
 
+    def _ready(self) -> list[sequences.Sequence]:
+        """The running sequences of which it is known what may come next; waits a moment for the others."""
+        running = list(self._running.values())
+        looking = [each.constraint.looking for each in running if each.constraint is not None]
+        searches = [search for search in looking if search is not None]
+        if searches:
+            alone = len(searches) == len(running)
+            wait(searches, LOOK)
+            if alone:
+                wait(searches, LOOK_ALONE, FIRST_COMPLETED)
+        return [each for each in running if each.constraint is None or each.constraint.looking is None]
+
+    def _failed(self, sequence: sequences.Sequence) -> Event:
+        """End a sequence that its JSON schema lets go on no more."""
+        assert sequence.constraint is not None
+        self._leave(sequence)
+        return Event(sequence.number, NO_TOKEN, "", error=sequence.constraint.error)
+
     def _feed(self, group: list[sequences.Sequence], most: int) -> list[Event]:
         """Feed each sequence up to `most` tokens that the cache lacks; choose a token for those that lack no more."""
         if not group:
@@ -383,8 +423,8 @@ class Engine:
         """A copy of the logits with penalties and biases, and −inf for tokens that must not be chosen."""
         allowed = logits.index_fill(-1, self._forbidden, -torch.inf)
         for row, each in enumerate(group):
-            if each.counts or each.sampling.logit_bias:
-                change(allowed[row], each.sampling, each.counts or {})
+            if each.seen or each.counts or each.sampling.logit_bias:
+                change(allowed[row], each.sampling, each.counts or {}, each.seen or ())
             if each.constraint is not None:
                 allowed[row].masked_fill_(~each.constraint.allowed(allowed.shape[1], allowed.device), -torch.inf)
         too_early = [row for row, each in enumerate(group) if not each.may_stop]

@@ -7,7 +7,7 @@ no selection algorithm is needed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -113,16 +113,22 @@ def _descending(scores: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
 
 
-def change(logits: Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
+def change(logits: Tensor, sampling: Sampling, counts: Mapping[int, int], seen: Collection[int] = ()) -> None:
     """Change the logits [vocab] of one sequence by its penalties and biases, in place.
 
     Args:
         logits: [vocab].
         sampling: The sequence's.
         counts: Chosen token → how often; may be empty without penalties.
+        seen: Tokens of prompt and text; may be empty without a repetition penalty.
 
-    Source: OpenAI's API, `frequency_penalty` and `presence_penalty`.
+    Sources: OpenAI's API, `frequency_penalty` and `presence_penalty`; for `repetition_penalty` Keskar et al. 2019,
+    arXiv:1909.05858, equation 2, with logits below 0 multiplied, as in transformers and vLLM.
     """
+    if seen and sampling.repetition_penalty != 1:
+        places = torch.tensor(list(seen), device=logits.device)
+        found, penalty = logits[places], sampling.repetition_penalty
+        logits[places] = torch.where(found > 0, found / penalty, found * penalty)
     changes = dict(sampling.logit_bias)
     for token, count in counts.items():
         penalty = count * sampling.frequency_penalty + sampling.presence_penalty

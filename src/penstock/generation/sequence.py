@@ -116,12 +116,13 @@ class Sequence:
         shared: Tokens that it shares with the leader.
         finish_reason: None until it ends.
         counts: How often each token was chosen, if penalties need it.
+        seen: The tokens of prompt and text, if a repetition penalty needs them.
         constraint: What its text must meet; None: nothing.
     """
 
     __slots__ = (
         "_spelling", "_stop_ids", "_stream", "constraint", "counts", "finish_reason", "held", "ids", "images", "key",
-        "keys", "leader", "limit", "number", "prompt", "sampling", "shared", "slot",
+        "keys", "leader", "limit", "number", "prompt", "sampling", "seen", "shared", "slot",
     )  # fmt: skip
 
     def __init__(
@@ -148,6 +149,7 @@ class Sequence:
         self.constraint = constraint
         penalised = sampling.frequency_penalty or sampling.presence_penalty
         self.counts: Counter[int] | None = Counter() if penalised else None
+        self.seen: set[int] | None = set(prompt) if sampling.repetition_penalty != 1 else None
         self._spelling, self._stop_ids = spelling, stop_ids
         self._stream = TextStream(sampling.stop)
 
@@ -180,6 +182,8 @@ class Sequence:
         self.ids.append(token)
         if self.counts is not None:
             self.counts[token] += 1
+        if self.seen is not None:
+            self.seen.add(token)
         if self.images is not None:
             self.keys.append(token)
         if token in self._stop_ids:

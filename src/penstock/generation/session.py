@@ -12,7 +12,8 @@ number of tokens left out is reported. An empty reply leaves the conversation un
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from types import MappingProxyType
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -36,6 +37,10 @@ from penstock.tokenizers import Tokenizer
 SYSTEM_ROLES = ("system", "developer")
 
 Messages = Sequence[Mapping[str, Any]]
+Ending = Literal["reply", "message", "continue"]
+"""What a prompt ends with: the beginning of the assistant's reply; the end of the last message; or the last message's
+text, which the model continues."""
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 class DoesNotFitError(ConversationError):
@@ -93,7 +98,12 @@ def _encode(
     images: ImageReader | None,
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """Ids of a conversation whose images are loaded, and the tokens of each image."""
-    rendered = _render(messages, template, tools, add_generation_prompt)
+    return _encode_rendered(_render(messages, template, tools, add_generation_prompt), messages, tokenizer, images)
+
+
+def _encode_rendered(
+    rendered: Rendered, messages: Messages, tokenizer: Tokenizer, images: ImageReader | None
+) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     literal = _literal(rendered)
     loaded = images_of(messages)
     if images is None or not loaded:
@@ -105,12 +115,19 @@ def _encode(
 
 
 def _render(
-    messages: Messages, template: Template, tools: Sequence[Any] | None, add_generation_prompt: bool
+    messages: Messages,
+    template: Template,
+    tools: Sequence[Any] | None,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> Rendered:
     """A conversation as text, in the form that the template accepts, as in training."""
     plain = tuple({"content": None, **message} for message in messages)
     conversation = Conversation(
-        messages=plain, message_weights=(DEFAULT_WEIGHTS,) * len(plain), forms=forms_of(plain, True, True)
+        messages=plain,
+        message_weights=(DEFAULT_WEIGHTS,) * len(plain),
+        forms=forms_of(plain, True, True),
+        variables=variables,
     )
     if conversation.forms or template.reads_parts or any(message["role"] == "tool" for message in plain):
         conversation = replace(conversation, tools=None if tools is None else tuple(tools))
@@ -118,7 +135,38 @@ def _render(
         if lost := next((one for one in rendered.lost if one.where in ("arguments", "result")), None):
             raise ConversationError(f"message {lost.message}: {lost.text}, so the model would answer without it")
         messages = form.messages
-    return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+
+
+def cut_to_continue(rendered: Rendered, number: int, said: str) -> Rendered:
+    """A conversation up to the end of a message's text, which the model then continues.
+
+    Args:
+        rendered: The conversation, without the beginning of another reply.
+        number: Of the last message.
+        said: Its text. If the template strips white space from it, the prompt has none there, as in transformers.
+
+    Raises:
+        ConversationError: There is no text, or the template does not write it as it is.
+    """
+    at, end, written = 0, 0, ""
+    for length, message, field, *_ in rendered.runs:
+        if message == number and (field == "content" or field.startswith("content.")):
+            end, written = at + length, written + rendered.text[at : at + length]
+        at += length
+    if not said.strip():
+        raise ConversationError("the last message has no text that could be continued; give some, or leave it out")
+    if written not in (said, said.strip(), said.lstrip(), said.rstrip()):
+        raise ConversationError(
+            f"the chat template does not write the last message's text as it is, but {written[-60:]!r} at its end, so "
+            "it cannot be continued"
+        )
+    runs, left = [], end
+    for run in rendered.runs:
+        if left > 0:
+            runs.append((min(run[0], left), *run[1:]))
+        left -= run[0]
+    return replace(rendered, text=rendered.text[:end], runs=tuple(runs))
 
 
 def fit_chat(
@@ -129,6 +177,8 @@ def fit_chat(
     room: int,
     tools: Sequence[Any] | None = None,
     images: ImageReader | None = None,
+    ending: Ending = "reply",
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> Prompt:
     """The prompt of a conversation with as many of the newest turns as fit.
 
@@ -139,10 +189,12 @@ def fit_chat(
         room: Maximum tokens of the prompt.
         tools: JSON schemas of functions.
         images: Reads the images of messages; None: they are refused.
+        ending: See `Ending`.
+        variables: Of the template, for this conversation, such as `enable_thinking`.
 
     Raises:
         DoesNotFitError: The last turn alone does not fit.
-        ConversationError: There is no message, or an image is refused.
+        ConversationError: There is no message, an image is refused, or the last message cannot be continued.
         RecordError: The template refuses the conversation.
     """
     if not messages:
@@ -159,7 +211,11 @@ def fit_chat(
         return [*messages[:head], *messages[cuts[turns] :]]
 
     def encode(turns: int) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-        return _encode(kept(turns), template, tokenizer, tools, True, images)
+        rest = kept(turns)
+        rendered = _render(rest, template, tools, ending == "reply", variables)
+        if ending == "continue":
+            rendered = cut_to_continue(rendered, len(rest) - 1, _text_of(rest[-1]))
+        return _encode_rendered(rendered, rest, tokenizer, images)
 
     def prompt(turns: int) -> Prompt:
         ids, places = encode(turns)
@@ -178,6 +234,11 @@ def fit_chat(
         )
     found = prompt(dropped)
     return replace(found, messages_dropped=cuts[dropped] - head, tokens_dropped=whole - len(found.ids))
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
 def _literal(rendered: Rendered) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -12,6 +12,10 @@ MOST_LOGPROBS = 100
 """Maximum number of alternatives returned for a token."""
 MOST_CHANGE = 100.0
 """The largest penalty or bias of a logit: it decides what is chosen, and no logit overflows."""
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
+"""The range of `repetition_penalty`: no logit overflows."""
+NO_TOKEN = -1
+"""The token of an event that ends a sequence without one."""
 COLDEST = 1e-6
 """The lowest temperature above 0: logits divided by much less overflow float32."""
 
@@ -56,6 +60,9 @@ class Sampling:
     to 100."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of each token that was chosen in this sequence; −100 to 100."""
+    repetition_penalty: float = 1.0
+    """Positive logits of the tokens of prompt and text are divided by it, and negative ones multiplied, once each,
+    before the other penalties (Keskar et al. 2019, as in transformers and vLLM); 0.01 to 100; 1: nothing changes."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Id → what is added to its logit, −100 to 100."""
     json_schema: str | None = None
@@ -82,6 +89,9 @@ class Sampling:
         _check("temperature", warm, warm > 0 or not self.tempered_logprobs, "above 0 with tempered_logprobs")
         for name in ("frequency_penalty", "presence_penalty"):
             _check_change(name, getattr(self, name))
+        repeated = self.repetition_penalty
+        expected = f"{LEAST_REPETITION:g} to {MOST_REPETITION:g}"
+        _check("repetition_penalty", repeated, LEAST_REPETITION <= repeated <= MOST_REPETITION, expected)
         _check("logit_bias", self.logit_bias, isinstance(self.logit_bias, Mapping), "a mapping of ids to numbers")
         for token, bias in self.logit_bias.items():
             _check("an id of logit_bias", token, _whole(token, 0), "a whole number of 0 or more")
@@ -155,13 +165,14 @@ class Event:
 
     sequence: int
     token: int
+    """`NO_TOKEN` if an error came before one was chosen."""
     text: str
     """The text that became certain: empty while a character or a stop string may have begun."""
     finish_reason: FinishReason | None = None
     """None until the last event."""
     logprobs: LogProbabilities | None = None
     error: ConfigError | None = None
-    """Why the sequence ends with this event without a finish_reason: its JSON schema is too complex."""
+    """Why the sequence ends here without a finish_reason: its JSON schema is too complex, or allows nothing."""
 
 
 @final

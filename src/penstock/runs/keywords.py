@@ -153,6 +153,7 @@ class GenerateKeywords(OpeningKeywords, total=False):
     tempered_logprobs: bool
     frequency_penalty: float
     presence_penalty: float
+    repetition_penalty: float
     logit_bias: Mapping[int, float]
     json_schema: str | None
 

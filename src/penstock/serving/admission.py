@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import final
 
 from penstock.generation import Event, LogProbabilities, Sampling
+from penstock.generation.grammar import Compiled
 from penstock.inputs.prompt_images import PromptImages
 from penstock.serving.refusals import Refusal
 from penstock.serving.settings import ServeSettings
@@ -130,6 +131,8 @@ class Ask:
     """Number of alternatives for the log-probabilities of the prompts' own tokens; None: they are not asked for."""
     writes: bool = True
     """False: only the prompts' own tokens are asked for."""
+    schema: Compiled | None = None
+    """Of the sampling; held, so that the engine does not compile it again."""
 
     @property
     def choices(self) -> int:

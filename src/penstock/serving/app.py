@@ -1,6 +1,6 @@
 """The application: its routes, their shared state, and the chat page.
 
-`/` the chat page · `/health` · `/metrics` · `/v1/models` · `/v1/completions` · `/v1/chat/completions`
+`/` the chat page · `/health` · `/metrics` · `/v1/models` · `/v1/completions` · `/v1/chat/completions` · `/v1/responses`
 
 The chat page is one document with its style and script inside; it uses only `/v1`. Texts of models and users become
 text nodes, never HTML. The page's content security policy allows only the script with the given hash, and only requests
@@ -14,24 +14,29 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
-from penstock.generation.tool_calls import FORCED, family_of
+from penstock.generation.tool_calls import FORCED, Family, family_of
 from penstock.serving.admission import Admission, Ask, Generating
 from penstock.serving.guard import MEDIA_TYPE, Guard, Metrics
-from penstock.serving.refusals import JsonResponse, Refusal, internal_error
-from penstock.serving.requests import ChatRequest, CompletionRequest, Kind, parse, read_object
-from penstock.serving.responses import Answering, ChatWriter, CompletionWriter, TokenTexts, Writer, unless_left
+from penstock.serving.refusals import JsonResponse, Refusal, bad_request, internal_error
+from penstock.serving.requests import ChatRequest, CompletionRequest, parse, read_object
+from penstock.serving.response_answers import ResponsesWriter
+from penstock.serving.response_requests import ResponsesRequest, parse_response, renamed
+from penstock.serving.responses import Answering, ChatWriter, CompletionWriter, Writer, unless_left
 from penstock.serving.served_model import ServedModel
 from penstock.serving.settings import ServeSettings
+from penstock.serving.token_texts import TokenTexts
 from penstock.serving.worker import EngineThread
 
+Kind = TypeVar("Kind", CompletionRequest, ChatRequest, ResponsesRequest)
 _log = logging.getLogger("penstock.serving")
 
 
@@ -95,6 +100,7 @@ class Service:
         app.add_api_route("/v1/models/{name:path}", self._one_model, methods=["GET"], response_model=None)
         app.add_api_route("/v1/completions", self._complete, methods=["POST"], response_model=None)
         app.add_api_route("/v1/chat/completions", self._chat, methods=["POST"], response_model=None)
+        app.add_api_route("/v1/responses", self._respond, methods=["POST"], response_model=None)
         app.add_exception_handler(HTTPException, _no_route)
         app.add_exception_handler(Exception, _fault)
         app.add_middleware(Guard, settings=self.settings, metrics=self.metrics)
@@ -126,7 +132,8 @@ class Service:
 
         def writer(asked: CompletionRequest, ask: Ask) -> CompletionWriter:
             echo = self.model.echo(asked, ask) if asked.echo else ()
-            return CompletionWriter(self.model.name, echo, asked.n, ask.writes)
+            prompts = ask.prompts if asked.return_token_ids else None
+            return CompletionWriter(self.model.name, echo, asked.n, ask.writes, prompts)
 
         return await self._answer(request, understand, writer)
 
@@ -137,13 +144,36 @@ class Service:
             return asked, self.model.chat(asked, self.settings)
 
         def writer(asked: ChatRequest, ask: Ask) -> ChatWriter:
-            family = None
-            if asked.offered and self.model.template is not None:
-                family = FORCED if asked.callable else family_of(self.model.template.source)
+            family = self._family(asked)
             most = None if asked.parallel_tool_calls else 1
-            return ChatWriter(self.model.name, ask.tokens_dropped, family, asked.offered, most)
+            prompt = ask.prompts[0] if asked.return_token_ids else None
+            return ChatWriter(self.model.name, ask.tokens_dropped, family, asked.offered, most, prompt)
 
         return await self._answer(request, understand, writer)
+
+    async def _respond(self, request: Request) -> Response:
+        def understand(body: dict[str, Any]) -> tuple[ResponsesRequest, Ask]:
+            asked = parse_response(body, self.settings)
+            self.model.check_name(asked.model)
+            try:
+                ask = self.model.chat(asked.chat, self.settings)
+            except Refusal as refusal:
+                raise renamed(refusal) from None
+            if ask.tokens_dropped and asked.truncation == "disabled":
+                message = f"the input is {ask.tokens_dropped:,} tokens too long; shorten it, or set truncation: auto"
+                raise bad_request(message, "input", "context_length_exceeded")
+            return asked, ask
+
+        def writer(asked: ResponsesRequest, ask: Ask) -> ResponsesWriter:
+            return ResponsesWriter(self.model.name, asked, ask.tokens_dropped, self._family(asked.chat))
+
+        return await self._answer(request, understand, writer)
+
+    def _family(self, asked: ChatRequest) -> Family | None:
+        """How the reply to a chat writes calls; None: it has none."""
+        if not asked.offered or self.model.template is None:
+            return None
+        return FORCED if asked.callable else family_of(self.model.template.source)
 
     async def _answer(
         self,
@@ -156,6 +186,9 @@ class Service:
         self.admission.check()
         loop = asyncio.get_running_loop()
         asked, ask = await loop.run_in_executor(self._prompts, understand, body)
+        if ask.sampling.json_schema is not None:
+            compiled = await unless_left(request, self.model.compile(ask.sampling.json_schema, asked.schema_field))
+            ask = replace(ask, schema=compiled)
         generating = Generating(ask, self.engine, self.admission)
         answering = Answering(generating, writer(asked, ask), self._names, self.metrics)
         try:

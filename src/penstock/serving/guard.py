@@ -107,7 +107,7 @@ def _head(name: str, kind: str, help_text: str) -> Iterator[str]:
 
 _MOST_CLIENTS = 4096
 """With more clients, those with full buckets are forgotten."""
-PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses")
 """Paths that are counted by name."""
 LEFT = 499
 """Code for counting requests of clients that left before the answer."""

@@ -13,9 +13,11 @@ supported, is accepted only with a value that has no effect. A field that never 
 import asyncio
 import json
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,6 +31,8 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from penstock.generation import Sampling
+from penstock.generation.session import Ending
+from penstock.generation.settings import LEAST_REPETITION, MOST_REPETITION
 from penstock.generation.tool_calls import forced_schema
 from penstock.serving.refusals import ClientLeft, Refusal, bad_request
 from penstock.serving.settings import ServeSettings
@@ -50,6 +54,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Fields that are not supported, with the values that have no effect."""
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""What templates read that is no variable of theirs."""
+KINDS = frozenset(
+    {"text", "image_url", "input_audio", "message", "function_call", "function_call_output", "input_text",
+     "output_text", "input_image"}
+)  # fmt: skip
+"""Types of parts of messages, and of items."""
 MOST_BIASES, MOST_TOOLS = 1024, 128
 MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
 
@@ -157,6 +168,14 @@ def _is_id(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a chat template, without those that are fields of the request."""
+    taken = next((name for name in value if name in OWN_VARIABLES), None)
+    if taken is not None:
+        raise ValueError(f"{taken!r} is no variable of a template; give it as a field of the request")
+    return value
+
+
 def _parts(value: object) -> object:
     """Content as text or as parts → parts."""
     if isinstance(value, list) and len(value) > MOST_PARTS:
@@ -164,7 +183,9 @@ def _parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of a request: types are strict, and unknown fields are errors."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
@@ -174,20 +195,21 @@ class _Strict(BaseModel):
         if not isinstance(value, dict):
             return value
         given = {name: item for name, item in value.items() if item is not None}
-        unknown = next((name for name in given if name not in cls.model_fields), None)
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
             raise ValueError(f"unknown field {unknown[:60]!r}")
         return given
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ImageUrl(_Strict):
+class ImageUrl(Strict):
     """Where an image is."""
 
     url: str
@@ -195,21 +217,21 @@ class ImageUrl(_Strict):
     """Images are always read at the size that the model's processor gives them."""
 
 
-class ImagePart(_Strict):
+class ImagePart(Strict):
     """An image of a message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
-class InputAudio(_Strict):
+class InputAudio(Strict):
     """A sound, as base64."""
 
     data: str
     format: Literal["wav", "mp3"]
 
 
-class AudioPart(_Strict):
+class AudioPart(Strict):
     """A sound of a message."""
 
     type: Literal["input_audio"]
@@ -219,7 +241,7 @@ class AudioPart(_Strict):
 Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     """The function of a call."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -239,7 +261,7 @@ class CalledFunction(_Strict):
         return arguments or "{}"
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """A call in a reply that is part of the conversation."""
 
     id: str
@@ -247,7 +269,7 @@ class ToolCall(_Strict):
     function: CalledFunction
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -268,10 +290,10 @@ class Message(_Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _calls_without_content(cls, value: object) -> object:
-        """A reply that only calls has none, or null."""
-        if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
-            return {**value, "content": ""}
+    def _without_content(cls, value: object) -> object:
+        """A reply may have none, or null, such as one that only calls."""
+        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
+            return {**value, "content": []}
         return value
 
     @field_validator("content")
@@ -292,7 +314,8 @@ class Message(_Strict):
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
         named: dict[str, Any] = {} if self.name is None else {"name": self.name}
-        content: Any = _text(self.content)
+        # None of a reply is null, which the template may write otherwise than an empty text.
+        content: Any = _text(self.content) if self.content or self.role != "assistant" else None
         if self.num_images:
             content = [_for_template(part) for part in self.content]
         if self.tool_calls:
@@ -315,7 +338,7 @@ def _text(content: list[Part]) -> str:
     return "".join(part.text for part in content if isinstance(part, TextPart))
 
 
-class Function(_Strict):
+class Function(Strict):
     """A function that the model may call."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -332,7 +355,7 @@ class Function(_Strict):
         return parameters
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool of a request."""
 
     type: Literal["function"]
@@ -345,13 +368,13 @@ class Tool(_Strict):
         return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-class ChosenFunction(_Strict):
+class ChosenFunction(Strict):
     """The function that a reply must call."""
 
     name: str
 
 
-class ToolChoice(_Strict):
+class ToolChoice(Strict):
     """Whether a reply may call tools, must call one, or which."""
 
     type: Literal["none", "auto", "required", "function"]
@@ -374,7 +397,7 @@ def _choice(value: object) -> object:
     return {"type": value}
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """A schema that the reply must meet."""
 
     name: str
@@ -383,16 +406,8 @@ class JsonSchema(_Strict):
     strict: bool | None = None
     """A schema is always kept."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, value: object) -> object:
-        known = {"name", "schema", "description", "strict"}
-        if isinstance(value, dict) and (unknown := next((name for name in value if name not in known), None)):
-            raise ValueError(f"unknown field {str(unknown)[:60]!r}")
-        return value
 
-
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """What the reply must be: any text, a JSON object, or JSON that meets a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -412,21 +427,24 @@ class ResponseFormat(_Strict):
         return '{"type": "object"}' if self.type == "json_object" else None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class _Request(_Strict):
+class _Request(Strict):
     """The fields of both kinds of requests."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """0 and −1: all, as without it."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    return_token_ids: bool = False
+    """Also give the ids of prompts and replies, as vLLM does."""
     n: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -437,6 +455,7 @@ class _Request(_Strict):
     ] = []
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] = 1.0
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -450,7 +469,8 @@ class _Request(_Strict):
         """The sampling for the engine; without a seed, a random one is used."""
         return Sampling(
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
+            repetition_penalty=self.repetition_penalty,
             top_p=self.top_p,
             min_p=self.min_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
@@ -469,6 +489,11 @@ class _Request(_Strict):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
         return self
+
+    @property
+    def schema_field(self) -> str:
+        """The field that a schema comes from."""
+        return "response_format"
 
 
 class CompletionRequest(_Request):
@@ -495,8 +520,21 @@ class ChatRequest(_Request):
     parallel_tool_calls: bool = True
     """False: of several calls of a reply, only the first is given back."""
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = {}
+    """Variables of the chat template, such as enable_thinking."""
+    add_generation_prompt: bool = True
+    """Begin the assistant's reply at the end of the prompt."""
+    continue_final_message: bool = False
+    """Continue the last message, which is the assistant's, instead."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def ending(self) -> Ending:
+        """What the prompt ends with."""
+        if self.continue_final_message:
+            return "continue"
+        return "reply" if self.add_generation_prompt else "message"
 
     @property
     def most(self) -> int | None:
@@ -524,6 +562,11 @@ class ChatRequest(_Request):
             return json.dumps(forced_schema(self.callable, 1 if single else None))
         return None if self.response_format is None else self.response_format.schema_text
 
+    @property
+    def schema_field(self) -> str:
+        """The field that the schema comes from."""
+        return "tools" if self.callable else "response_format"
+
     @model_validator(mode="after")
     def _agree_on_chat(self) -> Self:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -539,26 +582,40 @@ class ChatRequest(_Request):
             raise ValueError("two tools have the same name")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
+        if self.continue_final_message:
+            self._check_continued()
         return self
 
+    def _check_continued(self) -> None:
+        last = self.messages[-1]
+        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other; give one")
+        if last.role != "assistant" or last.tool_calls:
+            raise ValueError("continue_final_message needs a last message of the assistant, without tool_calls")
 
-Kind = TypeVar("Kind", CompletionRequest, ChatRequest)
+
+Parsed = TypeVar("Parsed", bound=Strict)
 
 
-def parse(kind: type[Kind], body: dict[str, Any], most_messages: int) -> Kind:
-    """Parse a body.
+def parse(
+    kind: type[Parsed],
+    body: dict[str, Any],
+    most_messages: int,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> Parsed:
+    """Parse a body; `neutral`: fields that are not supported, with the values that have no effect.
 
     Raises:
         Refusal: 400: names the first field at fault.
     """
     for name, value in body.items():
-        if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+        if name in neutral and value is not None and value not in neutral[name]:
             raise bad_request(f"{name} is not supported here; leave it out", name, "unsupported_value")
     messages = body.get("messages")
     if isinstance(messages, list) and len(messages) > most_messages:
         message = f"{len(messages):,} messages, at most {most_messages} are allowed"
         raise bad_request(message, "messages", "too_many_messages")
-    given = {name: value for name, value in body.items() if name not in IGNORED and name not in NEUTRAL}
+    given = {name: value for name, value in body.items() if name not in IGNORED and name not in neutral}
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -569,9 +626,8 @@ def _refusal(error: ValidationError, body: dict[str, Any]) -> Refusal:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     place = list(first["loc"])
-    if place[2:3] == ["content"] and len(place) > 4:
-        # pydantic adds the type by which it chose the kind of part.
-        del place[4]
+    # pydantic adds the type by which it chose the kind of a part or an item.
+    place = [name for at, name in enumerate(place) if not (at and isinstance(place[at - 1], int) and name in KINDS)]
     path = ".".join(map(str, place))
     if message.startswith("unknown field"):
         name = message.split("'")[1]

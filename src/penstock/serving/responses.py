@@ -22,65 +22,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import ConfigError
-from penstock.generation import Event, LogProbabilities
+from penstock.generation import Event
 from penstock.generation.tool_calls import Call, Family, Splitter, Tools
 from penstock.serving.admission import Cut, Generating
 from penstock.serving.guard import Metrics
 from penstock.serving.refusals import ClientLeft, JsonResponse, Refusal, bad_request, internal_error, json_bytes
-from penstock.tokenizers import Tokenizer
+from penstock.serving.token_texts import Json, Offsets, TokenTexts, as_chat, as_completion
 
-Json = dict[str, Any]
 _LETTERS = string.ascii_letters + string.digits
 Result = TypeVar("Result")
-
-
-@final
-class TokenTexts:
-    """The texts of tokens, or the names of control tokens, with log-probabilities in OpenAI's format."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._table = tokenizer.byte_table
-        self._names = {token: text.encode() for text, token in tokenizer.special_tokens.items()}
-
-    def logprobs_of(self, event: Event) -> Json | None:
-        """An event's log-probabilities in the format of chats; None if they were not requested."""
-        if event.logprobs is None:
-            return None
-        return self._of(event.token, event.logprobs)
-
-    def of_prompt(self, ids: Sequence[int], scores: Sequence[LogProbabilities]) -> list[Json]:
-        """Those of a prompt's tokens; the first has none."""
-        first = {**self._token(ids[0], 0.0), "logprob": None, "top_logprobs": None}
-        return [first, *(self._of(token, score) for token, score in zip(ids[1:], scores, strict=True))]
-
-    def _of(self, token: int, found: LogProbabilities) -> Json:
-        likeliest = [self._token(other, value) for other, value in found.likeliest]
-        return {**self._token(token, found.token), "top_logprobs": likeliest}
-
-    def _token(self, token: int, value: float) -> Json:
-        # A model may have more embedding rows than the tokenizer has ids.
-        spelled = self._names.get(token, b"") or (self._table[token] if token < len(self._table) else b"")
-        # OpenAI uses -9999 for almost impossible tokens, because JSON has no infinity.
-        return {"token": spelled.decode("utf-8", "replace"), "logprob": max(value, -9999.0), "bytes": list(spelled)}
-
-
-def as_completion(tokens: Sequence[Json], offset: int) -> Json:
-    """Log-probabilities in the format of completions; `offset`: number of characters before the first token."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token["token"])
-    return {
-        "tokens": [token["token"] for token in tokens],
-        "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [_alternatives(token["top_logprobs"]) for token in tokens],
-        "text_offset": offsets,
-    }
-
-
-def _alternatives(tokens: Sequence[Json] | None) -> Json | None:
-    """Text → log-probability; of tokens that look alike, such as parts of characters, the likeliest."""
-    return None if tokens is None else {token["token"]: token["logprob"] for token in reversed(tokens)}
 
 
 @final
@@ -89,14 +39,14 @@ class Choice:
     """One reply so far."""
 
     texts: list[str] = field(default_factory=list)
-    tokens: int = 0
+    ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[Json] = field(default_factory=list)
 
     def take(self, event: Event, logprobs: Json | None) -> None:
         """Add an event."""
         self.texts.append(event.text)
-        self.tokens += 1
+        self.ids.append(event.token)
         self.finish_reason = event.finish_reason
         if logprobs is not None:
             self.logprobs.append(logprobs)
@@ -108,19 +58,31 @@ class Writer(Protocol):
     def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
         """The whole answer."""
 
-    def opening(self, index: int) -> Json | None:
-        """The chunk before the first token of a choice, if the format has one."""
+    sends_all: bool
+    """Whether events without new text are sent, too, such as for their ids."""
 
-    def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
-        """The chunk of one event."""
+    def opening(self, index: int) -> list[Json]:
+        """The chunks before the first token of a choice."""
 
-    def closing(self, usage: Json) -> Json:
-        """The chunk with the usage."""
+    def chunk(self, index: int, event: Event, logprobs: Json | None) -> list[Json]:
+        """The chunks of one event."""
+
+    def closing(self, usage: Json) -> list[Json]:
+        """The chunks after all choices, with the usage."""
+
+    def error(self, refusal: Refusal) -> Json:
+        """The chunk that ends a stream early."""
+
+    def framed(self, chunk: Json) -> bytes:
+        """A chunk as a server-sent event."""
+
+    end: bytes
+    """What follows the last chunk."""
 
 
 def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:
     """The numbers of tokens read and generated."""
-    completion = sum(choice.tokens for choice in choices)
+    completion = sum(len(choice.ids) for choice in choices)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
@@ -128,8 +90,22 @@ def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:
     }
 
 
+class Chunks:
+    """How chats and completions are streamed."""
+
+    end = b"data: [DONE]\n\n"
+
+    def error(self, refusal: Refusal) -> Json:
+        """The error as it would be a whole answer."""
+        return dict(refusal.body)
+
+    def framed(self, chunk: Json) -> bytes:
+        """An event without a name."""
+        return b"data: " + json_bytes(chunk) + b"\n\n"
+
+
 @final
-class ChatWriter:
+class ChatWriter(Chunks):
     """Answers of `/v1/chat/completions`."""
 
     def __init__(
@@ -139,8 +115,12 @@ class ChatWriter:
         family: Family | None = None,
         tools: Tools = (),
         most_calls: int | None = None,
+        prompt: Sequence[int] | None = None,
     ) -> None:
-        """Args: `family`: how the model writes calls of `tools`; None: nothing is taken for a call."""
+        """Args: `family`: how the model writes calls of `tools`; None: nothing is taken for a call; `prompt`: its ids,
+        if ids are given back.
+        """
+        self._prompt, self.sends_all = prompt, prompt is not None
         self._dropped, self._new_splitter = tokens_dropped, lambda: Splitter(family, tools, most_calls)
         self._splitters: defaultdict[int, Splitter] = defaultdict(self._new_splitter)
         self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
@@ -154,18 +134,19 @@ class ChatWriter:
             rest, calls = splitter.finish()
             message: Json = {"role": "assistant", "content": content + rest, "refusal": None}
             if calls:
-                message |= {"content": message["content"] or None, "tool_calls": [_as_tool_call(one) for one in calls]}
+                message |= {"content": message["content"] or None, "tool_calls": [as_tool_call(one) for one in calls]}
             logprobs, reason = _of_chat(choice.logprobs), _reason(choice.finish_reason, calls)
-            written.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+            ids = {} if self._prompt is None else {"token_ids": choice.ids}
+            written.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason, **ids})
         head = {**self._head, "object": "chat.completion"}
-        return {**head, "choices": written, "usage": usage, "tokens_dropped": self._dropped}
+        return {**head, "choices": written, "usage": usage, "tokens_dropped": self._dropped, **self._prompt_ids()}
 
-    def opening(self, index: int) -> Json:
+    def opening(self, index: int) -> list[Json]:
         """The chunk with the role, and `tokens_dropped`."""
         opened = self._chunk(index, {"role": "assistant", "content": ""}, None, None)
-        return {**opened, "tokens_dropped": self._dropped}
+        return [{**opened, "tokens_dropped": self._dropped, **self._prompt_ids()}]
 
-    def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
+    def chunk(self, index: int, event: Event, logprobs: Json | None) -> list[Json]:
         """A `chat.completion.chunk`."""
         splitter = self._splitters[index]
         text = splitter.push(event.text)
@@ -175,28 +156,49 @@ class ChatWriter:
             text += rest
         delta: Json = {"content": text} if text else {}
         if calls:
-            delta["tool_calls"] = [{"index": place, **_as_tool_call(one)} for place, one in enumerate(calls)]
+            delta["tool_calls"] = [{"index": place, **as_tool_call(one)} for place, one in enumerate(calls)]
         reason = _reason(event.finish_reason, calls)
-        return self._chunk(index, delta, None if logprobs is None else [logprobs], reason)
+        ids = [event.token] if self.sends_all else None
+        return [self._chunk(index, delta, None if logprobs is None else [logprobs], reason, ids)]
 
-    def closing(self, usage: Json) -> Json:
+    def closing(self, usage: Json) -> list[Json]:
         """The chunk with the usage and without choices."""
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+        return [{**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}]
 
-    def _chunk(self, index: int, delta: Json, logprobs: list[Json] | None, reason: str | None) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": _of_chat(logprobs), "finish_reason": reason}
+    def _prompt_ids(self) -> Json:
+        return {} if self._prompt is None else {"prompt_token_ids": list(self._prompt)}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Json,
+        logprobs: list[Json] | None,
+        reason: str | None,
+        ids: list[int] | None = None,
+    ) -> Json:
+        choice: Json = {"index": index, "delta": delta, "logprobs": _of_chat(logprobs), "finish_reason": reason}
+        if ids is not None:
+            choice["token_ids"] = ids
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
 
 @final
-class CompletionWriter:
+class CompletionWriter(Chunks):
     """Answers of `/v1/completions`."""
 
-    def __init__(self, model: str, echo: Sequence[str] = (), replies: int = 1, writes: bool = True) -> None:
+    def __init__(
+        self,
+        model: str,
+        echo: Sequence[str] = (),
+        replies: int = 1,
+        writes: bool = True,
+        prompts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Args: `echo`: the text of each prompt, if it comes before its replies; `replies`: to each prompt; `writes`:
-        whether anything follows the prompts.
+        whether anything follows the prompts; `prompts`: ids of each, if ids are given back.
         """
-        self._echo, self._replies, self._writes = echo, replies, writes
+        self._prompts, self.sends_all = prompts, prompts is not None
+        self.echo, self._replies, self._writes = echo, replies, writes
         self._scored: list[list[Json]] = []
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -204,50 +206,72 @@ class CompletionWriter:
             "created": int(time.time()),
             "model": model,
         }
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, Offsets] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
         """A `text_completion`."""
         written = []
         for index, choice in enumerate(choices):
-            text, logprobs = self._prompt(index)
-            reason = choice.finish_reason or "length"
-            written.append(self._choice(index, text + "".join(choice.texts), [*logprobs, *choice.logprobs], reason))
+            before = self._prompt(index)
+            reply = self._choice(index, "".join(choice.texts), choice.logprobs, choice.finish_reason or "length")
+            text, logprobs = before["text"] + reply["text"], _joined(before["logprobs"], reply["logprobs"])
+            if logprobs is not None:
+                # What a stop string cut off is not in the text.
+                logprobs["text_offset"] = [min(place, len(text)) for place in logprobs["text_offset"]]
+            ids = {**self._ids(choice.ids), **self._prompt_ids(index)}
+            written.append({**reply, "text": text, "logprobs": logprobs, **ids})
         return {**self._head, "choices": written, "usage": usage}
 
-    def opening(self, index: int) -> Json | None:
-        """The chunk with the prompt, if it is given back."""
-        if not self._echo:
-            return None
-        text, logprobs = self._prompt(index)
-        return {**self._head, "choices": [self._choice(index, text, logprobs, None if self._writes else "length")]}
+    def opening(self, index: int) -> list[Json]:
+        """The chunk with the prompt, if it is given back, or its ids are."""
+        if not self.echo and self._prompts is None:
+            return []
+        opened = {**self._prompt(index), "finish_reason": None if self._writes else "length"}
+        return [{**self._head, "choices": [{**opened, **self._ids([]), **self._prompt_ids(index)}]}]
 
     def scored(self, prompts: Sequence[list[Json]]) -> None:
         """Take the log-probabilities of the prompts' tokens."""
         self._scored = list(prompts)
 
-    def _prompt(self, index: int) -> tuple[str, list[Json]]:
-        """The prompt that comes before a choice, and log-probabilities of its tokens."""
+    def _prompt(self, index: int) -> Json:
+        """The prompt that comes before a choice, with log-probabilities of its tokens; empty without echo."""
         number = index // self._replies
-        return self._echo[number] if self._echo else "", self._scored[number] if self._scored else []
+        text, tokens = self.echo[number] if self.echo else "", self._scored[number] if self._scored else []
+        found = self._choice(index, text, tokens, None)
+        self._offsets[index] = Offsets(len(text))
+        return found
 
-    def chunk(self, index: int, event: Event, logprobs: Json | None) -> Json:
+    def chunk(self, index: int, event: Event, logprobs: Json | None) -> list[Json]:
         """A `text_completion` with a piece of the text."""
         tokens = [] if logprobs is None else [logprobs]
-        return {**self._head, "choices": [self._choice(index, event.text, tokens, event.finish_reason)]}
+        choice = self._choice(index, event.text, tokens, event.finish_reason)
+        return [{**self._head, "choices": [{**choice, **self._ids([event.token])}]}]
 
-    def closing(self, usage: Json) -> Json:
+    def closing(self, usage: Json) -> list[Json]:
         """The chunk with the usage and without choices."""
-        return {**self._head, "choices": [], "usage": usage}
+        return [{**self._head, "choices": [], "usage": usage}]
+
+    def _ids(self, ids: Sequence[int]) -> Json:
+        return {} if self._prompts is None else {"token_ids": list(ids)}
+
+    def _prompt_ids(self, index: int) -> Json:
+        return {} if self._prompts is None else {"prompt_token_ids": list(self._prompts[index // self._replies])}
 
     def _choice(self, index: int, text: str, tokens: Sequence[Json], reason: str | None) -> Json:
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + sum(len(token["token"]) for token in tokens)
-        logprobs = as_completion(tokens, offset) if tokens else None
+        offsets = self._offsets.setdefault(index, Offsets())
+        logprobs = as_completion(tokens, offsets) if tokens else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _as_tool_call(call: Call) -> Json:
+def _joined(before: Json | None, after: Json | None) -> Json | None:
+    """The log-probabilities of a prompt and of its reply."""
+    if before is None or after is None:
+        return before or after
+    return {name: [*values, *after[name]] for name, values in before.items()}
+
+
+def as_tool_call(call: Call) -> Json:
+    """A call in the format of chats, with an id of its own."""
     # Nine letters and digits, which templates of Mistral insist on.
     made = "".join(secrets.choice(_LETTERS) for _ in range(9))
     return {"id": made, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -258,7 +282,7 @@ def _reason(reason: str | None, calls: Sequence[Call]) -> str | None:
 
 
 def _of_chat(tokens: Sequence[Json] | None) -> dict[str, Any] | None:
-    return {"content": list(tokens), "refusal": None} if tokens else None
+    return {"content": as_chat(tokens), "refusal": None} if tokens else None
 
 
 @final
@@ -303,19 +327,20 @@ class Answering:
     async def _events(self, include_usage: bool) -> AsyncIterator[bytes]:
         self._take_scores()
         for index in range(len(self._choices)):
-            opening = self._writer.opening(index)
-            if opening is not None:
-                yield _event(opening)
+            for chunk in self._writer.opening(index):
+                yield self._writer.framed(chunk)
         try:
             async for index, event, logprobs in self._taken():
-                if event.text or event.finish_reason or logprobs:
-                    yield _event(self._writer.chunk(index, event, logprobs))
+                if event.text or event.finish_reason or logprobs or self._writer.sends_all:
+                    for chunk in self._writer.chunk(index, event, logprobs):
+                        yield self._writer.framed(chunk)
         except Cut as cut:
-            yield _event(refusal_of(cut).body)
+            yield self._writer.framed(self._writer.error(refusal_of(cut)))
             return
         if include_usage:
-            yield _event(self._writer.closing(self._usage()))
-        yield b"data: [DONE]\n\n"
+            for chunk in self._writer.closing(self._usage()):
+                yield self._writer.framed(chunk)
+        yield self._writer.end
 
     async def _taken(self) -> AsyncIterator[tuple[int, Event, Json | None]]:
         """All events as (choice, event, log-probabilities); counted, and added to their choices."""
@@ -333,8 +358,8 @@ class Answering:
 
     def _take_scores(self) -> None:
         if isinstance(self._writer, CompletionWriter):
-            asked = zip(self._generating.ask.prompts, self._generating.scores, strict=False)
-            self._writer.scored([self._names.of_prompt(ids, scores) for ids, scores in asked])
+            asked = zip(self._generating.ask.prompts, self._generating.scores, self._writer.echo, strict=False)
+            self._writer.scored([self._names.of_prompt(*each) for each in asked])
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._generating.ask.prompt_tokens, self._choices)
@@ -387,7 +412,3 @@ def refusal_of(cut: Cut) -> Refusal:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + json_bytes(value) + b"\n\n"

@@ -1,14 +1,23 @@
 """The model behind a server, and how requests become prompts for its engine."""
 
+import asyncio
+import os
+import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from penstock.chat import Template
 from penstock.core.errors import PenstockError
-from penstock.generation.grammar import Grammars
+from penstock.generation.engine import Engine
+from penstock.generation.grammar import Compiled, Grammars
 from penstock.generation.images import ImageReader
+from penstock.generation.schema_limits import check_schema
 from penstock.generation.session import DoesNotFitError, Prompt, begin_ids, fit_chat
 from penstock.media.layout import NOUNS
 from penstock.serving.admission import Ask
@@ -18,8 +27,13 @@ from penstock.serving.settings import ServeSettings
 from penstock.serving.worker import BatchEngine
 from penstock.tokenizers import Tokenizer
 
+Result = TypeVar("Result")
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as in OpenAI's API."""
+COMPILE_SECONDS = 10.0
+"""Maximum time for compiling the schema of a request."""
+COMPILED_AT_ONCE = 2
+"""Schemas that are compiled at the same time."""
 
 
 @final
@@ -133,17 +147,37 @@ class ServedModel:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, ())
+        """The engine's own, so that it finds what is compiled here."""
+        return self.engine.grammars if isinstance(self.engine, Engine) else Grammars(self.tokenizer, ())
+
+    @cached_property
+    def _compiling(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(COMPILED_AT_ONCE)
+
+    async def compile(self, schema: str, field_name: str) -> Compiled:
+        """Compile a schema, in a thread that nothing else waits for.
+
+        Raises:
+            Refusal: 400: llguidance refuses it, or it takes too long.
+        """
+        try:
+            # The others wait, so that the engine keeps its share of the processor.
+            async with self._compiling, asyncio.timeout(COMPILE_SECONDS):
+                return await asyncio.wrap_future(_apart(lambda: self._grammars.compile(schema)))
+        except TimeoutError:
+            message = f"json_schema: it takes longer than {COMPILE_SECONDS:g} s to compile; simplify it"
+            raise bad_request(f"{field_name}: {message}", field_name) from None
+        except PenstockError as error:
+            raise bad_request(f"{field_name}: {error}", field_name) from None
 
     def _check_format(self, request: ChatRequest) -> None:
         if request.offered and self.template is not None and "tools" not in self.template.source:
             raise bad_request(f"the chat template of {self.name} has no place for tools", "tools", "no_tools")
         if request.schema_text is not None:
             try:
-                self._grammars.constraint(request.schema_text)
+                check_schema(request.schema_text)
             except PenstockError as error:
-                name = "tools" if request.callable else "response_format"
-                raise bad_request(f"{name}: {error}", name) from None
+                raise bad_request(f"{request.schema_field}: {error}", request.schema_field) from None
 
     def _prompt(self, request: ChatRequest, room: int, settings: ServeSettings) -> Prompt:
         assert self.template is not None
@@ -156,7 +190,14 @@ class ServedModel:
         messages = [message.for_template() for message in request.messages]
         try:
             return fit_chat(
-                messages, self.template, self.tokenizer, room=room, tools=request.offered or None, images=self.images
+                messages,
+                self.template,
+                self.tokenizer,
+                room=room,
+                tools=request.offered or None,
+                images=self.images,
+                ending=request.ending,
+                variables=request.chat_template_kwargs,
             )
         except DoesNotFitError as error:
             raise bad_request(str(error), "messages", "context_length_exceeded") from None
@@ -176,6 +217,27 @@ class ServedModel:
         if max(ids) >= self.tokenizer.vocab_size:
             raise bad_request(f"prompt has id {max(ids)}, but ids must be below {self.tokenizer.vocab_size}", "prompt")
         return ids
+
+
+def _apart(call: Callable[[], Result]) -> Future[Result]:
+    """Call in a thread of its own; nothing can stop llguidance, so a schema may keep it for ever."""
+    found: Future[Result] = Future()
+
+    def run() -> None:
+        if sys.platform == "linux":
+            # Threads have their own priority there: the engine's goes first.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        # Whoever waited may have given up.
+        with suppress(InvalidStateError):
+            try:
+                result = call()
+            except Exception as error:
+                found.set_exception(error)
+            else:
+                found.set_result(result)
+
+    threading.Thread(target=run, name="penstock-compile", daemon=True).start()
+    return found
 
 
 def _check_numbers(prompts: int, n: int, max_tokens: int, name: str, settings: ServeSettings) -> None:

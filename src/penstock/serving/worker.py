@@ -160,7 +160,8 @@ class EngineThread:
             ticket = self._running.get(event.sequence)
             if ticket is None:
                 continue
-            events.append((ticket, event))
+            if event.error is None:
+                events.append((ticket, event))
             if event.finish_reason is not None or event.error is not None:
                 del self._running[event.sequence]
                 events.append((ticket, Ended(event.error)))
