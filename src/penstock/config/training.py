@@ -88,6 +88,7 @@ def make_trainer(
         StateError: The existing run has another plan or model.
     """
     # These modules need torch; reading a run file does not.
+    from penstock.models.facts import facts_of
     from penstock.training.processes import in_step
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
@@ -106,7 +107,8 @@ def make_trainer(
         return trainer
     with in_step():
         if ranks.is_first and not dry_run:
-            begin_run(output, text, datasets, resume=resume, hold=ranks.hold)
+            facts = facts_of(trainer.model).with_data(datasets, say)
+            begin_run(output, text, datasets, facts=facts, resume=resume, hold=ranks.hold)
     if resume:
         trainer.resume(writes=not dry_run)
         if ranks.is_first and not dry_run:
@@ -238,6 +240,7 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device", *, mer
     import torch
 
     from penstock.models import merge_lora
+    from penstock.models.facts import with_facts
     from penstock.models.lora import remove_lora
     from penstock.models.saving import load_model
     from penstock.tokenizers.loading import load_tokenizer
@@ -252,7 +255,7 @@ def _trained_model(path: str, data: DataSettings, device: "torch.device", *, mer
                 f"source {source.name!r}: was prepared with another tokenizer ({made_with.name}) than the model "
                 f"{TRAINED}{path}; prepare it with {run.tokenizer}"
             )
-    model = load_model(run.model, device)
+    model = with_facts(load_model(run.model, device), run.facts)
     if (needed := _vocabulary(data)) > model.vocab_size:
         raise ConfigError(f"the model {TRAINED}{path} has {model.vocab_size} ids, but the objectives need {needed}")
     if model.lora is not None:

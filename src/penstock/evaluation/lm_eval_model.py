@@ -29,7 +29,6 @@ from penstock.chat.render.traced_text import LITERAL
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.evaluation.subject import Subject
 from penstock.generation import Sampling
-from penstock.generation.session import begin_ids
 
 SCORED_AT_ONCE, WRITTEN_AT_ONCE = 1024, 128
 """Requests per update of the progress bar; after each, lm-eval's cache has their answers."""
@@ -57,7 +56,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         self.subject, self._seed = subject, seed
         tokenizer = subject.tokenizer
-        self._begin = begin_ids(tokenizer)
+        self._begin = subject.begin_ids
         self._controls = frozenset(tokenizer.special_tokens.values())
         # A model may also spell its stop token in plain tokens; lm-eval's own models stop there too.
         names = {token: text for text, token in tokenizer.special_tokens.items()}
@@ -70,13 +69,16 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context: BOS, else EOS.
+        """The token before a text without context: BOS, else EOS, as in lm-eval's own models; EOS too if the model was
+        trained without the BOS that its tokenizer adds.
 
         Raises:
             ConfigError: There is neither.
         """
         tokenizer = self.subject.tokenizer
-        found = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        untrained = tokenizer.bos_id in tokenizer.begin_ids and tokenizer.bos_id not in self._begin
+        named = (tokenizer.eos_id, tokenizer.bos_id) if untrained else (tokenizer.bos_id, tokenizer.eos_id)
+        found = next((token for token in named if token is not None), None)
         if found is None:
             raise ConfigError(
                 f"tokenizer {tokenizer.name} has neither BOS nor EOS, but a text without context needs one before it; "

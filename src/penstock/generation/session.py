@@ -56,9 +56,8 @@ class Prompt:
 
 
 def begin_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids before a text: BOS, if the tokenizer has one that is not its EOS too; the same as in `prepare`."""
-    bos = tokenizer.bos_id
-    return [] if bos is None or bos == tokenizer.eos_id else [bos]
+    """The ids before a text as the tokenizer's own encoding has them; a model's data may have others (`ModelFacts`)."""
+    return list(tokenizer.begin_ids)
 
 
 def end_ids(tokenizer: Tokenizer, stop_ids: Iterable[int] = ()) -> tuple[int, ...]:

@@ -202,7 +202,8 @@ class PrepareSettings:
     """Approximate raw bytes of a part; each part becomes a shard. None: 64 MiB, more for terabytes."""
 
     add_bos: Choice = "auto"
-    """BOS before each document. auto: when the tokenizer has one that is not also its EOS."""
+    """BOS before each document. auto: if the tokenizer's own encoding puts it there. What trains on the dataset
+    begins texts likewise when it is used."""
 
     add_eos: Choice = "auto"
     """EOS after each document. auto: when the tokenizer has one."""
