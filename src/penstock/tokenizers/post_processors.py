@@ -36,10 +36,34 @@ def text_template(before: Mapping[str, int], after: Mapping[str, int]) -> dict[s
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
+_ADDING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
+
+
 def with_bos(processor: dict[str, Any] | None, text: str, token_id: int) -> dict[str, Any]:
     """A post-processor that puts one control entry before each text, and does what `processor` does besides."""
-    added = text_template({text: token_id}, {})
-    return added if processor is None else {"type": "Sequence", "processors": [processor, added]}
+    kind = None if processor is None else processor["type"]
+    if processor is None or kind in ("BertProcessing", "RobertaProcessing"):
+        return text_template({text: token_id}, {} if processor is None else dict([processor["sep"]]))
+    if kind == "TemplateProcessing":
+        entry = {"id": text, "ids": [token_id], "tokens": [text]}
+        sides = {side: [new for piece in processor[side] for new in _after(text, piece)] for side in ("single", "pair")}
+        return {**processor, **sides, "special_tokens": {**processor["special_tokens"], text: entry}}
+    steps = processor["processors"] if kind == "Sequence" else [processor]
+    # A template that follows another one would treat its tokens as a text of their own.
+    place = next((place for place, step in enumerate(steps) if step["type"] in _ADDING), None)
+    if place is None:
+        return {"type": "Sequence", "processors": [*steps, text_template({text: token_id}, {})]}
+    return {
+        "type": "Sequence",
+        "processors": [*steps[:place], with_bos(steps[place], text, token_id), *steps[place + 1 :]],
+    }
+
+
+def _after(text: str, piece: dict[str, Any]) -> list[dict[str, Any]]:
+    """A piece of a template, with a control entry before it if it is a text."""
+    if "Sequence" not in piece:
+        return [piece]
+    return [{"SpecialToken": {"id": text, "type_id": piece["Sequence"]["type_id"]}}, piece]
 
 
 def without_bos(processor: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
