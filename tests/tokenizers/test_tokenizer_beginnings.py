@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import transformers
-from tokenizers import Tokenizer as Encoder
-from tokenizers import models, pre_tokenizers, processors
 
 from makers.tokenizers import byte_ranks, byte_tokenizer, tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.tokenizers import Tokenizer
+from tokenizers import Tokenizer as Encoder
+from tokenizers import models, pre_tokenizers, processors
 
 BOS, EOS = ("<s>", 1), ("</s>", 2)
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
 from penstock.integrations.isolation import MOST_POSITIONS
 from penstock.media.processor import Processor
-from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of
+from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
 from penstock.models.language_model import LanguageModel
 from penstock.models.layouts import config_of, layout_of, weights_of
 from penstock.models.settings import ModelSettings
@@ -252,13 +252,10 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int, fa
     own = json.loads(tokenizer.source_bytes.get("tokenizer_config.json", b"{}"))
     # The run's template goes into its own file; there must not be two.
     own.pop("chat_template", None)
-    longest = own.get("model_max_length", context_length)
-    if facts.context_length is None:
+    longest = own.get("model_max_length")
+    if facts.context_length != context_length or not is_length(longest):
+        # A tokenizer without a limit gets that of the model, and one of another length than the base's, too.
         longest = context_length
-    elif context_length < facts.context_length:
-        longest = min(longest, context_length)
-    elif context_length > facts.context_length:
-        longest = max(longest, context_length)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -64,7 +64,7 @@ class ModelFacts:
         listed = ends if isinstance(ends, list) else [ends]
         rates = {name: value for name, value in config.items() if _DROPOUT.search(name) and _is_rate(value)}
         return cls(
-            context_length=next((one for one in limits if _is_length(one)), None),
+            context_length=next((one for one in limits if is_length(one)), None),
             stop_ids=tuple(one for one in listed if isinstance(one, int)),
             generation={name: value for name, value in generation.items() if name != "_from_model_config"},
             dropout=rates,
@@ -145,7 +145,8 @@ def _begin_of(dataset: Any) -> tuple[int, ...] | None:
     return (info.bos_id,) if begins else ()
 
 
-def _is_length(value: Any) -> bool:
+def is_length(value: Any) -> bool:
+    """Whether a setting is a limit of tokens, and not left out or so large that it means none."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 < value < _UNLIMITED
 
 
