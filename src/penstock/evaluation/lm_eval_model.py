@@ -29,6 +29,7 @@ from penstock.chat.render.traced_text import LITERAL
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.evaluation.subject import Subject
 from penstock.generation import Sampling
+from penstock.generation.session import first_id
 
 SCORED_AT_ONCE, WRITTEN_AT_ONCE = 1024, 128
 """Requests per update of the progress bar; after each, lm-eval's cache has their answers."""
@@ -56,7 +57,6 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         self.subject, self._seed = subject, seed
         tokenizer = subject.tokenizer
-        self._begin = subject.begin_ids
         self._controls = frozenset(tokenizer.special_tokens.values())
         # A model may also spell its stop token in plain tokens; lm-eval's own models stop there too.
         names = {token: text for text, token in tokenizer.special_tokens.items()}
@@ -76,9 +76,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             ConfigError: There is neither.
         """
         tokenizer = self.subject.tokenizer
-        untrained = tokenizer.bos_id in tokenizer.begin_ids and tokenizer.bos_id not in self._begin
-        named = (tokenizer.eos_id, tokenizer.bos_id) if untrained else (tokenizer.bos_id, tokenizer.eos_id)
-        found = next((token for token in named if token is not None), None)
+        found = first_id(tokenizer, self.subject.begin_ids)
         if found is None:
             raise ConfigError(
                 f"tokenizer {tokenizer.name} has neither BOS nor EOS, but a text without context needs one before it; "
@@ -150,7 +148,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         ids: list[int] = self.subject.tokenizer.encode(string, allow_control=True).tolist()
         if add_special_tokens is None:
             add_special_tokens = not (ids and ids[0] in self._controls)
-        return [*self._begin, *ids] if add_special_tokens else ids
+        return [*self.subject.begin_ids, *ids] if add_special_tokens else ids
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of each whole text, in windows of the model's context; each token counts once."""

@@ -60,6 +60,17 @@ def begin_ids(tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer.begin_ids)
 
 
+def first_id(tokenizer: Tokenizer, begins: Iterable[int]) -> int | None:
+    """The token before what has no text before it: BOS, else EOS; None if there is neither.
+
+    EOS, too, if the tokenizer's own encoding adds BOS, but the model's texts begin without it (`begins`).
+    """
+    named = [token for token in (tokenizer.bos_id, tokenizer.eos_id) if token is not None]
+    if not named:
+        return None
+    return named[-1] if named[0] in tokenizer.begin_ids and named[0] not in begins else named[0]
+
+
 def end_ids(tokenizer: Tokenizer, stop_ids: Iterable[int] = ()) -> tuple[int, ...]:
     """The ids that end a text: the stop ids of its chats, and EOS if the tokenizer has one; ascending."""
     return tuple(sorted({*stop_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])}))

@@ -253,9 +253,10 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int, fa
     # The run's template goes into its own file; there must not be two.
     own.pop("chat_template", None)
     longest = own.get("model_max_length")
-    if facts.context_length != context_length or not is_length(longest):
-        # A tokenizer without a limit gets that of the model, and one of another length than the base's, too.
+    if facts.context_length is None or context_length > facts.context_length or not is_length(longest):
         longest = context_length
+    elif context_length < facts.context_length:
+        longest = min(longest, context_length)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -43,23 +43,18 @@ class ModelFacts:
     def of_folder(cls, folder: str | Path) -> Self:
         """The facts of a model in the Hugging Face layout."""
         folder = Path(folder)
-        return cls.of_config(
-            _json(folder / "config.json"),
-            _json(folder / GENERATION),
-            _json(folder / "tokenizer_config.json").get("model_max_length"),
-        )
+        return cls.of_config(_json(folder / "config.json"), _json(folder / GENERATION))
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], generation: Mapping[str, Any], longest: Any = None) -> Self:
+    def of_config(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Self:
         """The facts of a model of transformers.
 
         Args:
             config: As in `config.json`. Of a model that reads images, the settings of its text count.
             generation: As in `generation_config.json`.
-            longest: `model_max_length` of its tokenizer, which counts if the model knows no limit.
         """
         config = {**(config.get("text_config") or {}), **config}
-        limits = [config.get(name) for name in MOST_POSITIONS] + [longest]
+        limits = [config.get(name) for name in MOST_POSITIONS]
         ends = generation.get("eos_token_id", config.get("eos_token_id"))
         listed = ends if isinstance(ends, list) else [ends]
         rates = {name: value for name, value in config.items() if _DROPOUT.search(name) and _is_rate(value)}

@@ -34,8 +34,12 @@ def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
 
 
 def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
-    """The tokens of each prompt, after BOS if the model was trained with it."""
-    return [[*writer.begin_ids, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+    """The tokens of each prompt, after BOS if the model was trained with it; an empty one needs some token."""
+    from penstock.generation.session import first_id
+
+    first = first_id(writer.tokenizer, writer.begin_ids)
+    ids = [[*writer.begin_ids, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+    return [one or ([] if first is None else [first]) for one in ids]
 
 
 def write_texts(

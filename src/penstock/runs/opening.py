@@ -130,7 +130,7 @@ class Writer:
     tokenizer: Any
     template: Any
     """Chat template; None if there is none."""
-    begin_ids: tuple[int, ...]
+    begin_ids: tuple[int, ...] = ()
     """The ids before a text."""
     images: Any = None
     """An `ImageReader` for images that messages themselves hold; None: the model reads no images."""
