@@ -189,7 +189,7 @@ def begin_run(
     run_file: str,
     datasets: Sequence[Any],
     *,
-    facts: ModelFacts,
+    facts: ModelFacts | None = None,
     resume: bool,
     hold: Callable[[Path], None],
 ) -> None:
@@ -199,7 +199,7 @@ def begin_run(
         path: The folder.
         run_file: Text of the run file.
         datasets: The training data.
-        facts: What the base says, and what the data have.
+        facts: What the base says, and what the data have; None: nothing is known of them.
         resume: Whether the folder may already hold a run.
         hold: Creates and locks the folder; called once everything else is checked.
 
@@ -211,7 +211,7 @@ def begin_run(
     hold(path)
     # The process that held the lock before may have begun a run.
     if shipped is not None and may_begin(path, resume=resume):
-        _write_run(path, run_file, facts, *shipped)
+        _write_run(path, run_file, facts or ModelFacts(), *shipped)
 
 
 def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> None:
