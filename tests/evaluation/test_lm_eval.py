@@ -187,7 +187,9 @@ def test_a_tokenizer_without_bos_and_eos_needs_a_context() -> None:
     from penstock.evaluation.lm_eval_model import LmEvalModel
 
     bare = SimpleNamespace(name="bare", bos_id=None, eos_id=None, special_tokens={})
-    model = LmEvalModel(SimpleNamespace(tokenizer=bare, stop_ids=(), context_length=LENGTH, template=None))
+    model = LmEvalModel(
+        SimpleNamespace(tokenizer=bare, begin_ids=(), stop_ids=(), context_length=LENGTH, template=None)
+    )
     with pytest.raises(ConfigError, match="neither BOS nor EOS"):
         _ = model.prefix_token_id
 
@@ -283,6 +285,7 @@ def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
     first = run_lm_eval(subject, [CHOICE, WRITE], limit=5, cache=tmp_path)
     broken = SimpleNamespace(
         **{name: getattr(subject, name) for name in ("model", "tokenizer", "context_length", "stop_ids", "template")},
+        begin_ids=subject.begin_ids,
         num_cut=0,
         fingerprint=subject.fingerprint,
     )

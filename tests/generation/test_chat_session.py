@@ -161,9 +161,9 @@ def test_replies_of_a_session_draw_other_numbers_and_reproduce():
     assert talk() == texts
 
 
-def test_texts_begin_with_bos_as_prepared_ones_do():
-    assert begin_ids(TOKENIZER) == [256]
-    assert begin_ids(byte_tokenizer("<|endoftext|>")) == []
+def test_texts_begin_as_the_tokenizer_encodes_them():
+    assert begin_ids(TOKENIZER) == [], "it names a BOS and adds none"
+    assert begin_ids(TOKENIZER.beginning_with([256])) == [256]
 
 
 def test_a_conversation_without_messages_is_refused():

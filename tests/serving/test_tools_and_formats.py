@@ -416,6 +416,8 @@ def test_a_call_that_does_not_end_before_the_next_is_malformed(between):
     )
     assert split("hermes", f"{one}</tool_call>{other}", 1000) == ("", [("now", {})] * 2)
     assert split("hermes", f"{one}{between}{other}", 1000) == (f"{one}{between}{other}", [])
+
+
 def test_a_schema_that_compiles_for_ever_holds_up_no_other_client(writing, monkeypatch):
     """It waits for an event that comes only after another client's replies, one of them with a schema of its own."""
     answered, compile_schema = threading.Event(), Grammars.compile

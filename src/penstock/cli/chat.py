@@ -17,12 +17,13 @@ from penstock.cli.model_options import (
     Device,
     MinP,
     Model,
+    OwnTemperature,
     Seed,
     Stop,
-    Temperature,
     Threads,
     TopK,
     TopP,
+    given_sampling,
 )
 
 
@@ -87,10 +88,10 @@ def run(
             help="Image (or sound, if the model reads those) for the first message, a file or URL; may be repeated.",
         ),
     ] = None,
-    temperature: Temperature = 0.8,
+    temperature: OwnTemperature = None,
     top_k: TopK = None,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
+    top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = 0,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Maximum tokens of a reply; by default as many as fit.", min=1)
@@ -110,15 +111,16 @@ def run(
     """
     from penstock.chat import load_template
     from penstock.core.errors import ConfigError
-    from penstock.generation import ChatSession, Sampling
-
-    sampling = Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens,
-        min_tokens=1, stop=tuple(stop or ()),
-    )  # fmt: skip
+    from penstock.generation import ChatSession
+    from penstock.runs.actions import own_sampling, sampling_of
     from penstock.runs.opening import load_writer
+    from penstock.training.run_folder import RunFolder
 
-    writer = load_writer(model, context_length=context_length, device=device, threads=threads, slots=1)
+    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    given |= {"max_tokens": max_tokens, "min_tokens": 1, "stop": tuple(stop or ()), "seed": seed}
+    found = RunFolder.open(model)
+    sampling = sampling_of(given, own_sampling(found))
+    writer = load_writer(found, context_length=context_length, device=device, threads=threads, slots=1)
     written = writer.template if template is None else load_template(template, tokenizer=writer.tokenizer)
     if written is None:
         raise ConfigError(f"{model}: has no chat template; use penstock generate, or give --template")

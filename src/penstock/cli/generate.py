@@ -11,12 +11,13 @@ from penstock.cli.model_options import (
     Device,
     MinP,
     Model,
+    OwnTemperature,
     Seed,
     Stop,
-    Temperature,
     Threads,
     TopK,
     TopP,
+    given_sampling,
 )
 from penstock.cli.options import AsJson
 
@@ -33,10 +34,10 @@ def run(
     num: Annotated[
         int, typer.Option("--num", "-n", metavar="N", help="Texts per prompt, with seeds --seed, --seed + 1, …", min=1)
     ] = 1,
-    temperature: Temperature = 0.8,
+    temperature: OwnTemperature = None,
     top_k: TopK = None,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
+    top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = 0,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum tokens of each text.", min=1)] = 256,
     min_tokens: Annotated[int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)] = 0,
@@ -49,23 +50,22 @@ def run(
     """Generate text with a trained model.
 
     A single text is streamed; several are printed one after another, each with its prompt. Each prompt is preceded by
-    BOS if the tokenizer has one. Control tokens are never generated.
+    BOS if the model was trained so. Control tokens are never generated.
 
     Example:
         penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
-    from penstock.generation import Sampling
-    from penstock.runs.actions import MOST_AT_ONCE, ask, prompt_ids
+    from penstock.runs.actions import MOST_AT_ONCE, ask, own_sampling, prompt_ids, sampling_of
     from penstock.runs.opening import load_writer
+    from penstock.training.run_folder import RunFolder
 
     prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
-    sampling = Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens, min_tokens=min_tokens,
-        stop=tuple(stop or ()), seed=seed,
-    )  # fmt: skip
-    asked = ask(prompts, num, sampling)
+    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    given |= {"max_tokens": max_tokens, "min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
+    found = RunFolder.open(model)
+    asked = ask(prompts, num, sampling_of(given, own_sampling(found)))
     writer = load_writer(
-        model,
+        found,
         context_length=context_length,
         device=device,
         threads=threads,

@@ -82,7 +82,7 @@ def run(
         str,
         typer.Option(
             metavar="auto|yes|no",
-            help="Put BOS before each document; auto: if the tokenizer has one that differs from EOS.",
+            help="Put BOS before each document; auto: if the tokenizer's own encoding does.",
         ),
     ] = "auto",
     add_eos: Annotated[

@@ -58,7 +58,7 @@ def open_teachers(
     student = student_tokenizer(data)
     found = [_find(one) for one in settings.teachers]
     prints = [cast(Corpus, source.path).fingerprint for source in data.sources]
-    texts = [teacher_text(one.settings, student, one.tokenizer, one.trained_length) for one in found]
+    texts = [teacher_text(one.settings, student, one.tokenizer, one.context_length) for one in found]
     opened = [
         _open(one, f"teacher.teachers.{number}", student, prints, packed_rows(text, student, data), device, say)
         for number, (one, text) in enumerate(zip(found, texts, strict=True))
@@ -91,8 +91,8 @@ class _Found:
     run: "RunFolder | None"
     """The run of its model; None for a cache."""
     tokenizer: "Tokenizer"
-    trained_length: int | None
-    """Maximum tokens per document that it was trained on, or that the cache holds."""
+    context_length: int | None
+    """Maximum tokens per document that it reads, or that the cache holds."""
     weights: str
     """Fingerprint of the teacher's model, or of the model that filled the cache."""
 
@@ -106,14 +106,14 @@ def _find(settings: TeacherSettings) -> _Found:
 
         tokenizer, made = CachedTeacher.reading_of(settings.cache)
         return _Found(
-            settings=settings, run=None, tokenizer=tokenizer, trained_length=made.max_tokens, weights=made.weights
+            settings=settings, run=None, tokenizer=tokenizer, context_length=made.max_tokens, weights=made.weights
         )
     run = open_teacher_run(settings)
     return _Found(
         settings=settings,
         run=run,
         tokenizer=load_tokenizer(run.tokenizer),
-        trained_length=run.trained_length,
+        context_length=run.context_length,
         weights=run.fingerprint(),
     )
 
@@ -135,9 +135,9 @@ def load_teacher(model: Path, tokenizer: Path, device: str) -> "tuple[LanguageMo
 
 
 def teacher_text(
-    settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", trained_length: int | None
+    settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", context_length: int | None
 ) -> "TeacherText":
-    """How a teacher reads the sources' text: by default at most its training length of each document."""
+    """How a teacher reads the sources' text: by default at most its context of each document."""
     from penstock.distillation.teacher_rows import TeacherText
 
     return TeacherText(
@@ -145,7 +145,7 @@ def teacher_text(
         settings.documents,
         control_pairs=_control_pairs(settings, student, tokenizer),
         bos=settings.bos,
-        max_tokens=settings.max_tokens or trained_length,
+        max_tokens=settings.max_tokens or context_length,
         multiple=settings.multiple,
     )
 
@@ -306,7 +306,7 @@ def cache_teacher(
     data = open_sources(settings.data, run_file)
     run, student = open_teacher_run(chosen), student_tokenizer(data)
     network, tokenizer = load_teacher(run.model, run.tokenizer, str(device))
-    text = teacher_text(chosen, student, tokenizer, run.trained_length)
+    text = teacher_text(chosen, student, tokenizer, run.context_length)
     loader = make_loader(
         replace(
             data,

@@ -90,6 +90,7 @@ def make_trainer(
         StateError: The existing run has another plan or model.
     """
     # These modules need torch; reading a run file does not.
+    from penstock.models.facts import facts_of
     from penstock.training.processes import in_step
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
@@ -108,7 +109,8 @@ def make_trainer(
         return trainer
     with in_step():
         if ranks.is_first and not dry_run:
-            begin_run(output, text, datasets, resume=resume, hold=ranks.hold)
+            facts = facts_of(trainer.model).with_data(datasets, say)
+            begin_run(output, text, datasets, facts=facts, resume=resume, hold=ranks.hold)
     if resume:
         trainer.resume(writes=not dry_run)
         if ranks.is_first and not dry_run:
@@ -264,11 +266,13 @@ def _trained_model(path: str, device: "torch.device", *, merged: bool = True) ->
     import torch
 
     from penstock.models import merge_lora
+    from penstock.models.facts import with_facts
     from penstock.models.lora import remove_lora
     from penstock.models.saving import load_model
     from penstock.training import RunFolder
 
-    model = load_model(RunFolder.open(path).model, device)
+    run = RunFolder.open(path)
+    model = with_facts(load_model(run.model, device), run.facts)
     model.origin = path
     if model.lora is not None:
         (merge_lora if merged else remove_lora)(model)

@@ -92,7 +92,7 @@ class TeacherSettings:
     """Control tokens with the same meaning, the student's → the teacher's, in addition to BOS and EOS."""
     bos: bool | None = None
     """Whether each document begins with the teacher's BOS. None: companion documents stay as they are; texts get the
-    BOS if the teacher has one that is not its EOS, or if the student's document begins with its own."""
+    BOS if the teacher's tokenizer puts it there by itself, or if the student's document begins with its own."""
     max_tokens: int | None = None
     """Maximum tokens per document that the teacher reads; later tokens get no distillation loss. None: its training
     length."""

@@ -79,7 +79,7 @@ class TeacherText:
     """Control tokens with the same meaning, student id → teacher id, in addition to BOS and EOS."""
     bos: bool | None = None
     """Whether the teacher's documents begin with its BOS, all or none. None: companion documents stay as they are; a
-    text gets the BOS if the teacher has one that is not also its EOS, as in `penstock prepare`, or if the student's
+    text gets the BOS if the teacher's tokenizer puts it there by itself, as in `penstock prepare`, or if the student's
     document begins with its own."""
     max_tokens: int | None = None
     """The teacher's context: the rest of a longer document is left out."""
@@ -240,8 +240,9 @@ class Reader:
     def _bos_of_texts(self) -> bool | None:
         """Whether texts begin with the teacher's BOS; None: if the student's document begins with its own."""
         tokenizer = self.teacher.tokenizer
-        has_its_own = tokenizer.bos_id is not None and tokenizer.bos_id != tokenizer.eos_id
-        return True if self.teacher.bos is None and has_its_own else self.teacher.bos
+        if self.teacher.bos is not None or tokenizer.bos_id in (None, tokenizer.eos_id):
+            return self.teacher.bos
+        return bool(tokenizer.begin_ids)
 
     def _cut(self, ids: Any, student_bounds: Any, teacher_bounds: Any, wanted: bool | None) -> Reading:
         """Add or remove BOS as `wanted`, and cut at the teacher's context."""

@@ -16,7 +16,6 @@ from penstock.core.errors import ConfigError, RecordError
 from penstock.evaluation.recognition import advice, task_of_file
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
-from penstock.generation.session import begin_ids
 from penstock.sources import open_sources, read_texts
 
 Window = tuple[list[int], list[int]]
@@ -56,7 +55,7 @@ class BitsPerByte:
 
     def answer(self, subject: Subject, problems: Sequence[Problem]) -> Iterator[Answer]:
         """Bits per byte of each text."""
-        begin, length = begin_ids(subject.tokenizer), subject.context_length
+        begin, length = subject.begin_ids, subject.context_length
         overlap = length // 2 if self.settings.overlap is None else self.settings.overlap
         if overlap >= length:
             raise ConfigError(f"task bits_per_byte: overlap {overlap} must be less than the context of {length}")

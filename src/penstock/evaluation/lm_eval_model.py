@@ -29,7 +29,7 @@ from penstock.chat.render.traced_text import LITERAL
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.evaluation.subject import Subject
 from penstock.generation import Sampling
-from penstock.generation.session import begin_ids
+from penstock.generation.session import first_id
 
 SCORED_AT_ONCE, WRITTEN_AT_ONCE = 1024, 128
 """Requests per update of the progress bar; after each, lm-eval's cache has their answers."""
@@ -57,7 +57,6 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         self.subject, self._seed = subject, seed
         tokenizer = subject.tokenizer
-        self._begin = begin_ids(tokenizer)
         self._controls = frozenset(tokenizer.special_tokens.values())
         # A model may also spell its stop token in plain tokens; lm-eval's own models stop there too.
         names = {token: text for text, token in tokenizer.special_tokens.items()}
@@ -70,13 +69,14 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context: BOS, else EOS.
+        """The token before a text without context: BOS, else EOS, as in lm-eval's own models; EOS too if the model was
+        trained without the BOS that its tokenizer adds.
 
         Raises:
             ConfigError: There is neither.
         """
         tokenizer = self.subject.tokenizer
-        found = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        found = first_id(tokenizer, self.subject.begin_ids)
         if found is None:
             raise ConfigError(
                 f"tokenizer {tokenizer.name} has neither BOS nor EOS, but a text without context needs one before it; "
@@ -148,7 +148,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         ids: list[int] = self.subject.tokenizer.encode(string, allow_control=True).tolist()
         if add_special_tokens is None:
             add_special_tokens = not (ids and ids[0] in self._controls)
-        return [*self._begin, *ids] if add_special_tokens else ids
+        return [*self.subject.begin_ids, *ids] if add_special_tokens else ids
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of each whole text, in windows of the model's context; each token counts once."""

@@ -25,7 +25,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
 from penstock.evaluation.tasks import TaskSettings
 from penstock.generation import Engine, Generated, Sampling
-from penstock.generation.session import begin_ids, encode_chat
+from penstock.generation.session import encode_chat
 from penstock.inputs import pack_documents
 from penstock.inputs.model_input import ModelInput
 from penstock.inputs.prefix_trees import pack_trees, tree_rows
@@ -165,6 +165,7 @@ class Subject:
     """A model with its tokenizer.
 
     Attributes:
+        begin_ids: The ids before a text.
         num_cut: Number of contexts and prompts that were shortened so far because they did not fit.
         notes: Remarks that readers of its scores must know.
 
@@ -174,6 +175,7 @@ class Subject:
         context_length: Maximum tokens in the model's context.
         stop_ids: Ids that end a generated text.
         template: The model's chat template, if it has one.
+        begin_ids: The ids before a text, as the model was trained; None: as the tokenizer's own encoding has them.
         slots: Number of sequences that are generated at the same time.
 
     Raises:
@@ -188,6 +190,7 @@ class Subject:
         context_length: int,
         stop_ids: Collection[int] = (),
         template: Template | None = None,
+        begin_ids: Sequence[int] | None = None,
         slots: int = 8,
     ) -> None:
         if model.vocab_size < tokenizer.vocab_size:
@@ -198,6 +201,7 @@ class Subject:
         self.model, self.tokenizer, self.context_length = model, tokenizer, context_length
         self.stop_ids = frozenset(int(token) for token in stop_ids)
         self.template, self.num_cut = template, 0
+        self.begin_ids = tuple(tokenizer.begin_ids if begin_ids is None else begin_ids)
         self.notes: tuple[str, ...] = ()
         self._slots = slots
         self._engine: Engine | None = None
@@ -209,7 +213,7 @@ class Subject:
 
     def prompt_ids(self, text: str) -> list[int]:
         """Ids of a text, after BOS if the model was trained with it."""
-        return [*begin_ids(self.tokenizer), *self.tokenizer.encode(text).tolist()]
+        return [*self.begin_ids, *self.tokenizer.encode(text).tolist()]
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to the place where the assistant's reply begins.
@@ -300,8 +304,9 @@ class Subject:
         return self.context_length - min(max_tokens or half, half)
 
     def fingerprint(self) -> str:
-        """Fingerprint of weights, tokenizer, context, stop ids and template: reads all weights; equal on any device."""
-        parts = [self.tokenizer.fingerprint, self.context_length, sorted(self.stop_ids)]
+        """Fingerprint of weights, tokenizer, context, ids around texts and template: reads all weights; equal on any
+        device."""
+        parts = [self.tokenizer.fingerprint, self.context_length, self.begin_ids, sorted(self.stop_ids)]
         parts += [None if self.template is None else (self.template.source, sorted(self.template.variables.items()))]
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
         for name, tensor in sorted(cast("nn.Module", self.model).state_dict().items()):

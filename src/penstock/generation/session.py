@@ -61,9 +61,19 @@ class Prompt:
 
 
 def begin_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids before a text: BOS, if the tokenizer has one that is not its EOS too; the same as in `prepare`."""
-    bos = tokenizer.bos_id
-    return [] if bos is None or bos == tokenizer.eos_id else [bos]
+    """The ids before a text as the tokenizer's own encoding has them; a model's data may have others (`ModelFacts`)."""
+    return list(tokenizer.begin_ids)
+
+
+def first_id(tokenizer: Tokenizer, begins: Iterable[int]) -> int | None:
+    """The token before what has no text before it: BOS, else EOS; None if there is neither.
+
+    EOS, too, if the tokenizer's own encoding adds BOS, but the model's texts begin without it (`begins`).
+    """
+    named = [token for token in (tokenizer.bos_id, tokenizer.eos_id) if token is not None]
+    if not named:
+        return None
+    return named[-1] if named[0] in tokenizer.begin_ids and named[0] not in begins else named[0]
 
 
 def end_ids(tokenizer: Tokenizer, stop_ids: Iterable[int] = ()) -> tuple[int, ...]:

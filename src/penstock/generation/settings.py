@@ -112,6 +112,28 @@ _NEUTRAL = ("temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_l
 """Settings that do not change the probabilities of tokens, or do so as `temperature` says."""
 
 
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Values of a `generation_config.json` that are defaults of sampling in vLLM. `do_sample` is none of them there."""
+
+
+def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of sampling that a model's `generation_config.json` gives, as keyword arguments of `Sampling`.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    known = {one.name for one in fields(Sampling)}
+    found = {name: generation[name] for name in _DEFAULTS if name in known and generation.get(name) is not None}
+    if found.get("top_k") in (0, -1):
+        # In transformers and in vLLM, both mean all tokens.
+        del found["top_k"]
+    try:
+        Sampling(**found)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"generation_config.json of the model: {error}; correct it there") from None
+    return found
+
+
 def _check_change(name: str, value: float) -> None:
     _check(name, value, -MOST_CHANGE <= value <= MOST_CHANGE, f"-{MOST_CHANGE:g} to {MOST_CHANGE:g}")
 

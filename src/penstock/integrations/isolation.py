@@ -39,7 +39,7 @@ CURE = (
 
 _TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}
 """Largest difference of logits that counts as rounding, in standard deviations of the logits."""
-_MOST_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+MOST_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 """Settings of transformers: maximum tokens of a document."""
 WINDOWS = (
     "sliding_window", "sliding_window_size", "window_size", "attention_window", "attention_window_size",
@@ -294,7 +294,7 @@ def longer_documents(model: Any, sequence_length: int) -> tuple[int, ...] | None
     within = [length for length in named.values() if length < sequence_length]
     if not within:
         return None
-    limits = [length for name, length in named.items() if name in _MOST_POSITIONS]
+    limits = [length for name, length in named.items() if name in MOST_POSITIONS]
     rotary = rotary_limit(model)
     return (5, min([max(within) + 8, *limits, *([] if rotary is None else rotary[:1])]), 11)
 
@@ -308,7 +308,7 @@ def documents_of_a_row(model: Any, slots: int) -> tuple[int, ...] | None:
     if room <= 2 * sum(DOCUMENT_LENGTHS):
         return None
     named = _named_lengths(_text_config(model))
-    limits = [length for name, length in named.items() if name in _MOST_POSITIONS]
+    limits = [length for name, length in named.items() if name in MOST_POSITIONS]
     rotary = rotary_limit(model)
     longest = min([room * 2 // 5, *limits, *([] if rotary is None else rotary[:1])])
     lengths: list[int] = []
@@ -324,7 +324,7 @@ def changing_lengths(model: Any) -> set[int]:
 
 
 def _named_lengths(config: Any) -> dict[str, int]:
-    found = {name: getattr(config, name, None) for name in (*_MOST_POSITIONS, *WINDOWS, *_OTHER_LENGTHS)}
+    found = {name: getattr(config, name, None) for name in (*MOST_POSITIONS, *WINDOWS, *_OTHER_LENGTHS)}
     return {name: length for name, length in found.items() if isinstance(length, int) and length > 0}
 
 

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.models.exporting import export, export_tokenizer, output_folder, template_text
+from penstock.core.folders import may_be_of_hub
+from penstock.models.exporting import export, export_tokenizer, output_folder, remove_places, template_text
+from penstock.models.facts import ModelFacts, facts_of
 from penstock.models.importing import llama_name
 from penstock.models.layouts import layout_of
 from penstock.models.lora import is_matrix, lora_weights, remove_lora
@@ -41,6 +43,7 @@ def export_adapter(
     tokenizer: Tokenizer | None = None,
     template: Template | None = None,
     context_length: int = 2048,
+    facts: ModelFacts | None = None,
     overwrite: bool = False,
 ) -> int:
     """Write a model's LoRA in peft's format. The model loses it if its base is written too.
@@ -48,11 +51,12 @@ def export_adapter(
     Args:
         model: The model; its LoRA is not merged.
         folder: Target folder, new or empty; emptied again if writing fails.
-        base: Hub name or folder of the model that LoRA was added to; None: it is written to `folder`/base. A model
-            whose vocabulary grew is not the one by that name.
+        base: Hub name of the model that LoRA was added to, or its folder, of which only the name is written; None: it
+            is written to `folder`/base. A model whose vocabulary grew is not the one by that name.
         tokenizer: Its files are exported too.
         template: Chat template; exported with the variables of its training as defaults.
-        context_length: Tokens of a training sequence.
+        context_length: As for `export`.
+        facts: As for `export`.
         overwrite: Replace an earlier export in the folder.
 
     Returns:
@@ -71,12 +75,13 @@ def export_adapter(
 
     if model.lora is None:
         raise ConfigError("export: the model has no LoRA, so there is no adapter; export the model itself")
+    facts = facts_of(model) if facts is None else facts
     weights, targets, parts = _adapter_weights(model), _short_targets(model), _exported_parts(model)
     weights |= parts.weights
     layers = [layer for _, layer in _matrices(model, with_lora=True)]
     with output_folder(Path(folder), overwrite) as place:
         if tokenizer is not None:
-            export_tokenizer(tokenizer, place, context_length)
+            export_tokenizer(tokenizer, place, context_length, facts)
         if template is not None:
             (place / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
         config = LoraConfig(
@@ -90,15 +95,30 @@ def export_adapter(
             **_patterns(model),
             **parts.settings,
             inference_mode=True,
-            base_model_name_or_path=base or str((Path(folder) / BASE).absolute()),
+            base_model_name_or_path=base_name(base),
         )
         config.save_pretrained(str(place))
         save_file(weights, place / WEIGHTS, metadata={"format": "pt"})
         usual_mode(place / WEIGHTS)
         if base is None:
             remove_lora(model)
-            export(model, place / BASE, tokenizer=tokenizer, template=template, context_length=context_length)
+            export(
+                model,
+                place / BASE,
+                tokenizer=tokenizer,
+                template=template,
+                context_length=context_length,
+                facts=facts,
+            )
+        remove_places(place)
     return sum(weight.numel() for weight in weights.values())
+
+
+def base_name(base: str | None) -> str:
+    """What an adapter calls its base: a name on the hub, or that of a folder without its place, which may change."""
+    if base is None:
+        return BASE
+    return Path(base).name if Path(base).is_dir() or not may_be_of_hub(base) else base
 
 
 def _adapter_weights(model: "LanguageModel") -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ prediction head and the main mixers of stochastic blocks are exported. Logits ar
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
+from penstock.integrations.isolation import MOST_POSITIONS
 from penstock.media.processor import Processor
+from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
 from penstock.models.language_model import LanguageModel
 from penstock.models.layouts import config_of, layout_of, weights_of
 from penstock.models.settings import ModelSettings
@@ -39,9 +42,10 @@ def export(
     processor: Processor | None = None,
     stop_ids: Sequence[int] = (),
     context_length: int = 2048,
+    facts: ModelFacts | None = None,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
-    """Write a folder that transformers' `from_pretrained` loads.
+    """Write a folder that transformers' `from_pretrained` loads. It holds no absolute path, so it can be moved.
 
     Args:
         model: The model; its LoRA must be merged first.
@@ -51,7 +55,9 @@ def export(
         processor: Of the model's images; its files are exported too.
         template: Chat template; exported with the variables of its training as defaults.
         stop_ids: Tokens that end a generation; empty: EOS.
-        context_length: Tokens of a training sequence; a limit in transformers and vLLM.
+        context_length: Maximum tokens of a text, a limit in transformers and vLLM. A limit of the base that this does
+            not shrink stays what it is.
+        facts: What the base says, and how texts begin; None: what the model's loader found.
 
     Returns:
         Messages about what was left out or may not be readable elsewhere.
@@ -67,18 +73,19 @@ def export(
         raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
+    facts = facts_of(model) if facts is None else facts
     with output_folder(Path(folder), overwrite) as folder:
         # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
         if processor is not None:
             processor.save(folder)
         if tokenizer is not None:
-            export_tokenizer(tokenizer, folder, context_length)
+            export_tokenizer(tokenizer, folder, context_length, facts)
         if template is not None:
             (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
         if isinstance(model, Transformer):
-            written = _generation(tokenizer, list(stop_ids)) | _cached(model.settings)
-            _write_json(folder / "generation_config.json", written)
-            _export_transformer(model, folder, tokenizer, list(stop_ids), context_length)
+            written = _generation(tokenizer, stop_ids, facts) | _cached(model.settings)
+            _write_json(folder / GENERATION, written)
+            _export_transformer(model, folder, tokenizer, list(stop_ids), context_length, facts)
         else:
             from penstock.models.huggingface_model import HuggingFaceModel
 
@@ -88,9 +95,11 @@ def export(
                     "RUN/checkpoints/step-…/model/model.safetensors"
                 )
             model.inner.save_pretrained(folder)
-            _write_json(folder / "generation_config.json", _generation(tokenizer, list(stop_ids)))
+            _shrink(folder, context_length, facts)
+            _write_json(folder / GENERATION, _generation(tokenizer, stop_ids, facts))
         usual_mode(*folder.glob("*.safetensors"))
-    return tuple(_notices(model, tokenizer))
+        remove_places(folder)
+    return tuple(_notices(model, tokenizer, context_length, facts))
 
 
 def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
@@ -158,13 +167,23 @@ def _write_names(folder: Path, names: Sequence[str]) -> None:
     _write_json(folder / EXPORT, {"files": list(names)})
 
 
-def _notices(model: LanguageModel, tokenizer: Tokenizer | None) -> Iterator[str]:
+def _notices(
+    model: LanguageModel, tokenizer: Tokenizer | None, context_length: int, facts: ModelFacts
+) -> Iterator[str]:
+    if facts.context_length is not None and context_length != facts.context_length:
+        change = "shrunk" if context_length < facts.context_length else "raised"
+        yield f"the context is {change} to {context_length:,} tokens; the base reads {facts.context_length:,}"
     if (further := len(model.prediction_weights) - 1) > 0:
         yield f"{further} further prediction heads are left out: the layout does not support them"
     if isinstance(model, Transformer) and model.settings.is_stochastic:
         yield "stochastic blocks are exported with their main mixer; the other choices are left out"
     if isinstance(model, Transformer) and _only_recurrent(model.settings):
         yield "no block has attention, so transformers generates without a cache (generation_config.json)"
+    if tokenizer is not None and facts.begin_ids is not None:
+        wanted, can = facts.begin_ids, tokenizer.beginning_with(facts.begin_ids).begin_ids
+        if wanted != can:
+            has = "with BOS, which the exported tokenizer does not add" if wanted else "without BOS"
+            yield f"the model was trained on texts {has}; say so to the programs that use it"
     if tokenizer is not None and "tokenizer.json" not in tokenizer.source_bytes:
         files = ", ".join(tokenizer.source_bytes)
         yield f"the vocabulary is {tokenizer.kind} ({files}), which penstock reads and transformers may not"
@@ -177,13 +196,18 @@ def template_text(template: Template) -> str:
 
 
 def _export_transformer(
-    model: Transformer, folder: Path, tokenizer: Tokenizer | None, stop_ids: list[int], context_length: int
+    model: Transformer,
+    folder: Path,
+    tokenizer: Tokenizer | None,
+    stop_ids: list[int],
+    context_length: int,
+    facts: ModelFacts,
 ) -> None:
     from safetensors.torch import save_file
 
     save_file(weights_of(model.settings, model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
     config = config_of(model.settings, context_length, model.compute_dtype)
-    _write_json(folder / "config.json", {**config, **_ids(tokenizer, stop_ids)})
+    _write_json(folder / "config.json", {**config, **facts.dropout, **_ids(tokenizer, stop_ids)})
 
 
 def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
@@ -195,8 +219,11 @@ def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
     }
 
 
-def _generation(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
-    return {name: value for name, value in _ids(tokenizer, stop_ids).items() if value is not None}
+def _generation(tokenizer: Tokenizer | None, stop_ids: Sequence[int], facts: ModelFacts) -> dict[str, Any]:
+    """What the base says, with every id that ends a text, and the tokenizer's ids where the base has none."""
+    ids = {name: value for name, value in _ids(tokenizer, list(stop_ids)).items() if value is not None}
+    ends = all_ends(facts.generation, [one for one in [ids.get("eos_token_id")] if isinstance(one, int)] or stop_ids)
+    return {**ids, **facts.generation, **({"eos_token_id": ends} if ends else {})}
 
 
 def _cached(settings: ModelSettings) -> dict[str, Any]:
@@ -209,8 +236,13 @@ def _only_recurrent(settings: ModelSettings) -> bool:
     return all(kind.is_recurrent for kind in kinds)
 
 
-def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
-    """Write a tokenizer's files, and the settings that transformers reads next to them."""
+def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int, facts: ModelFacts) -> None:
+    """Write a tokenizer's files, and the settings that transformers reads next to them.
+
+    Its own encoding then begins a text as the model's data do.
+    """
+    if facts.begin_ids is not None:
+        tokenizer = tokenizer.beginning_with(facts.begin_ids)
     tokenizer.save(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)  # the run's template is written instead
     if "tokenizer.json" not in tokenizer.source_bytes:
@@ -220,14 +252,49 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) ->
     own = json.loads(tokenizer.source_bytes.get("tokenizer_config.json", b"{}"))
     # The run's template goes into its own file; there must not be two.
     own.pop("chat_template", None)
+    longest = own.get("model_max_length")
+    if facts.context_length is None or context_length > facts.context_length or not is_length(longest):
+        longest = context_length
+    elif context_length < facts.context_length:
+        longest = min(longest, context_length)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **{name: texts[token_id] for name, token_id in named.items() if token_id in texts},
         **own,
-        "model_max_length": context_length,
+        "model_max_length": longest,
     }
     _write_json(folder / "tokenizer_config.json", config)
+
+
+def _shrink(folder: Path, context_length: int, facts: ModelFacts) -> None:
+    """Write another context length than the base's into the `config.json` of a model of transformers."""
+    if facts.context_length in (None, context_length):
+        return
+    config = json.loads((folder / "config.json").read_bytes())
+    for settings in (config, config.get("text_config") or {}):
+        settings.update({name: context_length for name in MOST_POSITIONS if name in settings})
+    _write_json(folder / "config.json", config)
+
+
+_PLACES = re.compile(r"(path|file|dir|folder|name)$")
+
+
+def remove_places(folder: Path) -> None:
+    """Remove absolute paths from the settings in an exported folder: others have nothing there, and need not know."""
+    for path in folder.glob("*.json"):
+        if path.name in ("tokenizer.json", EXPORT):
+            continue
+        settings = json.loads(path.read_bytes())
+        if not isinstance(settings, dict):
+            continue
+        found = [
+            name
+            for name, value in settings.items()
+            if _PLACES.search(name) and isinstance(value, str) and (Path(value).is_absolute() or value.startswith("~"))
+        ]
+        if found:
+            _write_json(path, {name: value for name, value in settings.items() if name not in found})
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -49,6 +49,7 @@ from penstock.integrations.isolation import (
 )
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
+from penstock.models.facts import ModelFacts, with_facts
 from penstock.models.image_features import FeatureCache, as_outputs, features_of
 from penstock.models.importing import (
     listed_files,
@@ -113,6 +114,7 @@ class HuggingFaceModel(nn.Module):
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run, folder or hub name that its weights came from; None: unknown.
+        facts: What its folder says; empty if its weights were made here.
         operations: What computes recurrences in rows; see `use_recurrent`.
     """
 
@@ -123,6 +125,10 @@ class HuggingFaceModel(nn.Module):
         self.new_rows: NewRows | None = None
         self.origin: str | None = getattr(inner, "name_or_path", None) or None
         self.operations = TORCH
+        self.facts = ModelFacts()
+        if inner.name_or_path:
+            # It was read from a folder or from the hub, whose files may be gone.
+            self.facts = ModelFacts.of_config(inner.config.to_dict(), _generation(inner))
         replace_functions(inner)
         self._warned_slow = False
         self._own_caches: TheirCaches | None = None
@@ -757,6 +763,12 @@ def _documents(row: RowTensors) -> np.ndarray[Any, np.dtype[np.int64]]:
     return lengths
 
 
+def _generation(inner: Any) -> dict[str, Any]:
+    """What the `generation_config.json` of a model of transformers says."""
+    found = getattr(inner, "generation_config", None)
+    return {} if found is None else dict(found.to_diff_dict())
+
+
 def load_huggingface(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> HuggingFaceModel:
@@ -794,4 +806,5 @@ def load_huggingface(
     refuse_quantised(path, inner.config.to_dict())
     refuse_incomplete(path, found["missing_keys"], found["unexpected_keys"])
     refuse_not_finite(path, inner.named_parameters())
-    return HuggingFaceModel(inner.to(device).train())
+    made = HuggingFaceModel(inner.to(device).train())
+    return with_facts(made, ModelFacts.of_folder(path)) if (path / "config.json").is_file() else made

@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.json_files import read_object
 from penstock.integrations.isolation import names, not_finite
+from penstock.models.facts import ModelFacts, with_facts
 from penstock.models.settings import ModelSettings
 from penstock.models.their_attention import one_line
 from penstock.models.transformer import Transformer, empty_transformer
@@ -213,7 +214,7 @@ def import_llama(
             f"{folder}: weights do not fit config.json: {one_line(error)}; copy the model again"
         ) from None
     refuse_not_finite(folder, model.named_parameters())
-    return model
+    return with_facts(model, ModelFacts.of_folder(folder))
 
 
 def refusal(folder: Path) -> str | None:

@@ -60,9 +60,9 @@ class Framing:
                     f"{name} is yes, but the tokenizer {tokenizer.name} has no such token; use auto or no"
                 )
         eos = tokenizer.eos_id if settings.add_eos != "no" else None
-        bos = tokenizer.bos_id if settings.add_bos != "no" else None
-        if settings.add_bos == "auto" and bos == tokenizer.eos_id:
-            bos = None
+        bos = tokenizer.bos_id if settings.add_bos == "yes" else None
+        if settings.add_bos == "auto" and tokenizer.begin_ids:
+            bos = tokenizer.begin_ids[0]
         names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
         return cls(
             -1 if bos is None else bos,

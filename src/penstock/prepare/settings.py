@@ -202,7 +202,8 @@ class PrepareSettings:
     """Approximate raw bytes of a part; each part becomes a shard. None: 64 MiB, more for terabytes."""
 
     add_bos: Choice = "auto"
-    """BOS before each document. auto: when the tokenizer has one that is not also its EOS."""
+    """BOS before each document. auto: if the tokenizer's own encoding puts it there. What trains on the dataset
+    begins texts likewise when it is used."""
 
     add_eos: Choice = "auto"
     """EOS after each document. auto: when the tokenizer has one."""
@@ -339,12 +340,19 @@ class PrepareSettings:
             "part_bytes": self.part_bytes,
             "add_bos": self.add_bos,
             "add_eos": self.add_eos,
+            **self._begins_otherwise(tokenizer),
             "validation": self.validation,
             "keep_text": self.keep_text,
             "transform": transform,
             **({"drop_duplicates": True} if self.drop_duplicates else {}),
             **({"delimiter": self.delimiter} if self.delimiter is not None else {}),
         }
+
+    def _begins_otherwise(self, tokenizer: Any) -> dict[str, Any]:
+        """What tells a preparation from one of earlier versions, in which a BOS that is not EOS was always added."""
+        named = () if tokenizer.bos_id in (None, tokenizer.eos_id) else (tokenizer.bos_id,)
+        same = self.chat is not None or self.add_bos != "auto" or tokenizer.begin_ids == named
+        return {} if same else {"begin_ids": list(tokenizer.begin_ids)}
 
 
 def column_name(field_name: str) -> str:

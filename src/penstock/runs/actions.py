@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError, OutputError
 from penstock.core.json_files import json_text
 from penstock.core.yaml_files import read_yaml
 from penstock.evaluation.tasks import LM_EVAL, TaskSettings
-from penstock.generation.settings import Sampling
+from penstock.generation.settings import Sampling, sampling_defaults
 from penstock.loader.mixture import Mixture, Source
 from penstock.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords
 from penstock.runs.opening import Opened, context_of, template_of, writer_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_AT_ONCE = 32
 """Maximum number of texts generated at the same time."""
 TEMPERATURE = 0.8
-"""Default temperature."""
+"""Default temperature of a model whose base has none."""
 Asked = list[tuple[str, Sampling]]
 """Prompts, each with its sampling settings."""
 
@@ -35,11 +35,12 @@ def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
 
 
 def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
-    """The tokens of each prompt, after BOS if the tokenizer has one."""
-    from penstock.generation.session import begin_ids
+    """The tokens of each prompt, after BOS if the model was trained with it; an empty one needs some token."""
+    from penstock.generation.session import first_id
 
-    begin = begin_ids(writer.tokenizer)
-    return [[*begin, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+    first = first_id(writer.tokenizer, writer.begin_ids)
+    ids = [[*writer.begin_ids, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+    return [one or ([] if first is None else [first]) for one in ids]
 
 
 def write_texts(
@@ -48,10 +49,13 @@ def write_texts(
     """The text of each prompt; see `Run.generate`."""
     check_names("Run.generate", settings, GenerateKeywords)
     opening = take_opening(settings)
-    asked = ask(prompts, 1, _sampling(settings))
-    if not asked:
+    # Refused before the model is read.
+    _sampling(settings, {})
+    if not prompts:
         return []
-    writer = writer_of(open_model(opening), min(len(asked), MOST_AT_ONCE))
+    opened = open_model(opening)
+    asked = ask(prompts, 1, _sampling(settings, own_sampling(opened.run)))
+    writer = writer_of(opened, min(len(asked), MOST_AT_ONCE))
     written = writer.engine.generate_all(prompt_ids(writer, asked), [how for _, how in asked])
     return [one.text for one in written]
 
@@ -70,7 +74,8 @@ def sample_rollouts(
 
     check_names("Run.rollouts", settings, GenerateKeywords)
     opening = take_opening(settings)
-    sampling = _sampling({"temperature": 1.0, **settings})
+    # A policy learns from what was drawn, so the base's own filters do not count.
+    sampling = _sampling({"temperature": 1.0, **settings}, {})
     records = [{"prompt": one} if isinstance(one, str) else one for one in prompts]
     return write_rollouts(
         open_model(opening), records, reward, output, samples=samples, sampling=sampling, progress=progress
@@ -84,10 +89,12 @@ def write_reply(
     from penstock.generation.session import fit_chat, room_for
 
     check_names("Run.chat", settings, GenerateKeywords)
-    opened = open_model(take_opening(settings))
+    opening = take_opening(settings)
+    _sampling(settings, {})
+    opened = open_model(opening)
     if opened.template is None:
         raise ConfigError(f"{opened.run.path}: it has no chat template; it was not trained on chats; use Run.generate")
-    sampling = _sampling({"min_tokens": 1, **settings})
+    sampling = _sampling({"min_tokens": 1, **settings}, own_sampling(opened.run))
     writer = writer_of(opened, 1)
     engine, images = writer.engine, None if writer.images is None else writer.images.within("")
     prompt = fit_chat(messages, opened.template, opened.tokenizer, room=room_for(engine, sampling), images=images)
@@ -96,11 +103,25 @@ def write_reply(
     return text
 
 
-def _sampling(settings: dict[str, Any]) -> Sampling:
+def own_sampling(run: RunFolder) -> dict[str, Any]:
+    """The defaults of sampling that a model's base gives.
+
+    Raises:
+        ConfigError: One is out of range.
+    """
+    return sampling_defaults(run.facts.generation)
+
+
+def sampling_of(given: dict[str, Any], own: dict[str, Any]) -> Sampling:
+    """The sampling that arguments give, else the model's own defaults, else ours."""
+    return Sampling(**{"temperature": TEMPERATURE, **own, **given})
+
+
+def _sampling(settings: dict[str, Any], own: dict[str, Any]) -> Sampling:
     """Keyword arguments as settings; `stop` may be one string or several."""
     if "stop" in settings:
         settings["stop"] = (settings["stop"],) if isinstance(settings["stop"], str) else tuple(settings["stop"])
-    return Sampling(**{"temperature": TEMPERATURE, **settings})
+    return sampling_of(settings, own)
 
 
 def take_opening(settings: dict[str, Any]) -> OpeningKeywords:
@@ -199,6 +220,7 @@ def _run_tasks(found: Opened, settings: Sequence[TaskSettings], tasks: list[Any]
         context_length=found.context_length,
         stop_ids=found.run.stop_ids,
         template=found.template,
+        begin_ids=found.begin_ids,
         slots=SLOTS_CPU if found.model.device.type == "cpu" else SLOTS_GPU,
     )
     results: list[Any] = []
@@ -234,7 +256,7 @@ def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[
     looks = [
         HeldOutLoss(
             one,
-            sequence_length=found.context_length,
+            sequence_length=found.row_length,
             tokenizer=found.tokenizer,
             model=found.model,
             ranks=Ranks(found.model.device),
@@ -271,13 +293,16 @@ def serve(open_model: Callable[[OpeningKeywords], Opened], name: str | None, set
     chosen = ServeSettings(**settings)
     from penstock.serving import ServedModel, Server
 
-    writer = writer_of(open_model(opening), chosen.sequences)
+    opened = open_model(opening)
+    writer = writer_of(opened, chosen.sequences)
     served = ServedModel(
         name=name or writer.name,
         engine=writer.engine,
         tokenizer=writer.tokenizer,
         template=writer.template,
         context_length=writer.engine.context_length,
+        begin_ids=writer.begin_ids,
+        sampling=own_sampling(opened.run),
         images=None if writer.images is None else writer.images.within(chosen.image_folder),
         parameters=writer.parameters,
     )
@@ -353,8 +378,9 @@ def export_run(
             base = None if grown else _base_name(run)
             parameters = export_adapter(
                 trained, output, base=base, tokenizer=tokenizer, template=template, context_length=length,
-                overwrite=overwrite,
+                facts=run.facts, overwrite=overwrite,
             )  # fmt: skip
+            notices = _adapter_notices(output, base)
             base = base or str(output / "base")
         else:
             notices = export(
@@ -365,6 +391,7 @@ def export_run(
                 processor=None if run.processor is None else load_processor(run.processor),
                 stop_ids=run.stop_ids,
                 context_length=length,
+                facts=run.facts,
                 overwrite=overwrite,
             )
             parameters = sum(weight.numel() for weight in trained.parameters())
@@ -380,6 +407,21 @@ def export_run(
         notices=list(notices),
         base=base,
     )
+
+
+def _adapter_notices(output: Path, base: str | None) -> tuple[str, ...]:
+    """How to load an adapter whose base is not named by a place that all machines know."""
+    from penstock.models.adapters import base_name
+
+    named = base_name(base)
+    if named == base:
+        return ()
+    place = output / named if base is None else base
+    notice = (
+        f"adapter_config.json calls the base {named!r}, not by its place, which may change; load it so: "
+        f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(place)!r}), {str(output)!r})"
+    )
+    return (notice,)
 
 
 def _base_name(run: RunFolder) -> str | None:

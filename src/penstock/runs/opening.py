@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import may_be_of_hub
+from penstock.models.facts import with_facts
 from penstock.models.settings import ModelSettings
 from penstock.runs.keywords import ModelKeywords
 from penstock.runs.run_document import check_names
@@ -47,7 +48,8 @@ def load_model(
 
     folder = Path(path)
     if (folder / RUN_FILE).is_file():
-        model = load_folder(RunFolder.open(folder).model, device, dtype, module=module)
+        run = RunFolder.open(folder)
+        model = with_facts(load_folder(run.model, device, dtype, module=module), run.facts)
     elif folder.exists():
         model = load_folder(folder, device, dtype, module=module)
     elif not may_be_of_hub(str(path)):
@@ -115,6 +117,10 @@ class Opened:
     template: Any
     """Chat template; None if there is none."""
     context_length: int
+    begin_ids: tuple[int, ...]
+    """The ids before a text."""
+    row_length: int
+    """Slots of a row for held-out data: as in training, unless the context was given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +133,8 @@ class Writer:
     tokenizer: Any
     template: Any
     """Chat template; None if there is none."""
+    begin_ids: tuple[int, ...] = ()
+    """The ids before a text."""
     images: Any = None
     """An `ImageReader` for images that messages themselves hold; None: the model reads no images."""
     parameters: int | None = None
@@ -145,14 +153,15 @@ def load_opened(
 
     Args:
         run: The run, or its folder.
-        context_length: Maximum number of tokens that the model sees; None: its training length.
+        context_length: Maximum number of tokens that the model sees; None: what its base reads, or, of a model without
+            a base, its training length.
         device: cpu, cuda, …; auto: a GPU if there is one.
         threads: Torch's threads on the CPU; None: unchanged.
         module: Your own torch module, into which the run's weights are loaded.
 
     Raises:
         FormatError: There is no model.
-        ConfigError: The model's sequence length is unknown, or there is no such device.
+        ConfigError: The model's context is unknown, or there is no such device.
     """
     import torch
 
@@ -173,11 +182,24 @@ def load_opened(
     # Some models of transformers have dropout.
     model.eval()
     template = None if found.template is None else template_of(found, tokenizer)
-    return Opened(run=found, model=model, tokenizer=tokenizer, template=template, context_length=length)
+    return Opened(
+        run=found,
+        model=model,
+        tokenizer=tokenizer,
+        template=template,
+        context_length=length,
+        begin_ids=found.facts.begin(tokenizer),
+        row_length=context_length or found.trained_length or length,
+    )
 
 
 def load_writer(
-    path: str | Path, *, context_length: int | None = None, device: str = "auto", threads: int | None = None, slots: int
+    path: RunFolder | str | Path,
+    *,
+    context_length: int | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    slots: int,
 ) -> Writer:
     """Like `load_opened`, with an engine that generates `slots` texts at the same time.
 
@@ -209,6 +231,7 @@ def writer_of(found: Opened, slots: int) -> Writer:
         engine=engine,
         tokenizer=found.tokenizer,
         template=found.template,
+        begin_ids=found.begin_ids,
         images=images,
         parameters=sum(weight.numel() for weight in found.model.parameters()),
     )
@@ -244,14 +267,12 @@ def template_of(run: RunFolder, tokenizer: Any) -> Any:
 
 
 def context_of(run: RunFolder) -> int:
-    """Number of tokens per row that a run's model was trained on.
+    """Maximum number of tokens that a run's model, or a model in the Hugging Face layout, reads.
 
     Raises:
-        ConfigError: The run does not say.
+        ConfigError: It does not say.
     """
-    from penstock.core.errors import ConfigError
-
-    found = run.trained_length
+    found = run.context_length
     if found is None:
-        raise ConfigError(f"{run.path}: does not say how long its sequences are; set context_length")
+        raise ConfigError(f"{run.path}: does not say how many tokens it reads; set context_length")
     return found

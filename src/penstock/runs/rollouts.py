@@ -158,10 +158,10 @@ def read_records(path: str | Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _prompt_ids(opened: Opened, record: Mapping[str, Any], number: int) -> list[int]:
-    from penstock.generation.session import begin_ids, fit_chat
+    from penstock.generation.session import fit_chat
 
     if isinstance(record.get("prompt"), str):
-        ids = [*begin_ids(opened.tokenizer), *opened.tokenizer.encode(record["prompt"]).tolist()]
+        ids = [*opened.begin_ids, *opened.tokenizer.encode(record["prompt"]).tolist()]
     elif isinstance(record.get("messages"), Sequence):
         if opened.template is None:
             raise RecordError(f"prompt {number}: has messages, but {opened.run.path} has no chat template; give texts")

@@ -217,7 +217,8 @@ class Run(RunFolder):
 
         Args:
             output: A folder, new or empty.
-            context_length: Maximum number of tokens; None: the training length.
+            context_length: Maximum number of tokens; None: that of the base, or, of a model without one, the
+                training length.
             overwrite: Replace an earlier export in the folder; other files there are kept.
             adapter: Write the LoRA alone, as peft and vLLM read it; its base too, unless the run began with hf:NAME.
 

@@ -5,10 +5,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, final
 
@@ -19,6 +19,7 @@ from penstock.generation.grammar import Compiled, Grammars
 from penstock.generation.images import ImageReader
 from penstock.generation.schema_limits import check_schema
 from penstock.generation.session import DoesNotFitError, Prompt, begin_ids, fit_chat
+from penstock.generation.settings import Sampling
 from penstock.media.layout import NOUNS
 from penstock.serving.admission import Ask
 from penstock.serving.refusals import Refusal, bad_request
@@ -48,6 +49,10 @@ class ServedModel:
     """None: chats are refused."""
     context_length: int
     """Maximum tokens of prompt and reply together."""
+    begin_ids: tuple[int, ...] | None = None
+    """The ids before the text of a completion; None: as the tokenizer's own encoding has them."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The model's own defaults of sampling, for what a request leaves out (`generation.settings.sampling_defaults`)."""
     images: ImageReader | None = None
     """Reads the images of messages; None: they are refused."""
     parameters: int | None = None
@@ -94,7 +99,7 @@ class ServedModel:
                 "context_length_exceeded",
             )
         self._check_biases(request)
-        sampling = request.sampling(max(1, min(most, self.context_length - longest)), request.logprobs)
+        sampling = self._sampling(request, max(1, min(most, self.context_length - longest)), request.logprobs)
         return Ask(
             prompts=prompts,
             sampling=sampling,
@@ -102,6 +107,15 @@ class ServedModel:
             scored=request.logprobs if request.echo else None,
             writes=most > 0,
         )
+
+    def _sampling(self, request: CompletionRequest | ChatRequest, *given: Any) -> Sampling:
+        """What the request says, else the model's own defaults, else those of the API."""
+        own = {
+            name: value
+            for name, value in self.sampling.items()
+            if name not in request.model_fields_set or getattr(request, name) is None
+        }
+        return replace(request.sampling(*given), **own)
 
     def _check_biases(self, request: CompletionRequest | ChatRequest) -> None:
         if (largest := max(request.logit_bias, default=0)) >= self.tokenizer.vocab_size:
@@ -132,7 +146,8 @@ class ServedModel:
         self._check_format(request)
         prompt = self._prompt(request, room, settings)
         left = self.context_length - len(prompt.ids)
-        sampling = request.sampling(
+        sampling = self._sampling(
+            request,
             min(request.most or settings.max_tokens, left),
             (request.top_logprobs or 0) if request.logprobs else None,
             request.schema_text,
@@ -207,7 +222,8 @@ class ServedModel:
     def _ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             try:
-                ids = [*begin_ids(self.tokenizer), *self.tokenizer.encode(prompt).tolist()]
+                begin = begin_ids(self.tokenizer) if self.begin_ids is None else self.begin_ids
+                ids = [*begin, *self.tokenizer.encode(prompt).tolist()]
             except PenstockError as error:
                 raise bad_request(f"prompt: {error}", "prompt") from None
         else:

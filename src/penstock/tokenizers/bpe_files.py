@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import TokenizerError
+from penstock.tokenizers.post_processors import text_template
 from penstock.tokenizers.vocabulary import (
     BEGIN_NAMES,
     END_NAMES,
@@ -143,6 +144,8 @@ class RankVocabulary:
         self.bos_id = named_control(controls, BEGIN_NAMES)
         self.eos_id = named_control(controls, END_NAMES)
         self.pad_id = named_control(controls, PAD_NAMES)
+        # The formats do not say it. The packages of Llama 3 and of Mistral, whose files name one, put it before texts.
+        self.adds_bos = self.bos_id is not None and self.bos_id != self.eos_id
 
     @classmethod
     def from_tiktoken(cls, content: bytes, encoding: bytes) -> "RankVocabulary":
@@ -260,12 +263,14 @@ class _Kind:
     """What a class of transformers implies."""
 
     controls: tuple[str, ...] = ("<|endoftext|>",)
+    framed: bool = False
+    """Whether its own encoding puts <s> and </s> around a text, whatever the configuration says."""
     pattern: str | None = None
     """How text is split; None: as in GPT-2."""
     normalizer: str | None = None
 
 
-_GPT2, _ROBERTA = _Kind(), _Kind(controls=("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+_GPT2, _ROBERTA = _Kind(), _Kind(controls=("<s>", "<pad>", "</s>", "<unk>", "<mask>"), framed=True)
 _KINDS = {
     **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer"), _GPT2),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
@@ -299,6 +304,7 @@ def files_of_merges(path: Path) -> dict[str, bytes]:
         "added_tokens": sorted(added, key=lambda entry: int(entry["id"])),
         "normalizer": None if kind.normalizer is None else {"type": kind.normalizer},
         "pre_tokenizer": _cutting(kind, bool(config.get("add_prefix_space"))),
+        "post_processor": _framing(kind, config, roles, ids),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {"type": "BPE", "vocab": own, "merges": [line.split(" ") for line in pairs]},
     }
@@ -346,6 +352,23 @@ def _text(value: Any) -> str:
 def _entry(text: str, token_id: int, *, special: bool) -> dict[str, Any]:
     flags = {"single_word": False, "lstrip": text == "<mask>", "rstrip": False, "normalized": not special}
     return {"id": int(token_id), "content": text, "special": special, **flags}
+
+
+def _framing(
+    kind: _Kind, config: Mapping[str, Any], roles: Mapping[str, Any], ids: Mapping[str, int]
+) -> dict[str, Any] | None:
+    """The post-processor that adds BOS and EOS as the class does: by `add_bos_token` and `add_eos_token`, or always."""
+    if kind.framed:
+        named = {"bos": "<s>", "eos": "</s>"}
+    else:
+        named = {
+            role: _text(roles[f"{role}_token"])
+            for role in ("bos", "eos")
+            if config.get(f"add_{role}_token") and f"{role}_token" in roles
+        }
+    if not named or any(text not in ids for text in named.values()):
+        return None
+    return text_template(*({text: ids[text] for text in [named.get(role)] if text} for role in ("bos", "eos")))
 
 
 def _cutting(kind: _Kind, add_prefix_space: bool) -> dict[str, Any]:

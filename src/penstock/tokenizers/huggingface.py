@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, final
 
 from penstock.core.errors import TokenizerError
+from penstock.tokenizers.post_processors import before_a_text
 from penstock.tokenizers.tokenizer_config import with_configured_entries
 from penstock.tokenizers.vocabulary import (
     BEGIN_NAMES,
@@ -60,6 +61,7 @@ class HuggingFaceVocabulary:
         self.bos_id = self._find_named("bos_token", config, BEGIN_NAMES)
         self.eos_id = self._find_named("eos_token", config, END_NAMES)
         self.pad_id = self._find_named("pad_token", config, PAD_NAMES)
+        self.adds_bos = self.bos_id is not None and self._puts_bos(json.loads(config) if config is not None else {})
 
     def identity(self) -> bytes:
         """See `Vocabulary`."""
@@ -253,6 +255,20 @@ class HuggingFaceVocabulary:
             )
         self.controls.setdefault(text, token_id)
         return token_id
+
+    def _puts_bos(self, config: dict[str, Any]) -> bool:
+        """Whether the file's post-processor puts BOS before a text.
+
+        As in transformers, it alone decides: `add_bos_token` counts only where there is no tokenizer.json. Two classes
+        of files differ: GPT-NeoX's, whose post-processor transformers ignores, and ours, which have none.
+        """
+        processor = self._json.get("post_processor")
+        if str(config.get("tokenizer_class")).startswith("GPTNeoXTokenizer"):
+            return False
+        if processor is None:
+            own = (("bos_token", 0, "<|bos|>"), ("eos_token", 1, "<|eos|>"), ("pad_token", 2, "<|pad|>"))
+            return all(config.get(role) == text and self.controls.get(text) == number for role, number, text in own)
+        return self.bos_id in before_a_text(processor)
 
     def _spell_roughly(self, token: str) -> bytes:
         """What a token with a prefix or suffix for word parts looks like in a text."""

@@ -5,6 +5,7 @@ in the model, which makes SentencePiece never produce them from text. The model 
 buffer (field numbers: sentencepiece_model.proto of google/sentencepiece).
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
@@ -30,7 +31,8 @@ class SentencePieceVocabulary:
 
     own_encoder = "sentencepiece"
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, config: bytes | None = None) -> None:
+        """Args: `content` of the `.model` file, and of the `tokenizer_config.json` next to it."""
         self._model = _hide_controls(content)
         fields = [(number, value) for number, value, _ in _fields(self._model)]
         pieces = [dict(_pairs(value)) for number, value in fields if number == _PIECE]
@@ -52,6 +54,10 @@ class SentencePieceVocabulary:
         self.bos_id = self.controls.get(trainer.get(46, b"<s>").decode())
         self.eos_id = self.controls.get(trainer.get(47, b"</s>").decode())
         self.pad_id = self.controls.get(trainer.get(48, b"<pad>").decode())
+        # The file does not say it. transformers reads it from the configuration, which says no by default; the
+        # packages of Llama, Gemma and Mistral, which have none, put BOS before texts.
+        says = self.bos_id != self.eos_id if config is None else bool(json.loads(config).get("add_bos_token", False))
+        self.adds_bos = self.bos_id is not None and says
 
     def identity(self) -> bytes:
         """See `Vocabulary`."""

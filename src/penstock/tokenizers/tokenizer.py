@@ -22,6 +22,7 @@ from penstock.core.lazy_imports import require
 from penstock.tokenizers.bpe_files import RankVocabulary
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
+from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
 from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, IntArray, Vocabulary, token_ends
 
@@ -50,6 +51,8 @@ class Tokenizer:
         normalization: What is done to text before it is encoded: None; "NFC", and then `token_ends` needs text in that
             form; or a lossy form, and then there is no byte table.
         adds_space: Whether a space is put before the text.
+        begin_ids: The ids that the tokenizer's own package puts before a text: its BOS, or none. It may name a BOS and
+            add none, as SmolLM2's does.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes], *, fallback_reason: str | None = None) -> None:
@@ -68,6 +71,8 @@ class Tokenizer:
         self.normalization = self._vocabulary.normalization
         self.unknown_id = self._vocabulary.unknown_id
         self.adds_space = self._vocabulary.adds_space
+        bos = self._vocabulary.bos_id if self._vocabulary.adds_bos else None
+        self.begin_ids: tuple[int, ...] = () if bos is None else (bos,)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, {self.kind}, {self.vocab_size} ids)"
@@ -232,6 +237,32 @@ class Tokenizer:
         """
         return self._vocabulary.build_byte_table(exact=False)
 
+    def beginning_with(self, begin_ids: Sequence[int]) -> "Tokenizer":
+        """This tokenizer, or a copy of it whose own encoding puts BOS, or nothing, before a text.
+
+        Ids do not change. Formats that cannot say it (tekken, tiktoken) stay as they are.
+
+        Args:
+            begin_ids: BOS, or empty.
+        """
+        files, wanted = dict(self.source_bytes), bool(begin_ids)
+        if "tokenizer.json" in files:
+            content = json.loads(files["tokenizer.json"])
+            processor = content.get("post_processor")
+            says = processor is not None and self.bos_id in before_a_text(processor)
+            if says == wanted == bool(self.begin_ids) or self.bos_id is None:
+                return self
+            names = {token_id: text for text, token_id in self.special_tokens.items()}
+            bos, name = self.bos_id, names[self.bos_id]
+            changed = with_bos(processor, name, bos) if wanted and not says else without_bos(processor, bos)
+            files["tokenizer.json"] = json.dumps({**content, "post_processor": changed}, ensure_ascii=False).encode()
+        elif "tokenizer.model" in files and wanted != bool(self.begin_ids):
+            config = json.loads(files.get(CONFIG, b"{}"))
+            files[CONFIG] = json.dumps({**config, "add_bos_token": wanted}, indent=2).encode()
+        else:
+            return self
+        return Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
+
     def token_ends(self, text: str | bytes, ids: Any) -> IntArray:
         """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no bytes.
 
@@ -308,7 +339,7 @@ def _open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
     if "tekken.json" in files:
         return RankVocabulary.from_tekken(files["tekken.json"])
     if "tokenizer.model" in files:
-        return SentencePieceVocabulary(files["tokenizer.model"])
+        return SentencePieceVocabulary(files["tokenizer.model"], files.get(CONFIG))
     return RankVocabulary.from_tiktoken(files["tokenizer.tiktoken"], files["encoding.json"])
 
 

@@ -197,6 +197,8 @@ class Vocabulary(Protocol):
     bos_id: int | None
     eos_id: int | None
     pad_id: int | None
+    adds_bos: bool
+    """Whether its own package puts BOS before a text, as the tokenizer of the model that it belongs to does."""
     adds_space: bool
     """Whether a space is put before the text."""
     normalization: str | None

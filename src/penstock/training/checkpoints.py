@@ -14,7 +14,7 @@ A checkpoint is a folder of named parts; the name of a part decides its format:
 | `optimizer.safetensors` | name → tensor | safetensors |
 | `state.json` | a value that JSON can hold | JSON |
 | `optimizer.dcp` | name → tensor or DTensor, on all ranks | torch.distributed.checkpoint, one file per rank |
-| `model`, `tokenizer`, … | a function of a path, or the path of a file or folder | what it writes there, or a copy |
+| any, such as `model` | a function of a path, or the path of a file or folder | what it writes there, or a copy |
 
 With several processes, all of them call `save_checkpoint` with the same names. Rank 0 writes everything except the
 `.dcp` parts, which all ranks write. A failure on one rank is an error on every rank; no rank waits forever.
@@ -320,15 +320,15 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _write(path: Path, part: Any) -> None:
-    if path.suffix == ".safetensors":
+    if callable(part):
+        part(path)
+    elif path.suffix == ".safetensors":
         from safetensors.torch import save_file
 
         save_file({name: tensor.detach().contiguous() for name, tensor in part.items()}, path)
         usual_mode(path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(part, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    elif callable(part):
-        part(path)
     elif Path(part).is_dir():
         shutil.copytree(part, path)
     else:

@@ -24,10 +24,11 @@ from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import make_task
 from penstock.generation import Engine, Sampling
-from penstock.generation.session import begin_ids, end_ids
+from penstock.generation.session import end_ids
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import Mixture, Source
 from penstock.models import LanguageModel
+from penstock.models.facts import facts_of
 from penstock.models.language_model import most_packed
 from penstock.objectives.objective import Causal
 from penstock.shards import ChatInfo, Corpus
@@ -42,13 +43,16 @@ from penstock.training.path_training import require_token_targets
 from penstock.training.settings import EvaluatorSettings
 
 
-def shipped(name: str, datasets: Sequence[Any], cannot: str) -> tuple[Tokenizer, list[ChatInfo], tuple[int, ...]]:
+def shipped(
+    name: str, datasets: Sequence[Any], cannot: str, stop_ids: Sequence[int] = ()
+) -> tuple[Tokenizer, list[ChatInfo], tuple[int, ...]]:
     """What datasets ship for generation: the first one's tokenizer, the facts of all chats, and the stop ids.
 
     Args:
         name: Name of the evaluator, for errors.
         datasets: The training data.
         cannot: What is impossible without a tokenizer, for errors.
+        stop_ids: Those of the model's base.
 
     Raises:
         ConfigError: The first dataset stores no tokenizer.
@@ -57,7 +61,7 @@ def shipped(name: str, datasets: Sequence[Any], cannot: str) -> tuple[Tokenizer,
     if tokenizer is None:
         raise ConfigError(f"evaluator {name!r}: the first source stores no tokenizer, so {cannot}")
     chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
-    return tokenizer, chats, end_ids(tokenizer, (stop for chat in chats for stop in chat.stop_ids))
+    return tokenizer, chats, end_ids(tokenizer, (*stop_ids, *(stop for chat in chats for stop in chat.stop_ids)))
 
 
 @final
@@ -68,7 +72,7 @@ class Samples:
         name: Name of the evaluator, for errors.
         settings: Prompts and sampling settings.
         datasets: The training data; the first dataset ships the tokenizer.
-        sequence_length: Maximum tokens of a text, prompt included.
+        sequence_length: Slots per row: the maximum tokens of a text, prompt included, unless the base reads more.
         model: The model that will generate.
 
     Raises:
@@ -83,11 +87,11 @@ class Samples:
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
-        tokenizer, _, self._stop_ids = shipped(name, datasets, "nothing can be written")
+        facts = facts_of(model).with_data(datasets)
+        tokenizer, _, self._stop_ids = shipped(name, datasets, "nothing can be written", facts.stop_ids)
         self._tokenizer, self._settings = tokenizer, settings
-        self._length = sequence_length
-        bos = begin_ids(tokenizer)
-        self._prompts = [[*bos, *tokenizer.encode(text).tolist()] for text in settings.prompts]
+        self._length = facts.context_length or sequence_length
+        self._prompts = [[*facts.begin(tokenizer), *tokenizer.encode(text).tolist()] for text in settings.prompts]
         # Raises now, rather than after hours of training.
         model.new_cache(1, 2)
         for text, ids in zip(settings.prompts, self._prompts, strict=True):
@@ -363,7 +367,7 @@ class TaskScore:
         name: Name of the evaluator, for errors.
         settings: The task and its settings.
         datasets: The training data: the first dataset ships the tokenizer; chats give the template and the stop ids.
-        sequence_length: Maximum tokens of a text.
+        sequence_length: Slots per row: the maximum tokens of a text, unless the base reads more.
         model: Model to evaluate.
         ranks: The processes that train together.
 
@@ -382,12 +386,18 @@ class TaskScore:
         ranks: Ranks,
     ) -> None:
         assert settings.task is not None
-        tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given")
+        facts = facts_of(model).with_data(datasets)
+        tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given", facts.stop_ids)
         if settings.task.chat and not chats:
             raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
         template = load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables) if chats else None
         self._subject = lambda model: Subject(
-            model, tokenizer, context_length=sequence_length, stop_ids=stop_ids, template=template
+            model,
+            tokenizer,
+            context_length=facts.context_length or sequence_length,
+            stop_ids=stop_ids,
+            template=template,
+            begin_ids=facts.begin(tokenizer),
         )
         # Raises now, rather than after hours of training.
         self._subject(model)

@@ -2,6 +2,7 @@
 
     RUN/run.yaml               the run file with all overrides, as it was trained
     RUN/tokenizer/             the tokenizer of the datasets, with its chat template if there is one
+    RUN/facts.json             what the base says, and how texts of the data begin: `penstock.models.facts`
     RUN/chat.json              template, stop ids and settings of the datasets' chats, if there are any
     RUN/processor/             the processor of the datasets' images, and their settings, if there are any
     RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
@@ -16,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +26,7 @@ from penstock.core.errors import ConfigError, CorruptionError, FormatError, Outp
 from penstock.core.folders import hub_copy, may_be_of_hub
 from penstock.core.json_files import parse_json
 from penstock.core.yaml_files import parse_yaml, read_yaml
+from penstock.models.facts import FACTS, ModelFacts
 from penstock.shards import ChatInfo
 from penstock.shards.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER
@@ -39,7 +41,7 @@ MODEL = "model"
 BASE = "base"
 """Folder of the model that LoRA was added to."""
 LOCK = "lock"
-_BEGUN = {TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
+_BEGUN = {TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, FACTS, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
 """Files of a run that has not trained yet."""
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "patch_processor.json")
 
@@ -61,7 +63,9 @@ class RunFolder:
     step: int | None
     """Steps that the model was trained for; None if unknown."""
     trained_length: int | None
-    """Slots per row in training, or `max_position_embeddings` of a model in the Hugging Face layout."""
+    """Slots per row in training; of a model in the Hugging Face layout, the tokens that it reads."""
+    facts: ModelFacts = field(default_factory=ModelFacts)
+    """What its base says, and what its data have."""
     processor: Path | None = None
     """Folder for `penstock.media.load_processor`; None: the model reads no images."""
 
@@ -72,6 +76,11 @@ class RunFolder:
         if path.parent.name == "snapshots":
             return path.parent.parent.name.split("--", 2)[-1]
         return path.name
+
+    @property
+    def context_length(self) -> int | None:
+        """Maximum tokens that the model reads: as its base says, else as it was trained; None: unknown."""
+        return self.facts.context_length or self.trained_length
 
     @property
     def image_settings(self) -> dict[str, Any]:
@@ -109,14 +118,18 @@ class RunFolder:
         # Prefer the checkpoint's copy, because its checksums were just verified.
         kept, chat = checkpoint.folder / TOKENIZER_FOLDER, ChatInfo.load(path)
         tokenizer = kept if kept.is_dir() else path / TOKENIZER_FOLDER
+        facts = ModelFacts.load(checkpoint.folder) or ModelFacts.load(path)
+        if facts is None:
+            facts = _facts_of_old(path, checkpoint.part(MODEL), tokenizer)
         return cls(
             path=path,
             model=checkpoint.part(MODEL),
             tokenizer=tokenizer,
             template=None if chat is None else chat.template,
-            stop_ids=_stop_ids(tokenizer, () if chat is None else chat.stop_ids),
+            stop_ids=_stop_ids(tokenizer, (*facts.stop_ids, *(() if chat is None else chat.stop_ids))),
             step=checkpoint.step,
             trained_length=_trained_length(path),
+            facts=facts,
             processor=next(
                 (
                     folder / PROCESSOR_FOLDER
@@ -147,19 +160,16 @@ class RunFolder:
     @classmethod
     def _of_huggingface(cls, path: Path) -> Self:
         template = template_beside(path, _json(path / "tokenizer_config.json"))
-        config = _json(path / "config.json")
-        # Models that read images have the settings of their text in a mapping of their own.
-        config = {**(config.get("text_config") or {}), **config}
-        ends = _json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
-        listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        facts = ModelFacts.of_folder(path)
         return cls(
             path=path,
             model=path,
             tokenizer=path,
             template=template,
-            stop_ids=_stop_ids(path, listed),
+            stop_ids=_stop_ids(path, facts.stop_ids),
             step=None,
-            trained_length=_length(config.get("max_position_embeddings")),
+            trained_length=facts.context_length,
+            facts=facts,
             processor=path if any((path / name).is_file() for name in _PROCESSORS) else None,
         )
 
@@ -176,7 +186,13 @@ def _of_hub(name: str) -> Path:
 
 
 def begin_run(
-    path: Path, run_file: str, datasets: Sequence[Any], *, resume: bool, hold: Callable[[Path], None]
+    path: Path,
+    run_file: str,
+    datasets: Sequence[Any],
+    *,
+    facts: ModelFacts | None = None,
+    resume: bool,
+    hold: Callable[[Path], None],
 ) -> None:
     """Create a run's folder with the run file and the datasets' tokenizer and chat facts; a resumed one is kept as is.
 
@@ -184,6 +200,7 @@ def begin_run(
         path: The folder.
         run_file: Text of the run file.
         datasets: The training data.
+        facts: What the base says, and what the data have; None: nothing is known of them.
         resume: Whether the folder may already hold a run.
         hold: Creates and locks the folder; called once everything else is checked.
 
@@ -191,11 +208,11 @@ def begin_run(
         OutputError: The folder holds a run and `resume` is false, or it cannot be written.
         ConfigError: The datasets store no tokenizer, or chats of different templates.
     """
-    facts = _facts(datasets) if may_begin(path, resume=resume) else None
+    shipped = _shipped(datasets) if may_begin(path, resume=resume) else None
     hold(path)
     # The process that held the lock before may have begun a run.
-    if facts is not None and may_begin(path, resume=resume):
-        _write_run(path, run_file, *facts)
+    if shipped is not None and may_begin(path, resume=resume):
+        _write_run(path, run_file, facts or ModelFacts(), *shipped)
 
 
 def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> None:
@@ -211,7 +228,7 @@ def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> No
         ConfigError: The datasets store no tokenizer, or chats of different templates.
     """
     if path is None or may_begin(path, resume=resume):
-        _facts(datasets)
+        _shipped(datasets)
     if path is None:
         return
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
@@ -280,7 +297,7 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
     return {k: v for key, inner in items for k, v in _flat(inner, f"{place}.{key}" if place else str(key)).items()}
 
 
-def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None, Any]:
+def _shipped(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None, Any]:
     """The folder of the datasets' tokenizer, the facts of their chats, and a dataset with images if there is one."""
     folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
     if folder is None:
@@ -298,7 +315,9 @@ def _facts(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None, Any]:
     return folder, chats[0] if chats else None, next((d for d in datasets if getattr(d, "media", None)), None)
 
 
-def _write_run(path: Path, run_file: str, tokenizer: Path, chat: ChatInfo | None, pictured: Any) -> None:
+def _write_run(
+    path: Path, run_file: str, facts: ModelFacts, tokenizer: Path, chat: ChatInfo | None, pictured: Any
+) -> None:
     try:
         shutil.copytree(tokenizer, path / TOKENIZER_FOLDER, dirs_exist_ok=True)
         if pictured is not None:
@@ -306,6 +325,7 @@ def _write_run(path: Path, run_file: str, tokenizer: Path, chat: ChatInfo | None
             pictured.media.save(path / PROCESSOR_FOLDER)
         if chat is not None:
             chat.save(path)
+        facts.save(path)
         _write_whole(path / RUN_FILE, run_file)
     except OSError as error:
         # shutil's error for a whole folder lists all files and has no strerror.
@@ -328,6 +348,24 @@ def _stop_ids(tokenizer: Path, given: Sequence[int]) -> tuple[int, ...]:
     from penstock.tokenizers.loading import load_tokenizer
 
     return end_ids(load_tokenizer(tokenizer), given)
+
+
+def _facts_of_old(path: Path, model: Path, tokenizer: Path) -> ModelFacts:
+    """What can be found out about a run that was begun before facts were kept: from its base, if it is still there.
+
+    Texts of its data begin with BOS if the tokenizer has one that is not its EOS, as preparing did by default.
+    """
+    from penstock.tokenizers.loading import load_tokenizer
+
+    values = _read_run_file(path)
+    named = values.get("model") if isinstance(values, dict) else None
+    base = Path(named.partition(":")[2]) if isinstance(named, str) and named.startswith(("hf:", "from:")) else None
+    places = [model, path / BASE / MODEL, path / BASE, *([] if base is None else [base])]
+    folder = next((place for place in places if (place / "config.json").is_file()), None)
+    found = ModelFacts() if folder is None else ModelFacts.of_folder(folder)
+    known = load_tokenizer(tokenizer)
+    bos = None if known.bos_id == known.eos_id else known.bos_id
+    return replace(found, begin_ids=() if bos is None else (bos,))
 
 
 def _trained_length(path: Path) -> int | None:

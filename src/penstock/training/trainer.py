@@ -33,6 +33,7 @@ from penstock.loader import Step
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, RowTensors, save_model
 from penstock.models.experts import Experts
+from penstock.models.facts import FACTS
 from penstock.models.language_model import require_packed_rows
 from penstock.models.lora import is_adapter_weight
 from penstock.models.micro_sequences import backward_in_parts
@@ -596,7 +597,7 @@ class Trainer:
             **({PROJECTIONS: self._projections} if self._projections else {}),
             **({OWN: own_tensors} if own_tensors else {}),
             # So that a copied checkpoint still carries its run file, tokenizer and processor.
-            **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, TOKENIZER_FOLDER, PROCESSOR_FOLDER)},
+            **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, FACTS, TOKENIZER_FOLDER, PROCESSOR_FOLDER)},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
         self._saved = step.index + 1
