@@ -169,8 +169,8 @@ def test_tokens_begin_where_the_text_has_them(with_bos, prompt, stream):
 
 
 def test_control_tokens_of_ids_are_in_the_text(with_bos):
-    bos = with_bos.model.tokenizer.bos_id
+    [bos] = with_bos.model.tokenizer.begin_ids
     found = with_bos.post(prompt=[bos, bos, 65], echo=True, logprobs=0, max_tokens=1).json()["choices"][0]
     text, places = offsets([found])
-    assert text.startswith("<s><s>")
-    assert [place for _, place in places] == [0, 3, 6, 7]
+    assert text.startswith("<|bos|><|bos|>")
+    assert [place for _, place in places] == [0, 7, 14, 15]
