@@ -61,9 +61,12 @@ def test_a_model_is_looked_at_without_dropout(data, tmp_path):
 
     model, modes = make(data, tmp_path / "run").model, []
     model.train()
+    next(model.children()).eval()
+    before = [module.training for module in model.modules()]
     looks = {"mode": (2, lambda model, stop: modes.append(model.training) or {"seen": 1})}
     figures, stopped = evaluate(looks, scheduled(looks, 2, False), model)
     assert (modes, model.training, figures["mode/seen"], stopped) == ([False], True, 1, [])
+    assert [module.training for module in model.modules()] == before
     assert scheduled(looks, 3, False) == []
 
 

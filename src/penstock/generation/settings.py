@@ -113,8 +113,8 @@ _NEUTRAL = ("temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_l
 
 
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Values of a `generation_config.json` that are defaults of sampling in vLLM, with `max_new_tokens`. `do_sample` is none
-of them there."""
+"""Values of a `generation_config.json` that are defaults of sampling in vLLM, next to `max_new_tokens`. `do_sample` is
+none of them there."""
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:

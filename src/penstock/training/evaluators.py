@@ -31,6 +31,7 @@ from penstock.loader.mixture import Mixture, Source
 from penstock.models import LanguageModel
 from penstock.models.facts import facts_of
 from penstock.models.language_model import most_packed
+from penstock.models.without_dropout import evaluating
 from penstock.objectives.objective import Causal
 from penstock.shards import ChatInfo, Corpus
 from penstock.tokenizers import Tokenizer
@@ -375,10 +376,7 @@ def evaluate(
     figures: dict[str, Any] = {}
     if not names:
         return figures, []
-    assert isinstance(model, torch.nn.Module)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for place, name in enumerate(names):
             began = time.monotonic()
             found = {} if stop() else evaluators[name][1](model, Watched(name, say or (lambda _: None), stop))
@@ -386,8 +384,6 @@ def evaluate(
                 return figures, list(names[place:])
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
             figures[f"{name}/seconds"] = time.monotonic() - began
-    finally:
-        model.train(training)
     return figures, []
 
 
