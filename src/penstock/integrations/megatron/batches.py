@@ -50,8 +50,8 @@ class Batches:
         slots: S of every microbatch; None: the slots of the rows, or with a multiple what the documents need.
 
     Raises:
-        ConfigError: Rows do not divide into microbatches, Megatron does not express the loader's data, or the loaders of
-            two ranks have other data or settings.
+        ConfigError: Rows do not divide into microbatches, Megatron does not express the loader's data, or ranks have
+            other data or settings.
         DistributedError: The loading rank has no loader, or another has one; or the loading rank failed.
     """
 
