@@ -90,7 +90,7 @@ TRAIN = """
         (
             "0",
             "0.1 + rank",
-            "rank 1 does not train what rank 0 trains: training.optimizer.learning_rate is 0.1 on rank 0, 1.1 on rank 1",
+            "rank 1 does not train what rank 0 trains: training.optimizer.learning_rate is 0.1 on rank 0, 1.1 on ",
         ),
         ("0", "0.1", ""),
     ],

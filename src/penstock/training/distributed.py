@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 
 from penstock.core.errors import ConfigError, OutputError, StateError
 from penstock.core.folders import local_path, lock_folder
+from penstock.loader.agreement import torch_gather
 from penstock.loader.data_parallel import DataParallel
 from penstock.training.run_folder import LOCK
 from penstock.training.settings import check_device
@@ -146,6 +147,11 @@ class Ranks:
         found = torch.tensor([value], device=self.device)
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in order."""
+        gather = torch_gather() if self.several else None
+        return [value] if gather is None else list(gather(value))
 
     def agree(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; the same answer on all ranks."""
