@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_makers import last_json, make_data, make_teacher, on_two_processes, train
+from training_makers import last_json, make_data, on_two_processes, train
 
 import penstock as ps
 from penstock.training.agreement import bits_notices, digest_of, weights_digest
@@ -39,7 +39,7 @@ SCRIPT = """
 def cases(data, folder):
     """Name, and the assignments of both ranks."""
     held = "training.evaluators={{held: {{data: {}}}}}"
-    taught = "teacher={{teachers: [{{model: {}, loss: {{kind: alm}}}}]}}"
+    taught = "teacher={{teachers: [{{model: {}, loss: {{kind: kl}}}}]}}"
     for rank in (0, 1):
         (folder / f"machine-{rank}").mkdir()
         (folder / f"machine-{rank}" / "mine.py").write_text(f"def loss(model, row, denominators): return {rank}")
@@ -74,8 +74,8 @@ def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agreeing")
     data = make_data(folder / "here")
     (folder / "here" / "data" / "copy").symlink_to(folder / "here" / "data" / "validation")
-    for name, steps in (("long", 5), ("short", 4)):
-        make_teacher(folder / name, steps)
+    for name, steps in (("long", 4), ("short", 3)):
+        train(data, folder / name / "run", f"training.steps={steps}")
     ended = on_two_processes(folder / "script.py", SCRIPT, data, folder / "runs", json.dumps(cases(data, folder)))
     return [last_json(out) for out, _ in ended]
 

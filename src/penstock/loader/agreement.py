@@ -40,19 +40,19 @@ def check_ranks(loader: "Loader", gather: Gather | None = None, more: Mapping[st
     Raises:
         ConfigError: A rank has another plan, or another of the values; the same error on all ranks.
     """
-    _compare(loader, gather or torch_gather(), more or {})
+    _compare(loader, gather or torch_gather(), dict(leaves(more or {})))
 
 
-def check_values(values: Mapping[str, Any], gather: Gather | None = None) -> None:
-    """Compare values that must be the same on all ranks, by name; like `check_ranks` without a loader."""
+def check_values(values: Mapping[str, str], gather: Gather | None = None) -> None:
+    """Compare texts that must be the same on all ranks, by name; like `check_ranks` without a loader."""
     _compare(None, gather or torch_gather(), values)
 
 
-def _compare(loader: "Loader | None", gather: Gather | None, values: Mapping[str, Any]) -> None:
+def _compare(loader: "Loader | None", gather: Gather | None, values: Mapping[str, str]) -> None:
     if gather is None:
         return
     plan = None if loader is None else loader.made_from
-    found = gather({"plan": plan, "more": dict(leaves(values))})
+    found = gather({"plan": plan, "more": dict(values)})
     named = found if isinstance(found, Mapping) else {f"rank {rank}": other for rank, other in enumerate(found)}
     first = named["rank 0"]
     for where, other in named.items():

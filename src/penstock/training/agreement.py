@@ -66,9 +66,9 @@ def contents(
     distiller: "Distiller | None",
     paths: "PathTraining | None",
     evaluators: Mapping[str, tuple[int, Any]],
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """Digests of what a training begins with: weights, a reference model, teachers, evaluation data."""
-    found: dict[str, Any] = {"the initial weights": weights_digest(_state(model))}
+    found = {"the initial weights": weights_digest(_state(model))}
     reference = None if paths is None or paths.reference is None else paths.reference
     if reference is not None:
         found["the reference"] = reference.kind if reference.kind in REFERENCES else "a model"
@@ -77,7 +77,7 @@ def contents(
     for number, made in enumerate([] if distiller is None else distiller.made_from()):
         found |= {f"teacher.teachers.{number}: {what}": digest for what, digest in made.items()}
     for name, (_, evaluator) in evaluators.items():
-        made_from: Mapping[str, Any] = getattr(evaluator, "made_from", {})
+        made_from: Mapping[str, str] = getattr(evaluator, "made_from", {})
         found |= {f"training.evaluators.{name}: {what}": digest for what, digest in made_from.items()}
     return found
 
@@ -95,6 +95,8 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 def _bytes_sum(weight: Tensor) -> int:
     flat = weight.detach().contiguous().reshape(-1).view(torch.uint8)
+    # Words begin at multiples of their size.
+    flat = flat.clone() if flat.storage_offset() % 8 else flat
     words = flat[: len(flat) // 8 * 8].view(torch.int64)
     return int(words.sum()) + int(flat[len(words) * 8 :].sum())
 
