@@ -277,8 +277,9 @@ class PathTraining:
         (derivative,) = torch.autograd.grad(found, logs)
         # As a function of the weights: Σ derivative × log-probability, which has the gradient of the loss.
         used = derivative.nonzero()[:, 0]
+        # Where nothing is to be learnt, such as pairs past a hinge, the head needs gradients of zeros all the same.
+        linear = no_loss(model.logits, hidden)
         hidden, targets, derivative = hidden[used], targets[used], derivative[used]
-        linear = hidden.sum() * 0.0
         for at, logits_of in tempered_heads(model, temperatures[used.cpu().numpy()]):
             linear = linear + chunked_cross_entropy(logits_of, hidden[at], targets[at], -derivative[at])[0]
         return linear + (found.detach().to(linear.dtype) - linear.detach()), figures

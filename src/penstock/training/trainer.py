@@ -61,7 +61,7 @@ from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.metrics import METRICS, read_metrics
 from penstock.training.optimizers import Optimizers
-from penstock.training.own import LossOfOwn, OwnState, load_on_step
+from penstock.training.own import LossOfOwn, OwnState, load_on_step, whole_gradients
 from penstock.training.path_training import PathTraining, dropout_notice, require_token_targets
 from penstock.training.processes import Interruption
 from penstock.training.run_folder import BASE, CHECKPOINTS, MODEL, RUN_FILE
@@ -555,7 +555,13 @@ class Trainer:
 
     def _backward_own(self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]) -> float:
         given = row if row.distillation is None else replace(row, distillation=inner_of(row))
-        share = loss(self.model, self.model.tensors(given, self.settings.attention), denominators)
+        tensors = self.model.tensors(given, self.settings.attention)
+        # A step without a target has denominators of 0, by which a loss must be able to divide.
+        denominators = [one or 1.0 for one in denominators]
+        if self.settings.shard:
+            share = whole_gradients(loss, self.model, tensors, denominators)
+        else:
+            share = loss(self.model, tensors, denominators)
         if share.requires_grad:
             share.backward()
         return float(share.detach())
