@@ -236,6 +236,8 @@ def shard(model: Any, ranks: Ranks) -> None:
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.shard: this model has no `blocks` to shard by; train it without shard")
+    # Before FSDP's own hook, which prepares the backward pass by the output.
+    model.register_forward_hook(_ask_for_gradients)
     mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -244,6 +246,27 @@ def shard(model: Any, ranks: Ranks) -> None:
         module.set_gradient_divide_factor(1.0)
         # Otherwise the factor becomes a scaled sum, which gloo does not support.
         module.set_force_sum_reduction_for_comms(True)
+
+
+def _ask_for_gradients(_: nn.Module, __: Any, hidden: Any) -> None:
+    """Let hidden states have a gradient even where all that made them is frozen.
+
+    FSDP reduces gradients once the backward pass reaches the model's output. If only the head is trained, none would
+    reach it, and the head would get no gradient at all.
+    """
+    if torch.is_grad_enabled() and isinstance(hidden, Tensor) and not hidden.requires_grad:
+        hidden.requires_grad_()
+
+
+def sharded_again(model: nn.Module) -> None:
+    """Shard what a forward pass has gathered and no backward pass will shard again.
+
+    Until then `model.parameters()` gives gathered copies of embedding, norm and head: an optimizer that is made of
+    those trains nothing of them.
+    """
+    reshard = getattr(model, "reshard", None)
+    if reshard is not None:
+        reshard()
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:

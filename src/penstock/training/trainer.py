@@ -54,7 +54,15 @@ from penstock.training.checkpoints import (
     save_checkpoint,
 )
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
-from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights, with_gradients
+from penstock.training.distributed import (
+    Ranks,
+    load_whole_weights,
+    shard,
+    share_out,
+    sharded_again,
+    whole_weights,
+    with_gradients,
+)
 from penstock.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.training.held_out_preference import HeldOutPreference
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
@@ -165,6 +173,8 @@ class Trainer:
         self._own_state = OwnState({"loss": own_loss, "on_step": self._on_step})
         model.begin_step(seed=settings.seed, number=0, tokens=1)
         check_fit(model, loader, settings, distiller, self._own_loss)
+        # A loss of the user's own was tried, which runs the model.
+        sharded_again(_module(model))
         self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
         self._optimizers = Optimizers(_module(model), settings.optimizer, beside=self._projections)
