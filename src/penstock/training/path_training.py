@@ -42,6 +42,7 @@ from penstock.training.path_settings import (
     PolicySettings,
     PreferenceSettings,
 )
+from penstock.training.processes import in_step
 from penstock.training.reference_model import Reference, Temperatures, log_probabilities, tempered_heads
 
 if TYPE_CHECKING:
@@ -213,7 +214,9 @@ class PathTraining:
             answers, tokens = answers + int(np.count_nonzero(counts)), tokens + int(counts.sum())
         answers, tokens, faults = ranks.sum([answers, tokens, float(fault is not None)])
         if faults:
-            raise fault or ConfigError(f"{self._name}: another rank has loss weights other than 0 and 1; see its error")
+            with in_step():
+                if fault is not None:
+                    raise fault
         return answers, tokens
 
     def _reference_point(self, rows: Sequence[ModelInput], ranks: Ranks) -> float:
