@@ -155,7 +155,9 @@ def make_data(folder: Path) -> None:
     make_teacher(folder / "another", 4)
 
 
-def run_case(name: str, data: Path, output: Path, *, rank: int = 0, size: int = 1, shard: bool = False) -> Any:
+def run_case(
+    name: str, data: Path, output: Path, *, rank: int = 0, size: int = 1, shard: bool = False, **more: Any
+) -> Any:
     """Train a case; the records of all steps, and the weights at its end."""
     settings = {**CASES[name]}
     settings.pop("only", None)
@@ -170,13 +172,14 @@ def run_case(name: str, data: Path, output: Path, *, rank: int = 0, size: int = 
     sizes = settings.pop("model", {})
     heads = sizes.get("prediction_heads")
     loader = ps.Loader(
-        source, sequence_length=LENGTH, rows_per_step=ROWS, packing="none", data_parallel=(rank // share, size // share),
+        source, sequence_length=LENGTH, rows_per_step=ROWS, packing="none",
+        data_parallel=(rank // share, size // share),
         requirements=ps.InputRequirements(target_distances=heads) if heads else None,
     )  # fmt: skip
     vocab_size = loader.datasets[0].tokenizer.vocab_size
     model = ps.build_model(**{"layers": 2, "width": 16, "heads": 2, "vocab_size": vocab_size, **sizes})
     taught = settings.pop("teacher", None)
-    settings = {"learning_rate": 3e-3, "threads": 1, "progress": False, "shard": shard, **settings}
+    settings = {"learning_rate": 3e-3, "threads": 1, "progress": False, "shard": shard, **settings, **more}
     if taught is None:
         ps.train(model, loader, output=output, **settings)
     else:

@@ -122,7 +122,9 @@ def test_other_bits_are_a_notice(said):
 def test_notices_name_a_few_ranks():
     bits = [{"torch": "2.13", "threads": 1}, *({"torch": "2.12", "threads": 1} for _ in range(6))]
     (notice,) = bits_notices(bits)
-    assert "torch is 2.13 on rank 0, 2.12 on rank 1, 2.12 on rank 2, 2.12 on rank 3, 2.12 on rank 4 and 2 more" in notice
+    assert (
+        "torch is 2.13 on rank 0, 2.12 on rank 1, 2.12 on rank 2, 2.12 on rank 3, 2.12 on rank 4 and 2 more" in notice
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

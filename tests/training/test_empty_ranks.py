@@ -42,7 +42,9 @@ def compare(data: Path, folder: Path, names: list[str]) -> None:
             check(f"{name}, {way}", read_metrics(run), expected)
             for key, weight in weights_of(run).items():
                 # AdamW divides by the root of tiny gradients, so rounding of those is seen.
-                torch.testing.assert_close(weight, weights[key], rtol=0, atol=2e-5, msg=lambda m, key=key: f"{key}: {m}")
+                torch.testing.assert_close(
+                    weight, weights[key], rtol=0, atol=2e-5, msg=lambda m, key=key: f"{key}: {m}"
+                )
 
 
 def check(where, found, expected):
@@ -67,6 +69,13 @@ OTHERS = [name for name in CASES if name not in USUAL]
 @pytest.mark.parametrize("names", [OTHERS[at : at + AT_ONCE] for at in range(0, len(OTHERS), AT_ONCE)])
 def test_every_loss(data, tmp_path, names):
     compare(data, tmp_path, names)
+
+
+def test_a_step_without_a_target_is_said_once(data, tmp_path, capsys):
+    run_case("untied", data, tmp_path / "run", progress=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if "no target" in line]
+    assert len(said) == 1
+    assert said[0].startswith("penstock: step 3 has no target on any rank: its loss is 0, and only momentum")
 
 
 def test_steps_are_what_they_say(data):

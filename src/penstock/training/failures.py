@@ -34,7 +34,8 @@ _BROKEN = re.compile(
 )
 """What gloo, NCCL and stores say when another rank is gone."""
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def one_error(function: Callable[P, R]) -> Callable[P, R]:

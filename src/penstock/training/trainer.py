@@ -43,7 +43,7 @@ from penstock.models.saving import Base, base_checksum, base_written, load_model
 from penstock.models.without_dropout import without_dropout
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
-from penstock.training.agreement import bits_notices, contents
+from penstock.training.agreement import bits_notices, contents, weights_digest
 from penstock.training.checkpoints import (
     Checkpoint,
     begin,
@@ -58,8 +58,8 @@ from penstock.training.distributed import (
     Ranks,
     load_whole_weights,
     shard,
-    share_out,
     sharded_again,
+    share_out,
     whole_weights,
     with_gradients,
 )
@@ -142,6 +142,7 @@ class Trainer:
         self.totals = Totals()
         self._saved = 0
         self._trained: Step | None = None
+        self._told_empty = False
         if ranks.several:
             check_ranks(loader, more={"steps": steps})
         # A part of a document is processed as a document with a past, so parts need the same isolation as rows.
@@ -308,6 +309,8 @@ class Trainer:
                     f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} now; resume with the "
                     "settings it began with, or begin another run with model: from:RUN"
                 )
+        if self.ranks.several:
+            check_values({"the weights of the checkpoint": weights_digest(weights)})
         if self.settings.shard:
             load_whole_weights(_module(self.model), weights)
         else:
@@ -498,6 +501,12 @@ class Trainer:
         if self._paths is not None:
             own |= self._paths.end(self.ranks, step)
         self._trained = step
+        if not any(step.loss_denominators) and not self._told_empty:
+            self._told_empty = True
+            self.say(
+                f"step {step.index + 1} has no target on any rank: its loss is 0, and only momentum and weight decay "
+                "change the weights; `penstock plan` counts such rows, and this is not said again"
+            )
         return {
             "step": step.index + 1,
             "loss": loss,
