@@ -30,7 +30,8 @@ REFERENCES = ("lora", "cached", "initial")
 PATHS = (
     "training.evaluators.*.data", "training.evaluators.*.path", "training.preference.reference",
     "training.policy.reference", "teacher.teachers.*.model", "teacher.teachers.*.cache",
-    "teacher.teachers.*.projection", "teacher.teachers.*.documents*", "teacher.teachers.*.threads", "teacher.teachers.*.process",
+    "teacher.teachers.*.projection", "teacher.teachers.*.documents*",
+    "teacher.teachers.*.threads", "teacher.teachers.*.process",
 )  # fmt: skip
 """Settings that may differ where their contents are the same: those are compared. And how a teacher is run."""
 
