@@ -5,6 +5,7 @@ a notice; another version of penstock is an error, because each rank plans by it
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from penstock import __version__
 from penstock.loader.agreement import leaves
 from penstock.models import LanguageModel
 from penstock.models.own_code import code_digest, is_own_code
@@ -51,7 +51,7 @@ def shared_settings(
     if isinstance(model, str) and not is_own_code(model):
         # A folder, whose weights are compared.
         model = None
-    found = dict(leaves({"penstock": __version__, "model": model, "data": rows}))
+    found = dict(leaves({"penstock": _version(), "model": model, "data": rows}))
     found |= leaves({"training": training, "teacher": teacher})
     own = {"model": model, "training.loss": training.loss, "training.on_step": training.on_step}
     own |= {f"training.evaluators.{name}.function": one.function for name, one in training.evaluators.items()}
@@ -121,6 +121,11 @@ def bits_notices(bits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 f"ranks compute differently: {name} is {value} on rank 0, {shown}{more}; results may differ in their "
                 "last bits, and by what was changed between versions"
             )
+
+
+def _version() -> str:
+    # The package's own module imports all rooms, which this one may not.
+    return str(getattr(sys.modules["penstock"], "__version__", ""))
 
 
 def _state(model: LanguageModel) -> dict[str, Tensor]:
