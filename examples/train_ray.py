@@ -36,6 +36,7 @@ def train(settings):
         settings["dataset"], sequence_length=64, rows_per_step=settings["rows"], seed=1, data_parallel=(rank, size),
         requirements=model.requirements(),
     )  # fmt: skip
+    ps.integrations.check_ranks(loader)  # every worker plans by itself: refuse one with other data
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
             saved = torch.load(Path(folder) / "state.pt", map_location=device)

@@ -35,8 +35,8 @@ def main() -> None:
     mesh = jax.make_mesh((8,), ("data",))
     place = psj.data_parallel(mesh)
 
-    def loader(ranks=(place.rank, place.size), rows=ROWS):
-        return make_loader(data, rows=rows, ranks=ranks, max_epochs=1)
+    def loader(ranks=(place.rank, place.size), rows=ROWS, **options):
+        return make_loader(data, rows=rows, ranks=ranks, max_epochs=1, **options)
 
     traces = []
 
@@ -79,6 +79,11 @@ def main() -> None:
                 "square": [square_ranks, halves.tokens.shape, halves.tokens.sharding.shard_shape(halves.tokens.shape)],
                 "pair": pair.tokens.sharding.shard_shape(pair.tokens.shape),
                 "first": [list(row.tokens.tolist()) for row in islice(next(iter(loader())), 2)],
+                "another seed": message(ConfigError, lambda: psj.batches(loader(seed=process), mesh=mesh)),
+                "another size": message(
+                    ConfigError,
+                    lambda: psj.BatchIterator(loader(), mesh=mesh, batch_size=ROWS // processes // (1 + process)),
+                ),
                 "wrong place": message(
                     DistributedError, lambda: psj.batches(loader(other, rows=ROWS * other[1]), mesh=mesh)
                 ),

@@ -59,5 +59,8 @@ def test_batches_on_eight_devices_are_the_steps(weighted, processes):
         assert found["rows"].startswith("this process's 6 rows of a batch cannot be divided among its ")
         assert found["axis"] == "mesh: it has the axes data, but no 'rows'; pass axis=…"
     if processes == 2:
+        told = "rank 1 does not train what rank 0 trains: "
+        assert found["another seed"].startswith(f"{told}seed is 0 on rank 0, 1 on rank 1. ")
+        assert found["another size"].startswith(f"{told}batch_size is 8 on rank 0, 4 on rank 1. ")
         assert f"process {process} of 2, and the loader gives each all rows; pass data_parallel=" in found["no mesh"]
         assert found["order"].startswith("mesh: this process's devices hold shards [1, 3, 5, 7] of 8 along 'data'")

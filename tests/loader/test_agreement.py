@@ -87,7 +87,11 @@ TRAIN = """
     ("seed", "rate", "told"),
     [
         ("rank", "0.1", "rank 1 does not train what rank 0 trains: seed is 0 on rank 0, 1 on rank 1"),
-        ("0", "0.1 + rank", "rank 1 does not train what rank 0 trains: training.optimizer is "),
+        (
+            "0",
+            "0.1 + rank",
+            "rank 1 does not train what rank 0 trains: training.optimizer.learning_rate is 0.1 on rank 0, 1.1 on ",
+        ),
         ("0", "0.1", ""),
     ],
 )

@@ -5,8 +5,8 @@ options and the help, or a Typer application `app` for a group of verbs (`tokeni
 share are in `options`. Each docstring ends with an example that works. Verbs import heavy packages inside their
 functions; `penstock --help` and the completion of verbs (`candidates`) import none of them.
 
-Exit codes: 0 success; 1 an error of penstock, printed without a traceback; 2 a wrong command line; 130 stopped by
-Ctrl-C. If the reader of a pipe closes it early (`| head`), the command ends quietly.
+Exit codes: 0 success; 1 an error of penstock, printed without a traceback, by one rank if there are several; 2 a wrong
+command line; 130 stopped by Ctrl-C. If the reader of a pipe closes it early (`| head`), the command ends quietly.
 """
 
 import os
@@ -56,21 +56,33 @@ def main() -> None:
     try:
         code = _run(sys.argv[1:])
     except PenstockError as error:
-        code = 1
-        _print_error(_with_flags(str(error), sys.argv[1:]))
+        code = _fail(error, _with_flags(str(error), sys.argv[1:]))
     except ModuleNotFoundError as error:
         # Half of the verbs import torch, which is an optional extra.
-        if (missing := missing_extra(error)) is None:
-            raise
-        code = 1
-        _print_error(str(missing))
+        missing = missing_extra(error)
+        code = _fail(error, None if missing is None else str(missing))
     except KeyboardInterrupt:
         code = _STOPPED
     except BrokenPipeError:
         code = 1
-    if code == _STOPPED:
+    except Exception as error:
+        code = _fail(error, None)
+    if code == _STOPPED and os.environ.get("RANK", "0") == "0":
         print("penstock: stopped", file=sys.stderr)
     sys.exit(_flush(code))
+
+
+def _fail(error: Exception, message: str | None) -> int:
+    """Print an error, on one of several ranks, and return the exit code; without a message it is raised again."""
+    if "RANK" in os.environ:
+        from penstock.training.failures import among_ranks, end_together
+
+        if among_ranks():
+            return end_together(error, message)
+    if message is None:
+        raise error
+    _print_error(message)
+    return 1
 
 
 def build_app(arguments: list[str]) -> "typer.Typer":

@@ -18,6 +18,7 @@ from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, write_yaml
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion
+from penstock.loader.agreement import check_values
 from penstock.loader.loader import Loader
 from penstock.models import ModelSettings
 from penstock.training import TrainSettings
@@ -95,11 +96,14 @@ def make_trainer(
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
     settings, text = _with_rate(settings, shown_urls(text), given, say)
+    if ranks.several:
+        check_values(_common(settings))
     if settings.model is None and given.model is None:
         raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
-    data = open_sources(settings.data, run_file)
-    datasets = [source.path for source in data.sources]
+    # What fails on one rank, such as a dataset that its machine does not have, is an error on all.
     with in_step():
+        data = open_sources(settings.data, run_file)
+        datasets = [source.path for source in data.sources]
         if ranks.is_first:
             check_run(output, datasets, resume=resume)
             if dry_run and output is not None:
@@ -116,6 +120,20 @@ def make_trainer(
         if ranks.is_first and not dry_run:
             change_run(output, text, say)
     return trainer
+
+
+def _common(settings: RunSettings) -> dict[str, str]:
+    """What all ranks must share of a run file; its data are compared with the plans."""
+    from penstock.training.agreement import shared_settings
+
+    data = settings.data
+    return shared_settings(
+        settings.training or TrainSettings(),
+        settings.model,
+        settings.teacher,
+        {source.name: source.objective for source in data.sources},
+        {"target_distances": data.target_distances, "attention": data.attention},
+    )
 
 
 def _with_rate(settings: RunSettings, text: str, given: Given, say: Any) -> tuple[RunSettings, str]:
@@ -144,16 +162,39 @@ def _set_up(
     settings: RunSettings, run_file: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any, given: Given
 ) -> "Trainer":
     """The trainer before its first step. Writes nothing. The datasets of `settings.data` must be open."""
-    from penstock.config.teachers import open_teachers
     from penstock.inspection.targets import target_warnings
-    from penstock.models.lora import add_lora
     from penstock.training import Trainer
+    from penstock.training.processes import in_step
+
+    training = settings.training or TrainSettings()
+    with in_step():
+        parts = _make_parts(settings, training, run_file, output, resume, ranks, say, given)
+    trainer = Trainer(run=output or Path(), settings=training, ranks=ranks, say=say, **parts)
+    if ranks.is_first:
+        for warning in target_warnings(trainer.loader, max_steps=trainer.steps):
+            say(warning)
+    return trainer
+
+
+def _make_parts(
+    settings: RunSettings,
+    training: TrainSettings,
+    run_file: str,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Any,
+    given: Given,
+) -> dict[str, Any]:
+    """What a trainer is made of. Ranks do not talk to each other here: any of them may fail."""
+    from penstock.config.teachers import open_teachers
+    from penstock.models.lora import add_lora
     from penstock.training.checks import check_memory, check_writers, freeze, prepare_torch
     from penstock.training.evaluators import make_evaluators
     from penstock.training.loss_groups import LossGroups
     from penstock.training.trainer import count_steps
 
-    data, training, start = settings.data, settings.training or TrainSettings(), settings.model or GIVEN
+    data, start = settings.data, settings.model or GIVEN
     check_writers(training)
     prepare_torch(training)
     itself = resume and output is not None and _is_gone(start)
@@ -193,22 +234,14 @@ def _set_up(
         if loader.blank_image is None:
             raise ConfigError("training.feature_cache: the data have no images; leave it out")
         model.cache_features(training.feature_cache, loader.blank_image)
-    trainer = Trainer(
-        run=output or Path(),
-        model=model,
-        loader=loader,
-        settings=training,
-        steps=count_steps(loader, training),
-        ranks=ranks,
-        distiller=None if taught is None else taught.distiller,
-        groups=groups,
-        evaluators=evaluators,
-        say=say,
-    )
-    if ranks.is_first:
-        for warning in target_warnings(loader, max_steps=trainer.steps):
-            say(warning)
-    return trainer
+    return {
+        "model": model,
+        "loader": loader,
+        "steps": count_steps(loader, training),
+        "distiller": None if taught is None else taught.distiller,
+        "groups": groups,
+        "evaluators": evaluators,
+    }
 
 
 def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:

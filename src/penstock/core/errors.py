@@ -75,6 +75,9 @@ class OutputError(PenstockError, OSError):
 class DistributedError(PenstockError, RuntimeError):
     """Ranks disagree, or a rank was left at its default in a run of several."""
 
+    failed_rank: int | None = None
+    """The rank whose error this one reports; None: it is an error of its own."""
+
 
 class IsolationError(PenstockError, RuntimeError):
     """A model lets the documents of one row see each other."""

@@ -25,6 +25,7 @@ from penstock.distillation.settings import DistillationSettings, LossSettings, T
 from penstock.distillation.teacher_rows import TeacherRow
 from penstock.distillation.teachers import Teacher, document_scores
 from penstock.distillation.token_losses import Projector
+from penstock.shards.joined import open_dataset
 
 Sum = Callable[[Sequence[float]], list[float]]
 """Sums each value over all ranks."""
@@ -172,6 +173,20 @@ class Distiller(nn.Module):
         if self.settings.balance == "balanced" and sum(parts) > 0:
             self._ratio = cross_entropy / sum(parts)
         return figures
+
+    def made_from(self) -> list[dict[str, str]]:
+        """Of each teacher, digests by name of what it was made from, for comparing ranks."""
+        found = []
+        for one in self.teachers:
+            made = {"weights": one.weights}
+            if one.projection is not None:
+                cells = blake2b(one.projection.indices.tobytes(), digest_size=6)
+                cells.update(one.projection.weights.tobytes())
+                made["projection"] = cells.hexdigest()
+            for source, path in one.settings.documents.items():
+                made[f"documents of {source!r}"] = open_dataset(path).fingerprint[:12]
+            found.append(made)
+        return found
 
     def state(self) -> dict[str, Any]:
         """What a run needs besides the parameters to resume."""

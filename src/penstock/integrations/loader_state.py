@@ -5,6 +5,8 @@ knows it, because the loop says so. It has the methods that checkpoints of all k
 `load_state_dict`, as in `torch.distributed.checkpoint` (its `Stateful`), Accelerate and Lightning Fabric.
 
 The state holds for any number of ranks that divides the step, and is the same on all of them. Does not need torch.
+
+Where torch.distributed has begun, ranks compare what their plans are made from before the first step.
 """
 
 import json
@@ -13,6 +15,7 @@ from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.loader import Step
+from penstock.loader.agreement import check_ranks, store_gather
 from penstock.loader.loader import Loader
 
 KEY = "penstock_loader"
@@ -56,6 +59,8 @@ class LoaderState:
         self.loader, self._marks = loader, trained == "marked"
         self._state = loader.state_dict()
         self._next = self._taken = loader.step
+        self.agreed = loader.data_parallel.size == 1
+        """Whether the ranks have compared their data and settings; alone with its rows, a process has nobody to ask."""
 
     def __repr__(self) -> str:
         return f"LoaderState({self._next} steps trained, {self.loader!r})"
@@ -65,7 +70,11 @@ class LoaderState:
 
         Raises:
             StateError: While iterating: the step before was not marked as trained, or the loader was moved.
+            ConfigError: At the first step: a rank has other data or settings.
         """
+        if not self.agreed:
+            check_ranks(self.loader, store_gather(self.loader.data_parallel, "LoaderState"))
+            self.agreed = True
         if self.loader.step not in (self._next, self._taken):
             raise StateError(
                 f"the loader was moved to step {self.loader.step}, and this LoaderState is at step {self._next}; move "

@@ -397,13 +397,13 @@ class Loader:
         """What the plan is made from: settings by name, and digests of the sources; states hold it."""
         return dict(self._description)
 
-    def differences(self, first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> list[str]:
-        """In what `made_from` of rank 0 and of another rank differ, in words; empty: in nothing."""
+    def differences(self, first: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[str]:
+        """In what `made_from` of rank 0 and that of a process elsewhere differ, in words; empty: in nothing."""
         return states.differences(
             self._plan,
             dict(first),
             dict(other),
-            lambda name, one, two: f"{name} is {one!r} on rank 0, {two!r} on rank {rank}",
+            lambda name, one, two: f"{name} is {one!r} on rank 0, {two!r} on {where}",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ read once, and its path is relative to the working directory.
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -77,6 +78,31 @@ def check_signature(function: Any, where: str, parameters: Sequence[str]) -> Cal
     except TypeError as error:
         raise ConfigError(f"{where}: found a function {signature}, expected {expected}: {error}") from None
     return called
+
+
+def code_digest(given: Any) -> str | None:
+    """Digest of the file that code of the user's own stands in; None: it is not the user's own, or has no file.
+
+    Args:
+        given: `module:function`, `path/to/file.py:function`, or a function, class or object.
+    """
+    if given is None or (isinstance(given, str) and not is_own_code(given)):
+        return None
+    try:
+        found = load_own_code(given, "code")
+    except ConfigError as error:
+        return str(error)
+    while isinstance(found, partial):
+        found = found.func
+    if not inspect.isroutine(found) and not inspect.isclass(found):
+        found = type(found)
+    if str(getattr(found, "__module__", "")).partition(".")[0] in ("builtins", "penstock"):
+        return None
+    try:
+        return blake2b(Path(inspect.getsourcefile(found) or "").read_bytes(), digest_size=6).hexdigest()
+    except (OSError, TypeError):
+        # Written in a notebook, or compiled.
+        return None
 
 
 def name_of(given: Any) -> str | None:

@@ -9,6 +9,7 @@ from penstock.core.lazy_imports import lazy
 from penstock.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from penstock.training.failures import one_error
     from penstock.training.losses import RowLoss, row_loss
     from penstock.training.run_folder import RunFolder
     from penstock.training.trainer import Trainer
@@ -19,8 +20,9 @@ else:
             "RowLoss": "losses",
             "RunFolder": "run_folder",
             "Trainer": "trainer",
+            "one_error": "failures",
             "row_loss": "losses",
         },
     )
 
-__all__ = ["RowLoss", "RunFolder", "TrainSettings", "Trainer", "row_loss"]
+__all__ = ["RowLoss", "RunFolder", "TrainSettings", "Trainer", "one_error", "row_loss"]

@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 
 from penstock.core.errors import ConfigError, OutputError, StateError
 from penstock.core.folders import local_path, lock_folder
+from penstock.loader.agreement import torch_gather
 from penstock.loader.data_parallel import DataParallel
 from penstock.training.run_folder import LOCK
 from penstock.training.settings import check_device
@@ -147,6 +148,11 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
 
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in order."""
+        gather = torch_gather() if self.several else None
+        return [value] if gather is None else list(gather(value))
+
     def agree(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; the same answer on all ranks."""
         return self.sum([float(flag)])[0] > 0
@@ -230,6 +236,8 @@ def shard(model: Any, ranks: Ranks) -> None:
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.shard: this model has no `blocks` to shard by; train it without shard")
+    # Before FSDP's own hook, which prepares the backward pass by the output.
+    model.register_forward_hook(_ask_for_gradients)
     mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -238,6 +246,27 @@ def shard(model: Any, ranks: Ranks) -> None:
         module.set_gradient_divide_factor(1.0)
         # Otherwise the factor becomes a scaled sum, which gloo does not support.
         module.set_force_sum_reduction_for_comms(True)
+
+
+def _ask_for_gradients(_: nn.Module, __: Any, hidden: Any) -> None:
+    """Let hidden states have a gradient even where all that made them is frozen.
+
+    FSDP reduces gradients once the backward pass reaches the model's output. If only the head is trained, none would
+    reach it, and the head would get no gradient at all.
+    """
+    if torch.is_grad_enabled() and isinstance(hidden, Tensor) and not hidden.requires_grad:
+        hidden.requires_grad_()
+
+
+def sharded_again(model: nn.Module) -> None:
+    """Shard what a forward pass has gathered and no backward pass will shard again.
+
+    Until then `model.parameters()` gives gathered copies of embedding, norm and head: an optimizer that is made of
+    those trains nothing of them.
+    """
+    reshard = getattr(model, "reshard", None)
+    if reshard is not None:
+        reshard()
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -35,6 +35,7 @@ from penstock.models.without_dropout import evaluating
 from penstock.objectives.objective import Causal
 from penstock.shards import ChatInfo, Corpus
 from penstock.tokenizers import Tokenizer
+from penstock.training.agreement import digest_of
 from penstock.training.checks import check_ids
 from penstock.training.distributed import Ranks
 from penstock.training.held_out_preference import HeldOutPreference
@@ -222,6 +223,10 @@ class HeldOutLoss:
         )
         # If the loader refuses something, it raises now rather than at the first evaluation.
         loader = self._loader()
+        self.made_from = {
+            f"documents of {source.name!r}": cast(Corpus, source.path).fingerprint[:12] for source in sources
+        }
+        """Digests of the data, for comparing ranks."""
         check_ids(model, loader)
         require_token_targets(loader, "the held-out loss")
 
@@ -439,6 +444,8 @@ class TaskScore:
         self._problems = self._task.problems()
         if not self._problems:
             raise ConfigError(f"evaluator {name!r}: the task has no problems; check task.data")
+        self.made_from = {"problems": digest_of(self._problems)}
+        """Digest of the problems, for comparing ranks."""
 
     def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
         """See the class."""

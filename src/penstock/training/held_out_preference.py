@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.loader.agreement import check_ranks
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel
 from penstock.training.distributed import Ranks
@@ -48,8 +49,10 @@ class HeldOutPreference:
             data_parallel=place,
             threads=1,
         )
+        loader = self._loader()
         try:
-            self._paths = PathTraining(model, self._loader(), settings, self._ranks.device, training.reference)
+            check_ranks(loader)
+            self._paths = PathTraining(model, loader, settings, self._ranks.device, training.reference)
         except ConfigError as error:
             raise ConfigError(f"evaluator {self._name!r}: {error}") from error
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.distillation.blocks import no_loss
 from penstock.loader import Step
 from penstock.models import LanguageModel, RowTensors
 from penstock.models.own_code import check_signature, load_own_code
@@ -37,7 +38,8 @@ class OwnLoss(Protocol):
 
         The shares of all rows, over all ranks, add up to the step's loss, so divide by a number of the whole step.
         `denominators` holds, for each target distance, the sum of the loss weights of all targets of the step, over
-        all rows and ranks. `row.targets` [D, T] is −100 at slots without a target; a row may have no target at all.
+        all rows and ranks, and 1 where the step has no target. `row.targets` [D, T] is −100 at slots without a target;
+        a row may have no target at all, and its share may then be a plain 0.
 
         Args:
             model: `hidden = model(row)` gives [D, T, width], `model.logits(hidden)` [..., vocab].
@@ -134,6 +136,28 @@ class LossOfOwn:
         if not names:
             return {}
         return dict(zip((f"loss.{name}" for name in names), ranks.sum([found[name] for name in names]), strict=True))
+
+
+def whole_gradients(loss: LossOfOwn, model: LanguageModel, row: RowTensors, denominators: Sequence[float]) -> Tensor:
+    """A row's share of a sharded model's loss, whose backward pass reaches every weight.
+
+    Ranks gather and reduce sharded weights together. A loss that does without the model or its head on a row without
+    targets would leave the other ranks waiting, or reduce other parameters than they (see `no_loss`).
+    """
+    assert isinstance(model, torch.nn.Module)
+    outputs: list[Tensor] = []
+
+    def keep(_: Any, __: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            outputs.append(output)
+
+    handle = model.register_forward_hook(keep)
+    try:
+        share = loss(model, row, denominators)
+        hidden = outputs[-1] if outputs else model(row)
+    finally:
+        handle.remove()
+    return share + no_loss(model.logits, hidden[:, :1]).to(share.dtype)
 
 
 def load_own_function(given: Any, where: str, parameters: Sequence[str]) -> Any:

@@ -42,6 +42,7 @@ from penstock.training.path_settings import (
     PolicySettings,
     PreferenceSettings,
 )
+from penstock.training.processes import in_step
 from penstock.training.reference_model import Reference, Temperatures, log_probabilities, tempered_heads
 
 if TYPE_CHECKING:
@@ -213,7 +214,9 @@ class PathTraining:
             answers, tokens = answers + int(np.count_nonzero(counts)), tokens + int(counts.sum())
         answers, tokens, faults = ranks.sum([answers, tokens, float(fault is not None)])
         if faults:
-            raise fault or ConfigError(f"{self._name}: another rank has loss weights other than 0 and 1; see its error")
+            with in_step():
+                if fault is not None:
+                    raise fault
         return answers, tokens
 
     def _reference_point(self, rows: Sequence[ModelInput], ranks: Ranks) -> float:
@@ -277,8 +280,9 @@ class PathTraining:
         (derivative,) = torch.autograd.grad(found, logs)
         # As a function of the weights: Σ derivative × log-probability, which has the gradient of the loss.
         used = derivative.nonzero()[:, 0]
+        # Where nothing is to be learnt, such as pairs past a hinge, the head needs gradients of zeros all the same.
+        linear = no_loss(model.logits, hidden)
         hidden, targets, derivative = hidden[used], targets[used], derivative[used]
-        linear = hidden.sum() * 0.0
         for at, logits_of in tempered_heads(model, temperatures[used.cpu().numpy()]):
             linear = linear + chunked_cross_entropy(logits_of, hidden[at], targets[at], -derivative[at])[0]
         return linear + (found.detach().to(linear.dtype) - linear.detach()), figures

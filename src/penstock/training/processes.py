@@ -39,7 +39,9 @@ def in_step() -> Iterator[None]:
         dist.all_gather_object(found, None if error is None else str(error))
         failed = next((rank for rank, message in enumerate(found) if message is not None), None)
         if error is None and failed is not None:
-            raise DistributedError(f"rank {failed} failed: {found[failed]}")
+            theirs = DistributedError(f"rank {failed} failed: {found[failed]}")
+            theirs.failed_rank = failed
+            raise theirs
     if error is not None:
         raise error
 

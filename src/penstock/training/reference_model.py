@@ -89,6 +89,11 @@ class Reference:
             self._frozen.eval()
 
     @property
+    def frozen(self) -> LanguageModel | None:
+        """The model, if it is another object than the one that is trained."""
+        return self._frozen
+
+    @property
     def parameters(self) -> int:
         """Weights that are held besides the model's."""
         return 0 if self._frozen is None else sum(weight.numel() for weight in self._frozen.parameters())

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,7 @@ from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.randomness import key_for
 from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
-from penstock.loader.agreement import check_ranks
+from penstock.loader.agreement import check_ranks, check_values
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, RowTensors, save_model
 from penstock.models.experts import Experts
@@ -43,6 +43,7 @@ from penstock.models.saving import Base, base_checksum, base_written, load_model
 from penstock.models.without_dropout import without_dropout
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
+from penstock.training.agreement import bits_notices, contents, weights_digest
 from penstock.training.checkpoints import (
     Checkpoint,
     begin,
@@ -53,14 +54,22 @@ from penstock.training.checkpoints import (
     save_checkpoint,
 )
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
-from penstock.training.distributed import Ranks, load_whole_weights, shard, share_out, whole_weights, with_gradients
+from penstock.training.distributed import (
+    Ranks,
+    load_whole_weights,
+    shard,
+    sharded_again,
+    share_out,
+    whole_weights,
+    with_gradients,
+)
 from penstock.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.training.held_out_preference import HeldOutPreference
 from penstock.training.loss_groups import LossGroups, LossSums, inner_of, means
 from penstock.training.losses import hidden_loss, row_loss
 from penstock.training.metrics import METRICS, read_metrics
 from penstock.training.optimizers import Optimizers
-from penstock.training.own import LossOfOwn, OwnState, load_on_step
+from penstock.training.own import LossOfOwn, OwnState, load_on_step, whole_gradients
 from penstock.training.path_training import PathTraining, dropout_notice, require_token_targets
 from penstock.training.processes import Interruption
 from penstock.training.run_folder import BASE, CHECKPOINTS, MODEL, RUN_FILE
@@ -133,8 +142,9 @@ class Trainer:
         self.totals = Totals()
         self._saved = 0
         self._trained: Step | None = None
+        self._told_empty = False
         if ranks.several:
-            check_ranks(loader, more={"steps": steps, **_shared(settings)})
+            check_ranks(loader, more={"steps": steps})
         # A part of a document is processed as a document with a past, so parts need the same isolation as rows.
         if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
@@ -150,6 +160,8 @@ class Trainer:
             require_token_targets(loader, "cross entropy")
         for notice in notices:
             say(notice)
+        if ranks.several:
+            check_values(contents(model, distiller, self._paths, evaluators))
         # Before the model is sharded: the checksum is of whole weights.
         self._base = base_checksum(_module(model).state_dict()) if _base_is_fixed(_module(model)) else None
         if settings.shard:
@@ -162,6 +174,8 @@ class Trainer:
         self._own_state = OwnState({"loss": own_loss, "on_step": self._on_step})
         model.begin_step(seed=settings.seed, number=0, tokens=1)
         check_fit(model, loader, settings, distiller, self._own_loss)
+        # A loss of the user's own was tried, which runs the model.
+        sharded_again(_module(model))
         self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
         self._projections = {} if distiller is None else dict(distiller.named_parameters())
         self._optimizers = Optimizers(_module(model), settings.optimizer, beside=self._projections)
@@ -173,6 +187,8 @@ class Trainer:
             str(model.compute_dtype),
             getattr(self._optimizers, "fused", None),
         )
+        for notice in bits_notices(ranks.gather(self.bits)):
+            say(notice)
         self._evaluators = dict(evaluators)
         self._owed: dict[str, Any] = {}
         """Evaluators that a signal stopped, and the record of their step without them."""
@@ -293,6 +309,8 @@ class Trainer:
                     f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} now; resume with the "
                     "settings it began with, or begin another run with model: from:RUN"
                 )
+        if self.ranks.several:
+            check_values({"the weights of the checkpoint": weights_digest(weights)})
         if self.settings.shard:
             load_whole_weights(_module(self.model), weights)
         else:
@@ -483,6 +501,12 @@ class Trainer:
         if self._paths is not None:
             own |= self._paths.end(self.ranks, step)
         self._trained = step
+        if not any(step.loss_denominators) and not self._told_empty:
+            self._told_empty = True
+            self.say(
+                f"step {step.index + 1} has no target on any rank: its loss is 0, and only momentum and weight decay "
+                "change the weights; `penstock plan` counts such rows, and this is not said again"
+            )
         return {
             "step": step.index + 1,
             "loss": loss,
@@ -550,7 +574,13 @@ class Trainer:
 
     def _backward_own(self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]) -> float:
         given = row if row.distillation is None else replace(row, distillation=inner_of(row))
-        share = loss(self.model, self.model.tensors(given, self.settings.attention), denominators)
+        tensors = self.model.tensors(given, self.settings.attention)
+        # A step without a target has denominators of 0, by which a loss must be able to divide.
+        denominators = [one or 1.0 for one in denominators]
+        if self.settings.shard:
+            share = whole_gradients(loss, self.model, tensors, denominators)
+        else:
+            share = loss(self.model, tensors, denominators)
         if share.requires_grad:
             share.backward()
         return float(share.detach())
@@ -616,14 +646,6 @@ class Trainer:
             save_model(self.model, partial_base, weights, with_lora=False)
             finish(partial_base, base, {"checksum": self._base})
         save_model(self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self._base))
-
-
-def _shared(settings: TrainSettings) -> dict[str, Any]:
-    """Settings that all ranks must share, by name; those that only say where and how to compute may differ."""
-    own = {"device", "threads", "evaluators", "tensorboard", "wandb", "log_every", "checkpoints", "tensor_logs"}
-    found = {one.name: getattr(settings, one.name) for one in fields(settings) if one.name not in own}
-    # The words for a function of one's own say where it lies in memory.
-    return {f"training.{name}": value for name, value in found.items() if " at 0x" not in repr(value)}
 
 
 def _base_is_fixed(model: torch.nn.Module) -> bool:

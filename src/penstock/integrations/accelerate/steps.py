@@ -55,8 +55,8 @@ class AcceleratorSteps:
     def __init__(self, accelerator: Accelerator, loader: Loader) -> None:
         self._accelerator, self._place = accelerator, LoaderState(loader)
         self._check()
-        if accelerator.num_processes > 1:
-            check_ranks(loader)
+        check_ranks(loader)
+        self._place.agreed = True
         accelerator.register_for_checkpointing(self)
 
     def __repr__(self) -> str:

@@ -223,8 +223,7 @@ def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
                 f"the loader was made for rank {found.rank} of {found.size}, this process is data-parallel rank {rank} "
                 f"of {size}; make it with data_parallel=({rank}, {size}) or, under torchrun, DataParallel.from_env()"
             )
-        if size > 1:
-            agreement.check_ranks(loader)
+        agreement.check_ranks(loader)
 
 
 def refuse_model(model: Any) -> None:

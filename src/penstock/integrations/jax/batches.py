@@ -4,15 +4,20 @@ Rows are copied once, into new memory that only JAX holds: the loader reuses its
 keep a NumPy array instead of copying it.
 """
 
+import json
 from collections.abc import Generator
 from math import prod
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.integrations.jax.batch import Batch, stack
 from penstock.loader import Step
+from penstock.loader.agreement import Gather, check_ranks
 from penstock.loader.data_parallel import DataParallel
 from penstock.loader.loader import Loader
 
@@ -123,9 +128,45 @@ def batches(
 
     Raises:
         ConfigError: `batch_size` does not divide the rows or is not divisible among the devices, an objective makes
-            prefixes that the model does not support, or a row has too many documents: names the row.
+            prefixes that the model does not support, or a row has too many documents: names the row. Or a process has
+            other data or settings than the first: all call this together, and compare.
         DistributedError: The loader's place is not that of this process in the mesh.
     """
+    options: dict[str, Any] = {
+        "batch_size": batch_size, "max_documents": max_documents, "mesh": mesh, "axis": axis, "prefix": prefix,
+    }  # fmt: skip
+    made = open_batches(loader, **options)
+    static = {name: options[name] for name in ("batch_size", "max_documents", "prefix")}
+    check_ranks(loader, process_gather(), static)
+    return made
+
+
+def process_gather() -> Gather | None:
+    """How JAX's processes talk; None where there is one."""
+    if jax.process_count() == 1:
+        return None
+
+    def gather(value: Any) -> list[Any]:
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(text)))).tolist()
+        padded = np.zeros(max(lengths), np.uint8)
+        padded[: len(text)] = text
+        found = np.asarray(multihost_utils.process_allgather(padded))
+        return [json.loads(row[:length].tobytes()) for row, length in zip(found, lengths, strict=True)]
+
+    return gather
+
+
+def open_batches(
+    loader: Loader,
+    *,
+    batch_size: int | None,
+    max_documents: int | None,
+    mesh: Mesh | None,
+    axis: Axis,
+    prefix: bool | None,
+) -> Generator[tuple[Batch, Step]]:
+    """As `batches`, without comparing processes."""
     begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
     size = end - begin if batch_size is None else batch_size
     if size < 1 or (end - begin) % size:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from penstock.core.errors import MissingExtraError, StateError
 from penstock.integrations.jax.batch import Batch
-from penstock.integrations.jax.batches import Axis, batches
+from penstock.integrations.jax.batches import Axis, batches, open_batches
 from penstock.loader import Step
 from penstock.loader.loader import Loader
 
@@ -73,13 +73,10 @@ class BatchIterator:
         self._options: dict[str, Any] = {
             "batch_size": batch_size, "max_documents": max_documents, "mesh": mesh, "axis": axis, "prefix": prefix,
         }  # fmt: skip
-        self._open()
+        self._pairs: Generator[tuple[Batch, Step]] = batches(loader, **self._options)
         begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
         self._batches_per_step = 1 if batch_size is None else (end - begin) // batch_size
         self._before, self._taken, self._skip = loader.state_dict(), 0, 0
-
-    def _open(self) -> None:
-        self._pairs: Generator[tuple[Batch, Step]] = batches(self._loader, **self._options)
 
     def __iter__(self) -> Self:
         return self
@@ -125,7 +122,8 @@ class BatchIterator:
                 "state that was saved at the end of a step"
             )
         self._loader.load_state_dict(before)
-        self._open()
+        # The processes compared their data and settings when it was made.
+        self._pairs = open_batches(self._loader, **self._options)
         self._before, self._taken, self._skip = before, taken, taken
 
     def close(self) -> None:

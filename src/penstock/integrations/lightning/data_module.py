@@ -245,8 +245,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
                 f"rank {ranks.rank} of {ranks.size} here; give a function: lambda ranks: "
                 "penstock.Loader(…, data_parallel=ranks)"
             )
-        if ranks.size > 1:
-            check_ranks(loader)
+        check_ranks(loader)
         return loader
 
 

@@ -4,11 +4,14 @@ Every rank of a data-parallel group has its own rows, those of a tensor-parallel
 of each tensor-parallel group has a loader; a microbatch travels in two broadcasts, sizes first, then all arrays in one
 block of bytes. The state after a step travels with its last microbatch, so every rank can save it, without another
 collective. An error of the loading rank is raised on all ranks of its group, so none waits for ever.
+
+Ranks without a loader cannot say whether they agree, and pipeline stages in the middle may have no `Batches` at all. So
+those that load compare their plans by the store of torch.distributed, which needs no process group.
 """
 
 import json
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -18,11 +21,12 @@ from penstock.core.errors import ConfigError, DistributedError, StateError
 from penstock.integrations.megatron.layout import TARGETS, Packed, pack_rows
 from penstock.integrations.plain_targets import empty_row, require_fields
 from penstock.loader import Step
+from penstock.loader.agreement import check_ranks, store_gather
 from penstock.loader.loader import Loader
 
 _ARRAYS = ("tokens", "labels", "position_ids", "loss_mask", "cu_seqlens", "cu_seqlens_padded")
 _DTYPES = (torch.int64, torch.int64, torch.int64, torch.float32, torch.int32, torch.int32)
-_BATCH, _END, _FAILED = 0, 1, 2
+_BATCH, _END, _FAILED, _READY = 0, 1, 2, 3
 _HEAD = 8
 """What comes, slots, borders, longest document, microbatches of a step, data-parallel ranks, those left, text bytes."""
 
@@ -46,8 +50,9 @@ class Batches:
         slots: S of every microbatch; None: the slots of the rows, or with a multiple what the documents need.
 
     Raises:
-        ConfigError: Rows do not divide into microbatches, or Megatron does not express the loader's data.
-        DistributedError: The loading rank has no loader, or another has one.
+        ConfigError: Rows do not divide into microbatches, Megatron does not express the loader's data, or ranks have
+            other data or settings.
+        DistributedError: The loading rank has no loader, or another has one; or the loading rank failed.
     """
 
     def __init__(
@@ -73,7 +78,17 @@ class Batches:
         self._left = 0
         self._made: Iterator[tuple[Packed, float, int, dict[str, Any] | None]] | None = None
         if loader is None:
+            self._await_ready()
             return
+        try:
+            self._begin(loader, rows_per_microbatch)
+        except Exception as error:
+            self._send_text(_FAILED, f"{type(error).__name__}: {error}")
+            raise
+        self._send_text(_READY, "")
+
+    def _begin(self, loader: Loader, rows_per_microbatch: int) -> None:
+        """Check the loader, alone and against those of other ranks."""
         TARGETS.check(loader)
         require_fields("Megatron", {"the loader": loader}, "loss_weights", "positions", "cu_seqlens")
         begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
@@ -83,6 +98,7 @@ class Batches:
                 f"Megatron: rows_per_microbatch={rows_per_microbatch} does not divide this rank's {self._rows} rows of "
                 "a step"
             )
+        check_ranks(loader, store_gather(loader.data_parallel, "Megatron"), {"rows_per_microbatch": self._size})
         self._state = loader.state_dict()
 
     @property
@@ -182,21 +198,39 @@ class Batches:
             if data:
                 self._broadcast(torch.from_numpy(np.frombuffer(data, np.uint8).copy()).to(self._device))
 
-    def _receive(self) -> dict[str, Any]:
+    def _await_ready(self) -> None:
+        """Wait for the loading rank of the group.
+
+        Raises:
+            DistributedError: It failed.
+        """
+        head = self._head()
+        if head[0] == _FAILED:
+            self._raise_failure(head[-1])
+
+    def _head(self) -> list[int]:
         first = torch.zeros(_HEAD, dtype=torch.int64, device=self._device)
         self._broadcast(first)
-        head = first.tolist()
+        found: list[int] = first.tolist()
+        return found
+
+    def _receive(self) -> dict[str, Any]:
+        head = self._head()
         if head[0] == _END:
             raise StopIteration
-        size = head[-1] if head[0] == _FAILED else _bytes_of(head)
+        if head[0] == _FAILED:
+            self._raise_failure(head[-1])
+        return self._take(head, self._bytes(_bytes_of(head)))
+
+    def _bytes(self, size: int) -> torch.Tensor:
         block = torch.empty(size, dtype=torch.uint8, device=self._device)
         if size:
             self._broadcast(block)
-        if head[0] == _FAILED:
-            raise DistributedError(
-                f"the loading rank of this tensor-parallel group failed: {block.cpu().numpy().tobytes().decode()}"
-            )
-        return self._take(head, block)
+        return block
+
+    def _raise_failure(self, size: int) -> NoReturn:
+        text = self._bytes(size).cpu().numpy().tobytes().decode(errors="replace")
+        raise DistributedError(f"the loading rank of this tensor-parallel group failed: {text}")
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0), group=self._group)

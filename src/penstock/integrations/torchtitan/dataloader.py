@@ -98,8 +98,8 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
             prefetch=config.prefetch, **config.options,
         )  # fmt: skip
         _TARGETS.check(self.loader)
-        if dp_world_size > 1:
-            check_ranks(self.loader)
+        # Ranks of the other axes read the same rows, so they take part.
+        check_ranks(self.loader)
         self._rows = rows // dp_world_size
         self._state: dict[str, Any] = self.loader.state_dict()
         self._left = 0

@@ -14,7 +14,8 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("trl") from error
 
-from penstock.integrations.trl.preferences import PAIR_COLUMNS, longest
+from penstock.integrations.trl.preferences import PAIR_COLUMNS, digest, longest
+from penstock.loader.agreement import check_values
 
 _REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
@@ -31,7 +32,7 @@ class DPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
     log-probabilities are those of the columns, where these are there.
 
     Raises:
-        ConfigError: A pair is longer than `max_length`, so TRL would cut it.
+        ConfigError: A pair is longer than `max_length`, so TRL would cut it; or a rank has other pairs.
     """
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
@@ -43,6 +44,8 @@ class DPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
                 f"max_length={args.max_length:,} would cut it; set DPOConfig(max_length=None), or leave long documents "
                 "out when preparing"
             )
+        # Each rank takes the pairs of some indices, so all must have the same list.
+        check_values({f"the {dataset_name} dataset": f"{len(dataset):,} pairs ({digest(dataset)})"})
         return dataset
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:

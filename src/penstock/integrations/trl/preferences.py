@@ -5,6 +5,7 @@ tokens of a path must be its end, but for what follows the last of them, which i
 """
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,21 @@ def _answer(document: Document, path: int) -> tuple[Any, int]:
 def _behind(slots: Any, begin: int) -> Any:
     """Where a tree stores weight and columns of tokens `begin` … of a path: behind the slot whose target each is."""
     return slots[begin - 1 : -1] + 1
+
+
+def digest(pairs: Any) -> str:
+    """Changes with anything in a `datasets.Dataset` of pairs, and with their order."""
+    found = blake2b(digest_size=8)
+    for table in pairs.with_format("arrow").iter(batch_size=1000):
+        for name, column in zip(table.column_names, table.itercolumns(), strict=True):
+            found.update(name.encode())
+            for chunk in column.chunks:
+                if name in PAIR_COLUMNS:
+                    found.update(chunk.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+                    found.update(chunk.flatten().to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+                else:
+                    found.update(repr(chunk.to_pylist()).encode())
+    return found.hexdigest()
 
 
 def longest(rows: Sequence[dict[str, Any]]) -> int:
