@@ -9,6 +9,7 @@ fault occurs; then it checks the size of every mapped file.
 """
 
 import ctypes
+import errno
 import faulthandler
 import os
 import signal
@@ -40,6 +41,39 @@ def peak_memory_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def too_many_files(error: BaseException | None) -> str:
+    """The cure, if an error or its cause says that too many files are open; empty: it does not."""
+    import resource
+
+    while error is not None:
+        code = getattr(error, "errno", None)
+        if code in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
+            limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if code == errno.ENFILE or limit == resource.RLIM_INFINITY:
+                return "close files, or raise the system's limit of open files (sysctl fs.file-max)"
+            above = f"up to {most:,}" if most not in (limit, resource.RLIM_INFINITY) else "as root above that"
+            return f"raise the limit of open files, which is {limit:,} (ulimit -n, {above})"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def mappings_cure() -> str:
+    """Why no more files can be mapped, and what to do."""
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):  # not on macOS
+        return (
+            f"the system refuses more, with {len(mapped):,} files mapped; raise the limits of this process's memory "
+            "(ulimit -v), or prepare again into fewer shards"
+        )
+    wanted = 4 * max(limit, len(mapped))
+    return (
+        f"a process may have {limit:,} mappings (vm.max_map_count), one for each shard of all its datasets, and "
+        f"{len(mapped):,} files are mapped; raise it (sysctl -w vm.max_map_count={wanted}), or "
+        "prepare again into fewer shards; if there are far fewer, the address space is limited (ulimit -v)"
+    )
 
 
 class MappedFile(Protocol):

@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, final
+from typing import Annotated, Any, TypeVar, final
 
 import numpy as np
 
+from penstock.core import daemons
 from penstock.core.arrays import Int64, Records
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, CorruptionError
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.extras import extras_of
 from penstock.loader.mixture import Source
@@ -32,7 +33,7 @@ from penstock.loader.rewriting import Rewriting
 from penstock.loader.steps import StepPlan
 from penstock.shards import Corpus
 from penstock.shards._kernels import RUN_DOCUMENTS
-from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of
+from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of, renewed
 
 _log = logging.getLogger("penstock.loader")
 
@@ -47,6 +48,7 @@ _ALL_SECONDS = 0.5
 _ALL_SHARE = 100
 """Looking takes at most this part of the time: a hundredth."""
 
+Result = TypeVar("Result")
 Wanted = list[tuple[Holder, Annotated[Int64, "units"]]]
 
 
@@ -233,6 +235,13 @@ class Fetching:
                 if self._ahead is not None:
                     self._ahead.done()
         self._count(step.pieces[step.row_starts[begin] : step.row_starts[end]])
+
+    def renewing(self, step: StepPlan, begin: int, end: int, fill: Callable[[], Result]) -> Result:
+        """What `fill` returns for rows of a step that are held; damaged copies are fetched again, once."""
+        try:
+            return fill()
+        except CorruptionError as error:
+            return renewed(self.wanted(step, begin, end), error, fill)
 
     def _count(self, mine: Annotated[Records, PIECE, "pieces"]) -> None:
         """Add to the bytes that were used."""
@@ -450,7 +459,8 @@ _running: "weakref.WeakSet[StepsAhead]" = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Threads read mapped files; they must be done before the interpreter takes those apart."""
+    """Threads read mapped files; they must be done before the interpreter takes those apart. None waits for a store."""
+    daemons.end()
     for ahead in list(_running):
         ahead.stop()
         ahead.join()

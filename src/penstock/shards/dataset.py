@@ -3,17 +3,21 @@
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
 
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, TypeVar, final
 
 import numpy as np
 
 from penstock.core.compiled import address_of
-from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.errors import ConfigError, CorruptionError, PenstockError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
+from penstock.core.system import mappings_cure, too_many_files
 from penstock.core.urls import Address
 from penstock.media.processor import Processor, load_processor
 from penstock.shards import _kernels as k
@@ -39,6 +43,7 @@ from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Result = TypeVar("Result")
 
 
 @final
@@ -92,15 +97,18 @@ class Dataset:
         from penstock.shards.residency import Residency
         from penstock.shards.units import UnitMap
 
-        store, folder, stamps = fetch_tables(url, cache)
-        manifest, kept = Manifest.load(folder), folder.parent.parent
-        # Earlier versions have fetched the lengths of all datasets as a whole.
-        is_lazy = lazy_tables(manifest) and not (folder / LENGTHS).is_file()
-        numbers = open_tables(store, kept, folder, manifest, stamps) if is_lazy else None
-        local = cls._open_local(folder, numbers)
+        remote = fetch_tables(url, cache)
+        store, folder, kept = remote.store, remote.folder, remote.kept
+        with _in_cache(store.url, kept):
+            manifest = Manifest.load(folder)
+            # Earlier versions have fetched the lengths of all datasets as a whole.
+            is_lazy = lazy_tables(manifest) and not (folder / LENGTHS).is_file()
+            numbers = open_tables(store, kept, folder, manifest, remote.stamps) if is_lazy else None
+            local = cls._open_local(folder, numbers)
         table = replace(local.table, paths=[store.where(path.name) for path in map(Path, local.table.paths)])
         units = UnitMap(table, local.manifest)
-        holder = Residency(store, kept, folder, table, units, stamps)
+        holder = Residency(store, kept, folder, table, units, remote.stamps)
+        holder.forget(remote.lost)
         return cls(folder, local.manifest, replace(table, holder=holder), store.address, cache)
 
     @classmethod
@@ -115,7 +123,7 @@ class Dataset:
         try:
             table = _table(path, manifest, numbers)
         except OSError as error:
-            raise CorruptionError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
+            raise _unreadable(path, manifest, error) from None
         if checksum(table.batches) != manifest.checksums[BATCHES]:
             raise CorruptionError(f"{path / BATCHES}: differs from its checksum; copy it again, or prepare again")
         check_batches(path, manifest, table.batches)
@@ -169,7 +177,7 @@ class Dataset:
     @cached_property
     def loaded_tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the dataset's folder, for decoding; None: there is none."""
-        return load_saved_tokenizer(self.path)
+        return self._small(lambda: load_saved_tokenizer(self.path))
 
     @cached_property
     def extras(self) -> ExtraTable | None:
@@ -180,7 +188,7 @@ class Dataset:
     @cached_property
     def media(self) -> MediaInfo | None:
         """How its images became tokens; None: it has no images."""
-        return MediaInfo.load(self.path) if self.manifest.has_images else None
+        return self._small(lambda: MediaInfo.load(self.path)) if self.manifest.has_images else None
 
     @cached_property
     def processor(self) -> Processor | None:
@@ -191,7 +199,7 @@ class Dataset:
         """
         if self.media is None:
             return None
-        found = load_processor(self.path / PROCESSOR_FOLDER)
+        found = self._small(lambda: load_processor(self.path / PROCESSOR_FOLDER))
         if found.fingerprint != self.media.fingerprint:
             raise ConfigError(
                 f"{self.path / PROCESSOR_FOLDER}: is not the processor that made the dataset, or another version of "
@@ -202,13 +210,13 @@ class Dataset:
     @cached_property
     def chat(self) -> ChatInfo | None:
         """Template, stop ids and settings of a dataset of chats; None for others."""
-        return ChatInfo.load(self.path)
+        return self._small(lambda: ChatInfo.load(self.path))
 
     @property
     def files(self) -> list[str]:
         """Names of the files that the documents came from; read on first use."""
         if self._files is None:
-            names = read_json(self.path / FILES)
+            names = self._small(lambda: read_json(self.path / FILES))
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise CorruptionError(f"{self.path / FILES}: expected a list of names; copy it again, or prepare again")
             if len(names) != self.manifest.files:
@@ -218,6 +226,19 @@ class Dataset:
                 )
             self._files = names
         return self._files
+
+    def _small(self, read: Callable[[], Result]) -> Result:
+        """Read a small file of the folder; of a dataset in a store, a damaged copy is fetched again, once."""
+        if self.address is None:
+            return read()
+        from penstock.shards.remote import fetch_tables
+
+        try:
+            return read()
+        except PenstockError:
+            remote = fetch_tables(self.address.full, self._cache)
+            with _in_cache(remote.store.url, remote.kept):
+                return read()
 
     def to_datasets(self, targets: TargetColumn = "assistant_masks", *, verify: bool = True) -> Any:
         """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in `input_ids`.
@@ -268,8 +289,8 @@ class Dataset:
     __getitem__ = documents_at
 
     def _read(self, document: int) -> Document:
-        with self.table.held(np.array([document]), (TOKENS, SPANS, ORIGINS, EXTRAS)):
-            return self._read_held(document)
+        kinds = (TOKENS, SPANS, ORIGINS, EXTRAS)
+        return self.table.with_held(np.array([document]), kinds, lambda: self._read_held(document))
 
     def _read_held(self, document: int) -> Document:
         shard, batch, row = self.table.locate(document)
@@ -300,6 +321,28 @@ class Dataset:
             tree=None if extras is None else extras.tree(document),
             images=() if extras is None else tuple(extras.images(document)),
         )
+
+
+@contextmanager
+def _in_cache(url: str, kept: Path) -> Iterator[None]:
+    """Say where the copies of a dataset are that is damaged although it was just compared with the store."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error}; that is the copy of {url}, which was just compared with it: upload the dataset again, or remove "
+            f"{kept} if `penstock verify {url}` finds it sound"
+        ) from error
+
+
+def _unreadable(path: Path, manifest: Manifest, error: OSError) -> PenstockError:
+    """What is wrong where the files of a dataset cannot be mapped: one of them, or a limit of this machine."""
+    where = error.filename or path
+    if cure := too_many_files(error):
+        return ConfigError(f"{where}: {error.strerror}; {cure}")
+    if error.errno == errno.ENOMEM:
+        return ConfigError(f"{path}: its {len(manifest.shards):,} shards cannot all be mapped: {mappings_cure()}")
+    return CorruptionError(f"{where}: cannot be read: {error.strerror or error}")
 
 
 def _reopened(location: str | Path, cache: str | Path | None) -> Dataset:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, final, overload
+from typing import Annotated, Any, Protocol, TypeVar, final, overload
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from penstock.shards.trees import Tree
 from penstock.tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Result = TypeVar("Result")
 
 FAULTS = {
     k.BAD_LENGTH: "its length in the shard is not that of the lengths file",
@@ -84,6 +85,34 @@ class Holder(Protocol):
     def release(self, units: Annotated[Int64, "units"]) -> None:
         """Let units go that were wanted, once."""
 
+    def renew(self, units: Annotated[Int64, "units"], error: CorruptionError) -> None:
+        """Fetch held units again, of which one is damaged as an error says; others may be reading them.
+
+        Raises:
+            StoreError, CorruptionError, OutputError: They cannot be brought, or the store's are wrong, too.
+        """
+
+    def explained(self, units: Annotated[Int64, "units"], error: CorruptionError) -> CorruptionError:
+        """An error that came again after `renew`, with where the copies are."""
+
+
+def renewed(
+    held: Sequence[tuple[Holder, Annotated[Int64, "units"]]], error: CorruptionError, read: Callable[[], Result]
+) -> Result:
+    """What `read` returns once units that are held were fetched again; it has found one of them damaged.
+
+    Raises:
+        StoreError, CorruptionError, OutputError: They cannot be brought, or are wrong in the store, too.
+    """
+    for holder, units in held:
+        holder.renew(units, error)
+    try:
+        return read()
+    except CorruptionError as again:
+        for holder, units in held:
+            again = holder.explained(units, again)
+        raise again from error
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +166,24 @@ class DocumentTable:
         holder = self.holder
         return nullcontext() if holder is None else holder.held(holder.find(documents, kinds))
 
+    def with_held(
+        self, documents: Annotated[Int64, "documents"], kinds: Sequence[int], read: Callable[[], Result]
+    ) -> Result:
+        """What `read` returns while kinds of units of documents are held; damaged copies are fetched again, once.
+
+        Raises:
+            StoreError, CorruptionError, OutputError: They cannot be brought; names the URL.
+        """
+        holder = self.holder
+        if holder is None:
+            return read()
+        units = holder.find(documents, kinds)
+        with holder.held(units):
+            try:
+                return read()
+            except CorruptionError as error:
+                return renewed([(holder, units)], error, read)
+
     def locate(self, document: int) -> tuple[int, int, int]:
         """(shard, batch, row in the batch) of a document."""
         shard, batch, row = k.find_document(
@@ -179,8 +226,7 @@ class DocumentTable:
         Raises:
             CorruptionError: They are not what was written; names the file and the document.
         """
-        with self.held(np.arange(first, last), (TOKENS, SPANS)):
-            return self._read_held(first, last)
+        return self.with_held(np.arange(first, last), (TOKENS, SPANS), lambda: self._read_held(first, last))
 
     def _read_held(self, first: int, last: int) -> Ragged:
         lengths = for_kernel(self.lengths, np.arange(first, last))

@@ -28,7 +28,7 @@ import numpy as np
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
-from penstock.core.system import mapped
+from penstock.core.system import mapped, too_many_files
 from penstock.shards import _kernels as k
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -146,9 +146,9 @@ def output_errors(path: Path) -> Iterator[None]:
     except PenstockError:
         raise
     except OSError as error:
+        cure = too_many_files(error) or "make room or choose another folder"
         raise OutputError(
-            f"{path}: cannot write: {error.strerror or error}; make room or choose another folder, then run it again: "
-            "finished parts are kept"
+            f"{path}: cannot write: {error.strerror or error}; {cure}, then run it again: finished parts are kept"
         ) from error
 
 

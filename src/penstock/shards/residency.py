@@ -6,6 +6,10 @@ process had begun counts as absent. Beyond the budget, the units that were used 
 holes, so that the disk shrinks although the files stay mapped. A unit that is wanted or read by any process stays.
 
 Reading ahead (`want`) waits for room; reading (`hold`) never does, and exceeds the budget rather than wait for itself.
+
+What the cache holds may be damaged. Tokens and spans have checksums that are compared whenever they are read, and are
+fetched again where they differ (`renew`). Of origins, texts and columns, the checksum of what was fetched is kept, and
+compared before this process reads them first.
 """
 
 import logging
@@ -13,7 +17,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -21,12 +24,14 @@ from typing import Annotated, Any, final
 import numpy as np
 
 from penstock.core.arrays import Int64
+from penstock.core.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end, result_of, wait_for
 from penstock.core.errors import CorruptionError
 from penstock.shards import _check_kernels as check
 from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
+from penstock.shards.files import checksum
 from penstock.shards.lengths import for_kernel
 from penstock.shards.stores import Store
-from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, cache_errors, punch, write_at
+from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, cache_errors, map_sums, punch, write_at
 from penstock.shards.units import PAGE, Made, Range, UnitMap, joined_requests, page_bytes, without
 
 _log = logging.getLogger("penstock.shards")
@@ -37,7 +42,6 @@ GAP = 1 << 13
 """Bytes between two ranges that are rather fetched than asked for in two requests."""
 _NOT_HERE, _COMING, _HERE = range(3)
 _OLDEST = 256
-_LOOK_SECONDS = 0.1
 
 Units = Annotated[Int64, "units"]
 
@@ -63,8 +67,13 @@ class Residency:
         self._names = [os.path.basename(path) for path in map(str, table.paths)]
         self._files = [os.path.join(shards, name) for name in self._names]
         self._kernel_view = table.kernel_view
-        self._record = UnitRecord(folder, len(units))
-        self._record.join(self._size_here)
+        with cache_errors(store.url, folder):
+            self._record = UnitRecord(folder, len(units))
+            self._sums = map_sums(folder, len(units))
+        # Units share bytes and pages, but never take more than this.
+        self._record.join(self._size_here, most=4 * int(table.shard_bytes.sum()) + 32 * PAGE * len(units))
+        self._sound = np.zeros(len(units), np.bool_)
+        self._sound[: units.self_checked] = True
         self._before = store.bytes, store.requests
         self.budget: int | None = None
         """Maximum bytes on the disk; None: no limit."""
@@ -77,7 +86,7 @@ class Residency:
         self._changed = threading.Condition()
         self._oldest: list[tuple[int, int]] = []
         self._process = os.getpid()
-        self._pools: tuple[ThreadPoolExecutor | None, ...] = (None, None)
+        self._pools: tuple[DaemonPool | None, ...] = (None, None)
         self._punches = True
 
     @property
@@ -158,7 +167,7 @@ class Residency:
                 if self._record.states[unit] == ABSENT:
                     reserved = self.units.size(unit)
                     while not (is_reserved := self._reserve(reserved)) and may_wait is not None and may_wait():
-                        self._changed.wait(_LOOK_SECONDS)
+                        self._changed.wait(LOOK_SECONDS)
                     if self._mine[unit] != _NOT_HERE:  # another thread wanted it meanwhile
                         if is_reserved:
                             self._record.account(-reserved, begun=-1)
@@ -168,12 +177,18 @@ class Residency:
                 self._mine[unit] = _COMING
                 self._coming += 1
                 self._errors.pop(unit, None)
-            self._pool(0).submit(self._bring, unit, reserved)
+            try:
+                self._pool(0).submit(self._bring, unit, reserved)
+            except RuntimeError as error:  # the process ends; whoever waits must not wait for ever
+                with self._changed:
+                    self._coming -= 1
+                    self._mine[unit], self._errors[unit] = _NOT_HERE, error
+                    self._changed.notify_all()
 
     def _take_present(self, unit: int) -> bool:
         """Lock a unit that is here, at once; whether it is here, and was locked."""
         record = self._record
-        if record.states[unit] != PRESENT or not record.share_now(unit):
+        if not self._sound[unit] or record.states[unit] != PRESENT or not record.share_now(unit):
             return False
         if record.states[unit] != PRESENT:  # given back by another process, before it was locked
             record.free(unit)
@@ -190,7 +205,8 @@ class Residency:
         """
         with self._changed:
             while (self._mine[units] == _COMING).any():
-                self._changed.wait()
+                self._changed.wait(LOOK_SECONDS)
+                refuse_at_end()
             for unit in units[self._mine[units] == _NOT_HERE].tolist():
                 raise self._errors[unit]
 
@@ -229,19 +245,46 @@ class Residency:
 
     def _all_here(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether units are present, and no thread of this process is about to lock one."""
-        states, mine = self._record.states, self._mine
-        return all((states[a:b] == PRESENT).all() and (mine[a:b] != _COMING).all() for a, b in ranges)
+        states, mine, sound = self._record.states, self._mine, self._sound
+        return all(
+            (states[a:b] == PRESENT).all() and (mine[a:b] != _COMING).all() and sound[a:b].all() for a, b in ranges
+        )
+
+    def renew(self, units: Units, error: CorruptionError) -> None:
+        """As in `Holder`: the same bytes are written over the damaged ones, so whoever reads them meanwhile is safe."""
+        damaged = [unit for unit in units.tolist() if self._wrong(unit) >= 0] or units.tolist()
+        _log.warning(
+            "%s: a copy in %s is damaged (%s); fetching %d units again",
+            self.store.url, self.folder, error, len(damaged),
+        )  # fmt: skip
+        for coming in [self._pool(0).submit(self._load, unit) for unit in damaged]:
+            result_of(coming)
+
+    def explained(self, units: Units, error: CorruptionError) -> CorruptionError:
+        """As in `Holder`."""
+        return CorruptionError(
+            f"{error}; its copies in the cache {self.folder} were fetched again, and are as {self.store.url} has them: "
+            f"if `penstock verify {self.store.url}` finds that sound, remove the folder"
+        )
+
+    def forget(self, names: Sequence[str]) -> None:
+        """What shards held that were missing or cut has to be fetched again."""
+        record, starts = self._record, self._table.shard_starts
+        for shard in [self._names.index(name) for name in names if name in self._names]:
+            for first, last in self.units.ranges(int(starts[shard]), int(starts[shard + 1]), range(4)):
+                for unit in (first + np.flatnonzero(record.states[first:last] == PRESENT)).tolist():
+                    # What another process reads stays: its old file is whole; here, it is renewed when it is read.
+                    if record.own(unit):
+                        record.states[unit] = UNSURE
+                        record.free(unit)
 
     # Bringing.
 
-    def _pool(self, which: int) -> ThreadPoolExecutor:
+    def _pool(self, which: int) -> DaemonPool:
         """The threads that bring units, or those that wait for requests; threads do not survive a fork."""
         if self._pools[which] is None or self._process != os.getpid():
             self._process = os.getpid()
-            self._pools = (
-                ThreadPoolExecutor(THREADS, "penstock-units"),
-                ThreadPoolExecutor(THREADS, "penstock-ranges"),
-            )
+            self._pools = (DaemonPool(THREADS, "penstock-units"), DaemonPool(THREADS, "penstock-ranges"))
         found: Any = self._pools[which]
         return found  # type: ignore[no-any-return]
 
@@ -268,16 +311,37 @@ class Residency:
         while True:
             record.share(unit)
             if record.states[unit] == PRESENT:
+                self._check_first(unit)
                 break
             record.free(unit)
             if record.own(unit):
                 if record.states[unit] == PRESENT:
                     record.share(unit)
+                    self._check_first(unit)
                     break
                 self._fetch_locked(unit, reserved)
                 return
             time.sleep(0.001)
         self._give_up(reserved)
+
+    def _check_first(self, unit: int) -> None:
+        """Before this process first reads a unit that has no checksums of its own: it must be what was fetched."""
+        if not self._sound[unit] and self._sum(unit) != self._sums[unit]:
+            _log.warning("%s: a copy in %s is damaged; fetching it again", self.store.url, self.folder)
+            try:
+                self._load(unit)
+            except BaseException:
+                self._record.free(unit)
+                raise
+        self._sound[unit] = True
+
+    def _sum(self, unit: int) -> int:
+        """A checksum of all bytes of a unit that are here; never 0, which stands for none."""
+        parts = self.units.unit(unit)
+        ranges = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
+        ranges += self.units.later(unit, self._table.mappings)
+        sums = [checksum(self._table.mappings[one.shard][one.begin : one.end]) for one in ranges]
+        return checksum(np.array(sums, np.uint64)) or 1
 
     def _give_up(self, reserved: int) -> None:
         """What was reserved for a unit is not needed."""
@@ -327,8 +391,12 @@ class Residency:
                 shard = self._names[self._table.locate(wrong)[0]]
                 raise CorruptionError(
                     f"{self.store.where(shard)}: document {wrong} is not what was prepared: its bytes differ from "
-                    "their checksums; upload the dataset again (`penstock verify` lists all faults)"
+                    f"their checksums, also when they are fetched again into the cache {self.folder}; upload the "
+                    f"dataset again (`penstock verify {self.store.url}` lists all faults)"
                 )
+        if unit >= self.units.self_checked:
+            self._sums[unit] = self._sum(unit)
+            self._sound[unit] = True
         return self._size_here(unit) - self.units.size(unit) if later else 0
 
     def _fetch(self, ranges: Sequence[Range], made: Sequence[Made] = ()) -> None:
@@ -351,8 +419,8 @@ class Residency:
             bodies = [self._request(one) for one in ranges[:1]]
         finally:
             for other in others:
-                other.exception()
-        return bodies + [other.result() for other in others]
+                wait_for(other)
+        return bodies + [result_of(other) for other in others]
 
     def _request(self, one: Range) -> memoryview:
         name = self._names[one.shard]
@@ -542,6 +610,17 @@ class JoinedResidency:
         """As in `Residency`."""
         for part, mine in self._split(units):
             part.release(mine)
+
+    def renew(self, units: Units, error: CorruptionError) -> None:
+        """As in `Residency`."""
+        for part, mine in self._split(units):
+            part.renew(mine, error)
+
+    def explained(self, units: Units, error: CorruptionError) -> CorruptionError:
+        """As in `Residency`."""
+        for part, mine in self._split(units):
+            error = part.explained(mine, error)
+        return error
 
     def _split(self, units: Units) -> Iterator[tuple[Any, Units]]:
         for number, part in enumerate(self.parts):
