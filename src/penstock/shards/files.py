@@ -123,6 +123,14 @@ def check_regular(path: Path, expected: str = "") -> os.stat_result:
     return status
 
 
+def make_way(path: Path) -> None:
+    """Remove what is not a plain file from the place of one: a folder, a link, a pipe."""
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
 def is_plain_name(name: str) -> bool:
     """Whether a name found in a file is a printable name of a file in the same folder."""
     return name not in ("", ".", "..") and "/" not in name and "\\" not in name and name.isprintable()

@@ -24,7 +24,7 @@ from penstock.core.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end
 from penstock.core.errors import CorruptionError
 from penstock.core.terminal import Progress
 from penstock.shards import _check_kernels as check
-from penstock.shards.files import Array, checksum, map_numbers
+from penstock.shards.files import Array, checksum, make_way, map_numbers
 from penstock.shards.lengths import DOCUMENT_BYTES, RANGE_DOCUMENTS, Documents, LazyNumbers, ranges_of, runs_of
 from penstock.shards.manifest import LENGTHS, RANGE_CHECKSUMS, WEIGHT_SUMS, Manifest
 from penstock.shards.stores import Store
@@ -82,6 +82,7 @@ def open_tables(
     with cache_errors(store.url, tables):
         tables.mkdir(exist_ok=True)
         for name, expected in lazy_tables(manifest).items():
+            make_way(tables / name)
             with open(tables / name, "ab") as file:
                 file.truncate(expected)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {

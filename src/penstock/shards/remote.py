@@ -15,9 +15,9 @@ and come before they are read (`length_ranges`); others are fetched as a whole a
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import base_name, cache_folder
 from penstock.core.urls import url_key
 from penstock.shards.copying import fetch_file
-from penstock.shards.files import check_size, checksum, map_file, read_json, write_file, write_json
+from penstock.shards.files import check_size, checksum, make_way, map_file, read_json, write_file, write_json
 from penstock.shards.images import ASSETS, PROCESSOR_FOLDER, assets_path
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.length_ranges import lazy_tables
@@ -40,7 +40,6 @@ from penstock.shards.unit_record import cache_errors
 _log = logging.getLogger("penstock.shards")
 
 _NOTE = "store.json"
-_NOTED = (("stamps", str), ("sums", int))
 _READERS = 16
 
 
@@ -93,29 +92,40 @@ def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | No
             note = _read_note(kept)
             sums = _complete(store, kept, manifest, content, listed, note)
             lost = _shards_in_place(folder, manifest)
+            stamps = note["stamps"] if note else _listed_stamps(manifest, listed)
             if not note or sums != note["sums"]:
-                stamps = note["stamps"] if note else _listed_stamps(manifest, listed)
-                write_json(
-                    kept / _NOTE,
-                    {"url": store.url, "fingerprint": manifest.fingerprint, "stamps": stamps, "sums": sums},
-                )
-            stamps = _stamps(store, kept, manifest, listed)
+                _write_note(kept, store, manifest, stamps, sums)
+            _refuse_replaced(store, kept, manifest, listed, stamps)
     if note and lost:
         _log.warning("%s: %s in %s: damaged or removed, fetched again", store.url, ", ".join(lost[:3]), folder)
     return RemoteFolder(store=store, kept=kept, folder=folder, stamps=stamps, lost=tuple(lost))
 
 
+def _write_note(kept: Path, store: Store, manifest: Manifest, stamps: dict[str, str], sums: dict[str, int]) -> None:
+    """Note that all tables are here, with what is in the manifest for none of the files."""
+    make_way(kept / _NOTE)
+    note = {"url": store.url, "fingerprint": manifest.fingerprint, "stamps": stamps, "sums": sums}
+    write_json(kept / _NOTE, {**note, "checksum": _seal(note)})
+
+
 def _read_note(kept: Path) -> dict[str, Any] | None:
     """What was noted of an opening; None: none was finished, or the note is damaged.
 
-    Notes of earlier versions have no checksums of files that the manifest has none of: these are fetched again.
+    Notes of earlier versions have no checksums, and files that the manifest has none of are fetched again.
     """
     try:
         found = read_json(kept / _NOTE)
-        note = {name: {str(key): kind(value) for key, value in found.get(name, {}).items()} for name, kind in _NOTED}
-    except (CorruptionError, TypeError, ValueError, AttributeError):
+        seal = found.pop("checksum", None)
+        if "sums" in found and seal != _seal(found):
+            return None
+        stamps = {str(name): str(stamp) for name, stamp in found["stamps"].items()}
+        return {"stamps": stamps, "sums": {name: int(one) for name, one in found.get("sums", {}).items()}}
+    except (CorruptionError, KeyError, TypeError, ValueError, AttributeError):
         return None
-    return note if "stamps" in found else None
+
+
+def _seal(note: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _not_a_dataset(store: Store, listed: Mapping[str, StoredFile]) -> str:
@@ -181,6 +191,7 @@ def _complete(
                 "upload it again (`penstock copy`)"
             )
     if not _has_content(folder / MANIFEST, content):
+        make_way(folder / MANIFEST)
         write_file(folder / MANIFEST, content)
     return {name: checksum(map_file(folder / name)) if name in came else sums[name] for name in others}
 
@@ -188,7 +199,7 @@ def _complete(
 def _fetch(store: Store, folder: Path, names: list[str], listed: Mapping[str, StoredFile]) -> None:
     """Fetch some files into a folder."""
     for name in names:
-        _make_way(folder / name)
+        make_way(folder / name)
     with DaemonPool(_READERS) as pool:
         coming = [
             pool.submit(fetch_file, store, name, listed[name].size, folder / name, listed[name].stamp) for name in names
@@ -214,14 +225,6 @@ def _has_content(path: Path, content: bytes) -> bool:
     return path.is_file() and not path.is_symlink() and path.read_bytes() == content
 
 
-def _make_way(path: Path) -> None:
-    """Remove what is no plain file from the place of one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif path.is_symlink() or (path.exists() and not path.is_file()):
-        path.unlink()
-
-
 def _shards_in_place(folder: Path, manifest: Manifest) -> list[str]:
     """Have a sparse file of full size for each shard; returns those that were missing, cut, or something else.
 
@@ -234,7 +237,7 @@ def _shards_in_place(folder: Path, manifest: Manifest) -> list[str]:
             check_size(path, size)
         except CorruptionError:
             lost.append(name)
-            _make_way(path)
+            make_way(path)
             path.unlink(missing_ok=True)
             with open(path, "wb") as file:
                 file.truncate(size)
@@ -262,13 +265,14 @@ def _listed_stamps(manifest: Manifest, listed: Mapping[str, StoredFile]) -> dict
     return {name: listed[name].stamp for name in _ranged(manifest) if name in listed}
 
 
-def _stamps(store: Store, kept: Path, manifest: Manifest, listed: Mapping[str, StoredFile]) -> dict[str, str]:
-    """The stamps of the shards, which must be those of the first opening.
+def _refuse_replaced(
+    store: Store, kept: Path, manifest: Manifest, listed: Mapping[str, StoredFile], stamps: Mapping[str, str]
+) -> None:
+    """The stamps of the shards must be those of the first opening.
 
     Raises:
         CorruptionError: A shard was replaced since.
     """
-    stamps: dict[str, str] = read_json(kept / _NOTE, f"remove {kept}")["stamps"]
     for name in _ranged(manifest):
         before, now = stamps.get(name, ""), listed[name].stamp if name in listed else ""
         if before and now and before != now:
@@ -276,12 +280,12 @@ def _stamps(store: Store, kept: Path, manifest: Manifest, listed: Mapping[str, S
                 f"{store.where(name)}: was replaced since {kept} was begun ({before} then, {now} now), but the "
                 f"manifest was not; restore it, or remove {kept} if its content is the same"
             )
-    return stamps
 
 
 @contextmanager
 def _alone(kept: Path) -> Iterator[None]:
     """One process at a time; others wait."""
+    make_way(kept / "opening")
     handle = os.open(kept / "opening", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

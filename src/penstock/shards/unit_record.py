@@ -24,7 +24,7 @@ import numpy as np
 from penstock.core.arrays import UInt32, UInt64
 from penstock.core.errors import OutputError, PenstockError
 from penstock.core.system import too_many_files
-from penstock.shards.files import Array, output_errors
+from penstock.shards.files import Array, make_way, output_errors
 
 ABSENT, PRESENT, UNSURE = range(3)
 """State of a unit. UNSURE: present before the machine was started again, so its bytes may not have reached the disk."""
@@ -53,6 +53,8 @@ class UnitRecord:
         self._folder, self._units = folder, units
         path = folder / "units"
         with output_errors(path):
+            for file in (path, folder / "locks"):
+                make_way(file)
             self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             weakref.finalize(self, os.close, self._locks)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -171,6 +173,7 @@ def map_sums(folder: Path, units: int) -> Annotated[UInt64, "units"]:
     if not units:
         return np.empty(0, np.uint64)
     with output_errors(path):
+        make_way(path)
         with open(path, "ab") as file:
             file.truncate(8 * units)
         return np.memmap(path, np.uint64, "r+", shape=(units,)).view(np.ndarray)
