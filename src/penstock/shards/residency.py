@@ -87,7 +87,7 @@ class Residency:
         self._oldest: list[tuple[int, int]] = []
         self._process = os.getpid()
         self._pools: tuple[DaemonPool | None, ...] = (None, None)
-        self._punches = True
+        self._punches, self._has_warned = True, False
 
     @property
     def fetched_bytes(self) -> int:
@@ -253,12 +253,15 @@ class Residency:
     def renew(self, units: Units, error: CorruptionError) -> None:
         """As in `Holder`: the same bytes are written over the damaged ones, so whoever reads them meanwhile is safe."""
         damaged = [unit for unit in units.tolist() if self._wrong(unit) >= 0] or units.tolist()
-        _log.warning(
-            "%s: a copy in %s is damaged (%s); fetching %d units again",
-            self.store.url, self.folder, error, len(damaged),
-        )  # fmt: skip
+        self._say_damaged(error)
         for coming in [self._pool(0).submit(self._load, unit) for unit in damaged]:
             result_of(coming)
+
+    def _say_damaged(self, what: object) -> None:
+        """The first of many damaged copies is worth a warning."""
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        _log.log(level, "%s: copies in %s are damaged, and are fetched again: %s", self.store.url, self.folder, what)
 
     def explained(self, units: Units, error: CorruptionError) -> CorruptionError:
         """As in `Holder`."""
@@ -327,7 +330,7 @@ class Residency:
     def _check_first(self, unit: int) -> None:
         """Before this process first reads a unit that has no checksums of its own: it must be what was fetched."""
         if not self._sound[unit] and self._sum(unit) != self._sums[unit]:
-            _log.warning("%s: a copy in %s is damaged; fetching it again", self.store.url, self.folder)
+            self._say_damaged("what it holds besides tokens is not what was fetched")
             try:
                 self._load(unit)
             except BaseException:
