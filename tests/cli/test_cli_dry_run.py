@@ -5,6 +5,8 @@ import json
 import pytest
 import yaml
 
+from penstock.cli.plan import STEPS
+from penstock.cli.plan import run as plan_verb
 from penstock.cli.train import PLANNED_ROWS
 from penstock.cli.train import run as train_verb
 from penstock.core.errors import ConfigError, OutputError
@@ -26,6 +28,15 @@ def test_it_plans_the_steps_of_the_run(run_file, capsys):
     assert (told["planned below"], told["plan"]["steps"]) == ("all 6 steps", 6)
     told = plan(run_file, capsys, "training.steps=9")
     assert (told["planned below"], told["plan"]["steps"]) == ("all 9 steps", 9)
+
+
+def test_the_verb_plan_takes_the_steps_of_the_run(run_file, capsys):
+    def steps(*assignments, **options):
+        plan_verb(str(run_file), assignments=list(assignments), as_json=True, **options)
+        return json.loads(capsys.readouterr().out)["steps"]
+
+    assert [steps(), steps("training.steps=9"), steps(steps=3)] == [6, 9, 3]
+    assert steps("training=null") == STEPS
 
 
 def test_of_a_long_run_it_plans_the_beginning_and_says_so(run_file, capsys, monkeypatch):

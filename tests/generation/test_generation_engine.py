@@ -319,6 +319,7 @@ def test_settings_that_change_what_is_drawn():
     assert Sampling(temperature=0.3, seed=4, max_tokens=9, stop=("a",), logprobs=1).filters() == {}
     every = {
         "top_k": 4, "top_p": 0.9, "min_p": 0.1, "min_tokens": 2, "frequency_penalty": 1.0, "presence_penalty": -1.0,
+        "repetition_penalty": 1.2,
         "logit_bias": {3: 1.0}, "json_schema": "{}",
     }  # fmt: skip
     for name, value in every.items():

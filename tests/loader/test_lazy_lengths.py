@@ -162,8 +162,9 @@ def test_a_first_step_brings_the_lengths_of_few_ranges(store, monkeypatch):
     loader = Loader(remote, **{**SETTINGS, "window_rows": 8})
     assert_same_step(next(iter(Loader(local, **{**SETTINGS, "window_rows": 8}))), next(iter(loader)))
     lengths = loader.datasets[0].table.lengths
-    # Those of the windows of one run and of two, with the rest of their batches, of 40 ranges.
-    assert 1 <= lengths.ranges.here.sum() < 20
+    # Those of the windows that the steps made ahead are in, and of the windows after these; how many steps are made
+    # ahead by now, the machine decides. There are 40 ranges.
+    assert 1 <= lengths.ranges.here.sum() < 32
     assert store.count("lengths.u32") > 0
     assert not any("lengths" in path and span is None for _, path, span in store.log)
 

@@ -23,9 +23,12 @@ from penstock.models.vocabulary import grow_vocabulary
 from penstock.training.optimizers import Optimizers
 from penstock.training.settings import OptimizerSettings
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)  # peft asks for it
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # peft asks for it
+    # peft looks on the hub for the size of a base's vocabulary, whatever the base is called.
+    pytest.mark.filterwarnings("ignore:Unable to fetch remote file:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Could not find a config file in base:UserWarning"),
+]
 
 
 def gpt(kind: str) -> Any:

@@ -141,7 +141,6 @@ def test_ids_of_chats(thinking):
 def with_bos(tmp_path_factory):
     """A tokenizer with a BOS, and a reply whose 🙂 is several tokens."""
     tokenizer = tiny_tokenizer(tmp_path_factory.mktemp("bos"), ["some words"], 280, [*CONTROLS, "<s>"])
-    tokenizer.__dict__["bos_id"] = tokenizer.special_tokens["<s>"]
     with running(make_model(tokenizer, text="a 🙂 b")) as server:
         yield server
 
@@ -162,7 +161,7 @@ def test_tokens_begin_where_the_text_has_them(with_bos, prompt, stream):
         chunks = [chunk.choices[0].model_dump() for chunk in found] if stream else [found.choices[0].model_dump()]
     text, places = offsets(chunks)
     assert text == prompt + "a 🙂 b"
-    assert places[0] == ("<s>", 0)
+    assert places[0] == ("<|bos|>", 0)
     tokenizer = with_bos.model.tokenizer
     spelled = [tokenizer.byte_table[token] for token in [*tokenizer.encode(prompt), *with_bos.engine.tokens]]
     due = [len(b"".join(spelled[:at]).decode("utf-8", "ignore")) for at in range(len(spelled))]
@@ -170,8 +169,8 @@ def test_tokens_begin_where_the_text_has_them(with_bos, prompt, stream):
 
 
 def test_control_tokens_of_ids_are_in_the_text(with_bos):
-    bos = with_bos.model.tokenizer.bos_id
+    [bos] = with_bos.model.tokenizer.begin_ids
     found = with_bos.post(prompt=[bos, bos, 65], echo=True, logprobs=0, max_tokens=1).json()["choices"][0]
     text, places = offsets([found])
-    assert text.startswith("<s><s>")
-    assert [place for _, place in places] == [0, 3, 6, 7]
+    assert text.startswith("<|bos|><|bos|>")
+    assert [place for _, place in places] == [0, 7, 14, 15]

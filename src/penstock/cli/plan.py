@@ -6,10 +6,15 @@ import typer
 
 from penstock.cli.options import AsJson, Assignments
 
+STEPS = 100
+"""Steps that are planned of a run file that says nothing of them."""
+
 
 def run(
     run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="A run file, or a run's folder.")],
-    steps: Annotated[int, typer.Option(metavar="N", help="Steps to plan.", min=1)] = 100,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps to plan; default: those of the run, else 100.", min=1)
+    ] = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -26,10 +31,13 @@ def run(
     import json
 
     from penstock.config import load_data, make_loader, run_file_of
+    from penstock.config.run_file import written_steps
     from penstock.inspection import dry_run, make_console, plan_view
 
     run_file = run_file_of(run_file)
     data = load_data(run_file, assignments or [])
+    if steps is None:
+        steps = written_steps(run_file, assignments or []) or STEPS
     report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, data.loader.rows_per_step)), steps)
     if as_json:
         more = {"padding_share": report.padding_share, "warnings": report.warnings}

@@ -155,6 +155,14 @@ def resolved_text(path: str | Path, assignments: Sequence[str] = ()) -> str:
     return write_yaml(values, str(path))
 
 
+def written_steps(path: str | Path, assignments: Sequence[str] = ()) -> int | None:
+    """Steps of the training that a run file describes; None: it says nothing of them."""
+    values = override(read_document(path), list(assignments)).values
+    training = values.get("training")
+    steps = training.get("steps") if isinstance(training, dict) else None
+    return steps if isinstance(steps, int) else None
+
+
 def run_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a run file."""
     schema = model_of(RunSettings).model_json_schema()

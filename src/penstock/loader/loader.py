@@ -9,7 +9,7 @@ Only the consumer knows which of the returned steps are trained, since some cons
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
@@ -389,6 +389,20 @@ class Loader:
         """
         rows = sum(window.num_rows for window in self.new_plan().windows())
         return -(-rows // self.settings.rows_per_step)
+
+    @property
+    def made_from(self) -> dict[str, Any]:
+        """What the plan is made from: settings by name, and digests of the sources; states hold it."""
+        return dict(self._description)
+
+    def differences(self, first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> list[str]:
+        """In what `made_from` of rank 0 and of another rank differ, in words; empty: in nothing."""
+        return states.differences(
+            self._plan,
+            dict(first),
+            dict(other),
+            lambda name, one, two: f"{name} is {one!r} on rank 0, {two!r} on rank {rank}",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """State of a loader at rest: after the last step that was handed out, as that step's `resume_state`.

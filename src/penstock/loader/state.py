@@ -13,7 +13,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -212,24 +212,34 @@ def _refuse_unknown(found: dict[str, Any], known: Any, inside: str) -> None:
 def _refuse_changes(plan: Plan, then: dict[str, Any]) -> None:
     if not isinstance(then, dict):
         raise StateError("this is not the state of a loader: it does not say what it was made from")
-    now = describe(plan)
-    known = dict.fromkeys((*now, *_LIMITS, _DROPS))
-    _refuse_unknown(then, known, "made_from.")
-    changed = [
-        f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in known if now.get(name) != then.get(name)
-    ]
-    changed = [text for text in changed if not text.startswith(("sources was", "share_changes was"))]
+    _refuse_unknown(then, dict.fromkeys((*describe(plan), *_LIMITS, _DROPS)), "made_from.")
+    changed = differences(plan, describe(plan), then, lambda name, now, then: f"{name} was {then!r}, is {now!r}")
+    if changed:
+        raise StateError(
+            f"the state was saved from other data or settings: {'; '.join(changed)}. "
+            "Load it into a loader made as it was, or start without it"
+        )
+
+
+def differences(
+    plan: Plan, now: dict[str, Any], then: dict[str, Any], tell: Callable[[str, Any, Any], str]
+) -> list[str]:
+    """In what two descriptions of plans differ, in words.
+
+    Args:
+        plan: A plan with the sources of either; names them.
+        now, then: What `describe` gives.
+        tell: A setting and its two values as words.
+    """
+    names = [name for name in dict.fromkeys((*now, *then)) if name not in ("sources", "share_changes")]
+    changed = [tell(name, now.get(name), then.get(name)) for name in names if now.get(name) != then.get(name)]
     if now.get(_DROPS) and not then.get(_DROPS):
         changed.append("parts without a target were kept, as sources with drop_untrained: false keep them")
     if now["share_changes"] != then.get("share_changes"):
         changed.append("the changes of shares differ")
     if now["num_sources"] == then.get("num_sources") and now["sources"] != then.get("sources"):
         changed += _changed_sources(plan, base64.b85decode(then["sources"]), base64.b85decode(now["sources"]))
-    if changed:
-        raise StateError(
-            f"the state was saved from other data or settings: {'; '.join(changed)}. "
-            "Load it into a loader made as it was, or start without it"
-        )
+    return changed
 
 
 def _changed_sources(plan: Plan, then: bytes, now: bytes) -> list[str]:

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,6 +30,7 @@ from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.randomness import key_for
 from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
+from penstock.loader.agreement import check_ranks
 from penstock.loader.loader import Loader
 from penstock.models import LanguageModel, RowTensors, save_model
 from penstock.models.experts import Experts
@@ -132,6 +133,8 @@ class Trainer:
         self.totals = Totals()
         self._saved = 0
         self._trained: Step | None = None
+        if ranks.several:
+            check_ranks(loader, more={"steps": steps, **_shared(settings)})
         # A part of a document is processed as a document with a past, so parts need the same isolation as rows.
         if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
@@ -619,6 +622,14 @@ class Trainer:
             save_model(self.model, partial_base, weights, with_lora=False)
             finish(partial_base, base, {"checksum": self._base})
         save_model(self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self._base))
+
+
+def _shared(settings: TrainSettings) -> dict[str, Any]:
+    """Settings that all ranks must share, by name; those that only say where and how to compute may differ."""
+    own = {"device", "threads", "evaluators", "tensorboard", "wandb", "log_every", "checkpoints", "tensor_logs"}
+    found = {one.name: getattr(settings, one.name) for one in fields(settings) if one.name not in own}
+    # The words for a function of one's own say where it lies in memory.
+    return {f"training.{name}": value for name, value in found.items() if " at 0x" not in repr(value)}
 
 
 def _base_is_fixed(model: torch.nn.Module) -> bool:

@@ -27,6 +27,7 @@ from penstock.core.errors import ConfigError, DistributedError, MissingExtraErro
 from penstock.inputs.model_input import ModelInput
 from penstock.integrations.loader_state import LoaderState
 from penstock.loader import Step
+from penstock.loader.agreement import check_ranks
 from penstock.loader.loader import Loader
 
 try:
@@ -54,6 +55,8 @@ class AcceleratorSteps:
     def __init__(self, accelerator: Accelerator, loader: Loader) -> None:
         self._accelerator, self._place = accelerator, LoaderState(loader)
         self._check()
+        if accelerator.num_processes > 1:
+            check_ranks(loader)
         accelerator.register_for_checkpointing(self)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from penstock.core.errors import ConfigError, DistributedError
 from penstock.core.suggestions import did_you_mean
 from penstock.integrations.huggingface.batches import is_finite, known_ids
 from penstock.integrations.isolation import asks_for_router_loss
+from penstock.loader import agreement
 from penstock.loader.loader import Loader
 
 _log = logging.getLogger("penstock.huggingface")
@@ -222,6 +223,8 @@ def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
                 f"the loader was made for rank {found.rank} of {found.size}, this process is data-parallel rank {rank} "
                 f"of {size}; make it with data_parallel=({rank}, {size}) or, under torchrun, DataParallel.from_env()"
             )
+        if size > 1:
+            agreement.check_ranks(loader)
 
 
 def refuse_model(model: Any) -> None:

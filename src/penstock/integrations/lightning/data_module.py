@@ -25,6 +25,7 @@ from typing import Any, final
 
 from penstock.core.errors import ConfigError, DistributedError, MissingExtraError, StateError
 from penstock.loader import Step
+from penstock.loader.agreement import check_ranks
 from penstock.loader.data_parallel import DataParallel
 from penstock.loader.loader import Loader
 
@@ -244,6 +245,8 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
                 f"rank {ranks.rank} of {ranks.size} here; give a function: lambda ranks: "
                 "penstock.Loader(…, data_parallel=ranks)"
             )
+        if ranks.size > 1:
+            check_ranks(loader)
         return loader
 
 

@@ -30,6 +30,7 @@ from penstock.inputs.model_input import InputRequirements
 from penstock.inputs.torch_tensors import as_tensors
 from penstock.integrations.plain_targets import PlainTargets
 from penstock.loader import Step
+from penstock.loader.agreement import check_ranks
 from penstock.loader.loader import Loader
 from penstock.packing import Packing
 
@@ -97,6 +98,8 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
             prefetch=config.prefetch, **config.options,
         )  # fmt: skip
         _TARGETS.check(self.loader)
+        if dp_world_size > 1:
+            check_ranks(self.loader)
         self._rows = rows // dp_world_size
         self._state: dict[str, Any] = self.loader.state_dict()
         self._left = 0
