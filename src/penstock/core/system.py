@@ -59,21 +59,31 @@ def too_many_files(error: BaseException | None) -> str:
     return ""
 
 
+USUAL_MAPPINGS = 65_530
+"""Mappings that Linux allows a process by default."""
+
+
+def mapping_limit() -> int:
+    """How many mappings a process may have; the usual number of Linux where the system does not say."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_bytes())
+    except (OSError, ValueError):  # not on macOS
+        return USUAL_MAPPINGS
+
+
 def mappings_cure() -> str:
     """Why no more files can be mapped, and what to do."""
-    try:
-        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
-    except (OSError, ValueError):  # not on macOS
-        return (
-            f"the system refuses more, with {len(mapped):,} files mapped; raise the limits of this process's memory "
-            "(ulimit -v), or prepare again into fewer shards"
-        )
-    wanted = 4 * max(limit, len(mapped))
+    limit = mapping_limit()
     return (
-        f"a process may have {limit:,} mappings (vm.max_map_count), one for each shard of all its datasets, and "
-        f"{len(mapped):,} files are mapped; raise it (sysctl -w vm.max_map_count={wanted}), or "
-        "prepare again into fewer shards; if there are far fewer, the address space is limited (ulimit -v)"
+        f"the system refuses one more mapping; a process may have {limit:,} (vm.max_map_count), and {len(mapped):,} "
+        f"files are mapped here; raise it (sysctl -w vm.max_map_count={4 * limit}), or prepare again into fewer "
+        "shards; if far fewer are mapped, the limit is that of this process's memory (ulimit -v)"
     )
+
+
+def limit_cure(error: OSError) -> str:
+    """The cure, if a file cannot be read or mapped because of a limit of this machine; empty: that is not why."""
+    return mappings_cure() if error.errno == errno.ENOMEM else too_many_files(error)
 
 
 class MappedFile(Protocol):

@@ -34,6 +34,7 @@ from penstock.loader.steps import StepPlan
 from penstock.shards import Corpus
 from penstock.shards._kernels import RUN_DOCUMENTS
 from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of, renewed
+from penstock.shards.mappings import ShardHolder
 
 _log = logging.getLogger("penstock.loader")
 
@@ -105,14 +106,15 @@ class Fetching:
         self._holders = {
             number: holder for number, dataset in enumerate(datasets) if (holder := dataset.table.holder) is not None
         }
-        self._used = dict.fromkeys(self._holders, 0)
+        remote = [number for number in self._holders if _parts(datasets[number])]
+        self._used = dict.fromkeys(remote, 0)
         self._counting = threading.Lock()
         self._ahead: StepsAhead | None = None
         self._all: Wanted = []
         self._ahead_bytes = AHEAD_BYTES
         if budget is not None:
             self._ahead_bytes = min(AHEAD_BYTES, budget // _LEAST_SHARE)
-            self._divide(budget, {n: residency(sources[n], datasets[n], settings) for n in self._holders})
+            self._divide(budget, {n: residency(sources[n], datasets[n], settings) for n in remote})
         self._documents = {n: _documents(sources[n], datasets[n]) for n in self._holders}
 
     def __bool__(self) -> bool:
@@ -146,7 +148,7 @@ class Fetching:
 
     def report(self) -> None:
         """Log a line for each remote source."""
-        for number, (name, traffic) in zip(self._holders, self.traffic.items(), strict=True):
+        for number, (name, traffic) in zip(self._used, self.traffic.items(), strict=True):
             if traffic.used_bytes:
                 _log.info("source %r (%s): %s", name, location_of(self._datasets[number]), traffic)
 
@@ -306,9 +308,14 @@ def _documents(source: Source, dataset: Corpus) -> tuple[int, int]:
 
 def _parts(dataset: Any) -> list[tuple[Any, float]]:
     """The residencies of a corpus, and the share of its bytes that each holds."""
-    parts = [part for part in getattr(dataset, "parts", (dataset,)) if part.table.holder is not None]
+    parts = [part for part in getattr(dataset, "parts", (dataset,)) if _is_remote(part.table.holder)]
     sizes = [int(part.table.shard_bytes.sum()) for part in parts]
     return [(part.table.holder, size / max(sum(sizes), 1)) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _is_remote(holder: Any) -> bool:
+    """Whether a holder fetches: others only map."""
+    return holder is not None and not isinstance(holder, ShardHolder)
 
 
 def _unique(units: Sequence[Annotated[Int64, "units"]]) -> Annotated[Int64, "units"]:

@@ -3,8 +3,7 @@
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
 
-import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -13,11 +12,9 @@ from typing import Any, Self, TypeVar, final
 
 import numpy as np
 
-from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, PenstockError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
-from penstock.core.system import mappings_cure, too_many_files
 from penstock.core.urls import Address
 from penstock.media.processor import Processor, load_processor
 from penstock.shards import _kernels as k
@@ -33,12 +30,13 @@ from penstock.shards.document import (
     documents_at,
     location_of,
 )
-from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
+from penstock.shards.files import check_regular, checksum, map_numbers, read_json, unreadable
 from penstock.shards.for_datasets import TargetColumn, to_datasets
 from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.lengths import LazyNumbers
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
+from penstock.shards.mappings import MappedShards, ShardHolder, addresses_of, map_shards
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
@@ -104,26 +102,28 @@ class Dataset:
             # Earlier versions have fetched the lengths of all datasets as a whole.
             is_lazy = lazy_tables(manifest) and not (folder / LENGTHS).is_file()
             numbers = open_tables(store, kept, folder, manifest, remote.stamps) if is_lazy else None
-            local = cls._open_local(folder, numbers)
-        table = replace(local.table, paths=[store.where(path.name) for path in map(Path, local.table.paths)])
+            local = cls._open_local(folder, numbers, is_cache=True)
+        table = replace(local.table, paths=[store.where(shard.file) for shard in local.manifest.shards])
         units = UnitMap(table, local.manifest)
         holder = Residency(store, kept, folder, table, units, remote.stamps)
         holder.forget(remote.lost)
         return cls(folder, local.manifest, replace(table, holder=holder), store.address, cache)
 
     @classmethod
-    def _open_local(cls, path: Path, numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None) -> Self:
+    def _open_local(
+        cls, path: Path, numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None, *, is_cache: bool = False
+    ) -> Self:
         """Open a folder; `numbers` are its lengths and weight sums, if they are not in it."""
         manifest = Manifest.load(path)
-        for shard in manifest.shards:
-            check_size(path / shard.file, shard.bytes)
+        files, sizes = [shard.file for shard in manifest.shards], [shard.bytes for shard in manifest.shards]
+        mappings = map_shards(path, files, sizes, is_cache=is_cache)
         for name in manifest.checksums:
             if numbers is None or name not in (LENGTHS, WEIGHT_SUMS):
                 check_regular(path / name)
         try:
-            table = _table(path, manifest, numbers)
+            table = _table(path, manifest, mappings, numbers)
         except OSError as error:
-            raise _unreadable(path, manifest, error) from None
+            raise unreadable(error.filename or path, error) from None
         if checksum(table.batches) != manifest.checksums[BATCHES]:
             raise CorruptionError(f"{path / BATCHES}: differs from its checksum; copy it again, or prepare again")
         check_batches(path, manifest, table.batches)
@@ -335,16 +335,6 @@ def _in_cache(url: str, kept: Path) -> Iterator[None]:
         ) from error
 
 
-def _unreadable(path: Path, manifest: Manifest, error: OSError) -> PenstockError:
-    """What is wrong where the files of a dataset cannot be mapped: one of them, or a limit of this machine."""
-    where = error.filename or path
-    if cure := too_many_files(error):
-        return ConfigError(f"{where}: {error.strerror}; {cure}")
-    if error.errno == errno.ENOMEM:
-        return ConfigError(f"{path}: its {len(manifest.shards):,} shards cannot all be mapped: {mappings_cure()}")
-    return CorruptionError(f"{where}: cannot be read: {error.strerror or error}")
-
-
 def _reopened(location: str | Path, cache: str | Path | None) -> Dataset:
     return Dataset.open(location, cache=cache)
 
@@ -404,28 +394,35 @@ def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
     return weights
 
 
-def _table(path: Path, manifest: Manifest, numbers: tuple[LazyNumbers, LazyNumbers | None] | None) -> DocumentTable:
+def _table(
+    path: Path,
+    manifest: Manifest,
+    mappings: Sequence[Array],
+    numbers: tuple[LazyNumbers, LazyNumbers | None] | None,
+) -> DocumentTable:
     lengths, weight_sums = numbers or (
         map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2)),
         map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,)) if manifest.fractional_weights else None,
     )
-    mappings = [map_file(path / shard.file) for shard in manifest.shards]
     documents, batches = ([getattr(shard, name) for shard in manifest.shards] for name in ("documents", "batches"))
+    starts = np.cumsum([0, *documents], dtype=np.int64)
+    addresses, sizes = addresses_of(mappings)
     return DocumentTable(
         num_documents=manifest.documents,
         lengths=lengths,
         weight_sums=weight_sums,
         token_bytes=manifest.token_bytes,
         documents_per_batch=manifest.documents_per_batch,
-        shard_starts=np.cumsum([0, *documents], dtype=np.int64),
+        shard_starts=starts,
         shard_first_batch=np.cumsum([0, *batches], dtype=np.int64),
-        shard_addresses=np.array([address_of(mapping) for mapping in mappings], np.uint64),
-        shard_bytes=np.array([len(mapping) for mapping in mappings], np.uint64),
+        shard_addresses=addresses,
+        shard_bytes=sizes,
         batches=map_numbers(path / BATCHES, k.BATCH, (sum(batches),)),
         offset_bytes=manifest.token_bytes,
         has_checksums=True,
         has_spans=manifest.has_spans,
         vocab_size=manifest.tokenizer.vocab_size,
-        paths=[path / shard.file for shard in manifest.shards],
+        paths=[f"{path}/{shard.file}" for shard in manifest.shards],
         mappings=mappings,
+        holder=ShardHolder(mappings, starts) if isinstance(mappings, MappedShards) else None,
     )

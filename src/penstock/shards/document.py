@@ -37,13 +37,21 @@ FAULTS = {
 """What is wrong with a document, in words."""
 
 
+_TOGETHER = 1 << 10
+"""Documents whose shards are held together to check them."""
 TOKENS, SPANS, ORIGINS, EXTRAS = range(4)
 """Kinds of what is fetched of a remote dataset: tokens and their checksums; loss-weight spans; origins and texts; trees
 and columns. See `penstock.shards.units`."""
 
 
 class Holder(Protocol):
-    """Has documents of a remote dataset on this machine, in units of fetching; units are numbers."""
+    """Has documents of a remote dataset on this machine, and mapped, in units of fetching; units are numbers.
+
+    One of a local dataset maps what is not mapped yet (`penstock.shards.mappings`).
+    """
+
+    def __len__(self) -> int:
+        """Number of units."""
 
     def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Annotated[Int64, "units"]:
         """The units that hold some kinds of data of documents, rising."""
@@ -153,9 +161,10 @@ class DocumentTable:
     paths: Sequence[Path | str]
     """The shards' files [S], for messages; URLs of a remote dataset."""
     mappings: Sequence[Array]
-    """What the addresses point into; the first S are the shards."""
+    """What the addresses point into; the first S are the shards. Some may be mapped only while they are held."""
     holder: "Holder | None" = None
-    """Brings documents to this machine; None: they are there. Bytes of a shard may be read only while they are held."""
+    """Brings documents to this machine, and has them mapped; None: all are there. Bytes of a shard may be read only
+    while they are held."""
 
     def held(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> AbstractContextManager[None]:
         """Have some kinds of units (`penstock.shards.units`) of documents on this machine while the block runs.
@@ -197,9 +206,17 @@ class DocumentTable:
         Raises:
             CorruptionError: One is not what was written; names the file and the document.
         """
-        if self.holder is not None:
-            # The lengths of remote datasets are checked when they come.
-            documents = documents[~self.holder.is_remote(documents)]
+        if self.holder is None:
+            return self._check_lengths_held(documents)
+        # The lengths of remote datasets are checked when they come.
+        documents = documents[~self.holder.is_remote(documents)]
+        for begin in range(0, len(documents), _TOGETHER):
+            some = documents[begin : begin + _TOGETHER]
+            with self.held(some, (TOKENS,)):
+                self._check_lengths_held(some)
+        return None
+
+    def _check_lengths_held(self, documents: Annotated[Int64, "documents"]) -> None:
         self._refuse(k.BAD_LENGTH, k.wrong_length(*self.kernel_view, for_kernel(self.lengths, documents), documents))
 
     @property

@@ -26,18 +26,18 @@ from typing import Any, Literal, TypeVar, final, get_args, get_origin
 import numpy as np
 
 from penstock.core.compiled import address_of
-from penstock.core.errors import CorruptionError, OutputError, PenstockError
+from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
-from penstock.core.system import mapped, too_many_files
+from penstock.core.system import limit_cure, mapped, too_many_files
 from penstock.shards import _kernels as k
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_FAILED = ctypes.c_void_p(-1).value
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+FAILED = ctypes.c_void_p(-1).value
 
 
 @final
@@ -59,11 +59,11 @@ class Mapping:
                 raise OSError(errno.EINVAL, "not a regular file", str(path))
             self.path, self.size, self._address = path, status.st_size, 0
             if self.size:
-                found = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
-                if found is None or found == _FAILED:
-                    raise OSError(ctypes.get_errno(), f"cannot map {path}")
+                found = libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+                if found is None or found == FAILED:
+                    raise OSError(ctypes.get_errno(), "cannot be mapped", str(path))
                 self._address = found
-                weakref.finalize(self, _libc.munmap, found, self.size)
+                weakref.finalize(self, libc.munmap, found, self.size)
         finally:
             os.close(handle)
         mapped.add(self)
@@ -116,11 +116,19 @@ def check_regular(path: Path, expected: str = "") -> os.stat_result:
     except FileNotFoundError:
         raise CorruptionError(f"{path}: the file is missing{expected}; copy it again, or prepare again") from None
     except OSError as error:
-        raise CorruptionError(f"{path}: cannot be read: {error.strerror or error}; copy it again") from None
+        raise unreadable(path, error) from None
     if not stat.S_ISREG(status.st_mode):
         what = "a link, which may lead outside the folder" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         raise CorruptionError(f"{path}: is {what}; copy the dataset with the files themselves (cp -rL)")
     return status
+
+
+def unreadable(path: Path | str, error: OSError, what: str = "") -> PenstockError:
+    """What is wrong where a file cannot be read or mapped: the file, or a limit of this machine."""
+    reason = error.strerror or str(error)
+    if cure := limit_cure(error):
+        return ConfigError(f"{path}: cannot be opened{what}: {reason}; {cure}")
+    return CorruptionError(f"{path}: cannot be read: {reason}; copy it again, or prepare again")
 
 
 def make_way(path: Path) -> None:
@@ -250,11 +258,14 @@ def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Any:
 
     Raises:
         CorruptionError: It is missing, a link, or not JSON.
+        ConfigError: A limit of this machine keeps it from being read.
     """
     check_regular(path)
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise CorruptionError(f"{path}: damaged: not JSON: {reason}; {cure}") from None
 

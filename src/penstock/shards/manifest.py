@@ -17,7 +17,7 @@ from typing import Any, Self, final
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.shards._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
-from penstock.shards.files import check_regular, is_plain_name, read_json, record_of, write_json, write_text
+from penstock.shards.files import check_regular, is_plain_name, read_json, record_of, unreadable, write_json, write_text
 from penstock.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
 
 FORMAT = "penstock dataset"
@@ -392,5 +392,7 @@ class ChatInfo:
         try:
             template = (folder / CHAT_TEMPLATE).read_bytes().decode()
             return record_of(cls, {**value, "template": template} if isinstance(value, dict) else value)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise unreadable(folder / CHAT_TEMPLATE, error) from None
+        except ValueError as error:
             raise CorruptionError(f"{folder / CHAT}: {error}; copy it again, or prepare again") from None

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -30,6 +30,7 @@ from penstock.shards import _check_kernels as check
 from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
 from penstock.shards.files import checksum
 from penstock.shards.lengths import for_kernel
+from penstock.shards.mappings import MappedShards, shards_of
 from penstock.shards.stores import Store
 from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, cache_errors, map_sums, punch, write_at
 from penstock.shards.units import PAGE, Made, Range, UnitMap, joined_requests, page_bytes, without
@@ -64,6 +65,8 @@ class Residency:
     ) -> None:
         self.store, self.folder, self.units = store, folder, units
         self._table, self._stamps = table, stamps
+        # Where there are too many shards, those of units that are wanted or looked at are mapped.
+        self._window = table.mappings if isinstance(table.mappings, MappedShards) else None
         self._names = [os.path.basename(path) for path in map(str, table.paths)]
         self._files = [os.path.join(shards, name) for name in self._names]
         self._kernel_view = table.kernel_view
@@ -88,6 +91,9 @@ class Residency:
         self._process = os.getpid()
         self._pools: tuple[DaemonPool | None, ...] = (None, None)
         self._punches, self._has_warned = True, False
+
+    def __len__(self) -> int:
+        return len(self.units)
 
     @property
     def fetched_bytes(self) -> int:
@@ -153,6 +159,8 @@ class Residency:
             may_wait: Asked while there is no room: False brings the unit nevertheless. None: never wait.
         """
         self.units.need_lengths(units[self._mine[units] == _NOT_HERE])
+        if self._window is not None:
+            self._window.want(self._shards(units), may_wait)
         with self._changed:
             self._pins[units] += 1
             # What is wanted is not old, for other processes either.
@@ -219,14 +227,27 @@ class Residency:
             self._mine[done] = _NOT_HERE
             self._record.free_all(done)
             self._changed.notify_all()
+        if self._window is not None:
+            self._window.release(self._shards(units))
+
+    def _shards(self, units: Units) -> Annotated[Int64, "shards"]:
+        """The shards that units lie in, each as often as there are units in it."""
+        return shards_of([self.units.documents(unit) for unit in units.tolist()], self._table.shard_starts)
+
+    def _mapped(self, unit: int) -> AbstractContextManager[None]:
+        """Have the shards of a unit mapped, if they are not all the time."""
+        return nullcontext() if self._window is None else self._window.held(self._shards(np.array([unit])))
 
     def hold_all(self, begin: int, end: int, kinds: Sequence[int]) -> Units | None:
         """Hold some kinds of units of documents [begin, end) with a few locks, if all of them are here already.
 
         Returns:
-            What the caller must release, once; None: some are not here, or what is here exceeds the budget.
+            What the caller must release, once; None: some are not here, what is here exceeds the budget, or there are
+            too many shards to have all of them mapped.
         """
         record = self._record
+        if self._window is not None:
+            return None
         with self._changed:
             ranges = self.units.ranges(begin, end, kinds)
             if (self.budget is not None and record.used > self.budget) or not self._all_here(ranges):
@@ -342,8 +363,9 @@ class Residency:
         """A checksum of all bytes of a unit that are here; never 0, which stands for none."""
         parts = self.units.unit(unit)
         ranges = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
-        ranges += self.units.later(unit, self._table.mappings)
-        sums = [checksum(self._table.mappings[one.shard][one.begin : one.end]) for one in ranges]
+        with self._mapped(unit):
+            ranges += self.units.later(unit, self._table.mappings)
+            sums = [checksum(self._table.mappings[one.shard][one.begin : one.end]) for one in ranges]
         return checksum(np.array(sums, np.uint64)) or 1
 
     def _give_up(self, reserved: int) -> None:
@@ -382,6 +404,10 @@ class Residency:
 
     def _load(self, unit: int) -> int:
         """Fetch a unit, and write it into its shards; returns bytes that `size` does not count."""
+        with self._mapped(unit):
+            return self._load_mapped(unit)
+
+    def _load_mapped(self, unit: int) -> int:
         parts = self.units.unit(unit)
         for last in (False, True):
             self._fetch(parts.fetched, parts.made)
@@ -431,7 +457,8 @@ class Residency:
 
     def _size_here(self, unit: int) -> int:
         """Bytes of the pages of a present unit."""
-        return page_bytes(self.units.pages(unit, self._table.mappings))
+        with self._mapped(unit):
+            return page_bytes(self.units.pages(unit, self._table.mappings))
 
     def _write(self, pieces: Sequence[Made]) -> None:
         """Write bytes into their places."""
@@ -454,7 +481,8 @@ class Residency:
         layout = (token_bytes, has_spans, kind == SPANS)
         begin, end = self.units.documents(unit)
         lengths = for_kernel(self._table.lengths, np.arange(begin, end))
-        return int(check.wrong_tokens(places, batches, layout, lengths, begin, end))
+        with self._mapped(unit):
+            return int(check.wrong_tokens(places, batches, layout, lengths, begin, end))
 
     # Giving back. All of it runs under `_changed`.
 
@@ -490,7 +518,8 @@ class Residency:
         try:
             if record.states[unit] == ABSENT:
                 return
-            pages = self.units.pages(unit, self._table.mappings)
+            with self._mapped(unit):
+                pages = self.units.pages(unit, self._table.mappings)
             record.states[unit] = ABSENT
             record.account(-page_bytes(pages))
             self._punch(without(pages, self._kept_pages(unit, pages, locked)))
@@ -523,7 +552,8 @@ class Residency:
         bare = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
         theirs = [Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in bare]
         if parts.has_more and present:
-            theirs = self.units.pages(other, self._table.mappings)
+            with self._mapped(other):
+                theirs = self.units.pages(other, self._table.mappings)
         shared = any(
             one.shard == mine.shard and one.begin < mine.end and mine.begin < one.end
             for one in theirs
@@ -544,16 +574,19 @@ class Residency:
 
 @final
 class JoinedResidency:
-    """The residencies of the parts of a joined corpus, as one: units are numbered through, part after part.
+    """The holders of the parts of a joined corpus, as one: units are numbered through, part after part.
 
     Args:
         starts: First document of each part, and the number of all.
-        parts: One for each part; None: it is on this machine.
+        parts: One for each part; None: it is on this machine, and mapped.
     """
 
     def __init__(self, starts: Sequence[int], parts: Sequence[Any]) -> None:
         self._starts, self.parts = np.array(starts, np.int64), parts
-        self._firsts = np.cumsum([0, *(0 if part is None else len(part.units) for part in parts)], dtype=np.int64)
+        self._firsts = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
 
     def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Units:
         """As in `Residency`."""
@@ -572,7 +605,8 @@ class JoinedResidency:
 
     def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
         """As in `Residency`."""
-        remote = np.array([part is not None for part in self.parts])
+        some = np.zeros(1, np.int64)
+        remote = np.array([part is not None and bool(part.is_remote(some)[0]) for part in self.parts])
         return remote[np.searchsorted(self._starts, documents, side="right") - 1]
 
     @contextmanager

@@ -102,8 +102,8 @@ class Interruption:
             self._is_silent = False
             if self._waits:
                 raise StoreError(
-                    f"stopped by {self.name} while a store has not answered for {waiting_seconds():.0f} s: the next step "
-                    "was not waited for; resume=True (--resume) goes on from what is saved"
+                    f"stopped by {self.name} while a store has not answered for {waiting_seconds():.0f} s: the next "
+                    "step was not waited for; resume=True (--resume) goes on from what is saved"
                 )
             return
         if self.name is not None and number == signal.SIGINT:
