@@ -422,7 +422,7 @@ def _table(
         has_checksums=True,
         has_spans=manifest.has_spans,
         vocab_size=manifest.tokenizer.vocab_size,
-        paths=[f"{path}/{shard.file}" for shard in manifest.shards],
+        paths=[path / shard.file for shard in manifest.shards],
         mappings=mappings,
         holder=ShardHolder(mappings, starts) if isinstance(mappings, MappedShards) else None,
     )
