@@ -29,6 +29,7 @@ MOST = 8
 def few(monkeypatch):
     """A system with few mappings: eight shards may be mapped on demand."""
     monkeypatch.setattr(mappings, "mapping_limit", lambda: MOST * mappings._SOME_SHARE)
+    monkeypatch.setattr(mappings, "_ALL_SHARE", 10**9)
 
 
 @pytest.fixture
@@ -145,13 +146,14 @@ def test_datasets_share_the_room_and_leave_it(few, tmp_path, many):
     assert len(mappings._pool.idle) == 1
 
 
-def test_trees_columns_and_weights(few, tmp_path):
+def test_trees_columns_and_weights(few, tmp_path, monkeypatch):
     paths = tmp_path / "trees"
     tree_dataset(paths)
     few_shards = open_dataset(paths)
     assert isinstance(few_shards.table.mappings, MappedShards)
     spans = make_dataset(tmp_path / "spans", 80, documents_per_shard=3)
-    mappings.mapping_limit = lambda: 10**6
+    monkeypatch.setattr(mappings, "mapping_limit", lambda: 10**6)
+    monkeypatch.setattr(mappings, "_ALL_SHARE", 2)
     assert [few_shards[n] for n in range(40)] == [open_dataset(paths)[n] for n in range(40)]
     assert [spans[n] for n in range(80)] == [open_dataset(tmp_path / "spans")[n] for n in range(80)]
 
@@ -237,7 +239,7 @@ def test_too_many_open_files_are_no_damage(few, many, opened):
     what = ".*one of 60 shards.*" if opened else ".*"
     with (
         no_more_files(),
-        pytest.raises(ConfigError, match=rf"{what}raise the limit of open files, which is 3 \(ulimit"),
+        pytest.raises(ConfigError, match=rf"{what}the limit of open files, which is 3 \(ulimit -n"),
     ):
         dataset[100] if opened else open_dataset(many[0])
     assert dataset[100].tokens is not None
