@@ -100,15 +100,22 @@ _installed: list[Any] = []
 """Keeps the handler alive."""
 
 
-def explain_cut_files() -> None:
+def explain_cut_files(*, traces: bool = True) -> None:
     """Report on standard error which mapped file was cut, before this process ends by SIGBUS.
 
-    Also enables Python's `faulthandler`, which then shows where each thread was. The command line calls this; your own
-    program may.
+    Called when the first file is mapped. A handler that another library installed (`faulthandler`, PyTorch's workers)
+    gets the signal afterwards, as without this; where the program itself handles or ignores SIGBUS, it is left alone.
+
+    Args:
+        traces: Also enable Python's `faulthandler`, unless it is, which then shows where each thread was. The command
+            line does; your own program may.
     """
-    if _installed or not hasattr(signal, "SIGBUS"):
+    if not hasattr(signal, "SIGBUS"):
         return
-    faulthandler.enable(file=2)
+    if traces and not faulthandler.is_enabled():
+        faulthandler.enable(file=2)
+    if _installed or signal.getsignal(signal.SIGBUS) not in (signal.SIG_DFL, None):
+        return
     libc = ctypes.CDLL(None)
     libc.signal.restype = ctypes.c_void_p
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)

@@ -19,16 +19,17 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, final, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, final, get_args, get_origin
 
 import numpy as np
 
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
-from penstock.core.system import limit_cure, mapped, too_many_files
+from penstock.core.system import explain_cut_files, limit_cure, mapped, too_many_files
 from penstock.shards import _kernels as k
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -66,6 +67,7 @@ class Mapping:
                 weakref.finalize(self, libc.munmap, found, self.size)
         finally:
             os.close(handle)
+        explain_cut_files(traces=False)
         mapped.add(self)
 
     @property
@@ -293,7 +295,10 @@ def record_of(kind: type[Record], value: Any, where: str = "") -> Record:
 
 def _typed(kind: Any, value: Any, where: str) -> Any:
     """`value` as a `kind`."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _shape(kind)
+    if origin is None and type(value) is kind and kind is not float:
+        # Most values: a manifest may have millions.
+        return value if kind is bool or _fits(kind, value) else _refused(kind, value, where)
     if origin is UnionType:
         fits = next((each for each in arguments if _fits(each, value)), arguments[0])
         return _typed(fits, value, where)
@@ -301,7 +306,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list) or (arguments[-1] is not ... and len(value) != len(arguments)):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
         kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        if set(kinds) == {int} and all(_fits(int, one) for one in value):
+        if set(kinds) == {int} and all(type(one) is int and -(2**63) <= one < 2**64 for one in value):
             return tuple(value)
         return tuple(_typed(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True)))
     if origin is dict:
@@ -315,8 +320,18 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return record_of(kind, value, where)  # type: ignore[arg-type]
     if kind is not Any and not _fits(kind, value):
-        raise ValueError(f"{where}: expected {_NAMES.get(kind, kind)}, found {_shown(value)}")
+        _refused(kind, value, where)
     return value
+
+
+@cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is made of."""
+    return get_origin(kind), get_args(kind)
+
+
+def _refused(kind: Any, value: Any, where: str) -> NoReturn:
+    raise ValueError(f"{where}: expected {_NAMES.get(kind, kind)}, found {_shown(value)}")
 
 
 def _fits(kind: Any, value: Any) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from penstock.core.arrays import Int64, UInt64
 from penstock.core.daemons import LOOK_SECONDS, refuse_at_end
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.core.system import mapped, mapping_limit
+from penstock.core.system import explain_cut_files, mapped, mapping_limit
 from penstock.shards.files import FAILED, Array, check_size, libc, map_file, unreadable
 
 _ALL_SHARE, _SOME_SHARE = 2, 8
@@ -275,6 +275,7 @@ class MappedShards(Sequence[Array]):
         except OSError as error:
             raise unreadable(path, error, f" and mapped, one of {len(self):,} shards") from None
         self._files[shard] = _Mapped(path, size)
+        explain_cut_files(traces=False)
         mapped.add(self._files[shard])
 
     def _check(self, path: str, shard: int, status: os.stat_result) -> None:
