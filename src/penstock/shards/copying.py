@@ -27,7 +27,7 @@ from penstock.shards.files import checksum, map_file, output_errors, sync, write
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import MANIFEST, Manifest
-from penstock.shards.stores import TOKENIZER_FILES, RefusedError, Store, StoredFile
+from penstock.shards.stores import PROCESSOR_FILES, TOKENIZER_FILES, RefusedError, Store, StoredFile
 from penstock.shards.unit_record import cache_errors
 
 SPLITS = ("", "train/", "validation/")
@@ -264,6 +264,7 @@ class _Remote:
             manifest = Manifest.parse(content, self.where(prefix))
             guesses += [f"{prefix}{file}" for file in (*manifest.checksums, *(one.file for one in manifest.shards))]
             guesses += [f"{prefix}{TOKENIZER_FOLDER}/{file}" for file in TOKENIZER_FILES]
+            guesses += [f"{prefix}{PROCESSOR_FOLDER}/{file}" for file in PROCESSOR_FILES if manifest.has_images]
             guesses += [f"{prefix}{file}" for file in REPORTS]
         guesses += [file for file in REPORTS if file not in guesses]
         return self._store.listing(guesses)

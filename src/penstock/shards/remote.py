@@ -34,7 +34,7 @@ from penstock.shards.images import ASSETS, PROCESSOR_FOLDER, assets_path
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.length_ranges import lazy_tables
 from penstock.shards.manifest import MANIFEST, Manifest
-from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
+from penstock.shards.stores import PROCESSOR_FILES, TOKENIZER_FILES, Store, StoredFile
 from penstock.shards.unit_record import cache_errors
 
 _log = logging.getLogger("penstock.shards")
@@ -81,7 +81,8 @@ def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | No
         raise FormatError(_not_a_dataset(store, listed))
     manifest = Manifest.parse(content, store.url)
     if not store.lists:
-        listed |= store.listing([*manifest.checksums, *(shard.file for shard in manifest.shards)])
+        processor = [f"{PROCESSOR_FOLDER}/{name}" for name in PROCESSOR_FILES if manifest.has_images]
+        listed |= store.listing([*manifest.checksums, *(shard.file for shard in manifest.shards), *processor])
     _check_listed(store, manifest, listed)
     digest = hashlib.blake2b(f"{url_key(store.address.full)}\n".encode() + content, digest_size=12).hexdigest()
     kept = cache_folder(cache) / f"{base_name(store.url)}-{digest}"

@@ -44,6 +44,11 @@ TOKENIZER_FILES = (
     "tekken.json", "chat_template.jinja",
 )  # fmt: skip
 """Files of a tokenizer that are asked for where a store cannot list."""
+PROCESSOR_FILES = (
+    "patch_processor.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    *TOKENIZER_FILES,
+)  # fmt: skip
+"""Files of a processor of images, which has a tokenizer of its own; as `TOKENIZER_FILES`."""
 
 _STAMPS = (*STAMPS, "blob_id", "commit_hash")
 _CHANGED, _FORBIDDEN = {409, 412}, {*REFUSED, 405}
