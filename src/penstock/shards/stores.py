@@ -21,12 +21,13 @@ from typing import Any, TypeVar, final
 from penstock.core.daemons import DaemonPool, refuse_at_end
 from penstock.core.errors import CorruptionError, PenstockError, StoreError
 from penstock.core.folders import normal_url
+from penstock.core.silence import watched
 from penstock.core.system import too_many_files
 from penstock.core.urls import Address, plain_cause, split_query, without_secrets
-from penstock.shards.s3 import REFUSED, has_ended, read_version, renew_session, session_of
 from penstock.shards.s3 import FastReads as _FastReads
-from penstock.shards.silence import watched
+from penstock.shards.s3 import read_version
 from penstock.sources.remote import STAMPS, file_system, true_cause
+from penstock.sources.sessions import REFUSED, has_ended, is_refusal, is_s3, renew_session, session_of, status_of
 
 _log = logging.getLogger("penstock.shards")
 
@@ -97,7 +98,7 @@ class Store:
         protocol = self._files.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         self._counting = threading.Lock()
-        self._is_s3 = bool(self._protocols & {"s3", "s3a"})
+        self._is_s3 = is_s3(self._files)
         self._fast = _FastReads.of(self._files) if self._is_s3 else None
         self._may_list = True
         self.requests = self.bytes = 0
@@ -304,10 +305,8 @@ class Store:
 
     def _try(self, name: str, request: Callable[[], Result], doing: str = "read") -> Result:
         """Make a request, again if it fails for a moment, or if the credentials have been replaced."""
-        if doing == "read":
-            with watched(self.where(name), self.url):
-                return self._try_often(name, request, doing)
-        return self._try_often(name, request, doing)
+        with watched(self.where(name), self.url, writes=doing != "read"):
+            return self._try_often(name, request, doing)
 
     def _try_often(self, name: str, request: Callable[[], Result], doing: str) -> Result:
         attempt, is_renewed = 0, False
@@ -321,7 +320,7 @@ class Store:
             except Exception as error:  # each store has an error tree of its own
                 refuse_at_end()
                 cause = true_cause(error)
-                if self._is_s3 and not is_renewed and _is_refusal(cause) and renew_session(self._files, session):
+                if self._is_s3 and not is_renewed and is_refusal(cause) and renew_session(self._files, session):
                     is_renewed = True
                     continue
                 self._refuse(name, cause, error, is_renewed)
@@ -340,7 +339,7 @@ class Store:
 
     def _refuse(self, name: str, cause: BaseException, error: BaseException, is_renewed: bool) -> None:
         """Raise for failures that no repetition heals."""
-        status = _status(cause)
+        status = status_of(cause)
         where = self.where(name)
         if status in _CHANGED:
             raise CorruptionError(
@@ -351,7 +350,7 @@ class Store:
             raise StoreError(
                 f"{where}: is not in the store: {self._said(cause)}; check the spelling, or upload it again"
             ) from self._cause(cause if isinstance(cause, FileNotFoundError) else FileNotFoundError(str(cause)))
-        if _is_refusal(cause) or status in _FORBIDDEN:
+        if is_refusal(cause) or status in _FORBIDDEN:
             raise RefusedError(
                 f"{where}: the store refuses: {self._said(cause)}; {self._right_cure(name, cause, is_renewed)}"
             ) from self._cause(error)
@@ -387,30 +386,9 @@ class _CutError(Exception):
     """A body ended early."""
 
 
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
-
-
-def _is_refusal(cause: BaseException) -> bool:
-    """Whether other credentials might help."""
-    return isinstance(cause, PermissionError) or _status(cause) in REFUSED or type(cause).__name__ in _NO_CREDENTIALS
-
-
 def _shown(error: BaseException, *locations: str) -> str:
     text = " ".join(without_secrets(str(error), *locations).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
-
-
-def _status(error: BaseException | None) -> int | None:
-    """The HTTP status behind an error."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        found = getattr(error, "status", None) or getattr(response, "status_code", None)
-        if isinstance(response, dict):
-            found = response.get("ResponseMetadata", {}).get("HTTPStatusCode", found)
-        if isinstance(found, int):
-            return found
-        error = error.__cause__
-    return None
 
 
 def _stored(entry: dict[str, Any]) -> StoredFile:

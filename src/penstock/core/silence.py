@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import final
 
-_log = logging.getLogger("penstock.shards")
+_log = logging.getLogger("penstock.stores")
 
 SILENCE_SECONDS = 30.0
 """How long a request may take before this is said; then again after twice, four times, … as long."""
@@ -26,6 +26,7 @@ class _Request:
 
     where: str
     store: str
+    writes: bool
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -79,8 +80,11 @@ class _Watch:
             seconds = now - request.begun
             if seconds >= self.said.get(store, SILENCE_SECONDS):
                 self.said[store] = 2 * seconds
-                more = f", and for {counts[store] - 1} other requests" if counts[store] > 1 else ""
-                found.append(f"waiting for {request.where} since {seconds:.0f} s{more}: the store does not answer")
+                others = counts[store] - 1
+                more = f", and for {others} other request{'s' if others > 1 else ''}" if others else ""
+                what = "taken it" if request.writes else "answered"
+                where = f"waiting to write {request.where}" if request.writes else f"waiting for {request.where}"
+                found.append(f"{where} since {seconds:.0f} s{more}: the store has not {what} yet")
         return found
 
 
@@ -88,14 +92,15 @@ _watch = _Watch()
 
 
 @contextmanager
-def watched(where: str, store: str) -> Iterator[None]:
+def watched(where: str, store: str, *, writes: bool = False) -> Iterator[None]:
     """Report it if the block, a request, is not done in time.
 
     Args:
         where: The URL of the file, as it is shown.
         store: The URL of the store; each has one line at a time.
+        writes: It writes the file.
     """
-    request, watch = _Request(where, store), _watch
+    request, watch = _Request(where, store, writes), _watch
     watch.add(request)
     try:
         yield
