@@ -493,8 +493,9 @@ class Loader:
         """Build one step, with its documents on this machine."""
         if not self._fetching:
             return self._fill_step(plan)
-        with self._fetching.held(plan, *self._own_rows(plan)):
-            return self._fill_step(plan)
+        rows = self._own_rows(plan)
+        with self._fetching.held(plan, *rows):
+            return self._fetching.renewing(plan, *rows, lambda: self._fill_step(plan))
 
     def _fill_step(self, plan: StepPlan) -> Step:
         """Build one step: run Python objectives, fill this rank's rows, sum loss weights.

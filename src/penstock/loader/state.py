@@ -83,6 +83,12 @@ _MOST = 2**61
 """Of documents, rows and windows: far more, and sums with them would not fit 64 bits."""
 _KEYS = ("format", "step", "row", "window", "rows", "place", "made_from")
 """`row`, `window` and `place` (cursors, credits and skips of all sources) are the `PlanState`."""
+_NAMED = "named"
+"""Of up to `_FEW` sources, which keeps states small: their names, and a byte for each of `_SETTINGS`, to tell what has
+changed; nothing depends on them."""
+_FEW = 32
+_MOST_NAMES = 1 << 20
+_SETTINGS = ("share", "objective", "slice", "order", "limit")
 _LIMITS = ("patches_per_row", "documents_per_row")
 """Settings that a state names only where they are not None."""
 _DROPS = "drop_untrained"
@@ -112,7 +118,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     One digest of 8 bytes is of all sources together and finds every change; after it come two bytes a source, of its
     data and of its settings, which only show what has changed.
     """
-    whole, hints = [], b""
+    whole, hints, more = [], b"", b""
     sources = zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True)
     for number, (source, dataset, rewriting) in enumerate(sources):
         how = (
@@ -122,6 +128,9 @@ def describe(plan: Plan) -> dict[str, Any]:
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]
+        more += b"".join(_digest(one)[:1] for one in (how[1], how[2], how[4], how[5], (how[3], how[6:])))
+    names = [source.name for source in plan.mixture.sources]
+    few = len(names) <= _FEW
     changes = [(change.step, sorted(change.shares.items())) for change in plan.mixture.changes]
     settings = {
         name: getattr(plan.settings, name)
@@ -135,6 +144,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "num_sources": len(plan.mixture.sources),
         "share_changes": _digest(changes).hex(),
         "sources": base64.b85encode(_digest(whole) + hints).decode(),
+        **({_NAMED: base64.b85encode(zlib.compress(more + json.dumps(names).encode(), 9)).decode()} if few else {}),
     }
 
 
@@ -212,7 +222,7 @@ def _refuse_unknown(found: dict[str, Any], known: Any, inside: str) -> None:
 def _refuse_changes(plan: Plan, then: dict[str, Any]) -> None:
     if not isinstance(then, dict):
         raise StateError("this is not the state of a loader: it does not say what it was made from")
-    _refuse_unknown(then, dict.fromkeys((*describe(plan), *_LIMITS, _DROPS)), "made_from.")
+    _refuse_unknown(then, dict.fromkeys((*describe(plan), *_LIMITS, _DROPS, _NAMED)), "made_from.")
     changed = differences(plan, describe(plan), then, lambda name, now, then: f"{name} was {then!r}, is {now!r}")
     if changed:
         raise StateError(
@@ -231,24 +241,45 @@ def differences(
         now, then: What `describe` gives.
         tell: A setting and its two values as words.
     """
-    names = [name for name in dict.fromkeys((*now, *then)) if name not in ("sources", "share_changes")]
+    names = [name for name in dict.fromkeys((*now, *then)) if name not in ("sources", "share_changes", _NAMED)]
     changed = [tell(name, now.get(name), then.get(name)) for name in names if now.get(name) != then.get(name)]
     if now.get(_DROPS) and not then.get(_DROPS):
         changed.append("parts without a target were kept, as sources with drop_untrained: false keep them")
     if now["share_changes"] != then.get("share_changes"):
         changed.append("the changes of shares differ")
     if now["num_sources"] == then.get("num_sources") and now["sources"] != then.get("sources"):
-        changed += _changed_sources(plan, base64.b85decode(then["sources"]), base64.b85decode(now["sources"]))
+        changed += _changed_sources(plan, then, now)
     return changed
 
 
-def _changed_sources(plan: Plan, then: bytes, now: bytes) -> list[str]:
-    """Which sources differ, as far as a byte for each can show."""
-    changed = []
+def _changed_sources(plan: Plan, then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Which sources differ, and in what, as far as a byte for each can show."""
+    before, after = (base64.b85decode(one["sources"]) for one in (then, now))
+    (names, hints), (_, own_hints) = (_details(one, len(plan.mixture.sources)) for one in (then, now))
+    changed, width = [], len(_SETTINGS)
     for i, source in enumerate(plan.mixture.sources):
-        data = _DIGEST_BYTES + 2 * i
-        if then[data] != now[data]:
+        data, hint = _DIGEST_BYTES + 2 * i, width * i
+        if before[data] != after[data]:
             changed.append(f"source {i} ({source.name!r}) holds other documents")
-        if then[data + 1] != now[data + 1]:
-            changed.append(f"source {i} ({source.name!r}) has another name, share, objective, slice, order or limit")
+        found = [name for at, name in enumerate(_SETTINGS) if hints and hints[hint + at] != own_hints[hint + at]]
+        if names and names[i] != source.name:
+            found.insert(0, f'the name, which was {names[i]!r}: name="{names[i]}" gives it back')
+        if before[data + 1] == after[data + 1] and not found:
+            continue
+        what = f" ({' and '.join(found)})" if found else ""
+        changed.append(f"source {i} ({source.name!r}) has another name, share, objective, slice, order or limit{what}")
     return changed or ["one of the sources holds other documents or has other settings"]
+
+
+def _details(description: dict[str, Any], sources: int) -> tuple[list[str], bytes]:
+    """The names of the sources, and a byte for each of their settings; nothing, where an older state has none."""
+    try:
+        packed = base64.b85decode(description[_NAMED])
+        stream, most = zlib.decompressobj(), _MOST_NAMES + len(_SETTINGS) * sources
+        data = stream.decompress(packed, most)
+        hints, names = data[: len(_SETTINGS) * sources], json.loads(data[len(_SETTINGS) * sources :])
+        if not isinstance(names, list) or len(names) != sources or not all(isinstance(one, str) for one in names):
+            raise ValueError("not names")
+    except (KeyError, ValueError, TypeError, RecursionError, zlib.error):
+        return [], b""
+    return names, hints

@@ -414,7 +414,12 @@ class Trainer:
         """
         waited = time.monotonic()
         try:
-            for step in self.loader:
+            steps = iter(self.loader)
+            while True:
+                with interruption.waiting():
+                    step = next(steps, None)
+                if step is None:
+                    return
                 record = self._step(step, time.monotonic() - waited, logs)
                 done = step.index + 1
                 last = done == self.steps
@@ -434,7 +439,9 @@ class Trainer:
 
     def _evaluate(self, names: Sequence[str], interruption: Interruption) -> Record:
         """Figures of some evaluators; those that a signal stops are owed: saved, and done when the run is resumed."""
-        figures, stopped = evaluate(self._evaluators, names, self.model, lambda: self._asked(interruption), self.say)
+        with interruption.waiting():
+            asked = partial(self._asked, interruption)
+            figures, stopped = evaluate(self._evaluators, names, self.model, asked, self.say)
         self._owed = {"evaluators": stopped} if stopped else {}
         if stopped:
             self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")
