@@ -209,12 +209,13 @@ def _refuse_changes(plan: Plan, then: dict[str, Any]) -> Plan | None:
     _refuse_unknown(then, dict.fromkeys((*now, *_LIMITS, _DROPS, _EPOCHS, *_START)), "made_from.")
     sources = len(plan.mixture.sources)
     old = None
-    if then.get("num_sources") == sources and _EPOCHS in then:
+    if then.get("num_sources") == sources and then != now:
+        # Where it stands decides whether the old limits may become the new ones. Earlier versions did not store them.
         limits = _epochs_of(then, sources)
         if limits != [source.max_epochs for source in plan.mixture.sources]:
-            # Where it stands decides whether the old limits may become the new ones.
             old = plan.with_max_epochs(limits)
-            now = describe(old)
+            if _EPOCHS in then or describe(old) == then:
+                now = describe(old)
     changed = differences(plan, now, then, lambda name, now, then: f"{name} was {then!r}, is {now!r}")
     if changed:
         raise StateError(f"the state was saved from other data or settings: {'; '.join(changed)}. {CURE}")
