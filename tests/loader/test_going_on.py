@@ -31,7 +31,9 @@ def folder(tmp_path_factory):
 
 
 def make(sources, **more):
-    return ps.Loader(ps.Mixture(sources), **{"sequence_length": 32, "rows_per_step": 3, "seed": 2, "threads": 0, **more})
+    return ps.Loader(
+        ps.Mixture(sources), **{"sequence_length": 32, "rows_per_step": 3, "seed": 2, "threads": 0, **more}
+    )
 
 
 def pieces_of(loader, steps=10_000):
@@ -70,7 +72,9 @@ def test_nothing_is_lost_and_nothing_comes_twice(folder, packing, stops, shuffle
     seen, place = Counter(), None
     for number, stop in enumerate([*stops, 10_000]):
         sources = [source(folder, share=1 + number, shuffle=shuffle), source(folder, 20, name="b", max_epochs=3)]
-        loader = make(sources, packing=packing, rows_per_step=3 + number, window_rows=16 * (number + 1), continue_from=place)
+        loader = make(
+            sources, packing=packing, rows_per_step=3 + number, window_rows=16 * (number + 1), continue_from=place
+        )
         found, after = pieces_of(loader, stop)
         seen.update(tokens_of(found))
         place = after or place
@@ -81,7 +85,9 @@ def test_nothing_is_lost_and_nothing_comes_twice(folder, packing, stops, shuffle
 
 
 @settings(deadline=None, max_examples=60)
-@given(packings, st.integers(1, 60), st.integers(1, 20), st.sampled_from(["full", "none"]), st.sampled_from([51, 70, 120]))
+@given(
+    packings, st.integers(1, 60), st.integers(1, 20), st.sampled_from(["full", "none"]), st.sampled_from([51, 70, 120])
+)
 def test_a_dataset_that_grows(folder, packing, first, second, shuffle, count):
     """It grows twice: the epoch under way has all its documents once, those of earlier ones once, of later ones all."""
     one, place = pieces_of(make([source(folder, 50, max_epochs=3, shuffle=shuffle)], packing=packing), first)
@@ -118,7 +124,13 @@ def test_documents_come_in_the_order_of_their_epochs(folder, stop, shuffle, coun
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 12), packings, packings, st.sampled_from([20, 32, 64]), st.sampled_from(["split", "truncate", "keep_end"]))
+@given(
+    st.integers(1, 12),
+    packings,
+    packings,
+    st.sampled_from([20, 32, 64]),
+    st.sampled_from(["split", "truncate", "keep_end"]),
+)
 def test_rows_of_another_length(folder, stop, before, after, slots, too_long):
     """No token is lost; one comes twice only in a document that was cut, where its beginning was not seen."""
     first = source(folder, max_epochs=1, too_long=None if before == "concat" else too_long)

@@ -136,7 +136,9 @@ def test_lower_than_it_stands(folder):
 
 def test_other_changes_are_still_refused_with_the_cure(folder):
     state = next(iter(make(folder, 1))).resume_state
-    with pytest.raises(StateError, match=r"another name, share, .*made as it was; to go on with other data .*continue_from"):
+    with pytest.raises(
+        StateError, match=r"another name, share, .*made as it was; to go on with other data .*continue_from"
+    ):
         make(folder, 2, name="b").load_state_dict(state)
     with pytest.raises(StateError, match=r"num_sources was 1, is 2.*--continue-from RUN"):
         make(folder, 2, ps.Source(folder / "b", max_epochs=1)).load_state_dict(state)

@@ -38,7 +38,7 @@ def run(
     data = load_data(run_file, assignments or [])
     if steps is None:
         steps = written_steps(run_file, assignments or []) or STEPS
-    report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, data.loader.rows_per_step)), steps)
+    report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, data.loader.ramp.divisor)), steps)
     if as_json:
         more = {"padding_share": report.padding_share, "warnings": report.warnings}
         print(json.dumps({**dataclasses.asdict(report), **more}))

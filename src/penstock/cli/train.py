@@ -91,20 +91,22 @@ def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[st
     from penstock.config import make_loader
     from penstock.inspection import dry_run, make_console, plan_view
 
-    per_step = settings.data.loader.rows_per_step
-    steps = min(trainer.steps, max(1, PLANNED_ROWS // per_step))
+    ramp, start = settings.data.loader.ramp, trainer.loader.start
+    left = trainer.steps - start.step
+    steps = min(left, max(1, ramp.steps(ramp.before(start.step) + PLANNED_ROWS) - start.step))
     # The limits and target distances that the model asks for belong to its plan.
     needs = trainer.loader.requirements
     data = dataclasses.replace(settings.data, loader=trainer.loader.settings, target_distances=needs.target_distances)
-    report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, per_step)), steps)
+    whole = make_loader(data, run_file=run_file, data_parallel=(0, ramp.divisor), **start.arguments)
+    report = dry_run(whole, steps)
     if report.ended and report.steps < steps:
         from penstock.core.errors import ConfigError
 
         raise ConfigError(
-            f"{run_file}: the sources end after {report.steps} steps, before {trainer.steps}; lower training.steps, or "
+            f"{run_file}: the sources end after {start.step + report.steps} steps, before {trainer.steps}; lower training.steps, or "
             "raise max_epochs"
         )
-    planned = f"all {steps:,} steps" if steps == trainer.steps else f"the first {steps:,} of {trainer.steps:,} steps"
+    planned = f"all {steps:,} steps" if steps == left else f"the first {steps:,} of {left:,} steps"
     facts = [*facts, ("planned below", planned)]
     if as_json:
         print(json.dumps({**dict(facts), "plan": dataclasses.asdict(report), "warnings": report.warnings}))

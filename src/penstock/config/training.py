@@ -293,15 +293,17 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
         memory //= trainer.ranks.place.size
     loader: Loader = trainer.loader
     plan = loader.settings
-    slots = plan.sequence_length * plan.rows_per_step
+    first = loader.start.step
+    slots = plan.sequence_length * loader.rows_before(trainer.steps)
+    of_step = "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
     way = _packing_way(trainer) if loader.needs_isolation else ""
     recurrent = recurrent_operations(trainer.model)
     return [
         ("model", model if isinstance(model, str) else f"{model.layers} layers of {model.width}"),
         ("parameters", f"{parameters:,}"),
         ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
-        ("rows", f"{plan.rows_per_step} of {plan.sequence_length} slots a step, {slots:,} slots"),
-        ("steps", f"{trainer.steps:,}, at most {trainer.steps * slots:,} tokens"),
+        ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
+        ("steps", f"{trainer.steps:,}{f' from step {first:,} on' if first else ''}, at most {slots:,} tokens"),
         *([("documents of a row", way)] if way else []),
         *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),

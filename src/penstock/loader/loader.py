@@ -283,8 +283,7 @@ class Loader:
             **self._for_pickling,
             "requirements": self.requirements,
             "data_parallel": self.data_parallel,
-            "continue_from": self._start.place,
-            "first_step": self._start.step,
+            **self._start.arguments,
         }
         return _unpickled, (self.mixture, settings, self.state_dict())
 
@@ -396,9 +395,7 @@ class Loader:
 
     def new_plan(self) -> Plan:
         """Its plan from the beginning, for looking at; the loader itself does not move."""
-        return Plan(
-            self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1, self._start
-        )
+        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1, self._start)
 
     @property
     def start(self) -> Start:
@@ -417,6 +414,10 @@ class Loader:
         for _ in plan.windows():
             pass
         return self._planner.steps_of(plan.state().row)
+
+    def rows_before(self, step: int) -> int:
+        """Rows of its plan before a step, over all ranks."""
+        return self._planner.row_of(step)
 
     @property
     def made_from(self) -> dict[str, Any]:

@@ -100,9 +100,9 @@ class Start:
         return found
 
     @property
-    def names(self) -> list[str]:
-        """Names of the sources of the place."""
-        return [] if self.place is None else list(self.place["sources"])
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a loader that begins there."""
+        return {"continue_from": self.place, "first_step": self.step}
 
     def of(self, source: Source, dataset: Corpus, settings: PlanSettings) -> SourcePlace | None:
         """The place of a source; None: it is not in it, and begins at its beginning.
@@ -228,7 +228,9 @@ def _after(
     epoch = max((position - 1) // size, begin.epoch)
     later = trained[trained["position"] >= position]
     seen = [
-        np.column_stack([later["position"] // size, later["document"], later["begin"], later["begin"] + later["tokens"]]),
+        np.column_stack(
+            [later["position"] // size, later["document"], later["begin"], later["begin"] + later["tokens"]]
+        ),
         begin.seen[begin.seen[:, 0] >= epoch],
     ]
     if token:

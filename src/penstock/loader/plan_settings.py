@@ -22,7 +22,7 @@ class PlanSettings:
     """Token slots of a row."""
     rows_per_step: int | Mapping[int, int]
     """Rows of one optimiser step over all ranks; changes of shares fall on steps. For a batch ramp, first step → rows
-    from it on: `{0: 32, 1000: 64}`."""
+    from it on: `{"0": 32, "1000": 64}`."""
     seed: int = 0
     """Seed of all orders and keys."""
     packing: Packing = "best_fit"

@@ -32,7 +32,7 @@ class Ramp:
         if len(steps) < len(given) or 0 not in steps:
             raise ConfigError(
                 "rows_per_step must be a number, or each first step with the rows from it on, beginning with step 0, "
-                f"such as {{0: 32, 1000: 64}}; got {rows_per_step!r}"
+                f'such as {{"0": 32, "1000": 64}}; got {rows_per_step!r}'
             )
         for rows in steps.values():
             if not 1 <= rows <= MOST_ROWS:

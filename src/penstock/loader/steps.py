@@ -276,9 +276,9 @@ class StepPlanner:
     def __init__(self, plan: Plan, row_multiple: int, known: "StepPlanner | None" = None) -> None:
         self._plan, self._ramp, self._row_multiple = plan, plan.settings.ramp, row_multiple
         self.first = StepState(step=plan.first_step, window_start=plan.state(), rows_used=0)
-        self.anchors = {0: plan.state()} if known is None else dict(known.anchors)
+        self.anchors: dict[int, PlanState] = {0: plan.state()} if known is None else dict(known.anchors)
         """States between windows, by the rows before them."""
-        self._known_from = 0 if known is None else known._known_from
+        self._known_from: int = 0 if known is None else known._known_from
         self._anchor_every = 1
         self.start(replace(self.first, known_from=self._known_from))
 
@@ -337,9 +337,7 @@ class StepPlanner:
         self, window: Window, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
     ) -> StepPlan:
         """The step that ends in `window`, and the state after it."""
-        self._after = replace(
-            self._after, step=self._after.step + 1, window_start=window.start, rows_used=self._used
-        )
+        self._after = replace(self._after, step=self._after.step + 1, window_start=window.start, rows_used=self._used)
         return StepPlan(
             pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped,
             untrained=window.untrained, window=window,

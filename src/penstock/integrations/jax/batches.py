@@ -126,7 +126,7 @@ def batches(
             prefixes that the model does not support, or a row has too many documents: names the row.
         DistributedError: The loader's place is not that of this process in the mesh.
     """
-    begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
+    begin, end = loader.data_parallel.rows(loader.settings.constant_rows("JAX"))
     size = end - begin if batch_size is None else batch_size
     if size < 1 or (end - begin) % size:
         raise ConfigError(f"batch_size must divide this process's {end - begin} rows of a step, got {size}")
