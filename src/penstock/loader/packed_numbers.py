@@ -1,4 +1,4 @@
-"""Numbers by column as bytes: each takes the bits of its distance from the smallest of its column, and a zero one bit."""
+"""Numbers by column as bytes: each takes the bits of its distance from the smallest of its column; a zero takes one."""
 
 import struct
 import zlib

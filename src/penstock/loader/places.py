@@ -133,8 +133,8 @@ class Start:
             )
         if changed:
             raise ConfigError(
-                f"source {source.name!r} cannot go on where it stood: {'; '.join(changed)}. Give it as it was, or under "
-                "another name, which begins at its beginning; or do not take the place in the data"
+                f"source {source.name!r} cannot go on where it stood: {'; '.join(changed)}. Give it as it was, or "
+                "under another name, which begins at its beginning; or do not take the place in the data"
             )
         return place
 
@@ -150,8 +150,8 @@ class Start:
                 found.append(f"{name} is new: begins at its beginning")
             elif begin.grown:
                 found.append(
-                    f"{name} has grown by {size - begin.grown:,} documents to {size:,}: they come in epoch {begin.epoch}, "
-                    "with those of it that were not seen"
+                    f"{name} has grown by {size - begin.grown:,} documents to {size:,}: they come in epoch "
+                    f"{begin.epoch}, with those of it that were not seen"
                 )
             else:
                 at = begin.position - begin.epoch * size

@@ -76,8 +76,8 @@ def describe(plan: Plan) -> dict[str, Any]:
     for number, (source, dataset, rewriting) in enumerate(sources):
         how = (
             source.name, source.share, repr(rewriting.objective), source.max_epochs, list(source.slice),
-            order_text(source), too_long_of(source, dataset), *(Dataset.open(side).fingerprint for side in source.sides),
-            *_cuts(plan, number),
+            order_text(source), too_long_of(source, dataset),
+            *(Dataset.open(side).fingerprint for side in source.sides), *_cuts(plan, number),
         )  # fmt: skip
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]

@@ -380,7 +380,8 @@ class StepPlanner:
             # Right after the last step, which may be short.
             return replace(found, window_start=end, rows_used=0)
         raise ConfigError(
-            f"cannot seek to step {step}: the sources end before it, after {end.row} rows (step {self.steps_of(end.row)})"
+            f"cannot seek to step {step}: the sources end before it, after {end.row} rows "
+            f"(step {self.steps_of(end.row)})"
         )
 
     def _open_window(self) -> Window | None:

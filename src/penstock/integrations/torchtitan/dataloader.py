@@ -88,7 +88,8 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
         rows, each = config.rows_per_step, dp_world_size * local_batch_size
         if not isinstance(rows, int):
             raise ConfigError(
-                f"torchtitan: takes as many rows in every step, and dataloader.rows_per_step is {rows!r}; give one number"
+                f"torchtitan: takes as many rows in every step, and dataloader.rows_per_step is {rows!r}; give one "
+                "number"
             )
         if rows < 1 or rows % each:
             raise ConfigError(
