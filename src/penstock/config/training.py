@@ -15,7 +15,7 @@ from penstock.config.vocabularies import fit_vocabulary, frozen_rows, tokenizer_
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.folders import check_unlocked
 from penstock.core.urls import shown_urls
-from penstock.core.yaml_files import parse_yaml, write_yaml
+from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion
 from penstock.loader.loader import Loader
@@ -96,7 +96,7 @@ def make_trainer(
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
     continued = _continued(settings, output, resume, ranks, say)
-    settings, text = _with_beginning(settings, shown_urls(text), continued)
+    settings, text = _with_beginning(settings, shown_urls(text), continued, output)
     settings, text = _with_rate(settings, text, given, continued, say)
     if settings.model is None and given.model is None and (continued is None or "weights" not in continued.take):
         raise ConfigError(
@@ -159,16 +159,21 @@ def _continued(
     return found
 
 
-def _with_beginning(settings: RunSettings, text: str, continued: "Continued | None") -> tuple[RunSettings, str]:
+def _with_beginning(
+    settings: RunSettings, text: str, continued: "Continued | None", output: Path | None
+) -> tuple[RunSettings, str]:
     """Settings and run file that say what the run began with, where a resume leaves it out."""
+    from penstock.training.run_folder import RUN_FILE
+
     training = settings.training or TrainSettings()
     if continued is None or training.beginning is not None:
         return settings, text
-    beginning = continued.settings
+    assert output is not None, "only a run's folder knows what it began with"
+    kept = (read_yaml(output / RUN_FILE)[1] or {}).get("training") or {}
     values = parse_yaml(text, "run file")[1] or {}
-    section = {"run": beginning.run, "step": beginning.step, "take": list(beginning.take)}
-    values["training"] = {**(values.get("training") or {}), "continue_from": section}
-    settings = replace(settings, training=replace(training, continue_from=beginning))
+    written = {"continue_from": kept.get("continue_from", continued.run)}
+    values["training"] = {**(values.get("training") or {}), **written}
+    settings = replace(settings, training=replace(training, continue_from=continued.settings))
     return settings, write_yaml(values, "run file")
 
 
