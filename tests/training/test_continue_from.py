@@ -240,7 +240,7 @@ def test_a_model_that_is_left_out_is_that_of_the_run(data, runs, tmp_path):
     asked = (f"training.continue_from={runs / 'a'}", ORDER, LONG)
     assert losses(train(folder, tmp_path / "b", *asked, until=15)) == losses(whole(runs)[12:15])
     assert losses(train(folder, tmp_path / "b", *asked, resume=True)) == losses(whole(runs)[12:])
-    with pytest.raises(ConfigError, match="model is missing: .* take the weights of a run with continue_from"):
+    with pytest.raises(ConfigError, match=r"model is missing: .* take the weights of a run with continue_from"):
         make(folder, tmp_path / "c", f"training.continue_from={{run: {runs / 'a'}, take: [data]}}", ORDER, LONG)
     with pytest.raises(ConfigError, match="model is missing"):
         make(folder, tmp_path / "c", ORDER, LONG)

@@ -415,6 +415,11 @@ class Loader:
             pass
         return self._planner.steps_of(plan.state().row)
 
+    @property
+    def known_from(self) -> int:
+        """Steps before this one are not those of its plan: its sources had ended there, and got more `max_epochs`."""
+        return self._after.known_from
+
     def rows_before(self, step: int) -> int:
         """Rows of its plan before a step, over all ranks."""
         return self._planner.row_of(step)

@@ -219,7 +219,8 @@ class Trainer:
         self.loader.load_state_dict(state["loader"], say=raised.append)
         for sentence in raised:
             self.say(sentence)
-        if raised and self.settings.steps is None:
+        if self.settings.steps is None and (raised or self.loader.known_from):
+            # The steps up to an end that is no longer one are not those of the plan.
             self.steps = count_steps(self.loader, self.settings)
         if checkpoint.step > self.steps:
             raise StateError(
