@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.core.errors import StateError
+from penstock.loader.mixture import Source
 from penstock.loader.plan import Plan, PlanState, Window
 from penstock.loader.steps import StepState
 
@@ -32,20 +33,15 @@ def moved(old: Plan, plan: Plan, state: StepState, say: Callable[[str], None]) -
     Raises:
         StateError: The rows before the state would be others.
     """
-    start, finished = state.window_start, []
+    start = state.window_start
     pairs = list(zip(old.mixture.sources, plan.mixture.sources, strict=True))
-    for number, (position, before, now) in enumerate(zip(start.cursors["position"], old.ends, plan.ends, strict=True)):
-        if position > now:
-            raise StateError(
-                f"source {pairs[number][1].name!r}: max_epochs was {_text(pairs[number][0].max_epochs)}, is "
-                f"{_text(pairs[number][1].max_epochs)}, and the state stands in epoch {position // plan.sizes[number]} "
-                "(the first one is 0): it cannot be lower than that"
-            )
-        if before <= position and before != now:
-            finished.append(pairs[number][1].name)
+    positions = start.cursors["position"].tolist()
+    limits = list(zip(positions, old.ends, plan.ends, strict=True))
+    finished = [pair[1].name for pair, (at, then, now) in zip(pairs, limits, strict=True) if then <= at and then != now]
     old.restore(start)
     window = old.next_window()
     at_end = window is None or (state.rows_used == window.num_rows and old.next_window() is None)
+    _refuse_lower(plan, pairs, old.state().cursors["position"].tolist() if at_end else positions)
     # One of its own, as the other may be at work.
     plan = plan.with_max_epochs([source.max_epochs for source in plan.mixture.sources])
     plan.restore(start)
@@ -64,6 +60,17 @@ def moved(old: Plan, plan: Plan, state: StepState, say: Callable[[str], None]) -
         return state
     end: PlanState = replace(old.state(), row=_row_of(plan, state.step))
     return replace(state, window_start=end, rows_used=0, known_from=state.step)
+
+
+def _refuse_lower(plan: Plan, pairs: list[tuple[Source, Source]], positions: list[int]) -> None:
+    """Refuse limits that are lower than where the sources stand."""
+    for number, (position, (then, now)) in enumerate(zip(positions, pairs, strict=True)):
+        if position > plan.ends[number]:
+            epoch = (position - 1) // plan.sizes[number]
+            raise StateError(
+                f"source {now.name!r}: max_epochs was {_text(then.max_epochs)}, is {_text(now.max_epochs)}, and the state "
+                f"stands in epoch {epoch} (the first one is 0): it cannot be lower than that"
+            )
 
 
 def _row_of(plan: Plan, step: int) -> int:
