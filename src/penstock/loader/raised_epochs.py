@@ -68,8 +68,8 @@ def _refuse_lower(plan: Plan, pairs: list[tuple[Source, Source]], positions: lis
         if position > plan.ends[number]:
             epoch = (position - 1) // plan.sizes[number]
             raise StateError(
-                f"source {now.name!r}: max_epochs was {_text(then.max_epochs)}, is {_text(now.max_epochs)}, and the state "
-                f"stands in epoch {epoch} (the first one is 0): it cannot be lower than that"
+                f"source {now.name!r}: max_epochs was {_text(then.max_epochs)}, is {_text(now.max_epochs)}, and the "
+                f"state stands in epoch {epoch} (the first one is 0): it cannot be lower than that"
             )
 
 

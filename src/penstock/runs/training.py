@@ -15,6 +15,7 @@ from penstock.core.urls import shown_values
 from penstock.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader.loader import Loader
+from penstock.loader.places import BEGINNING
 from penstock.models.settings import ModelSettings
 from penstock.runs.keywords import DistilKeywords, DistilLoss, Teachers, TrainKeywords
 from penstock.runs.opening import model_section
@@ -227,6 +228,11 @@ def _data_of(loader: Any) -> DataSettings:
         raise ConfigError(
             f"loader: found {loader!r}, expected a ps.Loader, such as ps.Loader('data/web', sequence_length=1024, "
             "rows_per_step=32)"
+        )
+    if loader.start != BEGINNING:
+        raise ConfigError(
+            "loader: begins at the place or the step of another (continue_from, first_step), which a run's folder cannot "
+            "hold; make it without, and give ps.train continue_from=RUN"
         )
     if loader.step:
         raise ConfigError(
