@@ -144,7 +144,7 @@ def test_other_changes_are_still_refused_with_the_cure(folder):
         StateError, match=r"another name, share, .*made as it was; to go on with other data .*continue_from"
     ):
         make(folder, 2, name="b").load_state_dict(state)
-    with pytest.raises(StateError, match=r"num_sources was 1, is 2.*--continue-from RUN"):
+    with pytest.raises(StateError, match=r"num_sources was 1, is 2.*\(--continue-from\)"):
         make(folder, 2, ps.Source(folder / "b", max_epochs=1)).load_state_dict(state)
 
 

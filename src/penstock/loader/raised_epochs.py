@@ -15,10 +15,7 @@ from penstock.loader.mixture import Source
 from penstock.loader.plan import Plan, PlanState, Window
 from penstock.loader.steps import StepState
 
-_CURE = (
-    "a new run takes its sources from where they stand: continue_from (ps.train(…, continue_from=RUN), penstock train "
-    "--continue-from RUN)"
-)
+_CURE = "a new run takes its sources from where they stand: continue_from=RUN (--continue-from)"
 
 
 def moved(old: Plan, plan: Plan, state: StepState, say: Callable[[str], None]) -> StepState:

@@ -48,8 +48,8 @@ _START = ("first_step", "continues")
 _KNOWN_FROM = "known_from"
 """As in `StepState`; of a state only where it is not 0."""
 CURE = (
-    "Load it into a loader made as it was; to go on with other data or settings, begin a new run with continue_from "
-    "(ps.train(…, continue_from=RUN), penstock train --continue-from RUN), or a loader with Loader(continue_from=PLACE)"
+    "Load it into a loader made as it was; to go on with other data or settings, begin a new run with "
+    "continue_from=RUN (--continue-from), or a loader with continue_from=PLACE (what step.place gave)"
 )
 
 
