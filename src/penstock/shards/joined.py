@@ -62,8 +62,7 @@ class JoinedCorpus:
         # A part without tokens has no ends that could differ.
         framed = [part.framed for part in parts if part.num_tokens] or [(False, False)]
         self.framed = all(begins for begins, _ in framed), all(ends for _, ends in framed)
-        prints = repr([part.fingerprint for part in parts]).encode()
-        self.fingerprint = hashlib.blake2b(prints, digest_size=16).hexdigest()
+        self.fingerprint = fingerprint_of_parts([part.fingerprint for part in parts])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JoinedCorpus, (self.parts, self.name)
@@ -154,6 +153,11 @@ class JoinedCorpus:
     def _read(self, document: int) -> Document:
         part, number = self.part_of(document)
         return part[number]
+
+
+def fingerprint_of_parts(prints: Sequence[str]) -> str:
+    """The fingerprint of a joined corpus by those of its parts."""
+    return hashlib.blake2b(repr(list(prints)).encode(), digest_size=16).hexdigest()
 
 
 def part_of(corpus: Any, document: int) -> tuple[Any, int]:
