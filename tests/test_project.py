@@ -163,7 +163,7 @@ def _texts(path: Path):
 
 
 OTHER_OPTIONS = (
-    "bubblewrap.py", "curves.py", "document.py", "validation.py", "control_tokens.py", "denoise_tasks.py",
+    "bubblewrap.py", "curves.py", "document.py", "validation.py", "control_tokens.py", "denoise.py",
     "packages.py",
 )  # fmt: skip
 """Files with options of other programs, CSS, `--set` of an assignment that the user typed, or whole commands."""

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from typer.main import get_command
 
 from makers.processes import child_environment, run_code, run_penstock
-from penstock.cli import VERBS, build_app
-from penstock.cli.candidates import CHOICES, complete, value_kind
+from penstock.cli import VERBS, _command_of, build_app, candidates
+from penstock.cli.candidates import CHOICES, value_kind
 from penstock.cli.completion import SCRIPTS
 from penstock.sources.opening import FORMATS
+
+complete = partial(candidates.complete, command_of=_command_of)
 
 
 def offered(line: str) -> list[str]:

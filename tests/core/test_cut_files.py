@@ -72,6 +72,48 @@ def test_a_thread_that_holds_nothing(dataset):
     assert "00000.arrow: has 4096 bytes" in done.stderr
 
 
+CUT = """
+    {before}
+    import os, sys
+    import penstock as ps
+    loader = ps.Loader(ps.Source(sys.argv[1], shuffle="none"), sequence_length=4096, rows_per_step=2, threads={threads})
+    {after}
+    steps = iter(loader)
+    os.truncate(os.path.join(sys.argv[1], "00000.arrow"), 4096)
+    list(steps)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_program_that_reads_with_a_loader(dataset, threads):
+    done = run_code(CUT.format(before="", after="", threads=threads), dataset.path)
+    assert done.returncode == -signal.SIGBUS
+    assert "00000.arrow: has 4096 bytes, but had" in done.stderr
+    assert "Fatal Python error" not in done.stderr
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_faulthandler_of_the_program_stays(dataset, tmp_path, when):
+    code = {"before": "", "after": ""}
+    code[when] = f"import faulthandler; file = open({str(tmp_path / 'trace')!r}, 'w'); faulthandler.enable(file)"
+    done = run_code(CUT.format(**code, threads=0), dataset.path)
+    assert done.returncode == -signal.SIGBUS
+    assert "00000.arrow: has 4096 bytes, but had" in done.stderr
+    assert "Fatal Python error" not in done.stderr
+    assert (tmp_path / "trace").read_text().startswith("Fatal Python error: Bus error")
+
+
+def test_a_handler_of_the_program_stays(dataset):
+    code = """
+        import signal, sys, penstock as ps
+        signal.signal(signal.SIGBUS, lambda *_: sys.exit("mine"))
+        ps.open_dataset(sys.argv[1])[0]
+        signal.raise_signal(signal.SIGBUS)
+    """
+    done = run_code(code, dataset.path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "mine")
+
+
 def test_another_bus_error_is_left_to_faulthandler():
     code = """
         import os, signal

@@ -1,5 +1,6 @@
 """The loader's promises: exact resume, any number of ranks, clean threads, errors in their place."""
 
+import base64
 import gc
 import json
 import os
@@ -209,6 +210,32 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path):
     with pytest.raises(CorruptionError, match="document 80"):
         good.extend(loader)
     assert loader.step == len(good)
+
+
+def test_which_setting_of_a_source_differs_is_said(data):
+    def state_of(**options):
+        return Loader(Source(data[0], **options), sequence_length=64, rows_per_step=2)
+
+    state = next(iter(state_of(name="c"))).resume_state
+    for options, told in [
+        (
+            {"name": "other"},
+            r"""source 0 \('other'\) has another name, .* \(the name, which was 'c': name="c" """,
+        ),
+        ({"name": "c", "share": 2.0}, r"source 0 \('c'\) .* \(share\)\."),
+        ({"name": "c", "slice": (0, 0.5)}, r"\(slice\)\."),
+        ({"name": "c", "shuffle": "none"}, r"\(order\)\."),
+        ({"name": "d", "max_epochs": 3}, r"""\(the name, which was 'c': name="c" gives it back and limit\)\."""),
+    ]:
+        with pytest.raises(StateError, match=told):
+            state_of(**options).load_state_dict(state)
+    older = {**state, "made_from": {name: value for name, value in state["made_from"].items() if name != "named"}}
+    state_of(name="c").load_state_dict(older)
+    with pytest.raises(StateError, match=r"has another name, share, objective, slice, order or limit\."):
+        state_of(name="d").load_state_dict(older)
+    for damaged in ("x", "", base64.b85encode(b"abc").decode(), 3):
+        broken = {**state, "made_from": {**state["made_from"], "named": damaged}}
+        state_of(name="c").load_state_dict(broken)
 
 
 def test_states_that_do_not_fit_are_refused(data, tmp_path):

@@ -55,6 +55,10 @@ class ObjectStore:
         self.uploads: dict[str, dict[int, bytes]] = {}
         """Unfinished uploads in pieces."""
         self.faults: list[Fault] = []
+        self.may_list = True
+        """Whether clients have s3:ListBucket; without it, S3 says of missing objects that access is denied."""
+        self.keys: dict[str, str] = {}
+        """Access key that is refused → the error's code, such as ExpiredToken."""
         self._lock, self._free = threading.Lock(), 0.0
         handler = type("Handler", (_Handler,), {"store": self})
         self._server = _Server(("127.0.0.1", 0), handler)
@@ -189,6 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
             (self.store.folder / path).unlink(missing_ok=True)
         self._send(204)
 
+    def _key(self) -> str:
+        """The access key that signed the request."""
+        return self.headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+
     def _body(self) -> bytes:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         framed = self.headers.get("x-amz-content-sha256", "").startswith("STREAMING")
@@ -217,11 +225,13 @@ class _Handler(BaseHTTPRequestHandler):
             fault = None
         if fault is not None and fault.kind != "cut":
             return self._refuse(fault)
+        if code := self.store.keys.get(self._key()):
+            return self._error(403 if code == "InvalidAccessKeyId" else 400, code)
         if "list-type" in query:
-            return self._list(path, query)
+            return self._list(path, query) if self.store.may_list else self._error(403, "AccessDenied")
         file = self.store.folder / path
         if not path or not file.is_file():
-            return self._error(404, "NoSuchKey")
+            return self._error(404, "NoSuchKey") if self.store.may_list else self._error(403, "AccessDenied")
         etag, size = _etag(file), file.stat().st_size
         if (wanted := self.headers.get("If-Match")) is not None and wanted != etag:
             return self._error(412, "PreconditionFailed")

@@ -179,15 +179,13 @@ def test_checksums_of_other_ranges(store, words):
     assert [fault.reason for fault in faults] == ["is not of lengths.u32 and weight_sums.f64"]
 
 
-def test_checksums_that_were_damaged_here(store):
+def test_checksums_that_were_damaged_here_come_again(store):
     path = open_dataset(URL).path / "range_checksums.u64"
-    words = np.fromfile(path, np.uint64)
+    sound, words = np.fromfile(path, np.uint64), np.fromfile(path, np.uint64)
     words[5] ^= np.uint64(1)
     words.tofile(path)
-    with pytest.raises(
-        CorruptionError, match=r"range_checksums.u64: differs from its checksum; remove .*, and it is f"
-    ):
-        open_dataset(URL)
+    open_dataset(URL)
+    np.testing.assert_array_equal(np.fromfile(path, np.uint64), sound)
 
 
 @pytest.mark.parametrize("kind", ["500", "reset", "cut"])

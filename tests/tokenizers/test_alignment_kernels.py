@@ -18,7 +18,7 @@ BOS, EOS, OTHER, FIRST = 0, 1, 2, 3
 
 def byte_level(entries: list[bytes], *, normalizer: Any = None) -> Tokenizer:
     """A byte-level vocabulary: <s>, </s>, <x>, then `entries`."""
-    from penstock.tokenizers.huggingface import _BYTE_OF_CHARACTER
+    from penstock.tokenizers.spelling import _BYTE_OF_CHARACTER
 
     character = {byte: chr(code) for code, byte in _BYTE_OF_CHARACTER.items()}
     vocab = {"".join(character[byte] for byte in entry): FIRST + place for place, entry in enumerate(entries)}

@@ -30,8 +30,8 @@ FAST = [
     "tiktoken/r50k_base.tiktoken",
 ]  # fmt: skip
 SLOW = {
-    "hf/falcon": "no single-byte vocab entry for byte 0x03",
-    "hf/torchtitan-tiny": "no single-byte vocab entry for byte 0x80",
+    "hf/falcon": "no token for the byte 0x03 alone",
+    "hf/torchtitan-tiny": "no token for the byte 0x80 alone",
     "hf/bert-base-uncased": "WordPiece",
     "hf/t5-small": "Unigram",
     "spm/t5-base.model": "unigram",

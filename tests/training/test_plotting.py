@@ -15,6 +15,7 @@ from makers.texts import write_json_lines
 from penstock.cli import plot
 from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
 from penstock.training.curve_page import log_ticks, nice_ticks, notes_of, short, svg
+from penstock.training.curve_picture import plot_runs
 from penstock.training.curves import (
     EVEN,
     POINTS,
@@ -23,7 +24,6 @@ from penstock.training.curves import (
     View,
     bin_edges,
     half_life,
-    plot_runs,
     read_panels,
     shown_parts,
     smoothed,

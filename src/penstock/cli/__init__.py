@@ -34,12 +34,20 @@ _STOPPED = 130
 """Exit code after Ctrl-C. Typer turns an interrupt into this code and prints nothing."""
 
 
+def _command_of(verb: str) -> Any:
+    """The Typer command of a verb that exists."""
+    from typer.main import get_command
+
+    group: Any = get_command(build_app([verb]))
+    return group.commands[verb]
+
+
 def main() -> None:
     """Run the command line on `sys.argv`, and exit; or answer a shell that asks what may come next."""
     if _COMPLETE in os.environ:
         from penstock.cli.candidates import answer
 
-        sys.exit(_flush(answer(sys.argv[1:])))
+        sys.exit(_flush(answer(sys.argv[1:], _command_of)))
     from penstock.core.errors import PenstockError
     from penstock.core.lazy_imports import missing_extra
     from penstock.core.system import explain_cut_files

@@ -7,7 +7,7 @@ verb, typer and this one verb are imported, and nothing that is heavy.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.cli.help_pages import GROUPS
@@ -33,19 +33,24 @@ CHOICES = {
 }  # fmt: skip
 """Name of a value, or option, that has choices which its help lists."""
 Candidates = list[tuple[str, str]]
+CommandOf = Callable[[str], Any]
 
 
-def answer(words: Sequence[str]) -> int:
+def answer(words: Sequence[str], command_of: CommandOf) -> int:
     """Print what a shell needs to complete the last of these words, without the command's name; the exit code."""
-    kind, found = complete(words)
+    kind, found = complete(words, command_of)
     print(kind)
     for value, note in found:
         print(f"{value}\t{note}")
     return 0
 
 
-def complete(words: Sequence[str]) -> tuple[str, Candidates]:
+def complete(words: Sequence[str], command_of: CommandOf) -> tuple[str, Candidates]:
     """What may stand in place of the last word.
+
+    Args:
+        words: Those so far, without the command's name; the last is being written.
+        command_of: Gives the Typer command of a verb.
 
     Returns:
         `words`, `files` or `folders`, and candidates that begin with the word, with their descriptions.
@@ -56,7 +61,7 @@ def complete(words: Sequence[str]) -> tuple[str, Candidates]:
         flags = [("--help", "show this page"), ("--version", "print the version")]
         verbs = [pair for group in GROUPS.values() for pair in group.items()]
         return "words", _fitting(flags if word.startswith("-") else verbs, word)
-    command = _command(verb)
+    command = command_of(verb) if any(verb in verbs for verbs in GROUPS.values()) else None
     if command is None:
         return "words", []
     rest = before[before.index(verb) + 1 :]
@@ -120,18 +125,6 @@ def value_kind(name: str, flags: Sequence[str] = ()) -> tuple[str, Sequence[str]
     if name in FREE:
         return "words", ()
     raise KeyError(name)
-
-
-def _command(verb: str) -> Any:
-    """The command of a verb; None if there is none of this name."""
-    if not any(verb in verbs for verbs in GROUPS.values()):
-        return None
-    from typer.main import get_command
-
-    from penstock.cli import build_app
-
-    group: Any = get_command(build_app([verb]))
-    return group.commands[verb]
 
 
 def _split_at_equals(words: list[str]) -> list[str]:

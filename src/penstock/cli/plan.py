@@ -20,6 +20,8 @@ def run(
 ) -> None:
     """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops, memory.
 
+    Of a run that continues from another one, those from there on.
+
     Warns of rows in which nothing is trained, and of documents with loss weights that are longer than a row.
 
     Only computes the plan, at millions of documents a second; one row is filled to measure its memory.
@@ -31,14 +33,17 @@ def run(
     import json
 
     from penstock.config import load_data, make_loader, run_file_of
-    from penstock.config.run_file import written_steps
+    from penstock.config.run_file import written_start, written_steps
     from penstock.inspection import dry_run, make_console, plan_view
 
     run_file = run_file_of(run_file)
     data = load_data(run_file, assignments or [])
+    start = written_start(run_file, assignments or [])
     if steps is None:
-        steps = written_steps(run_file, assignments or []) or STEPS
-    report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, data.loader.rows_per_step)), steps)
+        written = written_steps(run_file, assignments or [])
+        steps = STEPS if written is None else max(1, written - start.step)
+    loader = make_loader(data, run_file=run_file, data_parallel=(0, data.loader.ramp.divisor), **start.arguments)
+    report = dry_run(loader, steps)
     if as_json:
         more = {"padding_share": report.padding_share, "warnings": report.warnings}
         print(json.dumps({**dataclasses.asdict(report), **more}))

@@ -49,7 +49,8 @@ def run(
     Example:
         penstock plot runs/first runs/second -o curves.html
     """
-    from penstock.training.curves import View, plot_runs
+    from penstock.training.curve_picture import plot_runs
+    from penstock.training.curves import View
 
     first = Path(runs[0])
     default = (first.parent if first.is_file() else first) / "curves.html"

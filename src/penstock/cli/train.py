@@ -1,5 +1,6 @@
 """`penstock train`: train a model from a run file."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,15 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Resume from the newest complete checkpoint of the folder.")
     ] = False,
+    continue_from: Annotated[
+        str | None,
+        typer.Option(
+            "--continue-from",
+            metavar="RUN",
+            help="Begin a new run with weights, optimizer, schedule and place in the data of another run's newest "
+            "checkpoint; training.continue_from says which of them, and which checkpoint.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -40,6 +50,7 @@ def run(
         penstock train run.yaml --dry-run
         penstock train run.yaml -o runs/first
         penstock train run.yaml -o runs/second --set training.optimizer.kind=muon
+        penstock train more.yaml -o runs/more --continue-from runs/first
     """
     from penstock.config import load_run
     from penstock.config.run_file import resolved_text
@@ -52,8 +63,9 @@ def run(
 
     if output is None and (resume or not dry_run):
         raise ConfigError("--output is missing: give the folder of the run")
-    settings = load_run(run_file, assignments or [])
-    text = resolved_text(run_file, assignments or [])
+    assignments = [*(assignments or []), *beginning(continue_from)]
+    settings = load_run(run_file, assignments)
+    text = resolved_text(run_file, assignments)
     training = settings.training or TrainSettings()
     with Ranks(local_device(training.device), training.context_parallel) as ranks:
         say = speak if ranks.is_first else silent
@@ -68,7 +80,6 @@ def run(
             say=say,
             dry_run=dry_run,
         )
-        assert settings.model is not None
         facts = describe(trainer, settings.model)
         if dry_run:
             if ranks.is_first:
@@ -79,32 +90,36 @@ def run(
                 say(f"{name}: {value}")
         last = train_to_end(trainer, parse_yaml(text, run_file)[1])
         if ranks.is_first and as_json:
-            import json
-
             print(json.dumps(last))
+
+
+def beginning(run: str | None) -> list[str]:
+    """`--continue-from` as an assignment."""
+    return [] if run is None else [f"training.continue_from={json.dumps(run)}"]
 
 
 def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[str, str]], as_json: bool) -> None:
     import dataclasses
-    import json
 
     from penstock.config import make_loader
     from penstock.inspection import dry_run, make_console, plan_view
 
-    per_step = settings.data.loader.rows_per_step
-    steps = min(trainer.steps, max(1, PLANNED_ROWS // per_step))
+    ramp, start = settings.data.loader.ramp, trainer.loader.start
+    left = trainer.steps - start.step
+    steps = min(left, max(1, ramp.steps(ramp.before(start.step) + PLANNED_ROWS) - start.step))
     # The limits and target distances that the model asks for belong to its plan.
     needs = trainer.loader.requirements
     data = dataclasses.replace(settings.data, loader=trainer.loader.settings, target_distances=needs.target_distances)
-    report = dry_run(make_loader(data, run_file=run_file, data_parallel=(0, per_step)), steps)
+    whole = make_loader(data, run_file=run_file, data_parallel=(0, ramp.divisor), **start.arguments)
+    report = dry_run(whole, steps)
     if report.ended and report.steps < steps:
         from penstock.core.errors import ConfigError
 
         raise ConfigError(
-            f"{run_file}: the sources end after {report.steps} steps, before {trainer.steps}; lower training.steps, or "
-            "raise max_epochs"
+            f"{run_file}: the sources end after {start.step + report.steps} steps, before {trainer.steps}; lower "
+            "training.steps, or raise max_epochs"
         )
-    planned = f"all {steps:,} steps" if steps == trainer.steps else f"the first {steps:,} of {trainer.steps:,} steps"
+    planned = f"all {steps:,} steps" if steps == left else f"the first {steps:,} of {left:,} steps"
     facts = [*facts, ("planned below", planned)]
     if as_json:
         print(json.dumps({**dict(facts), "plan": dataclasses.asdict(report), "warnings": report.warnings}))

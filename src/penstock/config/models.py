@@ -12,7 +12,7 @@ import inspect
 import itertools
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -23,6 +23,7 @@ from penstock.config.document import Document, Place
 from penstock.config.validation import KINDS, OBJECTIVE, complaints, kind_model, objective_of, told_apart
 from penstock.core.errors import ConfigError
 from penstock.loader.mixture import Source
+from penstock.loader.plan_settings import PlanSettings
 from penstock.prepare.settings import GROUPS, ChatSettings
 from penstock.training.settings import EvaluatorSettings, TrainSettings
 
@@ -31,6 +32,7 @@ _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (ChatSettings, "template"): (str, str),
     (ChatSettings, "date"): (str | datetime.date | None, lambda day: day and str(day)),
     (Source, "objective"): (OBJECTIVE, objective_of),
+    (PlanSettings, "rows_per_step"): (int | Mapping[str, int], lambda rows: rows),
     (EvaluatorSettings, "objective"): (OBJECTIVE, objective_of),
     (EvaluatorSettings, "function"): (str | None, lambda name: name),
     (TrainSettings, "loss"): (str | None, lambda name: name),

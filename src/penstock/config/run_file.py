@@ -21,9 +21,11 @@ from penstock.loader import Companion, PlanSettings
 from penstock.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import Mixture, ShareChange, Source
+from penstock.loader.places import BEGINNING, Start
 from penstock.models import ModelSettings
 from penstock.prepare.settings import ChatSettings
 from penstock.training import TrainSettings
+from penstock.training.continuing import Continued, ContinueSettings
 from penstock.training.run_folder import RUN_FILE
 
 PYTHON = "python"
@@ -161,6 +163,36 @@ def written_steps(path: str | Path, assignments: Sequence[str] = ()) -> int | No
     training = values.get("training")
     steps = training.get("steps") if isinstance(training, dict) else None
     return steps if isinstance(steps, int) else None
+
+
+def written_start(path: str | Path, assignments: Sequence[str] = ()) -> Start:
+    """Where the data of a run file begin: with `training.continue_from`, where those of another run stood.
+
+    Args:
+        path: A YAML file; that of a run knows the checkpoint that the run began with.
+        assignments: As given to `--set`, in order.
+
+    Raises:
+        ConfigError: `continue_from` names no run with such a checkpoint.
+    """
+    if (continued := Continued.load(Path(path).parent)) is not None and Path(path).name == RUN_FILE:
+        return continued.start
+    document = override(read_document(path), list(assignments))
+    training = document.values.get("training")
+    given = training.get("continue_from") if isinstance(training, dict) else None
+    if given is None:
+        return BEGINNING
+    alone = Document(document.name, {"continue_from": given}, document.lines, document.assigned)
+    asked = ContinueSettings.of(check(alone, _Beginning).continue_from)
+    return BEGINNING if asked is None else Continued.begin(asked, lambda _: None).start
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beginning:
+    """The part of a run file to check."""
+
+    continue_from: ContinueSettings | str | None = None
 
 
 def run_schema() -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock.config.run_file import DataSettings, RunSettings, make_loader, open_sources
 from penstock.config.vocabularies import fit_vocabulary, frozen_rows, tokenizer_of, vocabulary_size
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, StateError
 from penstock.core.folders import check_unlocked
 from penstock.core.urls import shown_urls
-from penstock.core.yaml_files import parse_yaml, write_yaml
+from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader import Companion
 from penstock.loader.agreement import check_values
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.distillation.distiller import Distiller
     from penstock.models import LanguageModel
     from penstock.training import Trainer
+    from penstock.training.continuing import Continued
     from penstock.training.distributed import Ranks
 
 FILLING_THREADS = 1
@@ -95,11 +96,18 @@ def make_trainer(
     from penstock.training.processes import in_step
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
-    settings, text = _with_rate(settings, shown_urls(text), given, say)
     if ranks.several:
         check_values(_common(settings))
-    if settings.model is None and given.model is None:
-        raise ConfigError(f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path")
+    continued = _continued(settings, output, resume, ranks, say)
+    settings, text = _with_beginning(settings, shown_urls(text), continued, output)
+    settings, text = _with_rate(settings, text, given, continued, say)
+    if ranks.several:
+        check_values(_common(settings))
+    if settings.model is None and given.model is None and (continued is None or "weights" not in continued.take):
+        raise ConfigError(
+            f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path, or take the weights of a run "
+            "with continue_from"
+        )
     # What fails on one rank, such as a dataset that its machine does not have, is an error on all.
     with in_step():
         data = open_sources(settings.data, run_file)
@@ -108,13 +116,15 @@ def make_trainer(
             check_run(output, datasets, resume=resume)
             if dry_run and output is not None:
                 check_unlocked(output, output / LOCK, doing="training")
-    trainer = _set_up(replace(settings, data=data), run_file, output, resume, ranks, say, given)
+    trainer = _set_up(replace(settings, data=data), run_file, output, resume, ranks, say, given, continued)
+    if continued is not None and not _has_checkpoint(output, resume):
+        trainer.take(continued)
     if output is None:
         return trainer
     with in_step():
         if ranks.is_first and not dry_run:
             facts = facts_of(trainer.model).with_data(datasets, say)
-            begin_run(output, text, datasets, facts=facts, resume=resume, hold=ranks.hold)
+            begin_run(output, text, datasets, facts=facts, continued=continued, resume=resume, hold=ranks.hold)
     if resume:
         trainer.resume(writes=not dry_run)
         if ranks.is_first and not dry_run:
@@ -136,7 +146,67 @@ def _common(settings: RunSettings) -> dict[str, str]:
     )
 
 
-def _with_rate(settings: RunSettings, text: str, given: Given, say: Any) -> tuple[RunSettings, str]:
+def _continued(
+    settings: RunSettings, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+) -> "Continued | None":
+    """What the run takes, or has taken when it began, from another run; None: nothing.
+
+    Raises:
+        ConfigError, StateError: There is no such checkpoint, it is not what the run began with, or ranks find others.
+    """
+    from penstock.training.processes import in_step
+
+    with in_step():
+        found = _found_beginning(settings, output, resume, say)
+    step = -1 if found is None else found.step
+    if ranks.agree(ranks.sum([step])[0] != step * ranks.place.size):
+        what = "none" if found is None else f"step {step} of {found.run}"
+        raise StateError(
+            f"continue_from: the ranks find different checkpoints, this one {what}; give continue_from.step, and the "
+            "same folder to all of them"
+        )
+    return found
+
+
+def _found_beginning(settings: RunSettings, output: Path | None, resume: bool, say: Any) -> "Continued | None":
+    from penstock.training.continuing import Continued
+    from penstock.training.run_folder import RUN_FILE
+
+    asked = None if settings.training is None else settings.training.beginning
+    if resume and output is not None and (output / RUN_FILE).is_file():
+        found = Continued.load(output)
+        if found is not None:
+            found.require(asked)
+        elif asked is not None:
+            raise StateError(
+                f"{output}: the run there began by itself, and cannot continue from {asked.run} any more; resume it "
+                "without continue_from, or take another folder"
+            )
+        return found
+    return None if asked is None else Continued.begin(asked, say)
+
+
+def _with_beginning(
+    settings: RunSettings, text: str, continued: "Continued | None", output: Path | None
+) -> tuple[RunSettings, str]:
+    """Settings and run file that say what the run began with, where a resume leaves it out."""
+    from penstock.training.run_folder import RUN_FILE
+
+    training = settings.training or TrainSettings()
+    if continued is None or training.beginning is not None:
+        return settings, text
+    assert output is not None, "only a run's folder knows what it began with"
+    kept = (read_yaml(output / RUN_FILE)[1] or {}).get("training") or {}
+    values = parse_yaml(text, "run file")[1] or {}
+    written = {"continue_from": kept.get("continue_from", continued.run)}
+    values["training"] = {**(values.get("training") or {}), **written}
+    settings = replace(settings, training=replace(training, continue_from=continued.settings))
+    return settings, write_yaml(values, "run file")
+
+
+def _with_rate(
+    settings: RunSettings, text: str, given: Given, continued: "Continued | None", say: Any
+) -> tuple[RunSettings, str]:
     """Settings and run file with the learning rate that is chosen where none is set.
 
     The run's folder has the number, so that a run which goes on keeps it, whatever it is then opened from.
@@ -146,10 +216,14 @@ def _with_rate(settings: RunSettings, text: str, given: Given, say: Any) -> tupl
         return settings, text
     pretrained = isinstance(settings.model, str) and settings.model.startswith((TRAINED, "hf:"))
     pretrained |= given.model is not None and given.model.origin is not None
+    pretrained |= continued is not None and "weights" in continued.take
     rate = training.default_rate(pretrained=pretrained)
     kind = "a pretrained model" if pretrained else "a model with new weights"
     kind += " with LoRA" if pretrained and training.lora is not None else ""
-    say(f"learning_rate {rate:g}: the default for {kind}")
+    why = f"the default for {kind}"
+    if continued is not None and continued.learning_rate is not None:
+        rate, why = continued.learning_rate, f"that of {continued.run}, whose schedule goes on"
+    say(f"learning_rate {rate:g}: {why}")
     optimizer = replace(training.optimizer, learning_rate=rate)
     values = parse_yaml(text, "run file")[1] or {}
     section = values.get("training") or {}
@@ -159,7 +233,14 @@ def _with_rate(settings: RunSettings, text: str, given: Given, say: Any) -> tupl
 
 
 def _set_up(
-    settings: RunSettings, run_file: str, output: Path | None, resume: bool, ranks: "Ranks", say: Any, given: Given
+    settings: RunSettings,
+    run_file: str,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Any,
+    given: Given,
+    continued: "Continued | None",
 ) -> "Trainer":
     """The trainer before its first step. Writes nothing. The datasets of `settings.data` must be open."""
     from penstock.inspection.targets import target_warnings
@@ -168,7 +249,7 @@ def _set_up(
 
     training = settings.training or TrainSettings()
     with in_step():
-        parts = _make_parts(settings, training, run_file, output, resume, ranks, say, given)
+        parts = _make_parts(settings, training, run_file, output, resume, ranks, say, given, continued)
     trainer = Trainer(run=output or Path(), settings=training, ranks=ranks, say=say, **parts)
     if ranks.is_first:
         for warning in target_warnings(trainer.loader, max_steps=trainer.steps):
@@ -185,6 +266,7 @@ def _make_parts(
     ranks: "Ranks",
     say: Any,
     given: Given,
+    continued: "Continued | None",
 ) -> dict[str, Any]:
     """What a trainer is made of. Ranks do not talk to each other here: any of them may fail."""
     from penstock.config.teachers import open_teachers
@@ -195,6 +277,9 @@ def _make_parts(
     from penstock.training.trainer import count_steps
 
     data, start = settings.data, settings.model or GIVEN
+    continues = settings.model is None and given.model is None and continued is not None
+    if continued is not None and continues:
+        start = f"{TRAINED}{continued.run}"
     check_writers(training)
     prepare_torch(training)
     itself = resume and output is not None and _is_gone(start)
@@ -209,9 +294,11 @@ def _make_parts(
         model = _trained_model(str(output), ranks.device, merged=False)
         fit_vocabulary(model, data, tokenizer_of(model.origin), name=f"the model {start}", say=say)
     else:
-        model = _make_model(data, start, training, ranks.device, say)
+        model = _make_model(data, start, training, ranks.device, say, merged=not continues)
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
+    if continued is not None and "weights" in continued.take:
+        _take_weights(model, continued, training, resumed=_has_checkpoint(output, resume))
     freeze(model, training.frozen)
     if (notice := frozen_rows(model)) is not None:
         say(notice)
@@ -228,6 +315,7 @@ def _make_parts(
         requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
         companion=groups,
         sum_over_ranks=ranks.sum_of_rows,
+        **({} if continued is None else continued.start.arguments),
         **given.filling,
     )
     if training.feature_cache is not None:
@@ -242,6 +330,31 @@ def _make_parts(
         "groups": groups,
         "evaluators": evaluators,
     }
+
+
+def _take_weights(model: "LanguageModel", continued: "Continued", training: TrainSettings, *, resumed: bool) -> None:
+    """Load the weights that a run begins with; a run with checkpoints needs them only for its reference model.
+
+    Where the other run is gone by then, the reference is compared with what the run noted of it.
+    """
+    from penstock.training.continuing import take_weights
+
+    if resumed and training.preference is None and training.policy is None:
+        return
+    try:
+        checkpoint = continued.checkpoint()
+    except StateError:
+        if resumed:
+            return
+        raise
+    take_weights(checkpoint, model)
+
+
+def _has_checkpoint(output: Path | None, resume: bool) -> bool:
+    """Whether a run goes on from a checkpoint of its own."""
+    from penstock.training.run_folder import CHECKPOINTS
+
+    return resume and output is not None and any((output / CHECKPOINTS).glob("step-*"))
 
 
 def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
@@ -275,13 +388,19 @@ def _is_gone(model: ModelSettings | str) -> bool:
 
 
 def _make_model(
-    data: DataSettings, model: ModelSettings | str, training: TrainSettings, device: "torch.device", say: Any
+    data: DataSettings,
+    model: ModelSettings | str,
+    training: TrainSettings,
+    device: "torch.device",
+    say: Any,
+    *,
+    merged: bool = True,
 ) -> "LanguageModel":
-    """Build the model with its initial weights."""
+    """Build the model with its initial weights; `merged`: as for `_trained_model`."""
     from penstock.models.transformer import HUGGING_FACE, build_model
 
     if isinstance(model, str) and model.startswith(TRAINED):
-        made = _trained_model(model.removeprefix(TRAINED), device)
+        made = _trained_model(model.removeprefix(TRAINED), device, merged=merged)
     elif isinstance(model, str) and model.startswith(HUGGING_FACE):
         made = build_model(model, vocab_size=1, device=device)
         made.origin = model.removeprefix(HUGGING_FACE)
@@ -314,7 +433,7 @@ def _trained_model(path: str, device: "torch.device", *, merged: bool = True) ->
     return model
 
 
-def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, str]]:
+def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
     """Summary of a run as (name, value): parameters, memory, tokens, steps."""
     from penstock.models.recurrent.choice import recurrent_operations
 
@@ -325,16 +444,20 @@ def describe(trainer: "Trainer", model: ModelSettings | str) -> list[tuple[str, 
     if trainer.settings.shard:
         memory //= trainer.ranks.place.size
     loader: Loader = trainer.loader
+    if model is None and trainer.settings.beginning is not None:
+        model = f"that of {trainer.settings.beginning.run}"
     plan = loader.settings
-    slots = plan.sequence_length * plan.rows_per_step
+    first = loader.start.step
+    slots = plan.sequence_length * loader.rows_before(trainer.steps)
+    of_step = "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
     way = _packing_way(trainer) if loader.needs_isolation else ""
     recurrent = recurrent_operations(trainer.model)
     return [
-        ("model", model if isinstance(model, str) else f"{model.layers} layers of {model.width}"),
+        ("model", f"{model.layers} layers of {model.width}" if isinstance(model, ModelSettings) else str(model)),
         ("parameters", f"{parameters:,}"),
         ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
-        ("rows", f"{plan.rows_per_step} of {plan.sequence_length} slots a step, {slots:,} slots"),
-        ("steps", f"{trainer.steps:,}, at most {trainer.steps * slots:,} tokens"),
+        ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
+        ("steps", f"{trainer.steps:,}{f' from step {first:,} on' if first else ''}, at most {slots:,} tokens"),
         *([("documents of a row", way)] if way else []),
         *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),

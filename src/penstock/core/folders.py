@@ -210,4 +210,7 @@ def check_unlocked(folder: Path, file: Path, *, doing: str) -> None:
 
 def _held(folder: Path, lock: int, doing: str) -> str:
     holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
-    return f"{folder}: process {holder} is {doing} into it; wait until it ends, or choose another folder"
+    ranks = ""
+    if doing == "preparing" and os.environ.get("WORLD_SIZE", "1") != "1":
+        ranks = "; of several ranks, let one prepare before the others read, or prepare before torchrun"
+    return f"{folder}: process {holder} is {doing} into it; wait until it ends, or choose another folder{ranks}"

@@ -9,6 +9,7 @@ fault occurs; then it checks the size of every mapped file.
 """
 
 import ctypes
+import errno
 import faulthandler
 import os
 import signal
@@ -42,6 +43,49 @@ def peak_memory_bytes() -> int:
     return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
+def too_many_files(error: BaseException | None) -> str:
+    """The cure, if an error or its cause says that too many files are open; empty: it does not."""
+    import resource
+
+    while error is not None:
+        code = getattr(error, "errno", None)
+        if code in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
+            limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if code == errno.ENFILE or limit == resource.RLIM_INFINITY:
+                return "close files, or raise the system's limit of open files (sysctl fs.file-max)"
+            above = f"up to {most:,}" if most not in (limit, resource.RLIM_INFINITY) else "as root above that"
+            return f"raise the limit of open files, which is {limit:,} (ulimit -n, {above})"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+USUAL_MAPPINGS = 65_530
+"""Mappings that Linux allows a process by default."""
+
+
+def mapping_limit() -> int:
+    """How many mappings a process may have; the usual number of Linux where the system does not say."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_bytes())
+    except (OSError, ValueError):  # not on macOS
+        return USUAL_MAPPINGS
+
+
+def mappings_cure() -> str:
+    """Why no more files can be mapped, and what to do."""
+    limit = mapping_limit()
+    return (
+        f"the system refuses one more mapping; a process may have {limit:,} (vm.max_map_count), and {len(mapped):,} "
+        f"files are mapped here; raise it (sysctl -w vm.max_map_count={4 * limit}), or prepare again into fewer "
+        "shards; if far fewer are mapped, the limit is that of this process's memory (ulimit -v)"
+    )
+
+
+def limit_cure(error: OSError) -> str:
+    """The cure, if a file cannot be read or mapped because of a limit of this machine; empty: that is not why."""
+    return mappings_cure() if error.errno == errno.ENOMEM else too_many_files(error)
+
+
 class MappedFile(Protocol):
     """A file that is mapped."""
 
@@ -56,15 +100,22 @@ _installed: list[Any] = []
 """Keeps the handler alive."""
 
 
-def explain_cut_files() -> None:
+def explain_cut_files(*, traces: bool = True) -> None:
     """Report on standard error which mapped file was cut, before this process ends by SIGBUS.
 
-    Also enables Python's `faulthandler`, which then shows where each thread was. The command line calls this; your own
-    program may.
+    Called when the first file is mapped. A handler that another library installed (`faulthandler`, PyTorch's workers)
+    gets the signal afterwards, as without this; where the program itself handles or ignores SIGBUS, it is left alone.
+
+    Args:
+        traces: Also enable Python's `faulthandler`, unless it is, which then shows where each thread was. The command
+            line does; your own program may.
     """
-    if _installed or not hasattr(signal, "SIGBUS"):
+    if not hasattr(signal, "SIGBUS"):
         return
-    faulthandler.enable(file=2)
+    if traces and not faulthandler.is_enabled():
+        faulthandler.enable(file=2)
+    if _installed or signal.getsignal(signal.SIGBUS) not in (signal.SIG_DFL, None):
+        return
     libc = ctypes.CDLL(None)
     libc.signal.restype = ctypes.c_void_p
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)

@@ -85,7 +85,7 @@ def write_cache(
         done = _finished_parts(folder)
         if done:
             loader.load_state_dict(done[-1]["state"])
-        total = (loader.count_steps() - loader.step) * loader.settings.rows_per_step
+        total = loader.rows_before(loader.count_steps()) - loader.rows_before(loader.step)
         rates = {"tokens": "tok/s"}
         with Progress("asking the teacher", total=total, unit=" rows", enabled=progress, rates=rates) as bar:
             done += _parts(loader, teacher, number, folder, settings, len(done), part_bytes, bar)

@@ -20,8 +20,7 @@ from penstock.evaluation.recognition import converted
 from penstock.evaluation.records import Origin, Placed, read_placed
 from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.sandbox import Limits, Outcome, Sandbox
-from penstock.evaluation.subject import write_replies
-from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
+from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of, write_replies
 
 if TYPE_CHECKING:
     from penstock.evaluation.subject import Subject

@@ -17,8 +17,8 @@ from typing import Any, final
 from penstock.core.errors import ConfigError, RecordError
 from penstock.evaluation.recognition import converted, refuse_file
 from penstock.evaluation.records import Origin, read_records
-from penstock.evaluation.subject import Subject, write_replies
-from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of
+from penstock.evaluation.subject import Subject
+from penstock.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of, write_replies
 
 SHOTS = 8
 HUB = "openai/gsm8k"

@@ -22,8 +22,6 @@ import torch
 
 from penstock.chat import Template
 from penstock.core.errors import ConfigError
-from penstock.core.randomness import key_for
-from penstock.evaluation.tasks import TaskSettings
 from penstock.generation import Engine, Generated, Sampling
 from penstock.generation.session import encode_chat
 from penstock.inputs import pack_documents
@@ -332,35 +330,3 @@ def _sums(tensor: torch.Tensor) -> tuple[int, int]:
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().contiguous().view(-1).view(kinds[tensor.element_size()]).to(torch.int64)
     return int(bits.sum()), int((bits * bits).sum())
-
-
-def write_replies(
-    subject: Subject,
-    problems: Sequence[str],
-    prompts: Sequence[Sequence[int]],
-    settings: TaskSettings,
-    *,
-    stop: tuple[str, ...] = (),
-) -> list[list[Generated]]:
-    """Write `settings.samples` replies to each prompt.
-
-    Args:
-        subject: The model.
-        problems: The problems' ids, from which the seeds are derived.
-        prompts: Ids of each problem's prompt.
-        settings: Temperature, tokens, samples and seed.
-        stop: Texts that end a reply.
-    """
-    count = settings.samples
-    sampling = [
-        Sampling(
-            temperature=settings.temperature,
-            max_tokens=settings.max_tokens,
-            seed=int(key_for(settings.seed, "reply", settings.name, problem, sample)),
-            stop=stop,
-        )
-        for problem in problems
-        for sample in range(count)
-    ]
-    written = subject.write([prompt for prompt in prompts for _ in range(count)], sampling)
-    return [written[begin : begin + count] for begin in range(0, len(written), count)]

@@ -13,9 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from penstock.core.errors import ConfigError
+from penstock.core.randomness import key_for
+from penstock.generation.settings import Sampling
 
 if TYPE_CHECKING:
     from penstock.evaluation.subject import Subject
+    from penstock.generation import Generated
 
 
 @final
@@ -162,3 +165,35 @@ def make_task(settings: TaskSettings) -> Task:
     module, name = TASKS[settings.name]
     made: Task = getattr(import_module(f"penstock.evaluation.{module}"), name)(settings)
     return made
+
+
+def write_replies(
+    subject: "Subject",
+    problems: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    settings: TaskSettings,
+    *,
+    stop: tuple[str, ...] = (),
+) -> "list[list[Generated]]":
+    """Write `settings.samples` replies to each prompt.
+
+    Args:
+        subject: The model.
+        problems: The problems' ids, from which the seeds are derived.
+        prompts: Ids of each problem's prompt.
+        settings: Temperature, tokens, samples and seed.
+        stop: Texts that end a reply.
+    """
+    count = settings.samples
+    sampling = [
+        Sampling(
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            seed=int(key_for(settings.seed, "reply", settings.name, problem, sample)),
+            stop=stop,
+        )
+        for problem in problems
+        for sample in range(count)
+    ]
+    written = subject.write([prompt for prompt in prompts for _ in range(count)], sampling)
+    return [written[begin : begin + count] for begin in range(0, len(written), count)]

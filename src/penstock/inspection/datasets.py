@@ -8,6 +8,7 @@ Dry run of a mixture: what its first steps would contain. Plans them and fills a
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, final
 
@@ -29,6 +30,7 @@ from penstock.loader import Plan, PlanState
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.loader import Loader
+from penstock.loader.ramp import Ramp
 from penstock.loader.steps import balanced_order
 from penstock.shards import JoinedCorpus
 from penstock.shards.trees import BranchView
@@ -223,7 +225,8 @@ class PlanReport:
     """Whether the sources end within the requested steps."""
     rows: int
     sequence_length: int
-    rows_per_step: int
+    rows_per_step: int | Mapping[int, int]
+    """A number, or first step → rows from it on."""
     packing: str
     documents_per_row: int | None
     """Maximum documents of a row; None: no limit."""
@@ -270,25 +273,27 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
     """Plan `steps` steps of a loader and count.
 
     Args:
-        loader: Its place changes. Create it with one row per rank (`data_parallel=(0, rows_per_step)`), so that only
-            one row is filled.
+        loader: Its place changes. Create it with one row per rank (`data_parallel=(0, ramp.divisor)`), so that few
+            rows are filled.
         steps: At least 1.
     """
     settings = loader.settings
     began = time.perf_counter()
     plan = loader.new_plan()
-    pieces, row_starts = _planned(plan, steps * settings.rows_per_step)
+    first = loader.start.step
+    wanted = loader.rows_before(first + steps)
+    pieces, row_starts = _planned(plan, wanted)
     rows = len(row_starts) - 1
     seconds = time.perf_counter() - began
     targets = find_targets(plan, pieces, loader.requirements.target_distances or 1)
     cut = (cut_documents(plan, number) for number in range(len(plan.datasets)))
-    done = -(-rows // settings.rows_per_step)
-    last = next(iter(loader.seek(max(done - 1, 0))))
+    done = settings.ramp.steps(rows + settings.ramp.before(first)) - first
+    last = next(iter(loader.seek(first + max(done - 1, 0))))
     tokens = int(pieces["length"].sum())
     patches = loader._plan.row_patches(pieces, row_starts)
     return PlanReport(
         steps=done,
-        ended=rows < steps * settings.rows_per_step,
+        ended=rows < wanted,
         rows=rows,
         sequence_length=settings.sequence_length,
         rows_per_step=settings.rows_per_step,
@@ -301,24 +306,26 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
         tokens=tokens,
         padding=rows * settings.sequence_length - tokens,
         pieces=len(pieces),
-        sources=_by_source(loader, plan.state(), pieces, targets, done),
+        sources=_by_source(loader, plan.state(), pieces, targets, (first, first + done)),
         planning_seconds=seconds,
         row_bytes=sum(getattr(getattr(last[0], field.name), "nbytes", 0) for field in fields(last[0])),
         state_bytes=len(json.dumps(last.resume_state)),
         peak_memory_bytes=peak_memory_bytes(),
         row_patches=None if patches is None else (float(patches.mean()), int(patches.max(initial=0))),
-        patch_spread={} if patches is None else _spread(patches, settings.rows_per_step),
+        patch_spread={} if patches is None else _spread(patches, settings.ramp, first),
     )
 
 
 _RANKS = (2, 4, 8, 16, 32, 64)
 
 
-def _spread(patches: Annotated[Int64, "rows"], rows_per_step: int) -> dict[int, float]:
+def _spread(patches: Annotated[Int64, "rows"], ramp: Ramp, first: int) -> dict[int, float]:
     """See `PlanReport.patch_spread`; steps that are not whole are left out."""
-    found: dict[int, list[float]] = {ranks: [] for ranks in _RANKS if rows_per_step % ranks == 0}
-    for begin in range(0, len(patches) - rows_per_step + 1, rows_per_step):
-        step = patches[begin : begin + rows_per_step]
+    found: dict[int, list[float]] = {ranks: [] for ranks in _RANKS if ramp.divisor % ranks == 0}
+    begin, number = 0, first
+    while begin + ramp.rows(number) <= len(patches):
+        step = patches[begin : begin + ramp.rows(number)]
+        begin, number = begin + len(step), number + 1
         step = step[balanced_order(step)]
         if not step.any():
             continue
@@ -342,9 +349,10 @@ def _planned(plan: Plan, wanted: int) -> tuple[Annotated[Records, PIECE, "pieces
 
 
 def _by_source(
-    loader: Loader, end: PlanState, pieces: Records, targets: Annotated[Bool, "pieces"], steps: int
+    loader: Loader, end: PlanState, pieces: Records, targets: Annotated[Bool, "pieces"], steps: tuple[int, int]
 ) -> tuple[SourcePlan, ...]:
-    first, last = (np.array(loader.mixture.shares_at(step)) for step in (0, max(steps - 1, 0)))
+    begin, stop = steps
+    first, last = (np.array(loader.mixture.shares_at(step)) for step in (begin, max(stop - 1, begin)))
     total = max(1, int(pieces["length"].sum()))
     all_untrained = np.zeros(len(end.skipped), UNTRAINED) if end.untrained is None else end.untrained
     found = []

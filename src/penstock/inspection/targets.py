@@ -150,10 +150,10 @@ def target_warnings(loader: Loader, max_steps: int) -> list[str]:
 
     Args:
         loader: It does not move. Costs its plan of about `FIRST_ROWS` rows.
-        max_steps: Steps of the training.
+        max_steps: Steps of the training, those before the loader's first one among them.
     """
     plan, seen, without = loader.new_plan(), 0, 0
-    rows = min(FIRST_ROWS, max_steps * loader.settings.rows_per_step)
+    rows = min(FIRST_ROWS, loader.rows_before(max_steps))
     untrained = np.zeros(len(plan.datasets), np.int64)
     with suppress(PenstockError):
         while seen < rows and (window := plan.next_window()) is not None:

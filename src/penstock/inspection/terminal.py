@@ -17,6 +17,7 @@ from penstock.inputs import IGNORE
 from penstock.inspection.datasets import DatasetSummary, DocumentView, PlanReport
 from penstock.inspection.rows import RowDocument, RowView, Stretch
 from penstock.inspection.terminal_tokens import COLOURS, Style, colour_of, letter_of, tree_view
+from penstock.loader.ramp import Ramp
 
 CHARACTERS = 5
 """Characters of an original document to show, per token of the limit."""
@@ -338,7 +339,7 @@ def plan_view(report: PlanReport) -> Group:
     facts = _facts()
     ending = ", where the sources end" if report.ended else ""
     facts.add_row(
-        "planned", f"{report.steps:,} {_plural('step', report.steps)} of {report.rows_per_step:,} rows{ending}"
+        "planned", f"{report.steps:,} {_plural('step', report.steps)} of {Ramp(report.rows_per_step)} rows{ending}"
     )
     per_row = report.pieces / max(1, report.rows)
     facts.add_row(

@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, final
+from typing import Annotated, Any, TypeVar, final
 
 import numpy as np
 
+from penstock.core import daemons
 from penstock.core.arrays import Int64, Records
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, CorruptionError
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader.extras import extras_of
 from penstock.loader.mixture import Source
@@ -32,7 +33,8 @@ from penstock.loader.rewriting import Rewriting
 from penstock.loader.steps import StepPlan
 from penstock.shards import Corpus
 from penstock.shards._kernels import RUN_DOCUMENTS
-from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of
+from penstock.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of, renewed
+from penstock.shards.mappings import ShardHolder
 
 _log = logging.getLogger("penstock.loader")
 
@@ -47,6 +49,7 @@ _ALL_SECONDS = 0.5
 _ALL_SHARE = 100
 """Looking takes at most this part of the time: a hundredth."""
 
+Result = TypeVar("Result")
 Wanted = list[tuple[Holder, Annotated[Int64, "units"]]]
 
 
@@ -103,14 +106,15 @@ class Fetching:
         self._holders = {
             number: holder for number, dataset in enumerate(datasets) if (holder := dataset.table.holder) is not None
         }
-        self._used = dict.fromkeys(self._holders, 0)
+        remote = [number for number in self._holders if _parts(datasets[number])]
+        self._used = dict.fromkeys(remote, 0)
         self._counting = threading.Lock()
         self._ahead: StepsAhead | None = None
         self._all: Wanted = []
         self._ahead_bytes = AHEAD_BYTES
         if budget is not None:
             self._ahead_bytes = min(AHEAD_BYTES, budget // _LEAST_SHARE)
-            self._divide(budget, {n: residency(sources[n], datasets[n], settings) for n in self._holders})
+            self._divide(budget, {n: residency(sources[n], datasets[n], settings) for n in remote})
         self._documents = {n: _documents(sources[n], datasets[n]) for n in self._holders}
 
     def __bool__(self) -> bool:
@@ -144,7 +148,7 @@ class Fetching:
 
     def report(self) -> None:
         """Log a line for each remote source."""
-        for number, (name, traffic) in zip(self._holders, self.traffic.items(), strict=True):
+        for number, (name, traffic) in zip(self._used, self.traffic.items(), strict=True):
             if traffic.used_bytes:
                 _log.info("source %r (%s): %s", name, location_of(self._datasets[number]), traffic)
 
@@ -234,6 +238,13 @@ class Fetching:
                     self._ahead.done()
         self._count(step.pieces[step.row_starts[begin] : step.row_starts[end]])
 
+    def renewing(self, step: StepPlan, begin: int, end: int, fill: Callable[[], Result]) -> Result:
+        """What `fill` returns for rows of a step that are held; damaged copies are fetched again, once."""
+        try:
+            return fill()
+        except CorruptionError as error:
+            return renewed(self.wanted(step, begin, end), error, fill)
+
     def _count(self, mine: Annotated[Records, PIECE, "pieces"]) -> None:
         """Add to the bytes that were used."""
         tokens, sources = mine["tokens"], mine["source"]
@@ -297,9 +308,14 @@ def _documents(source: Source, dataset: Corpus) -> tuple[int, int]:
 
 def _parts(dataset: Any) -> list[tuple[Any, float]]:
     """The residencies of a corpus, and the share of its bytes that each holds."""
-    parts = [part for part in getattr(dataset, "parts", (dataset,)) if part.table.holder is not None]
+    parts = [part for part in getattr(dataset, "parts", (dataset,)) if _is_remote(part.table.holder)]
     sizes = [int(part.table.shard_bytes.sum()) for part in parts]
     return [(part.table.holder, size / max(sum(sizes), 1)) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _is_remote(holder: Any) -> bool:
+    """Whether a holder fetches: others only map."""
+    return holder is not None and not isinstance(holder, ShardHolder)
 
 
 def _unique(units: Sequence[Annotated[Int64, "units"]]) -> Annotated[Int64, "units"]:
@@ -450,7 +466,8 @@ _running: "weakref.WeakSet[StepsAhead]" = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Threads read mapped files; they must be done before the interpreter takes those apart."""
+    """Threads read mapped files; they must be done before the interpreter takes those apart. None waits for a store."""
+    daemons.end()
     for ahead in list(_running):
         ahead.stop()
         ahead.join()

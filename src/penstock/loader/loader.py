@@ -8,6 +8,7 @@ Only the consumer knows which of the returned steps are trained, since some cons
 `state_dict()` is refused while an iterator that returned a step is alive.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -33,6 +34,7 @@ from penstock.loader.fetching import Fetching, StepsAhead, Traffic
 from penstock.loader.fill import Fill
 from penstock.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.loader.mixture import Mixture, Sources, whole
+from penstock.loader.places import Start, place_after, read_place
 from penstock.loader.plan import Plan
 from penstock.loader.plan_settings import PlanSettings
 from penstock.loader.step_iterator import StepPipeline
@@ -61,7 +63,8 @@ class Loader:
         mixture: The sources; a single `Source`, a path, an opened dataset, a list of these, or a mapping of path →
             share will do.
         sequence_length: Token slots of a row.
-        rows_per_step: Rows of one optimiser step over all ranks.
+        rows_per_step: Rows of one optimiser step over all ranks; or a batch ramp, first step → rows from it on:
+            `{0: 32, 1000: 64}`.
         seed: Seed of orders and keys.
         data_parallel: This process's rank: `DataParallel`, (rank, size), or a torch DeviceMesh, whose dimensions for
             tensor, pipeline, expert and context parallelism give the same rows. May be left out only when there is one
@@ -100,6 +103,10 @@ class Loader:
             environment's `PENSTOCK_CACHE`, else the user's cache folder.
         cache_bytes: Maximum bytes of all remote sources in that folder; beyond it, what was used least recently goes.
             Ranks of one machine share the folder, and should have the same number. None: no limit.
+        continue_from: Where the sources of another loader stood after one of its steps, `Step.place`: sources of the
+            same name go on there, and new ones begin at their beginning. Shares, limits, objectives and the form of
+            rows may be others; a dataset may have grown at its end. None: all begin at their beginning.
+        first_step: Number of the first step, for changes of shares and a batch ramp that count on.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
@@ -111,7 +118,7 @@ class Loader:
         mixture: Mixture | Sources,
         *,
         sequence_length: int,
-        rows_per_step: int,
+        rows_per_step: int | Mapping[int, int],
         seed: int = 0,
         data_parallel: DataParallel | tuple[int, int] | Any | None = None,
         packing: Packing = "best_fit",
@@ -132,11 +139,13 @@ class Loader:
         prefetch_bytes: int = PREFETCH_BYTES,
         cache: str | Path | None = None,
         cache_bytes: int | None = None,
+        continue_from: Mapping[str, Any] | None = None,
+        first_step: int = 0,
     ) -> None:
         given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
         self.settings = PlanSettings(
             sequence_length=whole("sequence_length", sequence_length),
-            rows_per_step=whole("rows_per_step", rows_per_step),
+            rows_per_step=rows_per_step,
             seed=whole("seed", seed),
             packing=packing,
             window_rows=whole("window_rows", window_rows),
@@ -148,7 +157,8 @@ class Loader:
         if not 0 <= pad_id < 2**31:
             raise ConfigError(f"pad_id must be a token id, 0 … 2^31 − 1, got {pad_id}")
         self.data_parallel = DataParallel.of(data_parallel)
-        self.data_parallel.rows(self.settings.rows_per_step)
+        for _, rows in self.settings.ramp.phases:
+            self.data_parallel.rows(rows)
         if threads < 0 or prefetch < 1:
             raise ConfigError(f"threads must be at least 0 and prefetch at least 1, got {threads} and {prefetch}")
         self.requirements = EVERYTHING if requirements is None else requirements
@@ -179,6 +189,9 @@ class Loader:
             self._for_pickling |= {"image_cache": str(image_cache), "image_cache_bytes": image_cache_bytes}
         if cache is not None or cache_bytes is not None:
             self._for_pickling |= {"cache": None if cache is None else str(cache), "cache_bytes": cache_bytes}
+        self._start = Start(
+            step=_step_number(first_step), place=None if continue_from is None else read_place(continue_from)
+        )
         pin = _cuda_in_use() if pin_memory is None else pin_memory
         self._plan = self.new_plan()
         self._extras = Extras(
@@ -227,7 +240,8 @@ class Loader:
     def _steps(self, itself: "list[weakref.ref[Iterator[Step]]]") -> Iterator[Step]:
         """The iterator; `itself` refers to it."""
         self._move(self._after)
-        watch = TargetWatch([source.name for source in self.mixture.sources], self._plan.sizes, self._after)
+        names = [source.name for source in self.mixture.sources]
+        watch = TargetWatch(names, self._plan.sizes, self._after, self._planner.first.step)
         # Only images are counted: other arrays are as large in every step.
         size = None if self._extras.media is None else _image_bytes
         plan_next, ahead = self._planner.next, None
@@ -271,6 +285,7 @@ class Loader:
             **self._for_pickling,
             "requirements": self.requirements,
             "data_parallel": self.data_parallel,
+            **self._start.arguments,
         }
         return _unpickled, (self.mixture, settings, self.state_dict())
 
@@ -283,7 +298,7 @@ class Loader:
         )
         return (
             f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
-            f"steps of {settings.rows_per_step} rows of {settings.sequence_length} tokens, at step {self.step}, "
+            f"steps of {settings.ramp} rows of {settings.sequence_length} tokens, at step {self.step}, "
             f"rank {data_parallel.rank} of {data_parallel.size}{dropped})"
         )
 
@@ -291,7 +306,7 @@ class Loader:
         """What a notebook shows: how steps are made, and what flows into them."""
         settings = self.settings
         facts = [
-            ("step", f"{settings.rows_per_step} rows of {settings.sequence_length:,} tokens"),
+            ("step", f"{settings.ramp} rows of {settings.sequence_length:,} tokens"),
             ("packing", settings.packing_text),
             ("next step", self.step),
             ("rank", f"{self.data_parallel.rank} of {self.data_parallel.size}"),
@@ -382,15 +397,34 @@ class Loader:
 
     def new_plan(self) -> Plan:
         """Its plan from the beginning, for looking at; the loader itself does not move."""
-        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1)
+        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1, self._start)
+
+    @property
+    def start(self) -> Start:
+        """Its first step, and where its sources begin."""
+        return self._start
 
     def count_steps(self) -> int:
-        """Steps from its beginning to its end; costs the whole plan once (millions of documents a second).
+        """Steps up to its end, those before `first_step` among them; costs the whole plan once (millions of documents
+        a second).
 
         Never ends where some source has no `max_epochs`.
         """
-        rows = sum(window.num_rows for window in self.new_plan().windows())
-        return -(-rows // self.settings.rows_per_step)
+        plan = self.new_plan()
+        if self._after.known_from:
+            plan.restore(self._after.window_start)
+        for _ in plan.windows():
+            pass
+        return self._planner.steps_of(plan.state().row)
+
+    @property
+    def known_from(self) -> int:
+        """Steps before this one are not those of its plan: its sources had ended there, and got more `max_epochs`."""
+        return self._after.known_from
+
+    def rows_before(self, step: int) -> int:
+        """Rows of its plan before a step, over all ranks."""
+        return self._planner.row_of(step)
 
     @property
     def made_from(self) -> dict[str, Any]:
@@ -425,13 +459,25 @@ class Loader:
             )
         return states.save(self._description, self._after)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, say: Callable[[str], None] | None = None) -> None:
         """Go on after the step that `state` was saved from, on any number of ranks that divides the step.
+
+        Only `max_epochs` of the sources may be others than then, where that changes no row before the state, or where
+        all sources had ended.
+
+        Args:
+            state: What `state_dict` or `Step.resume_state` gave.
+            say: Called with a sentence for each source that has another `max_epochs`; by default rank 0 prints it on
+                standard error.
 
         Raises:
             StateError: The state was made from other data or settings; the message names them.
         """
-        self._move(states.load(self._plan, state))
+        self._move(states.load(self._plan, state, say or self._say))
+
+    def _say(self, sentence: str) -> None:
+        if self.data_parallel.rank == 0:
+            print(f"penstock: {sentence}", file=sys.stderr)
 
     def seek(self, step: int) -> Self:
         """Go on at step number `step`, replaying the plan from the nearest known state.
@@ -461,7 +507,7 @@ class Loader:
         """
         step, row = _step_number(step), None if row is None else whole("row", row)
         plan = self.new_plan()
-        planner = StepPlanner(plan, self.data_parallel.size, self._planner.anchors)
+        planner = StepPlanner(plan, self.data_parallel.size, self._planner)
         with self._replay_progress() as watch:
             planner.start(planner.find(step, near=self._after, watch=watch))
         step_plan = planner.next()
@@ -493,8 +539,9 @@ class Loader:
         """Build one step, with its documents on this machine."""
         if not self._fetching:
             return self._fill_step(plan)
-        with self._fetching.held(plan, *self._own_rows(plan)):
-            return self._fill_step(plan)
+        rows = self._own_rows(plan)
+        with self._fetching.held(plan, *rows):
+            return self._fetching.renewing(plan, *rows, lambda: self._fill_step(plan))
 
     def _fill_step(self, plan: StepPlan) -> Step:
         """Build one step: run Python objectives, fill this rank's rows, sum loss weights.
@@ -519,6 +566,7 @@ class Loader:
             weighed if tokens is None else tokens,
             partial(states.save, self._description, plan.after),
             self._extras.units(plan.pieces),
+            partial(place_after, self._plan, plan),
         )
 
 
@@ -561,7 +609,5 @@ def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None
 
 
 def _cuda_in_use() -> bool:
-    import sys
-
     torch = sys.modules.get("torch")
     return bool(torch is not None and torch.cuda.is_available())

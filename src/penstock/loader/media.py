@@ -6,7 +6,6 @@ Nothing of it is in the plan or in a state: pixels depend on the image and the p
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any, final
 import numpy as np
 
 from penstock.core.arrays import Int64, Records
+from penstock.core.daemons import DaemonPool, wait_for
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.inputs.media import RowMedia, blank_image, grid_positions
 from penstock.loader._plan_kernels import PIECE
@@ -114,9 +114,9 @@ class MediaRows:
             if image.fetch is not None and not any(image.digest in cache for cache in kept)
         ]
         if wanted:
-            with ThreadPoolExecutor(min(_REQUESTS, len(wanted)), "penstock-images") as pool:
+            with DaemonPool(min(_REQUESTS, len(wanted)), "penstock-images") as pool:
                 for coming in [pool.submit(fetch) for fetch in wanted]:
-                    coming.exception()
+                    wait_for(coming)
 
     def _row(
         self, pieces: Annotated[Records, PIECE, "documents"], images_of: Sequence[list[ImageOf]], tokens: Array

@@ -226,8 +226,13 @@ class Source:
         """Tokens of the documents in use, those that `slice` leaves."""
         if self.slice == (0.0, 1.0):
             return corpus.num_tokens
-        first, last = (round(edge * len(corpus)) for edge in self.slice)
-        return int(corpus.table.lengths[first:last, 0].sum(dtype=np.int64))
+        first, size = self.documents_in_use(len(corpus))
+        return int(corpus.table.lengths[first : first + size, 0].sum(dtype=np.int64))
+
+    def documents_in_use(self, documents: int) -> tuple[int, int]:
+        """(first, number) of the documents that `slice` leaves of a dataset with so many."""
+        first, last = (round(edge * documents) for edge in self.slice)
+        return first, last - first
 
 
 def _as_path(given: Any) -> Any:

@@ -7,14 +7,14 @@ documents a second. A window is packed as a whole and never extends past a chang
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, final
 
 import numpy as np
 
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, RecordError, StateError
-from penstock.core.randomness import key_for, mix
+from penstock.core.randomness import key_for
 from penstock.loader._plan_kernels import (
     BEST_FIT_DECREASING,
     CURSOR,
@@ -31,13 +31,14 @@ from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.extras import extras_of, too_long_of
 from penstock.loader.lengths_ahead import LengthsAhead
 from penstock.loader.mixture import TOO_LONG, Mixture, Source
+from penstock.loader.places import BEGINNING, Begin, SourcePlace, Start, begin_at, order_of
 from penstock.loader.plan_settings import PlanSettings
 from penstock.loader.rewriting import Rewriting
 from penstock.loader.targets import UntrainedParts, untrained_parts
 from penstock.loader.untrained import require_targets
 from penstock.packing import PACKINGS
 from penstock.packing.pack import left_in_rows, scratch
-from penstock.sampling import Permutation, integer_shares
+from penstock.sampling import integer_shares
 from penstock.sampling._kernels import ENTRY, NOT_HERE, SKIPPED, draw
 from penstock.sampling.order import UNIT, shuffle_mode
 from penstock.shards import Corpus
@@ -89,6 +90,8 @@ class Window:
     """What was left out from the beginning of the plan to the end of this window."""
     untrained: Annotated[Records, UNTRAINED, "sources"] | None = None
     """As in `PlanState`, to the end of this window."""
+    cursors: Annotated[Records, CURSOR, "sources"]
+    """How far each source was taken at the end of this window."""
 
     @property
     def num_rows(self) -> int:
@@ -105,22 +108,32 @@ class Plan:
         datasets: One for each source.
         settings: What else decides the plan.
         distances: Target distances. They decide only which parts of split documents have a target.
+        start: Where it begins.
     """
 
     def __init__(
-        self, mixture: Mixture, datasets: Sequence[Corpus], settings: PlanSettings, distances: int = 1
+        self,
+        mixture: Mixture,
+        datasets: Sequence[Corpus],
+        settings: PlanSettings,
+        distances: int = 1,
+        start: Start = BEGINNING,
     ) -> None:
         settings.require_effect(mixture)
         self.mixture, self.datasets, self.settings = mixture, list(datasets), settings
+        self.distances, self.start = distances, start
         self._draws = [
-            _Draw(source, dataset, settings, distances)
+            _Draw(source, dataset, settings, distances, start.of(source, dataset, settings))
             for source, dataset in zip(mixture.sources, self.datasets, strict=True)
         ]
         # Lengths that come from stores were asked for now, those of all sources at the same time.
         for source_draw in self._draws:
             source_draw.require_targets()
         phases = mixture.phases()
-        self._phase_rows = [step * settings.rows_per_step for step, _ in phases]
+        self._ramp = settings.ramp
+        before = self._ramp.before(start.step)
+        self._phase_rows = [self._ramp.before(step) - before for step, _ in phases]
+        self._rows_before = before
         self._phase_shares = [shares for _, shares in phases]
         count = len(self._draws)
         self._capacity = min(4096, max(64, BUFFER_ENTRIES // count))
@@ -139,12 +152,37 @@ class Plan:
             PlanState(
                 row=0,
                 window=0,
-                cursors=np.zeros(count, CURSOR),
+                cursors=np.array([(draw.begin.position, 0) for draw in self._draws], CURSOR),
                 credits=np.zeros(count, np.int64),
                 skipped=np.zeros(count, SKIPPED),
                 untrained=np.zeros(count, UNTRAINED) if leaves_out else None,
             )
         )
+
+    @property
+    def first_step(self) -> int:
+        """Number of its first step."""
+        return self.start.step
+
+    @property
+    def begins(self) -> list[Begin]:
+        """Where the stream of each source begins."""
+        return [draw.begin for draw in self._draws]
+
+    def with_max_epochs(self, limits: Sequence[float | None]) -> "Plan":
+        """The same plan with other `max_epochs` of its sources, from the beginning."""
+        pairs = zip(self.mixture.sources, limits, strict=True)
+        sources = [replace(source, max_epochs=limit) for source, limit in pairs]
+        return Plan(Mixture(sources, self.mixture.changes), self.datasets, self.settings, self.distances, self.start)
+
+    def document(self, source: int, position: int) -> int:
+        """Number of the document at a position of a source."""
+        return self._draws[source].document(position)
+
+    @property
+    def ends(self) -> list[int]:
+        """The position of each source at which it is finished."""
+        return [draw.last for draw in self._draws]
 
     @property
     def untrained_parts(self) -> list[UntrainedParts | None]:
@@ -234,8 +272,9 @@ class Plan:
         self._window += 1
         after = self.state()
         return Window(
-            start=start, pieces=pieces, row_starts=row_starts, skipped=after.skipped, untrained=after.untrained
-        )
+            start=start, pieces=pieces, row_starts=row_starts, skipped=after.skipped, untrained=after.untrained,
+            cursors=after.cursors,
+        )  # fmt: skip
 
     def _window_rows(self) -> int:
         """Rows that the next window may have: the ramp, and never over a change of shares."""
@@ -257,10 +296,10 @@ class Plan:
         for row, shares in zip(self._phase_rows[phase + 1 :], self._phase_shares[phase + 1 :], strict=True):
             for stream, finished, share in zip(self._draws, self._finished, shares, strict=True):
                 if share > 0 and not finished:
-                    per_step = self.settings.rows_per_step
+                    step, later = (self._ramp.steps(rows + self._rows_before) for rows in (self._row, row))
                     raise ConfigError(
-                        f"at step {self._row // per_step} every source with a share is finished, but source "
-                        f"{stream.source.name!r} gets its share only at step {row // per_step}: change shares earlier, "
+                        f"at step {step} every source with a share is finished, but source "
+                        f"{stream.source.name!r} gets its share only at step {later}: change shares earlier, "
                         "or raise max_epochs"
                     )
 
@@ -350,11 +389,12 @@ def _add(totals: Records, source: int, counts: Records) -> None:
 class _Draw:
     """One source's stream: positions to entries."""
 
-    def __init__(self, source: Source, dataset: Corpus, settings: PlanSettings, distances: int) -> None:
+    def __init__(
+        self, source: Source, dataset: Corpus, settings: PlanSettings, distances: int, place: SourcePlace | None
+    ) -> None:
         table = dataset.table
         self.source, self.dataset = source, dataset
-        self.first = round(source.slice[0] * table.num_documents)
-        self.size = round(source.slice[1] * table.num_documents) - self.first
+        self.first, self.size = source.documents_in_use(table.num_documents)
         if self.size < 1:
             raise ConfigError(
                 f"source {source.name!r}: no documents ({table.num_documents} in the dataset, slice {source.slice})"
@@ -365,6 +405,7 @@ class _Draw:
                 f"source {source.name!r}: max_epochs {source.max_epochs} of {self.size} documents is no document"
             )
         self.key = key_for(settings.seed, "source", source.name)
+        self.begin = begin_at(place, source, self.first, self.size, self.key, self.last)
         self.mode = shuffle_mode(source.shuffle, source.shuffle_runs)
         most = settings.document_tokens(source)
         self.rewriting = Rewriting(source, dataset, self.size, settings.seed, settings.sequence_length, most)
@@ -387,12 +428,12 @@ class _Draw:
         self._ahead: LengthsAhead | None = None
         if isinstance(self.lengths, LazyNumbers):
             self._ahead = LengthsAhead(source, self.lengths.ranges, self.first, self.size, self.key, self.last)
-            self._ahead.look(0)
+            self._ahead.look(self.begin.position)
 
     def require_targets(self) -> None:
         """Refuse a source of which no document can be trained."""
         if self._ahead is not None and self.source.shuffle == "full":
-            self._ahead.bring(0)
+            self._ahead.bring(self.begin.position)
         require_targets(
             f"source {self.source.name!r}",
             self.lengths,
@@ -411,6 +452,11 @@ class _Draw:
             self.lengths = np.array(self.lengths)
             self.lengths[patches > limit, 0] = _TOO_MANY_PATCHES
         return patches
+
+    def document(self, position: int) -> int:
+        """Number of the document at a position."""
+        epoch, index = divmod(position, self.size)
+        return self.first + int(order_of(self.source, self.key, self.size, epoch).images(index, index + 1)[0])
 
     def is_finished(self, position: int) -> bool:
         """Whether nothing is left from this position on."""
@@ -439,7 +485,7 @@ class _Draw:
             if count == 0 or self.untrained is None:
                 break
             count = self.untrained.leave_out(entries[: count + 1], untrained[: count + 1])
-            if count == 0 and position - first >= min(self.size, self.last):
+            if count == 0 and first >= self.begin.seen_until and position - first >= min(self.size, self.last):
                 raise self.untrained.refuse(self.size)
         if count and not self.rewriting.is_causal:
             self.rewriting.measure(entries[:count])
@@ -447,15 +493,20 @@ class _Draw:
 
     def _taken(self, entries: Annotated[Records, ENTRY, "entries"], position: int, begin: int) -> tuple[int, int, int]:
         """As `fill`, with all entries that have a target or not."""
-        # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
-        stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
-        known = self._left_out(entries[:1])
-        count, position, begin, refused = self._draw(position, begin, stop, entries)
-        if self._left_out(entries[: count + 1]) > known:
-            self._check_skipped(before, position, entries["position"][:count])
-        if refused >= 0 and count == 0:
-            self._refuse(refused, begin)
-        return count, position, begin
+        while True:
+            # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
+            stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
+            known = self._left_out(entries[:1])
+            count, position, begin, refused = self._draw(position, begin, stop, entries)
+            if self._left_out(entries[: count + 1]) > known:
+                self._check_skipped(before, position, entries["position"][:count])
+            if refused >= 0 and count == 0:
+                self._refuse(refused, begin)
+            if count == 0 or before >= self.begin.seen_until:
+                return count, position, begin
+            count = self.begin.leave_out(entries[: count + 1])
+            if count:
+                return count, position, begin
 
     def _draw(
         self, position: int, begin: int, stop: int, entries: Annotated[Records, ENTRY, "entries"]
@@ -489,10 +540,7 @@ class _Draw:
         while begin < end:
             epoch, index = divmod(begin, self.size)
             number = min(end - begin, self.size - index, _TOGETHER)
-            key = int(mix(np.uint64(self.key), np.uint64(epoch)))
-            order = Permutation(
-                size=self.size, key=key, shuffle=self.source.shuffle, shuffle_runs=self.source.shuffle_runs
-            ).images(index, index + number)
+            order = order_of(self.source, self.key, self.size, epoch).images(index, index + number)
             left = np.isin(np.arange(begin, begin + number), taken, invert=True)
             self.dataset.table.check_lengths(self.first + order[left])
             begin += number

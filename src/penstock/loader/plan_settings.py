@@ -1,5 +1,6 @@
 """The settings of a plan, apart from the mixture."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -7,6 +8,7 @@ from penstock.core.errors import ConfigError
 from penstock.inputs import Attention
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader.mixture import Mixture, Source
+from penstock.loader.ramp import Ramp
 from penstock.packing import PACKINGS, Packing
 from penstock.packing.pack import check_documents_per_row
 
@@ -18,8 +20,9 @@ class PlanSettings:
 
     sequence_length: int
     """Token slots of a row."""
-    rows_per_step: int
-    """Rows of one optimiser step over all ranks; changes of shares fall on steps."""
+    rows_per_step: int | Mapping[int, int]
+    """Rows of one optimiser step over all ranks; changes of shares fall on steps. For a batch ramp, first step → rows
+    from it on: `{"0": 32, "1000": 64}`."""
     seed: int = 0
     """Seed of all orders and keys."""
     packing: Packing = "best_fit"
@@ -35,12 +38,12 @@ class PlanSettings:
     their own. None: as many as a row holds."""
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "rows_per_step", "window_rows", "seed"):
+        object.__setattr__(self, "rows_per_step", Ramp(self.rows_per_step).value)
+        for name in ("sequence_length", "window_rows", "seed"):
             # NumPy's integers are welcome, but a state must fit into JSON.
             object.__setattr__(self, name, int(getattr(self, name)))
         for name, least, most in (
             ("sequence_length", 2, 1 << 31),
-            ("rows_per_step", 1, 1 << 24),
             ("window_rows", 1, 1 << 24),
         ):
             if not least <= getattr(self, name) <= most:
@@ -68,6 +71,24 @@ class PlanSettings:
                 f"{where}max_document_tokens must be from 2 to the {self.sequence_length} slots of a row, got {most}; "
                 "leave it out for documents as long as rows"
             )
+
+    @property
+    def ramp(self) -> Ramp:
+        """The rows of each step."""
+        return Ramp(self.rows_per_step)
+
+    def constant_rows(self, who: str) -> int:
+        """The rows of every step, for what cannot do with more than one number.
+
+        Raises:
+            ConfigError: Steps have different numbers of rows.
+        """
+        if isinstance(self.rows_per_step, int):
+            return self.rows_per_step
+        raise ConfigError(
+            f"{who}: takes as many rows in every step, and rows_per_step changes ({self.ramp}); give one number, or "
+            "train with ps.train or a loop of your own"
+        )
 
     @property
     def packing_text(self) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, final
 
+from penstock.core import daemons
 from penstock.core.errors import StateError
 
 Planned = TypeVar("Planned")
@@ -177,7 +178,8 @@ class StepPipeline(Generic[Planned, Result]):
 
 @atexit.register
 def _end_all() -> None:
-    """Workers read mapped files; they must be done before the interpreter takes those apart."""
+    """Workers read mapped files; they must be done before the interpreter takes those apart. None waits for a store."""
+    daemons.end()
     for run in list(_runs):
         run.stop()
         run.join()

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, cast, final, overload
 
 import numpy as np
@@ -43,7 +43,7 @@ class Step:
             worse path), `examples` (labelled paths) and `path_tokens` (each path counted whole); empty without trees.
     """
 
-    __slots__ = ("_resume_state", "_rows", "index", "loss_denominators", "num_tokens", "units")
+    __slots__ = ("_place", "_resume_state", "_rows", "index", "loss_denominators", "num_tokens", "units")
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class Step:
         num_tokens: int,
         resume_state: Callable[[], dict[str, Any]],
         units: dict[str, int] | None = None,
+        place: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        self._place = place
         self.units = units or {}
         self.index, self._rows, self.num_tokens = index, rows, num_tokens
         self.loss_denominators = loss_denominators
@@ -85,6 +87,14 @@ class Step:
     def resume_state(self) -> dict[str, Any]:
         """State of the loader after this step, whatever was prefetched: JSON-serialisable, a kilobyte or two."""
         return self._resume_state()
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where each source stands after this step, for a loader with other data: `Loader(continue_from=step.place)`.
+
+        JSON-serialisable; it names the documents of a window of rows, so it may have some ten kilobytes.
+        """
+        return self._place()
 
     def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
         """This rank's rows in one array for each field, without a copy: R rows of T slots, D target distances.
@@ -228,6 +238,8 @@ class StepState:
     """State of the plan before the window that the last of these steps took its last row from."""
     rows_used: int
     """Rows of that window that are in these steps."""
+    known_from: int = 0
+    """Steps before this one are not those of the plan: it went on after an end that it does not have any more."""
 
 
 @final
@@ -245,6 +257,8 @@ class StepPlan:
     """What was left out up to the end of its last window."""
     untrained: Annotated[Records, UNTRAINED, "sources"] | None = None
     """As in `PlanState`, up to the end of its last window."""
+    window: Window
+    """The window of its last row."""
 
     @property
     def index(self) -> int:
@@ -259,27 +273,32 @@ class StepPlanner:
     Args:
         plan: Where windows come from; it must have no other user.
         row_multiple: A last, short step gets empty rows up to a multiple of this, so that all ranks have as many.
-        anchors: States of the same plan that are known already, by the rows before them.
+        known: States of the same plan that another planner knows already.
     """
 
-    def __init__(self, plan: Plan, row_multiple: int, anchors: dict[int, PlanState] | None = None) -> None:
-        self._plan, self._rows_per_step, self._row_multiple = plan, plan.settings.rows_per_step, row_multiple
-        self.first = StepState(step=0, window_start=plan.state(), rows_used=0)
-        self.anchors = {0: plan.state(), **(anchors or {})}
+    def __init__(self, plan: Plan, row_multiple: int, known: "StepPlanner | None" = None) -> None:
+        self._plan, self._ramp, self._row_multiple = plan, plan.settings.ramp, row_multiple
+        self.first = StepState(step=plan.first_step, window_start=plan.state(), rows_used=0)
+        self.anchors: dict[int, PlanState] = {0: plan.state()} if known is None else dict(known.anchors)
         """States between windows, by the rows before them."""
+        self._known_from: int = 0 if known is None else known._known_from
         self._anchor_every = 1
-        self.start(self.first)
+        self.start(replace(self.first, known_from=self._known_from))
 
     def start(self, state: StepState) -> None:
         """Go on from `state`."""
         self._plan.restore(state.window_start)
         self._after = state
+        if state.known_from != self._known_from:
+            self._known_from, self.anchors = state.known_from, {}
+            if not state.known_from:
+                self.anchors[0] = self.first.window_start
         self._window: Window | None = None
         self._used = state.rows_used
 
     def next(self) -> StepPlan | None:
         """Gather the rows of the next step from windows; None when every source is finished."""
-        window, size = self._open_window(), self._rows_per_step
+        window, size = self._open_window(), self._ramp.rows(self._after.step)
         if window is not None and self._used + size <= window.num_rows and size % self._row_multiple == 0:
             # Nearly always: all rows from one window, and nothing to put together.
             row_starts = window.row_starts[self._used : self._used + size + 1]
@@ -289,8 +308,8 @@ class StepPlanner:
         parts: list[Records] = []
         starts = [np.zeros(1, np.int64)]
         rows = pieces = 0
-        while rows < self._rows_per_step and (window := self._open_window()) is not None:
-            last = min(window.num_rows, self._used + self._rows_per_step - rows)
+        while rows < size and (window := self._open_window()) is not None:
+            last = min(window.num_rows, self._used + size - rows)
             begin, end = window.row_starts[self._used], window.row_starts[last]
             parts.append(window.pieces[begin:end])
             starts.append(window.row_starts[self._used + 1 : last + 1] - begin + pieces)
@@ -321,10 +340,19 @@ class StepPlanner:
         self, window: Window, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
     ) -> StepPlan:
         """The step that ends in `window`, and the state after it."""
-        self._after = StepState(step=self._after.step + 1, window_start=window.start, rows_used=self._used)
+        self._after = replace(self._after, step=self._after.step + 1, window_start=window.start, rows_used=self._used)
         return StepPlan(
-            pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped, untrained=window.untrained
-        )
+            pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped,
+            untrained=window.untrained, window=window,
+        )  # fmt: skip
+
+    def row_of(self, step: int) -> int:
+        """Rows of the plan before step number `step`."""
+        return self._ramp.before(step) - self._ramp.before(self.first.step)
+
+    def steps_of(self, rows: int) -> int:
+        """Number of the step after those that the first rows of the plan fill; the last one may be short."""
+        return self._ramp.steps(rows + self._ramp.before(self.first.step))
 
     def find(self, step: int, near: StepState | None = None, watch: Watch | None = None) -> StepState:
         """The state before step number `step`, replaying the plan from the nearest known state.
@@ -334,24 +362,29 @@ class StepPlanner:
         Raises:
             ConfigError: The sources end before it.
         """
-        row = step * self._rows_per_step
+        row, end_of = self.row_of(step), max(self._known_from, self.first.step)
         known = [state for first, state in self.anchors.items() if first <= row]
-        if near is not None and near.window_start.row <= row:
+        if near is not None and near.window_start.row <= row and near.known_from == self._known_from:
             known.append(near.window_start)
+        if step < end_of or not known:
+            why = "its sources had ended there" if self._known_from else "the loader was made to begin there"
+            first = end_of if step < end_of else self.steps_of(min(self.anchors, default=row + 1))
+            raise ConfigError(f"cannot seek to step {step}: the plan is known from step {first} on, as {why}")
         start = max(known, key=lambda state: state.row)
         self._plan.restore(start)
+        found = replace(self.first, step=step, known_from=self._known_from)
         while (window := self._next_window()) is not None:
             if watch is not None:
                 watch(min(window.start.row + window.num_rows, row) - start.row, row - start.row)
             if window.start.row + window.num_rows > row:
-                return StepState(step=step, window_start=window.start, rows_used=row - window.start.row)
+                return replace(found, window_start=window.start, rows_used=row - window.start.row)
         end = self._plan.state()
-        if step == -(-end.row // self._rows_per_step):
+        if step == self.steps_of(end.row):
             # Right after the last step, which may be short.
-            return StepState(step=step, window_start=end, rows_used=0)
+            return replace(found, window_start=end, rows_used=0)
         raise ConfigError(
-            f"cannot seek to step {step}: the sources end before it, after {self._plan.state().row} rows "
-            f"({self._plan.state().row / self._rows_per_step:.1f} steps)"
+            f"cannot seek to step {step}: the sources end before it, after {end.row} rows "
+            f"(step {self.steps_of(end.row)})"
         )
 
     def _open_window(self) -> Window | None:

@@ -81,10 +81,14 @@ class Targets:
             return found
         table = self._dataset.table
         for_kernel(table.lengths, documents)
-        with table.held(documents, (SPANS,)):
-            fault, at = find_weights(self._record.view(np.uint64), documents, firsts, stops, found)
-        if fault != OK:
-            raise corruption(self._dataset, int(documents[at]), fault)
+        record = self._record.view(np.uint64)
+
+        def find() -> None:
+            fault, at = find_weights(record, documents, firsts, stops, found)
+            if fault != OK:
+                raise corruption(self._dataset, int(documents[at]), fault)
+
+        table.with_held(documents, (SPANS,), find)
         return found
 
 

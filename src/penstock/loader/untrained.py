@@ -67,11 +67,14 @@ class TargetWatch:
         names: Of the sources.
         sizes: Documents of an epoch of each.
         begin: State at which the iteration begins.
+        first_step: Number of the loader's first step.
     """
 
-    def __init__(self, names: Sequence[str], sizes: Annotated[Int64, "sources"], begin: "StepState") -> None:
+    def __init__(
+        self, names: Sequence[str], sizes: Annotated[Int64, "sources"], begin: "StepState", first_step: int = 0
+    ) -> None:
         self._names, self._sizes = names, sizes
-        self._from_start, self._steps, self._any = begin.step == 0, 0, False
+        self._from_start, self._steps, self._any = begin.step == first_step, 0, False
         # Windows up to this one may hold rows with targets; `_since` is the beginning of the first that does not.
         self._window, self._since = begin.window_start.window, None if begin.rows_used else begin.window_start
 

@@ -14,8 +14,9 @@ sentinel for every span of the longest document, or an error at set-up. Cost: a 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache
+from numbers import Integral
 from typing import Annotated, Any, TypedDict, Unpack, final
 
 import numpy as np
@@ -25,13 +26,20 @@ from penstock.core.compiled import from_python
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
 from penstock.objectives import _denoise_kernels as kernels
-from penstock.objectives.denoise_tasks import PrefixLM, SpanCorruption, Task, cumulative
+from penstock.objectives.control_tokens import look_up, refuse_shared, spare_ids, tokenizer_of
+from penstock.objectives.denoise_tasks import (
+    CausalLM,
+    PrefixLM,
+    SpanCorruption,
+    Task,
+    Token,
+    cumulative,
+    longest_that,
+    plain_token,
+)
 from penstock.objectives.objective import Facts, Written
 
 _memory_size = from_python(kernels.memory_size)
-
-Token = int | str
-"""A token's id, or the name of a control entry."""
 
 MODES: Mapping[str, Token] = {"R": "[NLU]", "X": "[NLG]", "S": "[S2S]"}
 """Mode tokens of UL2 and UL2R by denoiser."""
@@ -83,8 +91,6 @@ class Denoise:
     """Its name in plans and states."""
 
     def __post_init__(self) -> None:
-        from penstock.objectives.denoise_tasks import check_settings, plain_token
-
         for name in ("tasks", "sentinels"):
             listed: Any = getattr(self, name)
             if isinstance(listed, str) or not isinstance(listed, Iterable | None):
@@ -95,7 +101,7 @@ class Denoise:
             object.__setattr__(self, "sentinels", tuple(tokens))
         if self.input_end is not None:
             object.__setattr__(self, "input_end", plain_token(self.input_end, "input_end"))
-        check_settings(self)
+        _check_settings(self)
 
     @classmethod
     def ul2(cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]) -> "Denoise":
@@ -145,14 +151,10 @@ class Denoise:
         Raises:
             ConfigError: A name is unknown, two roles have one id, or there are too few sentinels.
         """
-        from penstock.objectives.denoise_tasks import resolve
-
-        return resolve(self, facts)
+        return _resolve(self, facts)
 
     def document_limit(self, sequence_length: int) -> int:
         """The longest document that fits for every task and key, at most `max_length`; 0 if none does."""
-        from penstock.objectives.denoise_tasks import longest_that
-
         limit = longest_that(lambda length: self.worst(length)[0] <= sequence_length, sequence_length)
         return limit if self.max_length is None else min(limit, self.max_length)
 
@@ -275,8 +277,6 @@ class Denoise:
         return _program(self)
 
     def _checked_program(self, length: int) -> Int64:
-        from penstock.objectives.denoise_tasks import check_capacity
-
         program = self.program()
         check_capacity(self, length, self.name)
         return program
@@ -321,3 +321,89 @@ def _program(denoise: Denoise) -> Int64:
     program = np.array(numbers + sentinels, np.int64)
     program.flags.writeable = False
     return program
+
+
+def _check_settings(denoise: Denoise) -> None:
+    """Raise a ConfigError if settings contradict each other or have a wrong type, or roles share ids."""
+    for task in denoise.tasks:
+        if not isinstance(task, SpanCorruption | PrefixLM | CausalLM):
+            raise ConfigError(f"Denoise: a task is {task!r}; expected SpanCorruption, PrefixLM or CausalLM")
+        if task.mode is not None:
+            plain_token(task.mode, f"the mode token of task {task.name!r}")
+    for name in ("roll", "final_sentinel", "bidirectional", "train_on_inputs"):
+        # They are counted as slots, so 2 cannot stand for True.
+        if not isinstance(getattr(denoise, name), bool):
+            raise ConfigError(f"Denoise: {name} is {getattr(denoise, name)!r}; expected True or False")
+    if not denoise.tasks:
+        raise ConfigError("Denoise: tasks is empty; name at least one, such as SpanCorruption(0.15, 3)")
+    cumulative(denoise.tasks)
+    if denoise.train_on_inputs and denoise.bidirectional:
+        raise ConfigError(
+            "Denoise: train_on_inputs=True needs bidirectional=False: inputs that see each other in both directions "
+            "would be predicted from themselves"
+        )
+    length: Any = denoise.max_length
+    if length is not None and (not isinstance(length, Integral) or length < 1):
+        raise ConfigError(f"Denoise: max_length is {length!r}; expected a whole number of 1 or more, or None")
+    refuse_shared(_roles(denoise))
+
+
+def _roles(denoise: Denoise) -> list[tuple[str, int]]:
+    """(role, id) of all tokens that are ids; tasks may share a mode token."""
+    modes = {task.mode: task.name for task in denoise.tasks if isinstance(task.mode, int)}
+    roles = [(f"Denoise: the mode token of task {name!r}", mode) for mode, name in modes.items()]
+    if isinstance(denoise.input_end, int):
+        roles.append(("Denoise: input_end", denoise.input_end))
+    sentinels = enumerate(denoise.sentinels or ())
+    return roles + [(f"Denoise: sentinel {number}", token) for number, token in sentinels if isinstance(token, int)]
+
+
+def check_capacity(denoise: Denoise, length: int, where: str) -> None:
+    """Raise a ConfigError if a document of `length` may need more sentinels than there are."""
+    have = len(denoise.sentinels or ())
+    _, needed, task = denoise.worst(length)
+    if needed <= have:
+        return
+    enough = longest_that(lambda shorter: denoise.worst(shorter)[1] <= have, length)
+    cure = f"split documents at max_length={enough:,}, or " if enough > 1 else ""
+    raise ConfigError(
+        f"{where}: a document of {length:,} tokens needs up to {needed:,} sentinels in task {task!r}, and there are "
+        f"{have:,}; {cure}name more sentinels, or add some: penstock tokenizer add TOKENIZER --sentinels {needed} "
+        "--output DIR"
+    )
+
+
+def _resolve(denoise: Denoise, facts: Facts) -> Denoise:
+    """See `Denoise.resolve`."""
+    where = f"{facts.where}: {denoise.name}"
+    longest = min(facts.longest, denoise.document_limit(facts.sequence_length))
+    tokens = [denoise.input_end, *(denoise.sentinels or ()), *(task.mode for task in denoise.tasks)]
+    spare = denoise.sentinels is None
+    if any(isinstance(token, str) for token in tokens) or (spare and denoise.worst(longest)[1]):
+        denoise = _look_up_all(denoise, tokenizer_of(facts, denoise.tokenizer, where), where)
+    elif spare:
+        denoise = replace(denoise, sentinels=())
+    check_capacity(denoise, longest, where)
+    return denoise
+
+
+def _look_up_all(denoise: Denoise, tokenizer: Any, where: str) -> Denoise:
+    add = f"or add it: penstock tokenizer add {tokenizer.name} --token NAME --output DIR, and tokenizer=DIR here"
+
+    def find(token: Token, role: str, cure: str) -> int:
+        if isinstance(token, int):
+            return token
+        return look_up(tokenizer, token, role=role, where=where, cure=f"{cure}, {add}")
+
+    tasks = []
+    for task in denoise.tasks:
+        cure = "name another (modes=… of a preset, mode= of a task), have none (None)"
+        role = f"the mode token of task {task.name!r}"
+        tasks.append(task if task.mode is None else replace(task, mode=find(task.mode, role, cure)))
+    input_end = None if denoise.input_end is None else find(denoise.input_end, "input_end", "name another")
+    if denoise.sentinels is not None:
+        sentinels = [find(token, "a sentinel", "name others") for token in denoise.sentinels]
+    else:
+        others = [tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, input_end, *(task.mode for task in tasks)]
+        sentinels = spare_ids(tokenizer.special_tokens, taken={token for token in others if token is not None})
+    return replace(denoise, tasks=tasks, input_end=input_end, sentinels=sentinels)

@@ -24,10 +24,10 @@ from penstock.prepare.part import HASHES, PARTS, REJECTED, REPORT, WORK
 from penstock.prepare.settings import RETIRED, fingerprint
 from penstock.shards import Manifest
 from penstock.shards.files import output_errors, write_json
-from penstock.shards.manifest import BATCHES, FILES, LENGTHS, MANIFEST, RANGE_CHECKSUMS, WEIGHT_SUMS
+from penstock.shards.manifest import BATCHES, FILES, LENGTHS, MANIFEST, PREPARING, RANGE_CHECKSUMS, WEIGHT_SUMS
 from penstock.shards.stubs import stub_path
 
-PLAN, LOCK = "prepare.json", "lock"
+PLAN, LOCK = "prepare.json", PREPARING[1]
 NEXT = "next-"
 """Prefix of folders with preparations that will replace the present one."""
 

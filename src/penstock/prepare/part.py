@@ -29,6 +29,7 @@ from penstock.prepare.transform import Transform
 from penstock.shards import ShardInfo, ShardLayout, ShardWriter
 from penstock.shards.files import checksum, output_errors, write_json
 from penstock.shards.images import assets_path
+from penstock.shards.manifest import PREPARING
 from penstock.shards.stubs import stub_path
 from penstock.sources import Part, Reject
 from penstock.sources.copies import Copies
@@ -45,7 +46,7 @@ DIGEST_BYTES = 4 << 20
 COPIES = "remote"
 """Folder inside `WORK` for copies of remote files."""
 
-WORK = ".prepare"
+WORK = PREPARING[0]
 """Folder inside the output for temporary files of a preparation; removed at the end."""
 
 REPORT, PARTS, REJECTED, HASHES = "report.json", "parts.json", "rejected.jsonl", "hashes.bin"

@@ -8,11 +8,11 @@ that was uploaded: objects that are missing or were replaced, by tasks of a kill
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from penstock.core.daemons import DaemonPool
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.shards import Manifest, ShardInfo, ShardLayout
 from penstock.shards.copying import SPLITS, fetch_file
@@ -178,7 +178,7 @@ class StoreOutput:
             for name in self._store.listing()
             if name not in expected and _SHARDS.fullmatch(Path(name).name) and name.rpartition("/")[0] in splits
         ]
-        with ThreadPoolExecutor(_TOGETHER) as pool:
+        with DaemonPool(_TOGETHER) as pool:
             list(pool.map(self._store.remove, old))
 
     def stored(self, home: Path) -> dict[str, StoredFile]:
@@ -197,7 +197,7 @@ class StoreOutput:
         def is_there(shard: Path) -> bool:
             return all(self._has(name, one, listed) for name, one in _objects(shard).items())
 
-        with ThreadPoolExecutor(_TOGETHER) as pool:
+        with DaemonPool(_TOGETHER) as pool:
             lost = [shard for shard, there in zip(shards, pool.map(is_there, shards), strict=True) if not there]
         for shard in lost:
             with output_errors(shard):

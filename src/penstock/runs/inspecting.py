@@ -128,7 +128,7 @@ def whole_steps(loader: Any) -> Any:
 
     asked = loader.requirements
     requirements = replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
-    settings = {**asdict(loader.settings), **loader.filling, "threads": 0}
+    settings = {**asdict(loader.settings), **loader.filling, **loader.start.arguments, "threads": 0}
     return Loader(loader.mixture, requirements=requirements, **settings)
 
 
@@ -141,7 +141,7 @@ def print_rows(
     from penstock.inspection import Style, make_console, row_view, slots_view, tokenizer_of, view_rows
 
     views = view_rows(loader, step, rows, lambda dataset: override or tokenizer_of(dataset))
-    refuse_no_rows(views, loader, rows)
+    refuse_no_rows(views, loader, step, rows)
     if as_json:
         print(json.dumps([view.as_json() for view in views], ensure_ascii=False))
         return
@@ -154,7 +154,7 @@ def print_rows(
     console.print(style.legend(rewritten=any(document.stretches for view in views for document in view.documents)))
 
 
-def refuse_no_rows(views: list[Any], loader: Any, rows: list[int]) -> None:
+def refuse_no_rows(views: list[Any], loader: Any, step: int, rows: list[int]) -> None:
     """Refuse numbers of rows that a step does not have.
 
     Raises:
@@ -163,7 +163,7 @@ def refuse_no_rows(views: list[Any], loader: Any, rows: list[int]) -> None:
     from penstock.core.errors import ConfigError
 
     if not views:
-        count = loader.settings.rows_per_step
+        count = loader.settings.ramp.rows(step)
         found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
         raise ConfigError(f"row {', '.join(map(str, rows))}: the step has {found}")
 
@@ -265,7 +265,7 @@ def write_page(
     decoder = tokenizer_for(loader.datasets[0])
     if Path(target).suffix in RUN_FILES if mixed is None else mixed:
         views = view_rows(loader, step, rows or [*range(ROWS_IN_PAGE)], tokenizer_for, lines=True)
-        refuse_no_rows(views, loader, rows or [])
+        refuse_no_rows(views, loader, step, rows or [])
         page = page_of_mixture(base_name(target), loader, views, decoder)
     else:
         # A step of a single dataset has one row.

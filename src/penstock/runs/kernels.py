@@ -86,8 +86,8 @@ def _load(dtype: Any, datasets: Any) -> Iterator[None]:
 def _prepare(folder: Path) -> Iterator[None]:
     from penstock import prepare, train_tokenizer
     from penstock.sources import open_sources, read_texts
-    from penstock.tokenizers.huggingface import spell_as_characters
     from penstock.tokenizers.merges import PieceCounts, learn_merges
+    from penstock.tokenizers.spelling import spell_as_characters
 
     pieces = PieceCounts()
     pieces.add([text.encode() for text in _TEXTS])

@@ -13,6 +13,7 @@ from penstock.evaluation.tasks import TaskSettings
 from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
 from penstock.models.settings import BlockSettings, Dtype, VisionSettings
+from penstock.training.continuing import ContinueSettings
 from penstock.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.training.settings import (
     AttentionBackend,
@@ -57,6 +58,7 @@ class ScheduleKeywords(TypedDict, total=False):
 
 class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     steps: int | None
+    continue_from: ContinueSettings | Values | str | None
     optimizer: OptimizerSettings | Values | Literal["adamw", "muon"]
     schedule: ScheduleSettings | Values | Shape
     on_step: Callable[..., Any] | str | None

@@ -256,7 +256,8 @@ class Run(RunFolder):
             ConfigError: The suffix is another one, or there is nothing to draw.
         """
         from penstock.core.errors import ConfigError
-        from penstock.training.curves import View, plot_runs
+        from penstock.training.curve_picture import plot_runs
+        from penstock.training.curves import View
 
         if over not in ("step", "tokens"):
             raise ConfigError(f"Run.plot: over is {over!r}; expected step or tokens")

@@ -198,7 +198,8 @@ def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
     if place[-1:] == ("objective",):
         return _plain_objective(value, place, objects)
     if isinstance(value, Mapping):
-        return {name: plain(one, (*place, name), objects) for name, one in value.items()}
+        # Steps of a batch ramp are numbers, and keys of a run file are texts.
+        return {str(name): plain(one, (*place, str(name)), objects) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one, (*place, number), objects) for number, one in enumerate(value)]
     if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("penstock."):

@@ -15,6 +15,7 @@ from penstock.core.urls import shown_values
 from penstock.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.inputs.model_input import InputRequirements
 from penstock.loader.loader import Loader
+from penstock.loader.places import BEGINNING
 from penstock.models.settings import ModelSettings
 from penstock.runs.keywords import DistilKeywords, DistilLoss, Teachers, TrainKeywords
 from penstock.runs.opening import model_section
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Model = Any
 """A model of `ps.load_model` or `ps.build_model`, one of transformers, a torch module that meets
 `penstock.models.own_model.OwnModule`, `ModelSettings`, or a name: a run's folder, a folder or hub name of transformers,
-`module:function`."""
+`module:function`; None with `continue_from`."""
 _OF_TEACHER = [one.name for one in fields(DistillationSettings) if one.name != "teachers"]
 
 
@@ -49,7 +50,7 @@ def train(
     after the current step, with a checkpoint; a second Ctrl-C ends it at once. A model object is trained in place.
 
     Args:
-        model: The model with its initial weights; see `Model`.
+        model: The model with its initial weights; see `Model`. None: that of the run in `continue_from`.
         loader: Source of the rows, at its first step; the model's needs are added to its requirements.
         output: The run's folder, new or to resume.
         resume: Resume from the newest complete checkpoint of the folder; start a new run if there is none.
@@ -144,7 +145,7 @@ def resume_run(run: Run, model: Model | None, loader: Loader | None, changes: Ma
         model = _checkpointed(run) if "model" in objects else None
     values: dict[str, Any] = {name: value for name, value in kept.items() if name not in ("training", "data", "model")}
     found: dict[Place, Any] = {}
-    values |= _model_values(model, found) if model is not None else {"model": kept["model"]}
+    values |= _model_values(model, found) if model is not None else {"model": kept.get("model")}
     data = _data_of(loader) if loader is not None else None
     values["data"] = kept["data"] if data is None else data_section(data, found)
     values["training"] = plain(section, ("training",), found)
@@ -205,6 +206,8 @@ def _run(
 
 def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
     """The key `model` of a run file; a model that is an object goes into `objects`."""
+    if model is None:
+        return {"model": None}
     if isinstance(model, str | Path):
         return {"model": model_section(model)}
     if isinstance(model, ModelSettings):
@@ -225,6 +228,11 @@ def _data_of(loader: Any) -> DataSettings:
         raise ConfigError(
             f"loader: found {loader!r}, expected a ps.Loader, such as ps.Loader('data/web', sequence_length=1024, "
             "rows_per_step=32)"
+        )
+    if loader.start != BEGINNING:
+        raise ConfigError(
+            "loader: begins at the place or the step of another (continue_from, first_step), which a run's folder "
+            "cannot hold; make it without, and give ps.train continue_from=RUN"
         )
     if loader.step:
         raise ConfigError(

@@ -11,6 +11,7 @@ from penstock.shards._kernels import (
     CHUNK_TOKENS,
     OK,
     batch_at,
+    bytes_checksum,
     check_document,
     checksums_of,
     has_span_list,
@@ -189,3 +190,21 @@ def wrong_tokens(places, batches, layout, lengths, first, last):
             if token_checksum(address, token_bytes, chunk, part) != stored[chunk]:
                 return document
     return np.int64(-1)
+
+
+@kernel
+def compare_ranges(address, size, width, numbers, sums, sound):
+    """Compare ranges of a table with their checksums.
+
+    Args:
+        address: uint64, address of the table.
+        size: int64, its bytes.
+        width: int64, bytes of each range but the last.
+        numbers: int64 [n], the ranges.
+        sums: uint64 [ranges], the checksum of each.
+        sound: bool [n], set to False where they differ.
+    """
+    for i in range(len(numbers)):
+        begin = numbers[i] * width
+        found = bytes_checksum(address + np.uint64(begin), np.uint64(min(width, size - begin)))
+        sound[i] &= found == sums[numbers[i]]

@@ -4,6 +4,7 @@ Every file with a checksum is checked on its way, and the manifest is written la
 complete. In a store, a note next to the files says which ones are there already; in a folder, their checksums do.
 """
 
+import atexit
 import hashlib
 import json
 import os
@@ -12,13 +13,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
+from penstock.core.daemons import DaemonPool, result_of
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import cache_folder, is_url, local_path
 from penstock.core.terminal import Progress
@@ -26,7 +27,8 @@ from penstock.shards.files import checksum, map_file, output_errors, sync, write
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import MANIFEST, Manifest
-from penstock.shards.stores import TOKENIZER_FILES, Store, StoredFile
+from penstock.shards.stores import PROCESSOR_FILES, TOKENIZER_FILES, RefusedError, Store, StoredFile
+from penstock.shards.unit_record import cache_errors
 
 SPLITS = ("", "train/", "validation/")
 """Where a folder may hold datasets."""
@@ -36,6 +38,7 @@ NOTE = "copying.json"
 NOTE_SECONDS = 5.0
 """How often it is written: a copy that is killed does at most so much again."""
 _TOGETHER = 4
+_temporary: set[Path] = set()
 _REQUEST_BYTES = 32 << 20
 
 
@@ -130,15 +133,11 @@ def _copy_files(
             bar.advance(one.size or 0)
 
     try:
-        with ThreadPoolExecutor(_TOGETHER) as pool:
-            results = [pool.submit(copy, one) for one in files]
-            try:
-                for result in results:
-                    result.result()
-            finally:
-                # After a failure, what has not begun is left.
-                pool.shutdown(cancel_futures=True)
-    except BaseException:
+        # After a failure, what has not begun is left.
+        with DaemonPool(_TOGETHER) as pool:
+            for result in [pool.submit(copy, one) for one in files]:
+                result_of(result)
+    except Exception:  # after Ctrl-C, no store is waited for
         goal.note()
         raise
     return copied
@@ -146,8 +145,15 @@ def _copy_files(
 
 def _manifests(origin: "_Place") -> dict[str, bytes]:
     """The manifests of a place, by name."""
-    found = {f"{split}{MANIFEST}": origin.read_if_there(f"{split}{MANIFEST}") for split in SPLITS}
-    here = {name: content for name, content in found.items() if content is not None}
+    here, refused = {}, None
+    for name in (f"{split}{MANIFEST}" for split in SPLITS):
+        try:
+            if (content := origin.read_if_there(name)) is not None:
+                here[name] = content
+        except RefusedError as error:  # S3 without the right to list says so of files that are not there
+            refused = refused or error
+    if not here and refused is not None:
+        raise refused
     if not here:
         raise FormatError(
             f"{origin.where('')}: not a dataset: no {MANIFEST}; give a folder or URL that `penstock prepare` finished"
@@ -252,14 +258,13 @@ class _Remote:
         return self._store.where(name)
 
     def listing(self, manifests: Mapping[str, bytes]) -> dict[str, StoredFile]:
-        if self._store.lists:
-            return self._store.listing()
         guesses = []
         for name, content in manifests.items():
             prefix = name.removesuffix(MANIFEST)
             manifest = Manifest.parse(content, self.where(prefix))
             guesses += [f"{prefix}{file}" for file in (*manifest.checksums, *(one.file for one in manifest.shards))]
             guesses += [f"{prefix}{TOKENIZER_FOLDER}/{file}" for file in TOKENIZER_FILES]
+            guesses += [f"{prefix}{PROCESSOR_FOLDER}/{file}" for file in PROCESSOR_FILES if manifest.has_images]
             guesses += [f"{prefix}{file}" for file in REPORTS]
         guesses += [file for file in REPORTS if file not in guesses]
         return self._store.listing(guesses)
@@ -287,7 +292,7 @@ class _Remote:
             value = {}
         if not isinstance(value, dict) or value.get("dataset") != digest:
             return set()
-        listed, noted = self._store.listing(), value.get("files", {})
+        listed, noted = self._store.listing([one.name for one in files]), value.get("files", {})
         self._noted = {
             one.name: noted[one.name]
             for one in files
@@ -333,12 +338,21 @@ def _place(location: str | Path) -> _Place:
 def temporary_folder() -> Iterator[Path]:
     """A temporary folder on the disk of the cache."""
     base = cache_folder()
-    with output_errors(base):
+    with cache_errors("temporary files", base):
         base.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="copy-", dir=base))
+    _temporary.add(folder)
     try:
         yield folder
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _temporary.discard(folder)
+
+
+@atexit.register
+def _remove_temporary() -> None:
+    """Those of threads that the end of the process leaves where they wait."""
+    for folder in list(_temporary):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -358,7 +372,7 @@ def fetch_file(store: Store, name: str, size: int | None, path: Path, stamp: str
         return True
     begins = range(0, size, _REQUEST_BYTES)
     partial = path.with_name(f"{path.name}.partial")
-    with ThreadPoolExecutor(_TOGETHER) as pool, output_errors(path), open(partial, "wb") as file:
+    with DaemonPool(_TOGETHER) as pool, output_errors(path), open(partial, "wb") as file:
         for first in range(0, len(begins), _TOGETHER):
             spans = [(begin, min(begin + _REQUEST_BYTES, size)) for begin in begins[first : first + _TOGETHER]]
             for data in pool.map(lambda span: store.read_range(name, span[0], span[1], stamp), spans):

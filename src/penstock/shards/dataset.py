@@ -3,15 +3,16 @@
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, TypeVar, final
 
 import numpy as np
 
-from penstock.core.compiled import address_of
-from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.errors import ConfigError, CorruptionError, PenstockError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
 from penstock.core.urls import Address
@@ -29,16 +30,18 @@ from penstock.shards.document import (
     documents_at,
     location_of,
 )
-from penstock.shards.files import check_regular, check_size, checksum, map_file, map_numbers, read_json
+from penstock.shards.files import check_regular, checksum, map_numbers, read_json, unreadable
 from penstock.shards.for_datasets import TargetColumn, to_datasets
 from penstock.shards.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.shards.lengths import LazyNumbers
 from penstock.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
+from penstock.shards.mappings import MappedShards, ShardHolder, addresses_of, map_shards
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Result = TypeVar("Result")
 
 
 @final
@@ -92,30 +95,35 @@ class Dataset:
         from penstock.shards.residency import Residency
         from penstock.shards.units import UnitMap
 
-        store, folder, stamps = fetch_tables(url, cache)
-        manifest, kept = Manifest.load(folder), folder.parent.parent
-        # Earlier versions have fetched the lengths of all datasets as a whole.
-        is_lazy = lazy_tables(manifest) and not (folder / LENGTHS).is_file()
-        numbers = open_tables(store, kept, folder, manifest, stamps) if is_lazy else None
-        local = cls._open_local(folder, numbers)
-        table = replace(local.table, paths=[store.where(path.name) for path in map(Path, local.table.paths)])
+        remote = fetch_tables(url, cache)
+        store, folder, kept = remote.store, remote.folder, remote.kept
+        with _in_cache(store.url, kept):
+            manifest = Manifest.load(folder)
+            # Earlier versions have fetched the lengths of all datasets as a whole.
+            is_lazy = lazy_tables(manifest) and not (folder / LENGTHS).is_file()
+            numbers = open_tables(store, kept, folder, manifest, remote.stamps) if is_lazy else None
+            local = cls._open_local(folder, numbers, is_cache=True)
+        table = replace(local.table, paths=[store.where(shard.file) for shard in local.manifest.shards])
         units = UnitMap(table, local.manifest)
-        holder = Residency(store, kept, folder, table, units, stamps)
+        holder = Residency(store, kept, folder, table, units, remote.stamps)
+        holder.forget(remote.lost)
         return cls(folder, local.manifest, replace(table, holder=holder), store.address, cache)
 
     @classmethod
-    def _open_local(cls, path: Path, numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None) -> Self:
+    def _open_local(
+        cls, path: Path, numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None, *, is_cache: bool = False
+    ) -> Self:
         """Open a folder; `numbers` are its lengths and weight sums, if they are not in it."""
         manifest = Manifest.load(path)
-        for shard in manifest.shards:
-            check_size(path / shard.file, shard.bytes)
+        files, sizes = [shard.file for shard in manifest.shards], [shard.bytes for shard in manifest.shards]
+        mappings = map_shards(path, files, sizes, is_cache=is_cache)
         for name in manifest.checksums:
             if numbers is None or name not in (LENGTHS, WEIGHT_SUMS):
                 check_regular(path / name)
         try:
-            table = _table(path, manifest, numbers)
+            table = _table(path, manifest, mappings, numbers)
         except OSError as error:
-            raise CorruptionError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
+            raise unreadable(error.filename or path, error) from None
         if checksum(table.batches) != manifest.checksums[BATCHES]:
             raise CorruptionError(f"{path / BATCHES}: differs from its checksum; copy it again, or prepare again")
         check_batches(path, manifest, table.batches)
@@ -169,7 +177,7 @@ class Dataset:
     @cached_property
     def loaded_tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the dataset's folder, for decoding; None: there is none."""
-        return load_saved_tokenizer(self.path)
+        return self._small(lambda: load_saved_tokenizer(self.path))
 
     @cached_property
     def extras(self) -> ExtraTable | None:
@@ -180,7 +188,7 @@ class Dataset:
     @cached_property
     def media(self) -> MediaInfo | None:
         """How its images became tokens; None: it has no images."""
-        return MediaInfo.load(self.path) if self.manifest.has_images else None
+        return self._small(lambda: MediaInfo.load(self.path)) if self.manifest.has_images else None
 
     @cached_property
     def processor(self) -> Processor | None:
@@ -191,7 +199,7 @@ class Dataset:
         """
         if self.media is None:
             return None
-        found = load_processor(self.path / PROCESSOR_FOLDER)
+        found = self._small(lambda: load_processor(self.path / PROCESSOR_FOLDER))
         if found.fingerprint != self.media.fingerprint:
             raise ConfigError(
                 f"{self.path / PROCESSOR_FOLDER}: is not the processor that made the dataset, or another version of "
@@ -202,13 +210,13 @@ class Dataset:
     @cached_property
     def chat(self) -> ChatInfo | None:
         """Template, stop ids and settings of a dataset of chats; None for others."""
-        return ChatInfo.load(self.path)
+        return self._small(lambda: ChatInfo.load(self.path))
 
     @property
     def files(self) -> list[str]:
         """Names of the files that the documents came from; read on first use."""
         if self._files is None:
-            names = read_json(self.path / FILES)
+            names = self._small(lambda: read_json(self.path / FILES))
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise CorruptionError(f"{self.path / FILES}: expected a list of names; copy it again, or prepare again")
             if len(names) != self.manifest.files:
@@ -218,6 +226,19 @@ class Dataset:
                 )
             self._files = names
         return self._files
+
+    def _small(self, read: Callable[[], Result]) -> Result:
+        """Read a small file of the folder; of a dataset in a store, a damaged copy is fetched again, once."""
+        if self.address is None:
+            return read()
+        from penstock.shards.remote import fetch_tables
+
+        try:
+            return read()
+        except PenstockError:
+            remote = fetch_tables(self.address.full, self._cache)
+            with _in_cache(remote.store.url, remote.kept):
+                return read()
 
     def to_datasets(self, targets: TargetColumn = "assistant_masks", *, verify: bool = True) -> Any:
         """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in `input_ids`.
@@ -268,8 +289,8 @@ class Dataset:
     __getitem__ = documents_at
 
     def _read(self, document: int) -> Document:
-        with self.table.held(np.array([document]), (TOKENS, SPANS, ORIGINS, EXTRAS)):
-            return self._read_held(document)
+        kinds = (TOKENS, SPANS, ORIGINS, EXTRAS)
+        return self.table.with_held(np.array([document]), kinds, lambda: self._read_held(document))
 
     def _read_held(self, document: int) -> Document:
         shard, batch, row = self.table.locate(document)
@@ -300,6 +321,18 @@ class Dataset:
             tree=None if extras is None else extras.tree(document),
             images=() if extras is None else tuple(extras.images(document)),
         )
+
+
+@contextmanager
+def _in_cache(url: str, kept: Path) -> Iterator[None]:
+    """Say where the copies of a dataset are that is damaged although it was just compared with the store."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error}; that is the copy of {url}, which was just compared with it: upload the dataset again, or remove "
+            f"{kept} if `penstock verify {url}` finds it sound"
+        ) from error
 
 
 def _reopened(location: str | Path, cache: str | Path | None) -> Dataset:
@@ -361,23 +394,29 @@ def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
     return weights
 
 
-def _table(path: Path, manifest: Manifest, numbers: tuple[LazyNumbers, LazyNumbers | None] | None) -> DocumentTable:
+def _table(
+    path: Path,
+    manifest: Manifest,
+    mappings: Sequence[Array],
+    numbers: tuple[LazyNumbers, LazyNumbers | None] | None,
+) -> DocumentTable:
     lengths, weight_sums = numbers or (
         map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2)),
         map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,)) if manifest.fractional_weights else None,
     )
-    mappings = [map_file(path / shard.file) for shard in manifest.shards]
     documents, batches = ([getattr(shard, name) for shard in manifest.shards] for name in ("documents", "batches"))
+    starts = np.cumsum([0, *documents], dtype=np.int64)
+    addresses, sizes = addresses_of(mappings)
     return DocumentTable(
         num_documents=manifest.documents,
         lengths=lengths,
         weight_sums=weight_sums,
         token_bytes=manifest.token_bytes,
         documents_per_batch=manifest.documents_per_batch,
-        shard_starts=np.cumsum([0, *documents], dtype=np.int64),
+        shard_starts=starts,
         shard_first_batch=np.cumsum([0, *batches], dtype=np.int64),
-        shard_addresses=np.array([address_of(mapping) for mapping in mappings], np.uint64),
-        shard_bytes=np.array([len(mapping) for mapping in mappings], np.uint64),
+        shard_addresses=addresses,
+        shard_bytes=sizes,
         batches=map_numbers(path / BATCHES, k.BATCH, (sum(batches),)),
         offset_bytes=manifest.token_bytes,
         has_checksums=True,
@@ -385,4 +424,5 @@ def _table(path: Path, manifest: Manifest, numbers: tuple[LazyNumbers, LazyNumbe
         vocab_size=manifest.tokenizer.vocab_size,
         paths=[path / shard.file for shard in manifest.shards],
         mappings=mappings,
+        holder=ShardHolder(mappings, starts) if isinstance(mappings, MappedShards) else None,
     )

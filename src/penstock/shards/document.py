@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, final, overload
+from typing import Annotated, Any, Protocol, TypeVar, final, overload
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from penstock.shards.trees import Tree
 from penstock.tokenizers import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Result = TypeVar("Result")
 
 FAULTS = {
     k.BAD_LENGTH: "its length in the shard is not that of the lengths file",
@@ -37,13 +38,21 @@ FAULTS = {
 """What is wrong with a document, in words."""
 
 
+_TOGETHER = 1 << 10
+"""Documents whose shards are held together to check them."""
 TOKENS, SPANS, ORIGINS, EXTRAS = range(4)
 """Kinds of what is fetched of a remote dataset: tokens and their checksums; loss-weight spans; origins and texts; trees
 and columns. See `penstock.shards.units`."""
 
 
 class Holder(Protocol):
-    """Has documents of a remote dataset on this machine, in units of fetching; units are numbers."""
+    """Has documents of a remote dataset on this machine, and mapped, in units of fetching; units are numbers.
+
+    One of a local dataset maps what is not mapped yet (`penstock.shards.mappings`).
+    """
+
+    def __len__(self) -> int:
+        """Number of units."""
 
     def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Annotated[Int64, "units"]:
         """The units that hold some kinds of data of documents, rising."""
@@ -85,6 +94,34 @@ class Holder(Protocol):
     def release(self, units: Annotated[Int64, "units"]) -> None:
         """Let units go that were wanted, once."""
 
+    def renew(self, units: Annotated[Int64, "units"], error: CorruptionError) -> None:
+        """Fetch held units again, of which one is damaged as an error says; others may be reading them.
+
+        Raises:
+            StoreError, CorruptionError, OutputError: They cannot be brought, or the store's are wrong, too.
+        """
+
+    def explained(self, units: Annotated[Int64, "units"], error: CorruptionError) -> CorruptionError:
+        """An error that came again after `renew`, with where the copies are."""
+
+
+def renewed(
+    held: Sequence[tuple[Holder, Annotated[Int64, "units"]]], error: CorruptionError, read: Callable[[], Result]
+) -> Result:
+    """What `read` returns once units that are held were fetched again; it has found one of them damaged.
+
+    Raises:
+        StoreError, CorruptionError, OutputError: They cannot be brought, or are wrong in the store, too.
+    """
+    for holder, units in held:
+        holder.renew(units, error)
+    try:
+        return read()
+    except CorruptionError as again:
+        for holder, units in held:
+            again = holder.explained(units, again)
+        raise again from error
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +162,10 @@ class DocumentTable:
     paths: Sequence[Path | str]
     """The shards' files [S], for messages; URLs of a remote dataset."""
     mappings: Sequence[Array]
-    """What the addresses point into; the first S are the shards."""
+    """What the addresses point into; the first S are the shards. Some may be mapped only while they are held."""
     holder: "Holder | None" = None
-    """Brings documents to this machine; None: they are there. Bytes of a shard may be read only while they are held."""
+    """Brings documents to this machine, and has them mapped; None: all are there. Bytes of a shard may be read only
+    while they are held."""
 
     def held(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> AbstractContextManager[None]:
         """Have some kinds of units (`penstock.shards.units`) of documents on this machine while the block runs.
@@ -137,6 +175,24 @@ class DocumentTable:
         """
         holder = self.holder
         return nullcontext() if holder is None else holder.held(holder.find(documents, kinds))
+
+    def with_held(
+        self, documents: Annotated[Int64, "documents"], kinds: Sequence[int], read: Callable[[], Result]
+    ) -> Result:
+        """What `read` returns while kinds of units of documents are held; damaged copies are fetched again, once.
+
+        Raises:
+            StoreError, CorruptionError, OutputError: They cannot be brought; names the URL.
+        """
+        holder = self.holder
+        if holder is None:
+            return read()
+        units = holder.find(documents, kinds)
+        with holder.held(units):
+            try:
+                return read()
+            except CorruptionError as error:
+                return renewed([(holder, units)], error, read)
 
     def locate(self, document: int) -> tuple[int, int, int]:
         """(shard, batch, row in the batch) of a document."""
@@ -151,9 +207,17 @@ class DocumentTable:
         Raises:
             CorruptionError: One is not what was written; names the file and the document.
         """
-        if self.holder is not None:
-            # The lengths of remote datasets are checked when they come.
-            documents = documents[~self.holder.is_remote(documents)]
+        if self.holder is None:
+            return self._check_lengths_held(documents)
+        # The lengths of remote datasets are checked when they come.
+        documents = documents[~self.holder.is_remote(documents)]
+        for begin in range(0, len(documents), _TOGETHER):
+            some = documents[begin : begin + _TOGETHER]
+            with self.held(some, (TOKENS,)):
+                self._check_lengths_held(some)
+        return None
+
+    def _check_lengths_held(self, documents: Annotated[Int64, "documents"]) -> None:
         self._refuse(k.BAD_LENGTH, k.wrong_length(*self.kernel_view, for_kernel(self.lengths, documents), documents))
 
     @property
@@ -180,8 +244,7 @@ class DocumentTable:
         Raises:
             CorruptionError: They are not what was written; names the file and the document.
         """
-        with self.held(np.arange(first, last), (TOKENS, SPANS)):
-            return self._read_held(first, last)
+        return self.with_held(np.arange(first, last), (TOKENS, SPANS), lambda: self._read_held(first, last))
 
     def _read_held(self, first: int, last: int) -> Ragged:
         lengths = for_kernel(self.lengths, np.arange(first, last))

@@ -19,25 +19,26 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, final, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, final, get_args, get_origin
 
 import numpy as np
 
 from penstock.core.compiled import address_of
-from penstock.core.errors import CorruptionError, OutputError, PenstockError
+from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
-from penstock.core.system import mapped
+from penstock.core.system import explain_cut_files, limit_cure, mapped, too_many_files
 from penstock.shards import _kernels as k
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_FAILED = ctypes.c_void_p(-1).value
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+FAILED = ctypes.c_void_p(-1).value
 
 
 @final
@@ -59,13 +60,14 @@ class Mapping:
                 raise OSError(errno.EINVAL, "not a regular file", str(path))
             self.path, self.size, self._address = path, status.st_size, 0
             if self.size:
-                found = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
-                if found is None or found == _FAILED:
-                    raise OSError(ctypes.get_errno(), f"cannot map {path}")
+                found = libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+                if found is None or found == FAILED:
+                    raise OSError(ctypes.get_errno(), "cannot be mapped", str(path))
                 self._address = found
-                weakref.finalize(self, _libc.munmap, found, self.size)
+                weakref.finalize(self, libc.munmap, found, self.size)
         finally:
             os.close(handle)
+        explain_cut_files(traces=False)
         mapped.add(self)
 
     @property
@@ -116,11 +118,27 @@ def check_regular(path: Path, expected: str = "") -> os.stat_result:
     except FileNotFoundError:
         raise CorruptionError(f"{path}: the file is missing{expected}; copy it again, or prepare again") from None
     except OSError as error:
-        raise CorruptionError(f"{path}: cannot be read: {error.strerror or error}; copy it again") from None
+        raise unreadable(path, error) from None
     if not stat.S_ISREG(status.st_mode):
         what = "a link, which may lead outside the folder" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         raise CorruptionError(f"{path}: is {what}; copy the dataset with the files themselves (cp -rL)")
     return status
+
+
+def unreadable(path: Path | str, error: OSError, what: str = "") -> PenstockError:
+    """What is wrong where a file cannot be read or mapped: the file, or a limit of this machine."""
+    reason = error.strerror or str(error)
+    if cure := limit_cure(error):
+        return ConfigError(f"{path}: cannot be opened{what}: {reason}; {cure}")
+    return CorruptionError(f"{path}: cannot be read: {reason}; copy it again, or prepare again")
+
+
+def make_way(path: Path) -> None:
+    """Remove what is not a plain file from the place of one: a folder, a link, a pipe."""
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
 
 
 def is_plain_name(name: str) -> bool:
@@ -146,9 +164,9 @@ def output_errors(path: Path) -> Iterator[None]:
     except PenstockError:
         raise
     except OSError as error:
+        cure = too_many_files(error) or "make room or choose another folder"
         raise OutputError(
-            f"{path}: cannot write: {error.strerror or error}; make room or choose another folder, then run it again: "
-            "finished parts are kept"
+            f"{path}: cannot write: {error.strerror or error}; {cure}, then run it again: finished parts are kept"
         ) from error
 
 
@@ -242,11 +260,14 @@ def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Any:
 
     Raises:
         CorruptionError: It is missing, a link, or not JSON.
+        ConfigError: A limit of this machine keeps it from being read.
     """
     check_regular(path)
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise CorruptionError(f"{path}: damaged: not JSON: {reason}; {cure}") from None
 
@@ -274,7 +295,10 @@ def record_of(kind: type[Record], value: Any, where: str = "") -> Record:
 
 def _typed(kind: Any, value: Any, where: str) -> Any:
     """`value` as a `kind`."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _shape(kind)
+    if origin is None and type(value) is kind and kind is not float:
+        # Most values: a manifest may have millions.
+        return value if kind is bool or _fits(kind, value) else _refused(kind, value, where)
     if origin is UnionType:
         fits = next((each for each in arguments if _fits(each, value)), arguments[0])
         return _typed(fits, value, where)
@@ -282,7 +306,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list) or (arguments[-1] is not ... and len(value) != len(arguments)):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
         kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        if set(kinds) == {int} and all(_fits(int, one) for one in value):
+        if set(kinds) == {int} and all(type(one) is int and -(2**63) <= one < 2**64 for one in value):
             return tuple(value)
         return tuple(_typed(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True)))
     if origin is dict:
@@ -296,8 +320,18 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return record_of(kind, value, where)  # type: ignore[arg-type]
     if kind is not Any and not _fits(kind, value):
-        raise ValueError(f"{where}: expected {_NAMES.get(kind, kind)}, found {_shown(value)}")
+        _refused(kind, value, where)
     return value
+
+
+@cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is made of."""
+    return get_origin(kind), get_args(kind)
+
+
+def _refused(kind: Any, value: Any, where: str) -> NoReturn:
+    raise ValueError(f"{where}: expected {_NAMES.get(kind, kind)}, found {_shown(value)}")
 
 
 def _fits(kind: Any, value: Any) -> bool:

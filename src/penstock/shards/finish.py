@@ -281,7 +281,9 @@ def content_fingerprint(shards: Iterable[tuple[Iterable[tuple[int, Any]], Array]
     return whole.hexdigest()
 
 
-def fingerprint_pieces(data: Array, batches: Array, lengths: Array, layout: ShardLayout) -> Iterator[tuple[int, Any]]:
+def fingerprint_pieces(
+    data: Array, batches: Array, lengths: Array, layout: ShardLayout, *, first: int | None = None
+) -> Iterator[tuple[int, Any]]:
     """The bytes of a shard that its dataset's fingerprint hashes: (0, checksums of tokens and loss weights), or (1,
     trees, images and checksums of columns).
 
@@ -290,16 +292,21 @@ def fingerprint_pieces(data: Array, batches: Array, lengths: Array, layout: Shar
         batches: `BATCH` [batches].
         lengths: uint32 [documents, 2].
         layout: Its layout.
+        first: Only of so many documents, from the first on; None: of all.
     """
     for number, line in enumerate(batches):
-        rows = min(DOCUMENTS_PER_BATCH, len(lengths) - number * DOCUMENTS_PER_BATCH)
-        total = int(data[int(line["checksum_offsets"]) :][: 8 * (rows + 1)].view("<i8")[-1])
+        before = number * DOCUMENTS_PER_BATCH
+        rows = min(DOCUMENTS_PER_BATCH, len(lengths) - before)
+        used = rows if first is None else min(rows, first - before)
+        if used <= 0:
+            return
+        total = int(data[int(line["checksum_offsets"]) :][: 8 * (used + 1)].view("<i8")[-1])
         yield 0, data[int(line["checksums"]) :][: 8 * total].data
         for (name, dtype), place in zip(layout.extras, extra_places(data, line, rows, layout), strict=True):
             # All of what was written, independent of batches.
             if name in (TREE, IMAGES, COLUMN_CHECKSUMS):
                 begin = place + 8 * (rows + 1)
-                count = int(data[begin - 8 : begin].view("<i8")[0])
+                count = int(data[place + 8 * used : place + 8 * (used + 1)].view("<i8")[0])
                 found = data[begin : begin + count * np.dtype(dtype).itemsize]
                 yield 1, portable(found.view(IMAGE)) if name == IMAGES else found.data
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from penstock.core.arrow import from_numpy
 from penstock.core.errors import ConfigError, CorruptionError, MissingExtraError
+from penstock.core.system import mappings_cure
+from penstock.shards.mappings import MappedShards
 
 if TYPE_CHECKING:
     from penstock.shards.dataset import Dataset
@@ -59,6 +61,11 @@ def _refuse(dataset: "Dataset", targets: str) -> None:
         raise ConfigError(
             f"{dataset.path}: its documents are answers with a common beginning, which are no single sequences; "
             "penstock.trl.preference_pairs makes pairs of them"
+        )
+    if isinstance(dataset.table.mappings, MappedShards):
+        raise ConfigError(
+            f"{dataset.path}: these columns need all of its {len(dataset.manifest.shards):,} shards mapped at once: "
+            f"{mappings_cure()}"
         )
     if dataset.media is not None:
         raise ConfigError(f"{dataset.path}: its documents have images, which these columns cannot hold")

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.media.loading import DIGEST_BYTES, digest_of, read_reference
-from penstock.shards.files import checksum, output_errors, read_json, sync, write_json
+from penstock.shards.files import checksum, output_errors, read_json, sync, unreadable, write_json
 
 IMAGE = np.dtype(
     [
@@ -275,7 +275,7 @@ def _stored(path: Path, begin: int, size: int) -> bytes:
         finally:
             os.close(handle)
     except OSError as error:
-        raise CorruptionError(f"{path}: cannot be read: {error.strerror or error}; copy it again") from None
+        raise unreadable(path, error) from None
     if len(found) != size:
         raise CorruptionError(f"{path}: ends before byte {begin + size}; copy it again, or prepare again")
     return found

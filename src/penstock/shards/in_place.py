@@ -22,10 +22,11 @@ import numpy as np
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, FormatError, OutputError
 from penstock.core.folders import local_path
+from penstock.core.system import limit_cure
 from penstock.shards import _check_kernels as check
 from penstock.shards import _kernels as k
 from penstock.shards.document import Document, DocumentTable, Origin, documents_at
-from penstock.shards.files import Array, checksum, map_file, write_file
+from penstock.shards.files import Array, checksum, map_file, unreadable, write_file
 from penstock.shards.manifest import TokenizerInfo
 from penstock.tokenizers import Tokenizer
 
@@ -221,6 +222,8 @@ def _tokens(path: Path, dtype: np.dtype[Any]) -> Array:
     try:
         data = map_file(path)
     except OSError as error:
+        if limit_cure(error):
+            raise unreadable(path, error) from None
         raise FormatError(f"{path}: cannot read: {error.strerror or error}") from None
     begin, expected = _after_header(path, data, dtype) if data[: len(_MAGIC)].tobytes() == _MAGIC else (0, None)
     found = (len(data) - begin) / dtype.itemsize

@@ -31,6 +31,7 @@ from penstock.shards.in_place import InPlaceCorpus, open_npy
 from penstock.shards.layout import other_places
 from penstock.shards.length_ranges import join_numbers
 from penstock.shards.manifest import ChatInfo, TokenizerInfo
+from penstock.shards.mappings import joined_mappings
 from penstock.shards.megatron import megatron_prefix, open_megatron
 from penstock.tokenizers import Tokenizer
 
@@ -61,8 +62,7 @@ class JoinedCorpus:
         # A part without tokens has no ends that could differ.
         framed = [part.framed for part in parts if part.num_tokens] or [(False, False)]
         self.framed = all(begins for begins, _ in framed), all(ends for _, ends in framed)
-        prints = repr([part.fingerprint for part in parts]).encode()
-        self.fingerprint = hashlib.blake2b(prints, digest_size=16).hexdigest()
+        self.fingerprint = fingerprint_of_parts([part.fingerprint for part in parts])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JoinedCorpus, (self.parts, self.name)
@@ -153,6 +153,11 @@ class JoinedCorpus:
     def _read(self, document: int) -> Document:
         part, number = self.part_of(document)
         return part[number]
+
+
+def fingerprint_of_parts(prints: Sequence[str]) -> str:
+    """The fingerprint of a joined corpus by those of its parts."""
+    return hashlib.blake2b(repr(list(prints)).encode(), digest_size=16).hexdigest()
 
 
 def part_of(corpus: Any, document: int) -> tuple[Any, int]:
@@ -249,7 +254,7 @@ def _join_tables(tables: Sequence[DocumentTable]) -> DocumentTable:
         shard_bytes=_joined(tables, lambda table: table.shard_bytes),
         batches=_joined(tables, lambda table: table.batches),
         paths=[path for table in tables for path in table.paths],
-        mappings=[mapping for group in (*mappings, *others) for mapping in group],
+        mappings=joined_mappings([*mappings, *others]),
         holder=_joined_holder(tables),
     )
 
@@ -278,6 +283,8 @@ _IN_PLACE = (".npy", ".bin", ".idx")
 """Endings of foreign corpora, which are read only from local files."""
 _TOGETHER = 1 << 16
 """Documents of which the origins are fetched together."""
+_SHARDS_TOGETHER = 1 << 10
+"""Shards, at most, that these may lie in."""
 
 Origins = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int64]]]
 
@@ -321,7 +328,8 @@ def _read_origins(dataset: Dataset) -> Origins:
 def _read_remote_origins(table: DocumentTable, files: Array, lines: Array) -> Origins:
     """As `_read_origins`, a few runs of documents at a time."""
     for begin in range(0, table.num_documents, _TOGETHER):
-        end = min(begin + _TOGETHER, table.num_documents)
+        shard = min(table.locate(begin)[0] + _SHARDS_TOGETHER, len(table.shard_starts) - 1)
+        end = min(begin + _TOGETHER, int(table.shard_starts[shard]))
         with table.held(np.arange(begin, end), (ORIGINS,)):
             while begin < end:
                 shard, batch, row = table.locate(begin)

@@ -13,20 +13,22 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Bytes, Int64, UInt64
+from penstock.core.arrays import Bool, Bytes, Int64, UInt64
+from penstock.core.compiled import address_of
+from penstock.core.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end
 from penstock.core.errors import CorruptionError
 from penstock.core.terminal import Progress
-from penstock.shards.files import Array, checksum, map_numbers, output_errors
+from penstock.shards import _check_kernels as check
+from penstock.shards.files import Array, checksum, make_way, map_numbers
 from penstock.shards.lengths import DOCUMENT_BYTES, RANGE_DOCUMENTS, Documents, LazyNumbers, ranges_of, runs_of
 from penstock.shards.manifest import LENGTHS, RANGE_CHECKSUMS, WEIGHT_SUMS, Manifest
 from penstock.shards.stores import Store
-from penstock.shards.unit_record import PRESENT, UNSURE, UnitRecord, cache_errors, write_at
+from penstock.shards.unit_record import ABSENT, PRESENT, UnitRecord, cache_errors, write_at
 
 THREADS, THREADS_AHEAD = 32, 8
 """Requests at the same time: for what somebody waits for, and for what is only wanted, next to documents' own."""
@@ -34,7 +36,6 @@ REQUEST_BYTES = 4 << 20
 """Of one table, at most."""
 SHOWN_BYTES = 256 << 20
 """Progress is shown if at least this many bytes are waited for."""
-_LOOK_SECONDS = 0.2
 _TOGETHER = 4096
 
 RangeNumbers = Annotated[Int64, "ranges"]
@@ -78,9 +79,10 @@ def open_tables(
             "the dataset again"
         )
     tables = kept / "lengths"
-    with output_errors(tables):
+    with cache_errors(store.url, tables):
         tables.mkdir(exist_ok=True)
         for name, expected in lazy_tables(manifest).items():
+            make_way(tables / name)
             with open(tables / name, "ab") as file:
                 file.truncate(expected)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -120,13 +122,14 @@ class StoredRanges:
         self._store, self._folder, self._arrays, self._sums, self._stamps = store, folder, arrays, sums, stamps
         self._documents, self._per_batch = manifest.documents, manifest.documents_per_batch
         self._starts = np.cumsum([0, *(shard.documents for shard in manifest.shards)], dtype=np.int64)
-        self._record = UnitRecord(folder, len(self.here))
+        with cache_errors(store.url, folder):
+            self._record = UnitRecord(folder, len(self.here))
         self._record.join(lambda _: 0)
         self._coming = np.zeros(len(self.here), np.uint8)
         self._errors: dict[int, BaseException] = {}
         self._changed = threading.Condition()
         self._process = os.getpid()
-        self._threads = ThreadPoolExecutor(THREADS, "penstock-lengths")
+        self._threads = DaemonPool(THREADS, "penstock-lengths")
         self._needed: deque[RangeNumbers] = deque()
         self._wanted: deque[RangeNumbers] = deque()
         self._running = 0
@@ -170,10 +173,10 @@ class StoredRanges:
     # Bringing.
 
     def _adopt(self, ranges: RangeNumbers) -> None:
-        """Note what other processes, or earlier ones, have brought."""
+        """Note what other processes, or earlier ones, have brought; what is damaged by now has to come again."""
         self._forget_parent()
         found = ranges[(self.here[ranges] == 0) & (self._record.states[ranges] == PRESENT)]
-        if len(found):
+        if len(found) and len(found := found[self._are_sound(found)]):
             with self._changed:
                 # A lock orders what is read: first the state, then what it vouches for.
                 self._record.account(0)
@@ -211,7 +214,8 @@ class StoredRanges:
                 with self._changed:
                     while coming := int(self._coming[ranges].sum()):
                         bar.advance(size - size * coming // len(ranges) - bar.done)
-                        self._changed.wait(_LOOK_SECONDS)
+                        self._changed.wait(LOOK_SECONDS)
+                        refuse_at_end()
                     for number in ranges[self.here[ranges] == 0].tolist():
                         raise self._errors[number]
                 bar.advance(size - bar.done)
@@ -223,7 +227,7 @@ class StoredRanges:
         """In a forked process: its parent's threads are not here, so nothing is on its way."""
         if self._process != os.getpid():
             self._process, self._changed = os.getpid(), threading.Condition()
-            self._threads = ThreadPoolExecutor(THREADS, "penstock-lengths")
+            self._threads = DaemonPool(THREADS, "penstock-lengths")
             self._needed.clear()
             self._wanted.clear()
             self._running = 0
@@ -282,17 +286,23 @@ class StoredRanges:
                 self._record.free(int(group[0]))
 
     def _is_present(self, number: int) -> bool:
-        """Whether a range that this process has locked is present; of an earlier start of the machine, if it is sound.
+        """Whether a range that this process has locked is present, and what was prepared.
 
-        An end of the machine may have lost bytes that were not yet on the disk.
+        An end of the machine may have lost bytes that were not on the disk, and anything else may have damaged them.
         """
         states = self._record.states
-        if states[number] == UNSURE:
-            begin, end = number * self.size, (number + 1) * self.size
-            parts = [array[begin:end] for array in self._arrays.values()]
-            sound = all(checksum(part) == sums[number] for part, sums in zip(parts, self._sums, strict=True))
-            states[number] = PRESENT if sound else 0
+        if states[number] != ABSENT:
+            states[number] = PRESENT if self._are_sound(np.array([number]))[0] else ABSENT
         return bool(states[number] == PRESENT)
+
+    def _are_sound(self, ranges: RangeNumbers) -> Annotated[Bool, "ranges"]:
+        """Whether ranges, of all tables, have their checksums."""
+        sound = np.ones(len(ranges), np.bool_)
+        for array, sums in zip(self._arrays.values(), self._sums, strict=True):
+            data = array.view(np.uint8).reshape(-1)
+            place, width = np.uint64(address_of(data)), np.int64(self.size * DOCUMENT_BYTES)
+            check.compare_ranges(place, np.int64(len(data)), width, ranges, np.ascontiguousarray(sums), sound)
+        return sound
 
     def _fetch(self, part: RangeNumbers) -> None:
         """Fetch ranges that lie side by side, of all tables."""

@@ -15,14 +15,17 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, final
 
-from penstock.core.errors import ConfigError, CorruptionError, FormatError
+from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.core.folders import check_unlocked
 from penstock.shards._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
-from penstock.shards.files import check_regular, is_plain_name, read_json, record_of, write_json, write_text
+from penstock.shards.files import check_regular, is_plain_name, read_json, record_of, unreadable, write_json, write_text
 from penstock.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
 
 FORMAT = "penstock dataset"
 VERSION = 1
 MANIFEST, FILES = "manifest.json", "files.json"
+PREPARING = (".prepare", "lock")
+"""The file that is locked while a dataset is being prepared."""
 LENGTHS, BATCHES, WEIGHT_SUMS = "lengths.u32", "batches.u64", "weight_sums.f64"
 RANGE_CHECKSUMS = "range_checksums.u64"
 """Checksums of ranges of the lengths and weight sums, of large datasets only (`penstock.shards.lengths`)."""
@@ -331,6 +334,10 @@ def _read(folder: Path) -> dict[str, Any]:
         splits = [name for name in ("train", "validation") if (folder / name / MANIFEST).is_file()]
         if splits:
             raise FormatError(f"{folder}: holds {' and '.join(splits)}; give {folder / splits[0]}")
+        try:
+            check_unlocked(folder, folder.joinpath(*PREPARING), doing="preparing")
+        except OutputError as error:
+            raise FormatError(f"{folder}: not a dataset yet: {str(error).removeprefix(f'{folder}: ')}") from None
         raise FormatError(
             f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the folder is something else; "
             "run the same `penstock prepare` again to continue"
@@ -392,5 +399,7 @@ class ChatInfo:
         try:
             template = (folder / CHAT_TEMPLATE).read_bytes().decode()
             return record_of(cls, {**value, "template": template} if isinstance(value, dict) else value)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise unreadable(folder / CHAT_TEMPLATE, error) from None
+        except ValueError as error:
             raise CorruptionError(f"{folder / CHAT}: {error}; copy it again, or prepare again") from None

@@ -20,8 +20,9 @@ import numpy as np
 
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import local_path
+from penstock.core.system import limit_cure
 from penstock.shards import _check_kernels as check
-from penstock.shards.files import Array, checksum, map_file
+from penstock.shards.files import Array, checksum, map_file, unreadable
 from penstock.shards.in_place import InPlaceCorpus, in_place_table, sample_checksum
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -170,6 +171,8 @@ def _map(path: Path) -> Any:
     try:
         return map_file(path)
     except OSError as error:
+        if limit_cure(error):
+            raise unreadable(path, error) from None
         raise FormatError(
             f"{path}: cannot read: {error.strerror or error}; a Megatron corpus is a .bin and an .idx"
         ) from None

@@ -6,6 +6,10 @@ process had begun counts as absent. Beyond the budget, the units that were used 
 holes, so that the disk shrinks although the files stay mapped. A unit that is wanted or read by any process stays.
 
 Reading ahead (`want`) waits for room; reading (`hold`) never does, and exceeds the budget rather than wait for itself.
+
+What the cache holds may be damaged. Tokens and spans have checksums that are compared whenever they are read, and are
+fetched again where they differ (`renew`). Of origins, texts and columns, the checksum of what was fetched is kept, and
+compared before this process reads them first.
 """
 
 import logging
@@ -13,20 +17,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, final
 
 import numpy as np
 
 from penstock.core.arrays import Int64
+from penstock.core.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end, result_of, wait_for
 from penstock.core.errors import CorruptionError
 from penstock.shards import _check_kernels as check
 from penstock.shards.document import EXTRAS, SPANS, TOKENS, DocumentTable
+from penstock.shards.files import checksum
 from penstock.shards.lengths import for_kernel
+from penstock.shards.mappings import MappedShards, shards_of
 from penstock.shards.stores import Store
-from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, cache_errors, punch, write_at
+from penstock.shards.unit_record import ABSENT, PRESENT, UNSURE, UnitRecord, cache_errors, map_sums, punch, write_at
 from penstock.shards.units import PAGE, Made, Range, UnitMap, joined_requests, page_bytes, without
 
 _log = logging.getLogger("penstock.shards")
@@ -37,7 +43,6 @@ GAP = 1 << 13
 """Bytes between two ranges that are rather fetched than asked for in two requests."""
 _NOT_HERE, _COMING, _HERE = range(3)
 _OLDEST = 256
-_LOOK_SECONDS = 0.1
 
 Units = Annotated[Int64, "units"]
 
@@ -60,11 +65,18 @@ class Residency:
     ) -> None:
         self.store, self.folder, self.units = store, folder, units
         self._table, self._stamps = table, stamps
+        # Where there are too many shards, those of units that are wanted or looked at are mapped.
+        self._window = table.mappings if isinstance(table.mappings, MappedShards) else None
         self._names = [os.path.basename(path) for path in map(str, table.paths)]
         self._files = [os.path.join(shards, name) for name in self._names]
         self._kernel_view = table.kernel_view
-        self._record = UnitRecord(folder, len(units))
-        self._record.join(self._size_here)
+        with cache_errors(store.url, folder):
+            self._record = UnitRecord(folder, len(units))
+            self._sums = map_sums(folder, len(units))
+        # Units share bytes and pages, but never take more than this.
+        self._record.join(self._size_here, most=4 * int(table.shard_bytes.sum()) + 32 * PAGE * len(units))
+        self._sound = np.zeros(len(units), np.bool_)
+        self._sound[: units.self_checked] = True
         self._before = store.bytes, store.requests
         self.budget: int | None = None
         """Maximum bytes on the disk; None: no limit."""
@@ -77,8 +89,11 @@ class Residency:
         self._changed = threading.Condition()
         self._oldest: list[tuple[int, int]] = []
         self._process = os.getpid()
-        self._pools: tuple[ThreadPoolExecutor | None, ...] = (None, None)
-        self._punches = True
+        self._pools: tuple[DaemonPool | None, ...] = (None, None)
+        self._punches, self._has_warned = True, False
+
+    def __len__(self) -> int:
+        return len(self.units)
 
     @property
     def fetched_bytes(self) -> int:
@@ -144,6 +159,8 @@ class Residency:
             may_wait: Asked while there is no room: False brings the unit nevertheless. None: never wait.
         """
         self.units.need_lengths(units[self._mine[units] == _NOT_HERE])
+        if self._window is not None:
+            self._window.want(self._shards(units), may_wait)
         with self._changed:
             self._pins[units] += 1
             # What is wanted is not old, for other processes either.
@@ -158,7 +175,7 @@ class Residency:
                 if self._record.states[unit] == ABSENT:
                     reserved = self.units.size(unit)
                     while not (is_reserved := self._reserve(reserved)) and may_wait is not None and may_wait():
-                        self._changed.wait(_LOOK_SECONDS)
+                        self._changed.wait(LOOK_SECONDS)
                     if self._mine[unit] != _NOT_HERE:  # another thread wanted it meanwhile
                         if is_reserved:
                             self._record.account(-reserved, begun=-1)
@@ -168,12 +185,18 @@ class Residency:
                 self._mine[unit] = _COMING
                 self._coming += 1
                 self._errors.pop(unit, None)
-            self._pool(0).submit(self._bring, unit, reserved)
+            try:
+                self._pool(0).submit(self._bring, unit, reserved)
+            except RuntimeError as error:  # the process ends; whoever waits must not wait for ever
+                with self._changed:
+                    self._coming -= 1
+                    self._mine[unit], self._errors[unit] = _NOT_HERE, error
+                    self._changed.notify_all()
 
     def _take_present(self, unit: int) -> bool:
         """Lock a unit that is here, at once; whether it is here, and was locked."""
         record = self._record
-        if record.states[unit] != PRESENT or not record.share_now(unit):
+        if not self._sound[unit] or record.states[unit] != PRESENT or not record.share_now(unit):
             return False
         if record.states[unit] != PRESENT:  # given back by another process, before it was locked
             record.free(unit)
@@ -190,7 +213,8 @@ class Residency:
         """
         with self._changed:
             while (self._mine[units] == _COMING).any():
-                self._changed.wait()
+                self._changed.wait(LOOK_SECONDS)
+                refuse_at_end()
             for unit in units[self._mine[units] == _NOT_HERE].tolist():
                 raise self._errors[unit]
 
@@ -203,14 +227,27 @@ class Residency:
             self._mine[done] = _NOT_HERE
             self._record.free_all(done)
             self._changed.notify_all()
+        if self._window is not None:
+            self._window.release(self._shards(units))
+
+    def _shards(self, units: Units) -> Annotated[Int64, "shards"]:
+        """The shards that units lie in, each as often as there are units in it."""
+        return shards_of([self.units.documents(unit) for unit in units.tolist()], self._table.shard_starts)
+
+    def _mapped(self, unit: int) -> AbstractContextManager[None]:
+        """Have the shards of a unit mapped, if they are not all the time."""
+        return nullcontext() if self._window is None else self._window.held(self._shards(np.array([unit])))
 
     def hold_all(self, begin: int, end: int, kinds: Sequence[int]) -> Units | None:
         """Hold some kinds of units of documents [begin, end) with a few locks, if all of them are here already.
 
         Returns:
-            What the caller must release, once; None: some are not here, or what is here exceeds the budget.
+            What the caller must release, once; None: some are not here, what is here exceeds the budget, or there are
+            too many shards to have all of them mapped.
         """
         record = self._record
+        if self._window is not None:
+            return None
         with self._changed:
             ranges = self.units.ranges(begin, end, kinds)
             if (self.budget is not None and record.used > self.budget) or not self._all_here(ranges):
@@ -229,19 +266,49 @@ class Residency:
 
     def _all_here(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether units are present, and no thread of this process is about to lock one."""
-        states, mine = self._record.states, self._mine
-        return all((states[a:b] == PRESENT).all() and (mine[a:b] != _COMING).all() for a, b in ranges)
+        states, mine, sound = self._record.states, self._mine, self._sound
+        return all(
+            (states[a:b] == PRESENT).all() and (mine[a:b] != _COMING).all() and sound[a:b].all() for a, b in ranges
+        )
+
+    def renew(self, units: Units, error: CorruptionError) -> None:
+        """As in `Holder`: the same bytes are written over the damaged ones, so whoever reads them meanwhile is safe."""
+        damaged = [unit for unit in units.tolist() if self._wrong(unit) >= 0] or units.tolist()
+        self._say_damaged(error)
+        for coming in [self._pool(0).submit(self._load, unit) for unit in damaged]:
+            result_of(coming)
+
+    def _say_damaged(self, what: object) -> None:
+        """The first of many damaged copies is worth a warning."""
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        _log.log(level, "%s: copies in %s are damaged, and are fetched again: %s", self.store.url, self.folder, what)
+
+    def explained(self, units: Units, error: CorruptionError) -> CorruptionError:
+        """As in `Holder`."""
+        return CorruptionError(
+            f"{error}; its copies in the cache {self.folder} were fetched again, and are as {self.store.url} has them: "
+            f"if `penstock verify {self.store.url}` finds that sound, remove the folder"
+        )
+
+    def forget(self, names: Sequence[str]) -> None:
+        """What shards held that were missing or cut has to be fetched again."""
+        record, starts = self._record, self._table.shard_starts
+        for shard in [self._names.index(name) for name in names if name in self._names]:
+            for first, last in self.units.ranges(int(starts[shard]), int(starts[shard + 1]), range(4)):
+                for unit in (first + np.flatnonzero(record.states[first:last] == PRESENT)).tolist():
+                    # What another process reads stays: its old file is whole; here, it is renewed when it is read.
+                    if record.own(unit):
+                        record.states[unit] = UNSURE
+                        record.free(unit)
 
     # Bringing.
 
-    def _pool(self, which: int) -> ThreadPoolExecutor:
+    def _pool(self, which: int) -> DaemonPool:
         """The threads that bring units, or those that wait for requests; threads do not survive a fork."""
         if self._pools[which] is None or self._process != os.getpid():
             self._process = os.getpid()
-            self._pools = (
-                ThreadPoolExecutor(THREADS, "penstock-units"),
-                ThreadPoolExecutor(THREADS, "penstock-ranges"),
-            )
+            self._pools = (DaemonPool(THREADS, "penstock-units"), DaemonPool(THREADS, "penstock-ranges"))
         found: Any = self._pools[which]
         return found  # type: ignore[no-any-return]
 
@@ -268,16 +335,38 @@ class Residency:
         while True:
             record.share(unit)
             if record.states[unit] == PRESENT:
+                self._check_first(unit)
                 break
             record.free(unit)
             if record.own(unit):
                 if record.states[unit] == PRESENT:
                     record.share(unit)
+                    self._check_first(unit)
                     break
                 self._fetch_locked(unit, reserved)
                 return
             time.sleep(0.001)
         self._give_up(reserved)
+
+    def _check_first(self, unit: int) -> None:
+        """Before this process first reads a unit that has no checksums of its own: it must be what was fetched."""
+        if not self._sound[unit] and self._sum(unit) != self._sums[unit]:
+            self._say_damaged("what it holds besides tokens is not what was fetched")
+            try:
+                self._load(unit)
+            except BaseException:
+                self._record.free(unit)
+                raise
+        self._sound[unit] = True
+
+    def _sum(self, unit: int) -> int:
+        """A checksum of all bytes of a unit that are here; never 0, which stands for none."""
+        parts = self.units.unit(unit)
+        ranges = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
+        with self._mapped(unit):
+            ranges += self.units.later(unit, self._table.mappings)
+            sums = [checksum(self._table.mappings[one.shard][one.begin : one.end]) for one in ranges]
+        return checksum(np.array(sums, np.uint64)) or 1
 
     def _give_up(self, reserved: int) -> None:
         """What was reserved for a unit is not needed."""
@@ -315,6 +404,10 @@ class Residency:
 
     def _load(self, unit: int) -> int:
         """Fetch a unit, and write it into its shards; returns bytes that `size` does not count."""
+        with self._mapped(unit):
+            return self._load_mapped(unit)
+
+    def _load_mapped(self, unit: int) -> int:
         parts = self.units.unit(unit)
         for last in (False, True):
             self._fetch(parts.fetched, parts.made)
@@ -327,8 +420,12 @@ class Residency:
                 shard = self._names[self._table.locate(wrong)[0]]
                 raise CorruptionError(
                     f"{self.store.where(shard)}: document {wrong} is not what was prepared: its bytes differ from "
-                    "their checksums; upload the dataset again (`penstock verify` lists all faults)"
+                    f"their checksums, also when they are fetched again into the cache {self.folder}; upload the "
+                    f"dataset again (`penstock verify {self.store.url}` lists all faults)"
                 )
+        if unit >= self.units.self_checked:
+            self._sums[unit] = self._sum(unit)
+            self._sound[unit] = True
         return self._size_here(unit) - self.units.size(unit) if later else 0
 
     def _fetch(self, ranges: Sequence[Range], made: Sequence[Made] = ()) -> None:
@@ -351,8 +448,8 @@ class Residency:
             bodies = [self._request(one) for one in ranges[:1]]
         finally:
             for other in others:
-                other.exception()
-        return bodies + [other.result() for other in others]
+                wait_for(other)
+        return bodies + [result_of(other) for other in others]
 
     def _request(self, one: Range) -> memoryview:
         name = self._names[one.shard]
@@ -360,7 +457,8 @@ class Residency:
 
     def _size_here(self, unit: int) -> int:
         """Bytes of the pages of a present unit."""
-        return page_bytes(self.units.pages(unit, self._table.mappings))
+        with self._mapped(unit):
+            return page_bytes(self.units.pages(unit, self._table.mappings))
 
     def _write(self, pieces: Sequence[Made]) -> None:
         """Write bytes into their places."""
@@ -383,7 +481,8 @@ class Residency:
         layout = (token_bytes, has_spans, kind == SPANS)
         begin, end = self.units.documents(unit)
         lengths = for_kernel(self._table.lengths, np.arange(begin, end))
-        return int(check.wrong_tokens(places, batches, layout, lengths, begin, end))
+        with self._mapped(unit):
+            return int(check.wrong_tokens(places, batches, layout, lengths, begin, end))
 
     # Giving back. All of it runs under `_changed`.
 
@@ -419,7 +518,8 @@ class Residency:
         try:
             if record.states[unit] == ABSENT:
                 return
-            pages = self.units.pages(unit, self._table.mappings)
+            with self._mapped(unit):
+                pages = self.units.pages(unit, self._table.mappings)
             record.states[unit] = ABSENT
             record.account(-page_bytes(pages))
             self._punch(without(pages, self._kept_pages(unit, pages, locked)))
@@ -452,7 +552,8 @@ class Residency:
         bare = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
         theirs = [Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in bare]
         if parts.has_more and present:
-            theirs = self.units.pages(other, self._table.mappings)
+            with self._mapped(other):
+                theirs = self.units.pages(other, self._table.mappings)
         shared = any(
             one.shard == mine.shard and one.begin < mine.end and mine.begin < one.end
             for one in theirs
@@ -473,16 +574,19 @@ class Residency:
 
 @final
 class JoinedResidency:
-    """The residencies of the parts of a joined corpus, as one: units are numbered through, part after part.
+    """The holders of the parts of a joined corpus, as one: units are numbered through, part after part.
 
     Args:
         starts: First document of each part, and the number of all.
-        parts: One for each part; None: it is on this machine.
+        parts: One for each part; None: it is on this machine, and mapped.
     """
 
     def __init__(self, starts: Sequence[int], parts: Sequence[Any]) -> None:
         self._starts, self.parts = np.array(starts, np.int64), parts
-        self._firsts = np.cumsum([0, *(0 if part is None else len(part.units) for part in parts)], dtype=np.int64)
+        self._firsts = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
 
     def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Units:
         """As in `Residency`."""
@@ -501,7 +605,8 @@ class JoinedResidency:
 
     def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
         """As in `Residency`."""
-        remote = np.array([part is not None for part in self.parts])
+        some = np.zeros(1, np.int64)
+        remote = np.array([part is not None and bool(part.is_remote(some)[0]) for part in self.parts])
         return remote[np.searchsorted(self._starts, documents, side="right") - 1]
 
     @contextmanager
@@ -542,6 +647,17 @@ class JoinedResidency:
         """As in `Residency`."""
         for part, mine in self._split(units):
             part.release(mine)
+
+    def renew(self, units: Units, error: CorruptionError) -> None:
+        """As in `Residency`."""
+        for part, mine in self._split(units):
+            part.renew(mine, error)
+
+    def explained(self, units: Units, error: CorruptionError) -> CorruptionError:
+        """As in `Residency`."""
+        for part, mine in self._split(units):
+            error = part.explained(mine, error)
+        return error
 
     def _split(self, units: Units) -> Iterator[tuple[Any, Units]]:
         for number, part in enumerate(self.parts):

@@ -6,6 +6,8 @@ the URL. S3 and HTTP are asked for the object that was listed (`If-Match`), so a
 
 Ranges of S3 objects are read by obstore where it is installed: a request costs it a sixth of the CPU time that s3fs
 needs. Where it fails, s3fs makes the request again, so errors, and what is odd about a store, are those of s3fs.
+
+A store that may not be listed (S3 without `s3:ListBucket`) is asked for files by name, as plain HTTP is.
 """
 
 import logging
@@ -13,15 +15,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, final
 
+from penstock.core.daemons import DaemonPool, refuse_at_end
 from penstock.core.errors import CorruptionError, PenstockError, StoreError
 from penstock.core.folders import normal_url
+from penstock.core.silence import watched
+from penstock.core.system import too_many_files
 from penstock.core.urls import Address, plain_cause, split_query, without_secrets
+from penstock.shards.s3 import FastReads as _FastReads
+from penstock.shards.s3 import read_version
 from penstock.sources.remote import STAMPS, file_system, true_cause
+from penstock.sources.sessions import REFUSED, has_ended, is_refusal, is_s3, renew_session, session_of, status_of
 
 _log = logging.getLogger("penstock.shards")
 
@@ -39,13 +45,24 @@ TOKENIZER_FILES = (
     "tekken.json", "chat_template.jinja",
 )  # fmt: skip
 """Files of a tokenizer that are asked for where a store cannot list."""
+PROCESSOR_FILES = (
+    "patch_processor.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    *TOKENIZER_FILES,
+)  # fmt: skip
+"""Files of a processor of images, which has a tokenizer of its own; as `TOKENIZER_FILES`."""
 
 _STAMPS = (*STAMPS, "blob_id", "commit_hash")
-_CHANGED, _FORBIDDEN = {409, 412}, {400, 401, 403, 405}
+_CHANGED, _FORBIDDEN = {409, 412}, {*REFUSED, 405}
+_LOOK_UPS = 32
+"""Files that are looked up at the same time."""
 _MOST_UPLOADS = 10_000
 """Requests that S3 allows for one file."""
 _ALONE = {"file", "local", "memory", "http", "https", "hf"}
 """Protocols of places that other machines do not see, or that do not take files from several at once."""
+
+
+class RefusedError(StoreError):
+    """The store refuses a request: the credentials lack a right, have ended, or are missing."""
 
 
 @final
@@ -81,7 +98,9 @@ class Store:
         protocol = self._files.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         self._counting = threading.Lock()
-        self._fast = _FastReads.of(self._files) if self._protocols & {"s3", "s3a"} else None
+        self._is_s3 = is_s3(self._files)
+        self._fast = _FastReads.of(self._files) if self._is_s3 else None
+        self._may_list = True
         self.requests = self.bytes = 0
         """What was read so far."""
 
@@ -91,8 +110,8 @@ class Store:
 
     @property
     def lists(self) -> bool:
-        """Whether the store can say which files it has; plain HTTP cannot."""
-        return not self._protocols & {"http", "https"}
+        """Whether the store says which files it has; plain HTTP cannot, and another one may refuse it."""
+        return self._may_list and not self._protocols & {"http", "https"}
 
     @property
     def is_shared(self) -> bool:
@@ -100,15 +119,24 @@ class Store:
         return not self._protocols & _ALONE
 
     def listing(self, guesses: Sequence[str] = ()) -> dict[str, StoredFile]:
-        """All files below the folder, by their path in it; those of `guesses` that are there, if it cannot list.
+        """All files below the folder, by their path in it; those of `guesses` that are there, if it does not list.
 
         Raises:
-            StoreError: The store cannot be read.
+            StoreError: The store cannot be read, or refuses to list and there are no guesses.
         """
-        if not self.lists:
-            with ThreadPoolExecutor(len(guesses) or 1) as pool:
-                pairs = zip(guesses, pool.map(self.look_up, guesses), strict=True)
-                return {name: one for name, one in pairs if one is not None}
+        if self.lists:
+            try:
+                return self._list()
+            except RefusedError:
+                if not guesses:
+                    raise
+                self._may_list = False
+                _log.info("%s: may not be listed, so its files are asked for by name", self.url)
+        with DaemonPool(_LOOK_UPS) as pool:
+            pairs = zip(guesses, pool.map(self.look_up, guesses), strict=True)
+            return {name: one for name, one in pairs if one is not None}
+
+    def _list(self) -> dict[str, StoredFile]:
 
         def find() -> Any:
             self._files.invalidate_cache()
@@ -128,7 +156,7 @@ class Store:
         }
 
     def look_up(self, name: str) -> StoredFile | None:
-        """One file; None: there is none.
+        """One file; None: there is none, or S3, which may not be listed, does not say.
 
         Raises:
             StoreError: The store cannot be read.
@@ -143,7 +171,13 @@ class Store:
                     raise
                 return None
 
-        entry = self._try(name, look)
+        try:
+            entry = self._try(name, look)
+        except RefusedError:
+            # Who may not list is refused what is not there.
+            if self._may_list:
+                raise
+            return None
         return None if entry is None or entry.get("type") == "directory" else _stored(entry)
 
     def read(self, name: str) -> bytes:
@@ -153,7 +187,7 @@ class Store:
             StoreError: The store cannot be read, or there is no such file.
         """
         # From a first byte on, s3fs does not ask for the size before.
-        options = {"start": 0} if self._protocols & {"s3", "s3a"} else {}
+        options = {"start": 0} if self._is_s3 else {}
         data: bytes = self._try(name, lambda: self._files.cat_file(self._path(name), **options))
         self._count(len(data))
         return data
@@ -243,7 +277,7 @@ class Store:
 
     def _pieces(self, size: int) -> dict[str, Any]:
         """How s3fs sends a file: its own pieces need 500 MB of memory."""
-        if not self._protocols & {"s3", "s3a"}:
+        if not self._is_s3:
             return {}
         return {"chunksize": max(UPLOAD_BYTES, -(-size // _MOST_UPLOADS))}
 
@@ -260,36 +294,52 @@ class Store:
         if self._fast is not None and (data := self._fast.read(path, begin, end, stamp)) is not None:
             return data
         matched = stamp.startswith('"')  # a strong ETag: only such are compared by If-Match
-        if matched and self._protocols & {"s3", "s3a"}:
+        if matched and self._is_s3:
             import fsspec
 
-            found: bytes = fsspec.asyn.sync(self._files.loop, _read_s3, self._files, path, begin, end, stamp)
+            found: bytes = fsspec.asyn.sync(self._files.loop, read_version, self._files, path, begin, end, stamp)
             return memoryview(found)
         if matched and self._protocols & {"http", "https"}:
             return memoryview(self._files.cat_file(path, start=begin, end=end, headers={"If-Match": stamp}))
         return memoryview(self._files.cat_file(path, start=begin, end=end))
 
     def _try(self, name: str, request: Callable[[], Result], doing: str = "read") -> Result:
-        """Make a request, again if it fails for a moment."""
-        for attempt in range(TRIES):
+        """Make a request, again if it fails for a moment, or if the credentials have been replaced."""
+        with watched(self.where(name), self.url, writes=doing != "read"):
+            return self._try_often(name, request, doing)
+
+    def _try_often(self, name: str, request: Callable[[], Result], doing: str) -> Result:
+        attempt, is_renewed = 0, False
+        while True:
+            refuse_at_end()
+            session = session_of(self._files) if self._is_s3 else 0
             try:
-                return request()
+                result = request()
             except PenstockError:
                 raise
             except Exception as error:  # each store has an error tree of its own
+                refuse_at_end()
                 cause = true_cause(error)
-                self._refuse(name, cause, error)
-                if attempt == TRIES - 1:
+                if self._is_s3 and not is_renewed and is_refusal(cause) and renew_session(self._files, session):
+                    is_renewed = True
+                    continue
+                self._refuse(name, cause, error, is_renewed)
+                attempt += 1
+                if attempt == TRIES:
+                    cure = too_many_files(error) or "check the network and the store"
                     raise StoreError(
-                        f"{self.where(name)}: cannot be {doing}, {TRIES} times in a row: {self._said(cause)}; check "
-                        "the network and the store, then run it again: nothing that was fetched is lost"
+                        f"{self.where(name)}: cannot be {doing}, {TRIES} times in a row: {self._said(cause)}; {cure}, "
+                        "then run it again: nothing that was fetched is lost"
                     ) from self._cause(error)
-            time.sleep(PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("not reached")
+            else:
+                # Nothing is done with what comes when the process ends.
+                refuse_at_end()
+                return result
+            time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
 
-    def _refuse(self, name: str, cause: BaseException, error: BaseException) -> None:
+    def _refuse(self, name: str, cause: BaseException, error: BaseException, is_renewed: bool) -> None:
         """Raise for failures that no repetition heals."""
-        status = _status(cause)
+        status = status_of(cause)
         where = self.where(name)
         if status in _CHANGED:
             raise CorruptionError(
@@ -300,10 +350,28 @@ class Store:
             raise StoreError(
                 f"{where}: is not in the store: {self._said(cause)}; check the spelling, or upload it again"
             ) from self._cause(cause if isinstance(cause, FileNotFoundError) else FileNotFoundError(str(cause)))
-        if isinstance(cause, PermissionError) or status in _FORBIDDEN or type(cause).__name__ in _NO_CREDENTIALS:
-            raise StoreError(
-                f"{where}: the store refuses: {self._said(cause)}; check the credentials and their rights"
+        if is_refusal(cause) or status in _FORBIDDEN:
+            raise RefusedError(
+                f"{where}: the store refuses: {self._said(cause)}; {self._right_cure(name, cause, is_renewed)}"
             ) from self._cause(error)
+
+    def _right_cure(self, name: str, cause: BaseException, is_renewed: bool) -> str:
+        """What to do where the store refuses."""
+        if has_ended(cause):
+            found = (
+                "the new ones of a new session are refused, too"
+                if is_renewed
+                else "a new session finds no others in the environment, the credentials file or the role"
+            )
+            return f"renew the credentials ({found}), then run it again: nothing that was fetched is lost"
+        if not self._is_s3:
+            return "check the credentials and their rights"
+        if not name:
+            return "check the credentials and their rights (listing needs s3:ListBucket)"
+        return (
+            "check the credentials and their rights (reading needs s3:GetObject; without s3:ListBucket, S3 says so of "
+            "files that are not there, too)"
+        )
 
     def _said(self, error: BaseException) -> str:
         """An exception of the store's library in a message."""
@@ -318,115 +386,12 @@ class _CutError(Exception):
     """A body ended early."""
 
 
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
-
-
 def _shown(error: BaseException, *locations: str) -> str:
     text = " ".join(without_secrets(str(error), *locations).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
-
-
-def _status(error: BaseException | None) -> int | None:
-    """The HTTP status behind an error."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        found = getattr(error, "status", None) or getattr(response, "status_code", None)
-        if isinstance(response, dict):
-            found = response.get("ResponseMetadata", {}).get("HTTPStatusCode", found)
-        if isinstance(found, int):
-            return found
-        error = error.__cause__
-    return None
 
 
 def _stored(entry: dict[str, Any]) -> StoredFile:
     size = entry.get("size")
     stamp = next((str(entry[name]) for name in _STAMPS if entry.get(name)), "")
     return StoredFile(size=None if size is None else int(size), stamp=stamp)
-
-
-@final
-class _FastReads:
-    """Reads of S3 by obstore, with the address and the credentials of a file system of s3fs."""
-
-    _MOST_FAILURES = 4
-    """In a row, before it is given up."""
-
-    def __init__(self, files: Any) -> None:
-        self._files, self._process, self._failures = files, os.getpid(), 0
-        self._stores: dict[str, Any] = {}
-
-    @classmethod
-    def of(cls, files: Any) -> "_FastReads | None":
-        """None: obstore is not installed, or the file system has settings that it does not know."""
-        if not set(files.storage_options) <= {"endpoint_url", "key", "secret", "token"}:
-            return None
-        try:
-            import obstore  # noqa: F401
-        except ImportError:
-            return None
-        return cls(files)
-
-    def read(self, path: str, begin: int, end: int, stamp: str) -> memoryview | None:
-        """Bytes [begin, end) of an object with this stamp (empty: any); None: s3fs must read them."""
-        # Its threads do not survive a fork.
-        if self._failures >= self._MOST_FAILURES or self._process != os.getpid():
-            return None
-        import obstore
-
-        bucket, _, key = path.partition("/")
-        options: dict[str, Any] = {"range": (begin, end)}
-        if stamp.startswith('"'):
-            options["if_match"] = stamp
-        try:
-            if bucket not in self._stores:
-                self._stores[bucket] = self._open(bucket)
-            data = memoryview(obstore.get(self._stores[bucket], key, options=options).bytes())
-        except Exception as error:  # whatever it is, s3fs finds it too, or is not concerned
-            self._failures += 1
-            if self._failures == self._MOST_FAILURES:
-                _log.info("s3://%s: read by s3fs from now on, because obstore failed: %s", bucket, _shown(error))
-            return None
-        self._failures = 0
-        return data
-
-    def _open(self, bucket: str) -> Any:
-        import fsspec
-        from obstore.store import S3Store
-
-        client = fsspec.asyn.sync(self._files.loop, self._files.set_session)
-        address = str(client.meta.endpoint_url)
-        own = {} if ".amazonaws.com" in address else {"endpoint": address}
-        return S3Store(
-            bucket,
-            region=client.meta.region_name or "us-east-1",
-            credential_provider=self._credentials,
-            client_options={"allow_http": address.startswith("http://"), "timeout": "60s"},
-            # Repeated by `Store`, which counts and pauses.
-            retry_config={"max_retries": 0},
-            **own,
-        )
-
-    def _credentials(self) -> dict[str, Any]:
-        import fsspec
-
-        async def find() -> Any:
-            found = await self._files.session.get_credentials()
-            return await found.get_frozen_credentials()
-
-        found = fsspec.asyn.sync(self._files.loop, find)
-        # Asked for again in a while: those of roles end, and the session of s3fs renews them.
-        until = datetime.now(UTC) + timedelta(minutes=5)
-        names = {"access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token}
-        return {**names, "expires_at": until}
-
-
-async def _read_s3(files: Any, path: str, begin: int, end: int, stamp: str) -> bytes:
-    """As `cat_file` of s3fs, which has no `IfMatch`."""
-    bucket, key, _ = files.split_path(path)
-    response = await files._call_s3(
-        "get_object", Bucket=bucket, Key=key, Range=f"bytes={begin}-{end - 1}", IfMatch=stamp
-    )
-    async with response["Body"] as body:
-        data: bytes = await body.read()
-    return data

@@ -21,9 +21,10 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import UInt32
-from penstock.core.errors import OutputError
-from penstock.shards.files import Array, output_errors
+from penstock.core.arrays import UInt32, UInt64
+from penstock.core.errors import OutputError, PenstockError
+from penstock.core.system import too_many_files
+from penstock.shards.files import Array, make_way, output_errors
 
 ABSENT, PRESENT, UNSURE = range(3)
 """State of a unit. UNSURE: present before the machine was started again, so its bytes may not have reached the disk."""
@@ -52,6 +53,8 @@ class UnitRecord:
         self._folder, self._units = folder, units
         path = folder / "units"
         with output_errors(path):
+            for file in (path, folder / "locks"):
+                make_way(file)
             self._locks = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             weakref.finalize(self, os.close, self._locks)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -67,18 +70,22 @@ class UnitRecord:
         self.states: Array = data[_HEADER.itemsize + 4 * units :]
         """uint8 [units]."""
 
-    def join(self, size_of: Any) -> None:
+    def join(self, size_of: Any, most: int = 0) -> None:
         """Begin to use the record; the first of several processes corrects what a killed one may have left wrong.
 
         Args:
             size_of: Bytes of a unit (int → int).
+            most: Bytes that all units may take; more, or states that there are not, mean that the file is damaged.
         """
         alone = self._units + 1
         if self._lock(alone, fcntl.F_WRLCK):
             boot = _boot()
             if int(self.header["boot"][0]) != boot:
                 self.states[self.states == PRESENT] = UNSURE
-            if self.header["begun"][0]:
+            is_damaged = not 0 <= self.used <= most or bool((self.states > UNSURE).any())
+            if is_damaged:
+                self.states[self.states > ABSENT] = UNSURE
+            if self.header["begun"][0] or is_damaged:
                 self.header["used"] = sum(map(size_of, np.flatnonzero(self.states).tolist()))
             self.header["begun"], self.header["boot"] = 0, boot
         self._lock(alone, fcntl.F_RDLCK, wait=True)
@@ -156,6 +163,22 @@ class UnitRecord:
         return True
 
 
+def map_sums(folder: Path, units: int) -> Annotated[UInt64, "units"]:
+    """[units] checksums of units as they were fetched, shared by all processes; 0: none. The file is sparse.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    path = folder / "sums"
+    if not units:
+        return np.empty(0, np.uint64)
+    with output_errors(path):
+        make_way(path)
+        with open(path, "ab") as file:
+            file.truncate(8 * units)
+        return np.memmap(path, np.uint64, "r+", shape=(units,)).view(np.ndarray)
+
+
 def _boot() -> int:
     """A number that changes when the machine is started again; 0 where the system does not say."""
     try:
@@ -170,14 +193,41 @@ def cache_errors(url: str, folder: Path) -> Iterator[None]:
     """Tell what to do where a file of the cache of a dataset cannot be written.
 
     Raises:
-        OutputError: Names the dataset's URL.
+        OutputError: Names the dataset's URL, and the folder.
     """
     try:
         yield
-    except OSError as error:
-        cure = "make room, set cache_bytes, or choose another folder (PENSTOCK_CACHE)"
-        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-        raise OutputError(f"{url}: its cache in {folder} cannot be written: {what}; {cure}") from error
+    except (OSError, OutputError) as error:
+        cause = error.__cause__ if isinstance(error, OutputError) else error
+        if not isinstance(cause, OSError) or isinstance(cause, PenstockError):
+            raise
+        what, cure = cache_cure(cause, folder)
+        raise OutputError(f"{url}: its cache in {folder} cannot be written: {what}; {cure}") from cause
+
+
+def cache_cure(error: OSError, folder: Path) -> tuple[str, str]:
+    """What is wrong with a cache, and what to do."""
+    what, other = error.strerror or str(error), "another folder (cache=, or the environment's PENSTOCK_CACHE)"
+    if cure := too_many_files(error):
+        return what, cure
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full", f"make room, set cache_bytes, or choose {other}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{what}{_owned(folder)}", f"choose {other}"
+    if error.errno in (errno.ENOENT, errno.ESTALE):
+        return "a file of it was removed while it was in use", "run it again: what is missing is fetched again"
+    return what, f"make room, set cache_bytes, or choose {other}"
+
+
+def _owned(folder: Path) -> str:
+    """Whose a folder is, if it is another user's."""
+    there = next((one for one in (folder, *folder.parents) if one.exists()), None)
+    if there is None or there.stat().st_uid == os.geteuid():
+        return ""
+    try:
+        return f" ({there} is owned by {there.owner()})"
+    except (KeyError, OSError):
+        return f" ({there} is owned by user {there.stat().st_uid})"
 
 
 def write_at(handle: int, begin: int, data: Any) -> None:

@@ -101,6 +101,11 @@ class UnitMap:
         """Number of units of tokens; they are the first ones."""
         return int(self._firsts[1])
 
+    @property
+    def self_checked(self) -> int:
+        """Number of units that have checksums in the shard, those of tokens and spans; they are the first ones."""
+        return int(self._firsts[ORIGINS])
+
     def of(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Annotated[Int64, "units"]:
         """The units of some kinds that hold documents, rising."""
         found = []

@@ -456,7 +456,7 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
     def pieces(i: int) -> tuple[Iterator[tuple[int, Any]], Array]:
         batches = table.batches[table.shard_first_batch[i] : table.shard_first_batch[i + 1]]
         lengths = table.lengths[table.shard_starts[i] : table.shard_starts[i + 1]]
-        return fingerprint_pieces(table.mappings[i], batches, lengths, manifest.layout), lengths
+        return fingerprint_pieces(map_file(path / manifest.shards[i].file), batches, lengths, manifest.layout), lengths
 
     parts = map(pieces, range(len(manifest.shards)))
     if RANGE_CHECKSUMS in manifest.checksums:

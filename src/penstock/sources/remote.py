@@ -6,13 +6,17 @@ bytes.
 """
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from penstock.core.errors import PenstockError, RecordError
+from penstock.core.silence import watched
 from penstock.core.urls import found_below, fsspec_arguments, plain_cause, shown_url, without_secrets
 from penstock.sources.records import Unreadable
+from penstock.sources.sessions import is_refusal, is_s3, renew_session, session_of
+
+Result = TypeVar("Result")
 
 STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 """Names that stores give to the value that changes with the content, best first.
@@ -23,13 +27,26 @@ fsspec's own `ukey` hashes everything that a store reports about a file; a listi
 
 @contextmanager
 def store_errors(url: str) -> Iterator[None]:
-    """Turn any exception of a store's library into an error that names the URL and the cure."""
+    """Turn any exception of a store's library into an error that names the URL and the cure; report its silence."""
+    shown = shown_url(url)
     try:
-        yield
+        with watched(shown, shown):
+            yield
     except (PenstockError, Unreadable):
         raise
     except Exception as error:  # each store has an error tree of its own
         raise _explained(url, error) from plain_cause(error, url)
+
+
+def _request(filesystem: Any, request: Callable[[], Result]) -> Result:
+    """Make a request; again, with a new session, if its credentials were refused and there are others by now."""
+    session = session_of(filesystem)
+    try:
+        return request()
+    except Exception as error:
+        if not is_s3(filesystem) or not is_refusal(true_cause(error)) or not renew_session(filesystem, session):
+            raise
+        return request()
 
 
 def _explained(url: str, error: Exception) -> RecordError:
@@ -66,7 +83,7 @@ def find_remote(url: str) -> list[tuple[str, int, str]]:
     filesystem, path = file_system(url)
     with store_errors(url):
         filesystem.invalidate_cache()  # a file may have changed since this process last looked
-        found = _list(filesystem, path)
+        found = _request(filesystem, lambda: _list(filesystem, path))
         names = sorted(name for name in found if not name.endswith("/") and not _is_hidden(name, path))
         urls = [found_below(url, filesystem.unstrip_protocol(name)) for name in names]
         pairs = zip(urls, (found[name] for name in names), strict=True)
@@ -133,7 +150,7 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
     """
     filesystem, path = file_system(url)
     with store_errors(url):
-        data: bytes = filesystem.cat_file(path, start=begin, end=begin + amount)
+        data: bytes = _request(filesystem, lambda: filesystem.cat_file(path, start=begin, end=begin + amount))
     if len(data) > amount:
         raise RecordError(
             f"{shown_url(url)}: requested {amount} bytes, the store sent {len(data)}, so it does not support ranges; "
@@ -156,14 +173,15 @@ class RemoteFile:
 
     def __init__(self, url: str, *, ahead: bool) -> None:
         self._url = url
-        filesystem, path = file_system(url)
+        self._files, path = file_system(url)
+        options = {} if ahead else {"cache_type": "none"}
         with store_errors(url):
-            self._file: Any = filesystem.open(path, "rb", **({} if ahead else {"cache_type": "none"}))
+            self._file: Any = _request(self._files, lambda: self._files.open(path, "rb", **options))
 
     def read(self, amount: int = -1) -> bytes:
         """Read up to `amount` bytes; all that are left if it is negative."""
         with store_errors(self._url):
-            data: bytes = self._file.read(amount)
+            data: bytes = _request(self._files, lambda: self._file.read(amount))
             return data
 
     def seek(self, offset: int, whence: int = 0) -> int:

@@ -8,6 +8,7 @@ Measured on one core (8.9 MB of C4, GPT-2, warm): Arrow buffers 461 MB/s, a list
 counting the time to make the strings).
 """
 
+import json
 import os
 import re
 import tempfile
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from penstock.core.arrays import Ragged
 from penstock.core.errors import TokenizerError
+from penstock.tokenizers.spelling import spell_as_characters
 
 SLOWDOWN = 80
 """How many times as long encoding takes without gigatoken, measured by `benchmarks/bench_tokenizers.py`.
@@ -57,8 +59,6 @@ def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
     Raises:
         TokenizerError: gigatoken does not support it; the message is its reason.
     """
-    import json
-
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     converted = json.loads(_reasoned(sentencepiece_to_tokenizer_json, content))
@@ -98,10 +98,6 @@ def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Any:
     Raises:
         TokenizerError: gigatoken does not support it; the message is its reason.
     """
-    import json
-
-    from penstock.tokenizers.huggingface import spell_as_characters
-
     vocabulary, merges = {}, []
     for token, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
         text = spell_as_characters(token)

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.arrays import Bytes
 from penstock.tokenizers import _training_kernels as kernels
-from penstock.tokenizers.huggingface import spell_as_characters, spell_byte_level
+from penstock.tokenizers.spelling import spell_as_characters, spell_byte_level
 
 CHARACTERS = 0x110000
 _CLASSES = ((r"\p{L}+", kernels.LETTER), (r"\p{N}+", kernels.DIGIT), (r"\s+", kernels.SPACE))

@@ -198,6 +198,14 @@ class Checkpoint:
 
         return load_file(self.part(name))
 
+    def shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Name → shape of the tensors in a `.dcp` part."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+        found = FileSystemReader(str(self.part(name))).read_metadata().state_dict_metadata
+        return {key: tuple(one.size) for key, one in found.items() if isinstance(one, TensorStorageMetadata)}
+
     def read_into(self, name: str, tensors: Mapping[str, "Tensor"]) -> None:
         """Read a `.dcp` part into tensors of the same names, sharded in any way; all processes call it together.
 

@@ -136,10 +136,10 @@ def check_memory(
         # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's state.
         needed = count * (4 if training.lora is not None or training.shard else 16)
         _compare("model", f"{count:,} parameters", needed, _memory(device), "make layers or width smaller")
-    slots = -(-plan.rows_per_step // ranks) * plan.sequence_length
+    slots = -(-plan.ramp.largest // ranks) * plan.sequence_length
     _compare(
         "data.loader",
-        f"a step of {plan.rows_per_step:,} rows of {plan.sequence_length:,} slots",
+        f"a step of {plan.ramp.largest:,} rows of {plan.sequence_length:,} slots",
         slots * (12 + 8 * distances),
         here,
         "lower rows_per_step or sequence_length",
@@ -342,7 +342,8 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
     Raises:
         IsolationError: The settings ask for several, and the model would let documents of a row see each other.
     """
-    slots, rows = loader.settings.sequence_length, loader.settings.rows_per_step // loader.data_parallel.size
+    ramp, ranks = loader.settings.ramp, loader.data_parallel.size
+    slots, rows = loader.settings.sequence_length, ramp.largest // ranks
     asked = settings.rows_per_pass
     if asked is not None:
         count = min(asked, rows)
@@ -358,7 +359,7 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
     most = max(1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots)
     # Passes of about the same size; a compiled model must see only one.
     count = -(-rows // -(-rows // most))
-    while settings.compile and rows % count:
+    while settings.compile and ramp.divisor // ranks % count:
         count -= 1
     return count if count == 1 or model.packing(count * slots).longest >= slots else 1
 

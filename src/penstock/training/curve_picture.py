@@ -1,4 +1,4 @@
-"""Curves as a PNG, with matplotlib: the same lines, axes and marks as on the page."""
+"""Curves of runs as a file: the HTML page, or a PNG by matplotlib with the same lines, axes and marks."""
 
 import math
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import MissingExtraError
-from penstock.training.curve_page import log_ticks, notes_of, short
+from penstock.core.errors import ConfigError, MissingExtraError, OutputError
+from penstock.training.curve_page import log_ticks, notes_of, page, short
 from penstock.training.curves import (
     Curve,
+    Over,
     Panel,
     View,
     colour,
@@ -17,9 +18,40 @@ from penstock.training.curves import (
     is_log_x,
     is_log_y,
     range_ends,
+    read_panels,
     shown_parts,
     smoothed,
 )
+
+
+def plot_runs(runs: Sequence[str | Path], output: str | Path, *, over: Over = "step", view: View | None = None) -> Path:
+    """Draw the curves of runs.
+
+    Args:
+        runs: Their folders.
+        output: `.html`, or `.png`, which needs matplotlib.
+        over: The horizontal axis, steps or tokens.
+        view: Smoothing and logarithmic axes; in the page, what it begins with.
+
+    Raises:
+        ConfigError: The suffix is another one, or there is nothing to draw.
+        MissingExtraError: `.png` was given and matplotlib is not installed.
+        OutputError: The file cannot be written.
+    """
+    output, view = Path(output), view or View()
+    if output.suffix not in (".html", ".png"):
+        raise ConfigError(f"{output}: the name must end in .html or .png")
+    panels = read_panels(runs, over=over)
+    try:
+        if output.suffix == ".html":
+            output.write_text(page(panels, view), encoding="utf-8")
+        else:
+            write_png(panels, output, view)
+    except OSError as error:
+        raise OutputError(
+            f"{output}: cannot be written: {error.strerror}; name a file in a folder that exists"
+        ) from error
+    return output
 
 
 def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:

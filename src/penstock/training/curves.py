@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, final
 
-from penstock.core.errors import ConfigError, OutputError
+from penstock.core.errors import ConfigError
 from penstock.training.metrics import DISTANCE, PARTS, SOURCE, TASK, is_evaluation, read_metrics
 
 EVEN, EARLY = 400, 200
@@ -301,36 +301,3 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b88a00", "#56b4e9", "#7
 def colour(number: int) -> str:
     """Colour of a run by its number."""
     return COLOURS[number % len(COLOURS)]
-
-
-def plot_runs(runs: Sequence[str | Path], output: str | Path, *, over: Over = "step", view: View | None = None) -> Path:
-    """Draw the curves of runs.
-
-    Args:
-        runs: Their folders.
-        output: `.html`, or `.png`, which needs matplotlib.
-        over: The horizontal axis, steps or tokens.
-        view: Smoothing and logarithmic axes; in the page, what it begins with.
-
-    Raises:
-        ConfigError: The suffix is another one, or there is nothing to draw.
-        MissingExtraError: `.png` was given and matplotlib is not installed.
-        OutputError: The file cannot be written.
-    """
-    from penstock.training.curve_page import page
-    from penstock.training.curve_picture import write_png
-
-    output, view = Path(output), view or View()
-    if output.suffix not in (".html", ".png"):
-        raise ConfigError(f"{output}: the name must end in .html or .png")
-    panels = read_panels(runs, over=over)
-    try:
-        if output.suffix == ".html":
-            output.write_text(page(panels, view), encoding="utf-8")
-        else:
-            write_png(panels, output, view)
-    except OSError as error:
-        raise OutputError(
-            f"{output}: cannot be written: {error.strerror}; name a file in a folder that exists"
-        ) from error
-    return output

@@ -1,16 +1,23 @@
 """Several processes fail or continue together while one of them writes; signals stop a run between steps.
 
-SIGTERM or Ctrl-C during training finishes the step, saves and stops; a second Ctrl-C stops at once.
+SIGTERM or Ctrl-C during training finishes the step, saves and stops; a second Ctrl-C stops at once. A step whose data
+are in a store that does not answer is not waited for.
 """
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self, final
 
-from penstock.core.errors import DistributedError
+from penstock.core.errors import DistributedError, StoreError
+from penstock.core.silence import waiting_seconds
+
+_LOOK_SECONDS = 0.2
+_SILENT_SECONDS = 1.0
+"""So long, a store may take to answer a run that was asked to stop."""
 
 
 def is_first() -> bool:
@@ -56,13 +63,15 @@ def _several() -> bool:
 class Interruption:
     """Remembers that the process was asked to stop; use as a context manager around the loop.
 
-    Only the main thread may install handlers; in other threads it never asks to stop.
+    Only the main thread may install handlers; in other threads it never asks to stop. After the first signal, a thread
+    looks whether a store is silent that the main thread waits for, and sends the signal again, which then is an error.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
         """Name of the signal that asked to stop; None: none yet."""
         self._before: dict[signal.Signals, Any] = {}
+        self._waits = self._is_silent = self._over = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -73,10 +82,41 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over = True
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The block waits for data; not for long if a signal has asked to stop, and a store does not answer.
+
+        Raises:
+            StoreError: Both.
+        """
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self._is_silent:
+            self._is_silent = False
+            if self._waits:
+                raise StoreError(
+                    f"stopped by {self.name} while a store has not answered for {waiting_seconds():.0f} s: the next "
+                    "step was not waited for; resume=True (--resume) goes on from what is saved"
+                )
+            return
         if self.name is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.name is None:
+            threading.Thread(target=self._look, name="penstock-stop", daemon=True).start()
         self.name = signal.Signals(number).name
+
+    def _look(self) -> None:
+        while not self._over:
+            time.sleep(_LOOK_SECONDS)
+            if self._waits and not self._is_silent and waiting_seconds() > _SILENT_SECONDS:
+                self._is_silent = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

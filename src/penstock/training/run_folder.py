@@ -3,6 +3,7 @@
     RUN/run.yaml               the run file with all overrides, as it was trained
     RUN/tokenizer/             the tokenizer of the datasets, with its chat template if there is one
     RUN/facts.json             what the base says, and how texts of the data begin: `penstock.models.facts`
+    RUN/continued.json         what was taken from another run, if any was
     RUN/chat.json              template, stop ids and settings of the datasets' chats, if there are any
     RUN/processor/             the processor of the datasets' images, and their settings, if there are any
     RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
@@ -33,6 +34,7 @@ from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import CHAT, CHAT_TEMPLATE
 from penstock.tokenizers.chat_templates import template_beside
 from penstock.training.checkpoints import digest, newest_complete, read_manifest
+from penstock.training.continuing import CONTINUED, Continued
 from penstock.training.metrics import METRICS
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
@@ -41,7 +43,9 @@ MODEL = "model"
 BASE = "base"
 """Folder of the model that LoRA was added to."""
 LOCK = "lock"
-_BEGUN = {TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, FACTS, LOCK, RUN_FILE, f"{RUN_FILE}.partial"}
+_BEGUN = {
+    TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, FACTS, CONTINUED, LOCK, RUN_FILE, f"{RUN_FILE}.partial",
+}  # fmt: skip
 """Files of a run that has not trained yet."""
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "patch_processor.json")
 
@@ -191,6 +195,7 @@ def begin_run(
     datasets: Sequence[Any],
     *,
     facts: ModelFacts | None = None,
+    continued: Continued | None = None,
     resume: bool,
     hold: Callable[[Path], None],
 ) -> None:
@@ -201,6 +206,7 @@ def begin_run(
         run_file: Text of the run file.
         datasets: The training data.
         facts: What the base says, and what the data have; None: nothing is known of them.
+        continued: What is taken from another run.
         resume: Whether the folder may already hold a run.
         hold: Creates and locks the folder; called once everything else is checked.
 
@@ -212,7 +218,7 @@ def begin_run(
     hold(path)
     # The process that held the lock before may have begun a run.
     if shipped is not None and may_begin(path, resume=resume):
-        _write_run(path, run_file, facts or ModelFacts(), *shipped)
+        _write_run(path, run_file, facts or ModelFacts(), continued, *shipped)
 
 
 def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> None:
@@ -316,7 +322,13 @@ def _shipped(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None, Any]:
 
 
 def _write_run(
-    path: Path, run_file: str, facts: ModelFacts, tokenizer: Path, chat: ChatInfo | None, pictured: Any
+    path: Path,
+    run_file: str,
+    facts: ModelFacts,
+    continued: Continued | None,
+    tokenizer: Path,
+    chat: ChatInfo | None,
+    pictured: Any,
 ) -> None:
     try:
         shutil.copytree(tokenizer, path / TOKENIZER_FOLDER, dirs_exist_ok=True)
@@ -326,6 +338,10 @@ def _write_run(
         if chat is not None:
             chat.save(path)
         facts.save(path)
+        if continued is None:
+            (path / CONTINUED).unlink(missing_ok=True)
+        else:
+            continued.save(path)
         _write_whole(path / RUN_FILE, run_file)
     except OSError as error:
         # shutil's error for a whole folder lists all files and has no strerror.

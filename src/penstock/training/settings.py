@@ -23,6 +23,7 @@ from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora import LoraSettings
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
+from penstock.training.continuing import ContinueSettings
 from penstock.training.path_settings import PolicySettings, PreferenceSettings
 
 NEW_RATE = 3e-3
@@ -320,6 +321,9 @@ class TrainSettings:
     """The optimizer and its settings."""
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     """How the learning rate rises and falls over the run."""
+    continue_from: ContinueSettings | str | None = None
+    """Begin with parts of another run's checkpoint: the folder of a run, for its newest checkpoint with weights,
+    optimizer, schedule and place in the data; or which checkpoint, and what is taken of it."""
     loss: Callable[..., Any] | str | None = None
     """Your own loss instead of the cross entropy, `module:function` or `path/to/file.py:function`; see
     `penstock.training.own`."""
@@ -377,6 +381,7 @@ class TrainSettings:
     """Tensors to log."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "continue_from", ContinueSettings.of(self.continue_from))
         writes = any(one.writes for one in self.evaluators.values())
         clash = [
             ("micro_sequences", self.micro_sequences > 1),
@@ -426,6 +431,11 @@ class TrainSettings:
         }
         if name := next((name for name, on in clash.items() if on), None):
             raise ConfigError(f"training.context_parallel and {name} do not go together; choose one")
+
+    @property
+    def beginning(self) -> ContinueSettings | None:
+        """`continue_from` in full."""
+        return ContinueSettings.of(self.continue_from)
 
     @property
     def recurrent_backends(self) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
@@ -39,7 +38,7 @@ from penstock.models.language_model import require_packed_rows
 from penstock.models.lora import is_adapter_weight
 from penstock.models.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
-from penstock.models.saving import Base, base_checksum, base_written, load_model, own_weights
+from penstock.models.saving import Base, base_checksum, base_written
 from penstock.models.without_dropout import without_dropout
 from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
@@ -54,6 +53,7 @@ from penstock.training.checkpoints import (
     save_checkpoint,
 )
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
+from penstock.training.continuing import CONTINUED, Continued, matching_weights, take_optimizer
 from penstock.training.distributed import (
     Ranks,
     load_whole_weights,
@@ -82,6 +82,8 @@ if TYPE_CHECKING:
 OPTIMIZER, SHARDED_OPTIMIZER, STATE = "optimizer.safetensors", "optimizer.dcp", "state.json"
 OWN = "own.safetensors"
 """State tensors of the user's own loss and `on_step`."""
+KEPT = (RUN_FILE, CONTINUED, FACTS, TOKENIZER_FOLDER, PROCESSOR_FOLDER)
+"""Files and folders of a run that its checkpoints copy."""
 PROJECTIONS = "projections.safetensors"
 """Weights of the learned projections between vocabularies."""
 
@@ -226,15 +228,21 @@ class Trainer:
         checkpoint = newest_complete(self.run / CHECKPOINTS, say=self.say)
         self._check_found(checkpoint)
         if checkpoint is None:
-            self.say("there is no checkpoint to go on from; begins at step 1")
+            self.say(f"there is no checkpoint to go on from; begins at step {self.loader.step + 1}")
             return False
         state = checkpoint.value(STATE)
+        raised: list[str] = []
+        self.loader.load_state_dict(state["loader"], say=raised.append)
+        for sentence in raised:
+            self.say(sentence)
+        if self.settings.steps is None and (raised or self.loader.known_from):
+            # The steps up to an end that is no longer one are not those of the plan.
+            self.steps = count_steps(self.loader, self.settings)
         if checkpoint.step > self.steps:
             raise StateError(
                 f"{self.run}: the run is already at step {checkpoint.step}, and steps is {self.steps}; steps counts "
                 f"from the beginning of the run: to train longer, give more than {checkpoint.step}"
             )
-        self.loader.load_state_dict(state["loader"])
         if (kind := self.settings.optimizer.kind) != state["optimizer"]:
             raise StateError(
                 f"{checkpoint.folder}: the optimizer is {kind} now, {state['optimizer']} then; resume with that, or "
@@ -256,6 +264,41 @@ class Trainer:
         complete = f"the run is complete at step {self.steps}; to train longer, give more steps"
         self.say(complete if checkpoint.step == self.steps else f"goes on after step {checkpoint.step}")
         return True
+
+    def take(self, continued: Continued) -> None:
+        """Begin with parts of another run's checkpoint. Weights were taken with the model, places with the loader.
+
+        Raises:
+            StateError: The checkpoint is gone, or its optimizer is another one.
+            ConfigError: Its steps are already as many as this run is to have.
+        """
+        checkpoint = continued.checkpoint()
+        for sentence in [*continued.report(), *self.loader.start.report(self.loader.new_plan())]:
+            self.say(sentence)
+        if "optimizer" in continued.take:
+            kind = self.settings.optimizer.kind
+            take_optimizer(checkpoint, self._optimizers, kind, [*self._projections], self.say)
+        if "schedule" in continued.take:
+            self.totals = Totals(**continued.totals)
+            self._report_schedule(checkpoint)
+        state = checkpoint.value(STATE)
+        anew = {"own": "loss and on_step", "distillation": "teachers"}
+        if left := [what for name, what in anew.items() if state.get(name)]:
+            self.say(f"not taken, so begun anew: the state of {' and of '.join(left)}")
+
+    def _report_schedule(self, checkpoint: Checkpoint) -> None:
+        done = checkpoint.step
+        if done >= self.steps:
+            raise ConfigError(
+                f"training.steps is {self.steps}, and the schedule of {checkpoint.folder} goes on after step {done}: "
+                f"steps counts from the beginning of that run: give more than {done}, or leave schedule out of "
+                "continue_from.take"
+            )
+        rate = self.settings.optimizer.peak * self.settings.schedule.share(done, self.steps)
+        self.say(
+            f"schedule: step {done + 1:,} of {self.steps:,} comes next, with learning rate {rate:.3g} "
+            f"({self.settings.schedule.shape})"
+        )
 
     def _report_rate(self, done: int, steps_before: int) -> None:
         """Say so if another number of steps changes the learning rate of the next step."""
@@ -290,25 +333,10 @@ class Trainer:
             )
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        if isinstance(self.model, OwnModel):
-            # The user's module defines the computation; the folder holds only weights.
-            weights = own_weights(checkpoint.part(MODEL))
-            unseen: Iterator[tuple[str, Any, Any]] = iter(())
-        else:
+        if not isinstance(self.model, OwnModel):
             self._refuse_other_base(checkpoint)
-            saved = load_model(checkpoint.part(MODEL), device="cpu")
-            weights, unseen = _module(saved).state_dict(), _unseen_by_weights(saved, self.model)
-        present = _module(self.model).state_dict()
-        shapes = (
-            (f"weight {name}", *(list(w[name].shape) if name in w else "missing" for w in (weights, present)))
-            for name in sorted(weights.keys() | present.keys())
-        )
-        for what, then, now in chain(shapes, unseen):
-            if then != now:
-                raise StateError(
-                    f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} now; resume with the "
-                    "settings it began with, or begin another run with model: from:RUN"
-                )
+        cure = "resume with the settings it began with, or begin another run with continue_from or model: from:RUN"
+        weights = matching_weights(checkpoint, self.model, cure)
         if self.ranks.several:
             check_values({"the weights of the checkpoint": weights_digest(weights)})
         if self.settings.shard:
@@ -414,7 +442,12 @@ class Trainer:
         """
         waited = time.monotonic()
         try:
-            for step in self.loader:
+            steps = iter(self.loader)
+            while True:
+                with interruption.waiting():
+                    step = next(steps, None)
+                if step is None:
+                    return
                 record = self._step(step, time.monotonic() - waited, logs)
                 done = step.index + 1
                 last = done == self.steps
@@ -434,7 +467,9 @@ class Trainer:
 
     def _evaluate(self, names: Sequence[str], interruption: Interruption) -> Record:
         """Figures of some evaluators; those that a signal stops are owed: saved, and done when the run is resumed."""
-        figures, stopped = evaluate(self._evaluators, names, self.model, lambda: self._asked(interruption), self.say)
+        with interruption.waiting():
+            asked = partial(self._asked, interruption)
+            figures, stopped = evaluate(self._evaluators, names, self.model, asked, self.say)
         self._owed = {"evaluators": stopped} if stopped else {}
         if stopped:
             self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")
@@ -612,6 +647,7 @@ class Trainer:
         own, own_tensors = self._own_state.save()
         state = {
             "loader": step.resume_state,
+            "place": step.place,
             "totals": asdict(self.totals),
             "bits": asdict(self._bits),
             "steps": self.steps,
@@ -630,7 +666,7 @@ class Trainer:
             **({PROJECTIONS: self._projections} if self._projections else {}),
             **({OWN: own_tensors} if own_tensors else {}),
             # So that a copied checkpoint still carries its run file, tokenizer and processor.
-            **{kept: partial(_copy, self.run / kept) for kept in (RUN_FILE, FACTS, TOKENIZER_FOLDER, PROCESSOR_FOLDER)},
+            **{kept: partial(_copy, self.run / kept) for kept in KEPT},
         }
         save_checkpoint(self.run / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
         self._saved = step.index + 1
@@ -657,15 +693,6 @@ def _base_is_fixed(model: torch.nn.Module) -> bool:
     # A buffer that is saved may change in training, such as a running mean; a tied weight has two names.
     kept = [name for name, value in model.state_dict().items() if value.data_ptr() not in weights]
     return all(is_adapter_weight(name) for name in trained) and not kept
-
-
-def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that change what a model computes but not the shapes of its weights: (setting, saved, present)."""
-    settings = [getattr(one, "settings", None) for one in (saved, model)]
-    for name in ("heads", "rope_theta", "norm_eps", "sliding_window"):
-        then, now = (getattr(one, name, None) for one in settings)
-        yield f"model.{name}", then, now
-    yield "training.lora", saved.lora, model.lora
 
 
 def _copy(source: Path, target: Path) -> None:

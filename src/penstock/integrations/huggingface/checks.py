@@ -177,7 +177,7 @@ def refuse_endless(args: Any, loader: Loader, eval_loader: Loader | dict[str, Lo
 
 def fit_batches(args: Any, loader: Loader, rows_per_microbatch: int, has_eval_loader: bool) -> None:
     """Derive batch size and gradient accumulation from the loader; refuse arguments that contradict them."""
-    begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
+    begin, end = loader.data_parallel.rows(loader.settings.constant_rows("Trainer"))
     rows = end - begin
     if rows_per_microbatch not in range(1, rows + 1) or rows % rows_per_microbatch:
         raise ConfigError(

@@ -167,7 +167,7 @@ def open_batches(
     prefix: bool | None,
 ) -> Generator[tuple[Batch, Step]]:
     """As `batches`, without comparing processes."""
-    begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
+    begin, end = loader.data_parallel.rows(loader.settings.constant_rows("JAX"))
     size = end - begin if batch_size is None else batch_size
     if size < 1 or (end - begin) % size:
         raise ConfigError(f"batch_size must divide this process's {end - begin} rows of a step, got {size}")

@@ -74,7 +74,7 @@ class BatchIterator:
             "batch_size": batch_size, "max_documents": max_documents, "mesh": mesh, "axis": axis, "prefix": prefix,
         }  # fmt: skip
         self._pairs: Generator[tuple[Batch, Step]] = batches(loader, **self._options)
-        begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
+        begin, end = loader.data_parallel.rows(loader.settings.constant_rows("JAX"))
         self._batches_per_step = 1 if batch_size is None else (end - begin) // batch_size
         self._before, self._taken, self._skip = loader.state_dict(), 0, 0
 

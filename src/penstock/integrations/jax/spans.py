@@ -18,8 +18,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.objectives import _denoise_kernels as k
-from penstock.objectives.denoise import Denoise
-from penstock.objectives.denoise_tasks import LONGEST, check_capacity
+from penstock.objectives.denoise import Denoise, check_capacity
+from penstock.objectives.denoise_tasks import LONGEST
 
 
 @final

@@ -91,7 +91,7 @@ class Batches:
         """Check the loader, alone and against those of other ranks."""
         TARGETS.check(loader)
         require_fields("Megatron", {"the loader": loader}, "loss_weights", "positions", "cu_seqlens")
-        begin, end = loader.data_parallel.rows(loader.settings.rows_per_step)
+        begin, end = loader.data_parallel.rows(loader.settings.constant_rows("Megatron"))
         self._rows, self._size = end - begin, rows_per_microbatch
         if rows_per_microbatch < 1 or self._rows % rows_per_microbatch:
             raise ConfigError(

@@ -86,6 +86,11 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
     ) -> None:
         self._size = local_batch_size
         rows, each = config.rows_per_step, dp_world_size * local_batch_size
+        if not isinstance(rows, int):
+            raise ConfigError(
+                f"torchtitan: takes as many rows in every step, and dataloader.rows_per_step is {rows!r}; give one "
+                "number"
+            )
         if rows < 1 or rows % each:
             raise ConfigError(
                 f"torchtitan: dataloader.rows_per_step is {rows}, but {dp_world_size} ranks take microbatches of "
