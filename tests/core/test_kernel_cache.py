@@ -1,5 +1,7 @@
 """Compiled kernels on disk: never stale, foreign or damaged, whoever writes them and wherever they come from."""
 
+import ast
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -78,6 +80,27 @@ def test_a_kernel_is_read_again_and_never_stale(use, tmp_path):
     assert use() == (7, "read"), "versions may share a folder"
     assert use(factor=9) == (28, "compiled")
     assert len(kernels(tmp_path / "cache")) == kernel_cache.KEPT, "what the oldest sources left is deleted"
+
+
+def test_a_name_of_a_kernel_module_is_a_constant_or_from_a_module_that_counts():
+    """And what has nothing to do with a kernel does not: neither other rooms nor the rest of `core`."""
+    for path in sorted(kernel_cache.PACKAGE.rglob("_*kernels.py")):
+        name = ".".join(path.relative_to(kernel_cache.PACKAGE.parent).with_suffix("").parts)
+        module = importlib.import_module(name)
+        counted = kernel_cache.code_modules(name)
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("penstock."):
+                continue
+            for alias in node.names:
+                value = getattr(module, alias.asname or alias.name)
+                is_constant = bool(list(kernel_cache._as_text(value)))
+                assert is_constant or node.module in counted or value.__module__ in counted, (name, alias.name)
+        others = {one.removeprefix("penstock.") for one in counted if not one.endswith("kernels")}
+        assert others <= {"core.compiled", "core.randomness", "core.vectors"}
+    assert kernel_cache.code_modules("penstock.packing._kernels") == {
+        "penstock.packing._kernels",
+        kernel_cache.COMPILED,
+    }
 
 
 @pytest.mark.parametrize("change", ["cut", "emptied", "changed"])

@@ -1,6 +1,7 @@
 """What objects show of themselves in notebooks."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from makers.tokenizers import tiny_tokenizer
 from penstock.core.notebook import bars, card, curve, marked_text, row_strip
 
 
@@ -125,3 +127,33 @@ def test_a_report_prints_as_text_and_its_repr_is_a_line(tmp_path: Path) -> None:
     assert repr(report) == f"PrepareReport({str(tmp_path / '<b>data')!r}: 2 documents, 15 tokens, 0 rejected)"
     assert str(report) == report.as_text()
     assert report.as_text() in _text(report._repr_html_())
+
+
+def test_a_document_a_source_and_a_mixture_show_theirs(loader: ps.Loader, tmp_path: Path) -> None:
+    dataset = loader.mixture.sources[0].path
+    document = replace(dataset[1], text="<i>3 words</i>")
+    html = document._repr_html_()
+    assert html.count("<svg") == 1
+    assert "tokens3" in _text(html)
+    assert "<i>3 words</i>" in _text(html)
+    assert "nothing" not in _text(dataset[0]._repr_html_())
+    source = ps.Source("s3://key:SECRET@host/web", 0.25, name="<web>", max_epochs=2)
+    text = _text(source._repr_html_())
+    assert "Source <web>" in text
+    assert "max_epochs2" in text
+    assert "SECRET" not in text
+    assert "shuffle" not in text
+    mixture = ps.Mixture([source, ps.Source("data/code", 0.75)], [ps.ShareChange(step=2000, shares={"<web>": 0.5})])
+    text = _text(mixture._repr_html_())
+    assert "from step 2,000<web> 0.5" in text
+    assert "<web>0.25" in text
+    assert "code0.75data/code" in text
+    assert "SECRET" not in text
+
+
+def test_a_tokenizer_shows_its_ids(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer", ["a b"] * 9, 280)
+    text = _text(tokenizer._repr_html_())
+    assert f"ids{tokenizer.vocab_size}" in text
+    assert f"EOS{tokenizer.eos_id}" in text
+    assert "chat templateno" in text

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from rich.text import Text
 
 from makers.datasets import tokenizer_info
 from makers.processes import call_penstock, run_code
+from penstock.core import terminal
 from penstock.core.arrays import Ragged
-from penstock.core.terminal import safe_console, visible
+from penstock.core.terminal import Progress, safe_console, visible
 from penstock.shards import ShardLayout, ShardWriter, finish_dataset
 
 NASTY = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eabc\x00"
@@ -90,3 +92,26 @@ def test_json_is_as_it_is(nasty_dataset):
     done = call_penstock("inspect", nasty_dataset, "--json")
     assert json.loads(done.stdout)["tokenizer"] == f"tiny{NASTY}"
     assert "\x1b" not in done.stdout
+
+
+def test_plain_lines_name_elapsed_and_left(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    with Progress("preparing", total=400, unit="B", rates={"tokens": "tok/s"}) as progress:
+        now[0] += 20
+        progress.advance(100, rejects=292, tokens=2_000_000)
+        now[0] += 5
+        progress.advance(300)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "preparing:  25% · 5 B/s · 292 rejects · 100 k tok/s · 0:20 elapsed · 1:00 left",
+        "preparing: 100% · 16 B/s · 292 rejects · 80 k tok/s · 0:25 elapsed",
+    ]
+
+
+def test_a_bar_names_them_too():
+    with Progress("preparing", total=4)._make_bar() as bar:
+        bar.add_task("preparing", total=4, completed=1, note="")
+        console = safe_console(file=io.StringIO(), width=120)
+        console.print(bar.get_renderable())
+    assert re.search(r"25%\s+0:00:00 elapsed · \S+ left$", console.file.getvalue().rstrip())

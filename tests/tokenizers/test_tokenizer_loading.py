@@ -1,6 +1,7 @@
 """Every format is found, told by what it holds, and saved so that it loads again as the same tokenizer."""
 
 import gzip
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -179,9 +180,32 @@ def test_a_hub_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hub, "snapshot_download", refuse)
     with pytest.raises(
-        TokenizerError, match="the hub has nothing by that name: OSError: no network; offline, give a folder"
+        TokenizerError, match="the hub gives nothing by that name: OSError: no network; offline, give a folder"
     ):
         load_tokenizer("some/name")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("LocalEntryNotFoundError", r"^toke: .* here \(did you mean tokn\?\), and the hub cannot be reached"),
+        ("RepositoryNotFoundError", "nothing by that name, or it is private: log in"),
+        ("GatedRepoError", "accepted its terms"),
+        ("RevisionNotFoundError", "not this revision"),
+    ],
+)
+def test_what_errors_of_the_hub_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, said: str) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    kind = getattr(importlib.import_module("huggingface_hub.errors"), error)
+
+    def refuse(*arguments: Any, **options: Any) -> str:
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokn").mkdir()
+    with pytest.raises(TokenizerError, match=said):
+        load_tokenizer("toke")
 
 
 def test_a_hub_name(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import transformers
 import penstock as ps
 from makers.models import tiny_huggingface
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock.chat import load_template
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.evaluation.lm_eval_model import LmEvalModel
 from penstock.evaluation.subject import Subject
@@ -21,7 +23,7 @@ from penstock.training.run_folder import RunFolder
 
 TEXTS = ["the cat sat on the mat", "a dog ran to the cat", "the dog sat"] * 30
 GENERATION = {
-    "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05,
+    "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05, "max_new_tokens": 7,
     "eos_token_id": [1, 7], "pad_token_id": 5, "bos_token_id": 0,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
@@ -163,11 +165,12 @@ def test_a_model_built_here_reads_what_it_was_trained_on(folder: Path, tmp_path:
 
 def test_the_base_gives_defaults_of_sampling_which_arguments_override(folder: Path, tmp_path: Path) -> None:
     from penstock.serving import ServedModel
-    from penstock.serving.requests import CompletionRequest
+    from penstock.serving.requests import ChatRequest, CompletionRequest
     from penstock.serving.settings import ServeSettings
 
     run = trained(str(folder / "llama"), folder / "with-no", tmp_path / "run")
     own = actions.own_sampling(run)
+    assert own["max_tokens"] == 7
     assert {n: own[n] for n in ("temperature", "top_p", "top_k")} == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
     how = actions.sampling_of({"temperature": 0.0, "top_k": None}, own)
     assert (how.temperature, how.top_k, how.top_p) == (0.0, None, 0.95)
@@ -181,6 +184,15 @@ def test_the_base_gives_defaults_of_sampling_which_arguments_override(folder: Pa
         ask = served.completion(CompletionRequest(model="m", prompt="the cat", **given), ServeSettings())
         assert (ask.sampling.temperature, ask.sampling.top_p, ask.sampling.top_k) == due
         assert ask.prompts == [writer.tokenizer.encode("the cat").tolist()], "trained without BOS"
+        assert ask.sampling.max_tokens == 16, "OpenAI's"
+    template = load_template("chatml", tokenizer=writer.tokenizer)
+    chats = replace(served, template=template)
+    message = {"role": "user", "content": "hi"}
+    for given, due in (({}, 7), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 3}, 3)):
+        request = ChatRequest(model="m", messages=[message], **given)
+        assert chats.chat(request, ServeSettings()).sampling.max_tokens == due
+        assert chats.chat(request, ServeSettings(max_tokens=20)).sampling.max_tokens == due
+    assert chats.chat(ChatRequest(model="m", messages=[message]), ServeSettings(max_tokens=5)).sampling.max_tokens == 5
     broken = {"temperature": -1}
     (folder / "llama" / "generation_config.json").write_text(json.dumps(broken))
     try:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import re
 import signal
 
 import pytest
@@ -13,6 +14,7 @@ from makers.datasets import prepare_here
 from makers.tokenizers import tiny_tokenizer
 from penstock import open_dataset
 from penstock.core.errors import ConfigError
+from penstock.training import evaluators
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import HeldOutLoss, never
 
@@ -59,9 +61,12 @@ def test_a_model_is_looked_at_without_dropout(data, tmp_path):
 
     model, modes = make(data, tmp_path / "run").model, []
     model.train()
+    next(model.children()).eval()
+    before = [module.training for module in model.modules()]
     looks = {"mode": (2, lambda model, stop: modes.append(model.training) or {"seen": 1})}
     figures, stopped = evaluate(looks, scheduled(looks, 2, False), model)
     assert (modes, model.training, figures["mode/seen"], stopped) == ([False], True, 1, [])
+    assert [module.training for module in model.modules()] == before
     assert scheduled(looks, 3, False) == []
 
 
@@ -117,7 +122,7 @@ def test_an_evaluation_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path)
     trainer = make(data, tmp_path / "run")
     looked = []
 
-    def stop():
+    def stop(share=None):
         looked.append(1)
         return len(looked) > 2
 
@@ -297,3 +302,41 @@ def test_an_evaluation_that_is_stopped_again_stays_owed(data, tmp_path, monkeypa
         for resume in (False, True):
             assert "held/loss" not in train(data, tmp_path / "run", *options, resume=resume)[-1]
     assert plain(train(data, tmp_path / "run", *options, resume=True)) == plain(whole)
+
+
+def test_a_long_evaluation_says_how_far_it_is(data, tmp_path, monkeypatch):
+    """After ten seconds, then whenever it has taken twice as long."""
+    now, said = [0.0], []
+    monkeypatch.setattr(evaluators.time, "monotonic", lambda: now[0])
+    model = make(data, tmp_path / "run").model
+    held = HeldOutLoss(
+        str(data / "data" / "validation"), sequence_length=64, tokenizer=None, model=model, ranks=Ranks(model.device)
+    )
+
+    def later():
+        now[0] += 6.0
+        return False
+
+    quiet = held(model)
+    assert (
+        evaluators.evaluate({"held": (1, held)}, ["held"], model, later, said.append)[0]["held/loss"] == quiet["loss"]
+    )
+    first = re.fullmatch(r"held: (\d+)% · 0:12 elapsed · (\d+):(\d+) left", said[0])
+    assert 0 < int(first[1]) < 100
+    assert [line.split(" · ")[1] for line in said] == ["0:12 elapsed", "0:24 elapsed", "0:48 elapsed"][: len(said)]
+    shares = [int(re.search(r"(\d+)%", line)[1]) for line in said]
+    assert shares == sorted(shares)
+
+
+def test_the_share_of_problems(monkeypatch):
+    said, now = [], [0.0]
+    monkeypatch.setattr(evaluators.time, "monotonic", lambda: now[0])
+    watched = evaluators.Watched("gsm8k", said.append, lambda: True)
+    assert watched(0.1)
+    now[0] = 10.0
+    assert watched(0.5)
+    now[0] = 19.0
+    watched(0.6)
+    now[0] = 300.0
+    watched()
+    assert said == ["gsm8k: 50% · 0:10 elapsed · 0:10 left", "gsm8k: 5:00 elapsed"]

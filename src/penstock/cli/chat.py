@@ -94,7 +94,10 @@ def run(
     min_p: MinP = None,
     seed: Seed = 0,
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Maximum tokens of a reply; by default as many as fit.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N", help="Maximum tokens of a reply; by default the model's own, or as many as fit.", min=1
+        ),
     ] = None,
     stop: Stop = None,
     context_length: ContextLength = None,
@@ -116,10 +119,10 @@ def run(
     from penstock.runs.opening import load_writer
     from penstock.training.run_folder import RunFolder
 
-    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    given |= {"max_tokens": max_tokens, "min_tokens": 1, "stop": tuple(stop or ()), "seed": seed}
+    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens)
+    given |= {"min_tokens": 1, "stop": tuple(stop or ()), "seed": seed}
     found = RunFolder.open(model)
-    sampling = sampling_of(given, own_sampling(found))
+    sampling = sampling_of(given, {"max_tokens": None, **own_sampling(found)})
     writer = load_writer(found, context_length=context_length, device=device, threads=threads, slots=1)
     written = writer.template if template is None else load_template(template, tokenizer=writer.tokenizer)
     if written is None:

@@ -39,7 +39,10 @@ def run(
     top_p: TopP = None,
     min_p: MinP = None,
     seed: Seed = 0,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum tokens of each text.", min=1)] = 256,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Maximum tokens of each text; by default the model's own, or 256.", min=1),
+    ] = None,
     min_tokens: Annotated[int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)] = 0,
     stop: Stop = None,
     context_length: ContextLength = None,
@@ -60,8 +63,8 @@ def run(
     from penstock.training.run_folder import RunFolder
 
     prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
-    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    given |= {"max_tokens": max_tokens, "min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
+    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens)
+    given |= {"min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
     found = RunFolder.open(model)
     asked = ask(prompts, num, sampling_of(given, own_sampling(found)))
     writer = load_writer(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
+from penstock.core.suggestions import NEAR, closest
 from penstock.core.system import refuse_windows
 from penstock.core.urls import plain_cause, shown_url, without_secrets
 
@@ -81,10 +82,31 @@ def hub_copy(name: str, wanted: Sequence[str], revision: str | None = None) -> P
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
     except Exception as error:
-        raise FormatError(
-            f"{name}: no such file or folder here, and the hub has nothing by that name: "
+        reason = _HUB_REASONS.get(type(error).__name__) or (
+            "the hub gives nothing by that name: "
             f"{type(error).__name__}: {(without_secrets(str(error)).splitlines() or [''])[0]}"
-        ) from plain_cause(error)
+        )
+        raise FormatError(f"{name}: no such file or folder here{_near(name)}, and {reason}") from plain_cause(error)
+
+
+_HUB_REASONS = {
+    "LocalEntryNotFoundError": "the hub cannot be reached, so it may be there or not",
+    "OfflineModeIsEnabled": "the hub may not be asked, because HF_HUB_OFFLINE is set",
+    "RepositoryNotFoundError": "the hub has nothing by that name, or it is private: log in with `hf auth login`",
+    "GatedRepoError": "the hub gives it only to those who accepted its terms: do so on its page, and `hf auth login`",
+    "RevisionNotFoundError": "the hub has it, but not this revision",
+}
+"""What errors of huggingface_hub mean to somebody who gave a name."""
+
+
+def _near(name: str) -> str:
+    """` (did you mean tok?)`: a file or folder here whose name is spelt much like it."""
+    path = Path(name)
+    try:
+        found = closest(path.name.lower(), sorted(one.name for one in path.parent.iterdir()), NEAR)
+    except OSError:
+        return ""
+    return f" (did you mean {path.parent / found}?)" if found else ""
 
 
 def local_path(location: str | os.PathLike[str], what: str) -> Path:

@@ -1,10 +1,10 @@
 """Where compiled kernels are kept: one file for each kernel, signature and CPU, named by all that its code depends on.
 
-A file's name has a hash of the sources of all kernels, of the constants that they use, of the signature, the CPU, the
-versions of Python, Numba and llvmlite, and Numba's settings. So a stale or foreign file is never read: its name
-differs. Its contents carry their own checksum, and are written at once, so several processes may compile the same
-kernel. (Numba's own cache asks only whether the kernel's own file has changed, by its time, and keeps an index that
-processes overwrite.)
+A file's name has a hash of the sources of the kernel's module and of those that it takes functions from, of the
+constants that they use, of the signature, the CPU, the versions of Python, Numba and llvmlite, and Numba's settings.
+So a stale or foreign file is never read: its name differs; and a change elsewhere compiles nothing again. Its contents
+carry their own checksum, and are written at once, so several processes may compile the same kernel. (Numba's own cache
+asks only whether the kernel's own file has changed, by its time, and keeps an index that processes overwrite.)
 
 Wheels bring files compiled for a common CPU level (`SHIPPED`), made by `tests/packaging/ship_kernels.py`. They are used
 where the CPU has all features of that level, and never written.
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import llvmlite
@@ -41,6 +41,9 @@ KEPT = 4
 """Files of a kernel and signature that are kept, of different sources."""
 _CODE_SETTINGS = ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML")
 """Settings of Numba (`NUMBA_OPT`, …) that change what it compiles."""
+COMPILED = "penstock.core.compiled"
+_FORMAT = 1
+"""Of a file's contents; higher when older files can no longer be read."""
 _ENDING = ".kernel"
 _DIGEST_BYTES = 16
 
@@ -171,39 +174,44 @@ def _digest(data: bytes | str) -> bytes:
 
 
 def fingerprint(function: FunctionType) -> str:
-    """A hash of all that a kernel's code depends on: the sources of kernels, and constants from other modules."""
+    """A hash of all that a kernel's code depends on: its module, those that it takes code from, and constants."""
     closure = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
     code = (function.__code__.co_code, function.__code__.co_firstlineno, closure)
-    return _digest(repr([_sources(), _modules(function.__module__), code])).hex()
-
-
-@cache
-def _sources() -> str:
-    """A hash of the kernels of penstock, whoever uses them."""
-    sources = sorted([*PACKAGE.rglob("_*kernels.py"), *(PACKAGE / "core").glob("*.py")])
-    return _digest(b"\0".join(source.read_bytes() for source in sources)).hex()
+    return _digest(repr([_FORMAT, _modules(function.__module__), code])).hex()
 
 
 @cache
 def _modules(module: str) -> str:
-    """A hash of the source and the constants of a module of kernels, and of those that it takes kernels from."""
+    """A hash of the sources and the constants of `code_modules`."""
+    found = []
+    for name in code_modules(module):
+        values = vars(sys.modules[name])
+        file = Path(values.get("__file__") or "")
+        if file.is_file():
+            found.append(f"{name}: {_digest(file.read_bytes()).hex()}")
+        if name != COMPILED:
+            constants = ((key, value) for key, value in values.items() if not key.startswith("__"))
+            found += [f"{name}.{key}={one}" for key, value in constants for one in _as_text(value)]
+    return _digest("\n".join(sorted(found))).hex()
+
+
+def code_modules(module: str) -> set[str]:
+    """A module of kernels, and all modules whose functions it has, with theirs.
+
+    `core.compiled`, in whose terms all kernels are written, is one, but not what it imports.
+    """
     seen: set[str] = set()
-    waiting, found = [module], []
+    waiting = [module, COMPILED]
     while waiting:
         name = waiting.pop()
         if name in seen or name not in sys.modules:
             continue
         seen.add(name)
-        values = vars(sys.modules[name])
-        file = Path(values.get("__file__") or "")
-        if file.is_file():
-            found.append(f"{name}: {_digest(file.read_bytes()).hex()}")
-        for key, value in values.items():
-            if isinstance(value, Dispatcher) or str(getattr(value, "__module__", "")).endswith("kernels"):
-                waiting.append(value.__module__)
-            elif not key.startswith("__"):
-                found += [f"{name}.{key}={one}" for one in _as_text(value)]
-    return _digest("\n".join(sorted(found))).hex()
+        for value in vars(sys.modules[name]).values() if name != COMPILED else ():
+            other = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+            if isinstance(value, Dispatcher) or other.startswith("penstock.") or other.endswith("kernels"):
+                waiting.append(other)
+    return seen
 
 
 def _as_text(value: Any) -> Iterator[str]:

@@ -1,7 +1,10 @@
 """The name that was meant by one that does not exist: by what other trainers call it, then by how it is spelt."""
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
 
 from penstock.core.errors import ConfigError
 
@@ -71,6 +74,33 @@ OTHER_NAMES = {
 
 NEAR, FAR = 0.7, 0.5
 """How alike two names are, at most 1: a slip of the keys, and a guess."""
+
+
+CallT = TypeVar("CallT", bound=Callable[..., Any])
+
+
+def suggests(call: CallT) -> CallT:
+    """Decorates a function or a class without `**`: a keyword that it does not have is refused with the one meant.
+
+    ```python
+    Loader("data", batch_size=2)  # ConfigError: Loader: unknown argument 'batch_size'; did you mean 'rows_per_step'?
+    ```
+    """
+    function: Any = call.__init__ if isinstance(call, type) else call  # type: ignore[misc] # of a class, not an object
+    parameters = inspect.signature(call).parameters
+    names, known = frozenset(parameters), [name for name in parameters if name not in ("cls", "self")]
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                raise ConfigError(f"{call.__name__}: unknown argument {name!r}; {did_you_mean(name, known)}")
+        return function(*args, **kwargs)
+
+    if not isinstance(call, type):
+        return checked  # type: ignore[return-value] # of the same type, which mypy cannot tell
+    call.__init__ = checked  # type: ignore[misc]
+    return call
 
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], what: str, otherwise: str | None = None) -> None:

@@ -84,6 +84,8 @@ class Progress:
     ) -> None:
         self.title, self.total, self.unit = title, total, unit
         self.done = 0.0
+        self._said: float | None = None
+        """`done` of the last plain line."""
         self.figures: dict[str, float] = {}
         self._rates = rates or {}
         self._live: Any = None
@@ -105,7 +107,7 @@ class Progress:
         if self._live is not None:
             self._live.update(self._task, completed=self.done, note=self.note())
             self._live.stop()
-        elif self._enabled and kind is None:
+        elif self._enabled and kind is None and self._said != self.done:
             self._print_line()
 
     def advance(self, amount: float, **figures: float) -> None:
@@ -124,29 +126,23 @@ class Progress:
         parts = [f"{short_number(self.done / seconds)}{self.unit}/s"] if self.unit == "B" else []
         for name, value in self.figures.items():
             parts.append(
-                f"{short_number(value / seconds)} {self._rates[name]}"
+                f"{short_number(value / seconds).strip()} {self._rates[name]}"
                 if name in self._rates
-                else f"{short_number(value)} {name}"
+                else f"{short_number(value).strip()} {name}"
             )
         return " · ".join(parts)
 
     def _print_line(self) -> None:
-        self._shown = time.monotonic()
+        self._shown, self._said = time.monotonic(), self.done
         seconds = self._shown - self._started
         share = f"{100 * self.done / self.total:3.0f}%" if self.total else f"{short_number(self.done)}{self.unit}"
-        left = ""
-        if self.total and 0 < self.done < self.total:
-            left = f" · {_clock(seconds * (self.total - self.done) / self.done)} left"
         note = self.note()
-        print(
-            f"{self.title}: {share}{' · ' + note if note else ''} · {_clock(seconds)}{left}",
-            file=sys.stderr,
-            flush=True,
-        )
+        times = elapsed_and_left(seconds, self.done / self.total if self.total else None)
+        print(f"{self.title}: {share}{' · ' + note if note else ''} · {times}", file=sys.stderr, flush=True)
 
     def _make_bar(self) -> Any:
         from rich.console import Console
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
         from rich.progress import Progress as Bar
 
         return Bar(
@@ -154,11 +150,22 @@ class Progress:
             BarColumn(bar_width=28),
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("·"),
-            TimeRemainingColumn(),
+            *time_columns(),
             console=Console(stderr=True),
         )
+
+
+def time_columns() -> tuple[Any, ...]:
+    """The end of a bar: `0:00:11 elapsed · 0:01:12 left`."""
+    from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return TimeElapsedColumn(), TextColumn("elapsed ·"), TimeRemainingColumn(), TextColumn("left")
+
+
+def elapsed_and_left(seconds: float, share: float | None) -> str:
+    """`0:11 elapsed · 1:12 left`, the latter from the share that is done, 0 to 1; None: it is not known."""
+    elapsed = f"{clock(seconds)} elapsed"
+    return f"{elapsed} · {clock(seconds / share - seconds)} left" if share and share < 1 else elapsed
 
 
 def short_number(value: float) -> str:
@@ -169,7 +176,7 @@ def short_number(value: float) -> str:
     return f"{value:.0f} " if value >= 100 or value == int(value) else f"{value:.1f} "
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """3725 → '1:02:05'."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

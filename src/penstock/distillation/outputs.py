@@ -16,15 +16,16 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Self, cast, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.inputs.model_input import ModelInput
 from penstock.models import LanguageModel
+from penstock.models.without_dropout import evaluating
 
 LEAST_SLOTS = 64
 """Minimum slots in a block: each block reads the whole head."""
@@ -144,15 +145,9 @@ def outputs_of(
             f"boundary probabilities need a bool for each of the {vocab_size} ids, got "
             f"{'none' if boundary is None else len(boundary)}; give starts_boundary(tokenizer)"
         )
-    module = cast("nn.Module", model)
-    training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            hidden = model(model.tensors(row))[0]
-            return _write(model, hidden, row, wanted, vocab_size, boundary, block, into)
-    finally:
-        module.train(training)
+    with evaluating(model):
+        hidden = model(model.tensors(row))[0]
+        return _write(model, hidden, row, wanted, vocab_size, boundary, block, into)
 
 
 def _write(

@@ -113,7 +113,8 @@ _NEUTRAL = ("temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_l
 
 
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Values of a `generation_config.json` that are defaults of sampling in vLLM. `do_sample` is none of them there."""
+"""Values of a `generation_config.json` that are defaults of sampling in vLLM, next to `max_new_tokens`. `do_sample` is
+none of them there."""
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +125,8 @@ def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = {one.name for one in fields(Sampling)}
     found = {name: generation[name] for name in _DEFAULTS if name in known and generation.get(name) is not None}
+    if generation.get("max_new_tokens") is not None:
+        found["max_tokens"] = generation["max_new_tokens"]
     if found.get("top_k") in (0, -1):
         # In transformers and in vLLM, both mean all tokens.
         del found["top_k"]

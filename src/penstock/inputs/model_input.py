@@ -7,7 +7,7 @@ documents one after another into a row for scoring or for a teacher; that takes 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from penstock.core.arrays import Bool, Float32, Int32, Int64, Integers
 from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, row_strip
+from penstock.core.suggestions import suggests
 from penstock.inputs.media import RowMedia
 from penstock.inputs.paths import RowPaths
 
@@ -25,6 +26,7 @@ Attention = Literal["document", "row"]
 """Whom a token may see before it: its own document, or the whole row."""
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequirements:
@@ -238,6 +240,27 @@ class ModelInput:
         from penstock.inputs.row_slices import RowSlice
 
         return RowSlice.of(self, rank, size, chunks=chunks)
+
+
+ArrayT = TypeVar("ArrayT")
+
+
+class StepFields(TypedDict, Generic[ArrayT]):
+    """The rows of a step, each field in one array of NumPy, torch or JAX: see `Step.arrays`."""
+
+    tokens: ArrayT
+    targets: ArrayT
+    loss_weights: ArrayT | None
+    positions: ArrayT | None
+    document_ids: ArrayT | None
+    prefix: ArrayT | None
+    cu_seqlens: ArrayT | None
+    max_seqlen: int | None
+    reach: ArrayT | None
+    columns: Mapping[str, ArrayT]
+    media: RowMedia | None
+    num_tokens: int
+    tokens_per_row: list[int]
 
 
 def pack_documents(

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from penstock.core.errors import MissingExtraError
+from penstock.core.suggestions import suggests
 
 try:
     import torch
@@ -24,6 +25,7 @@ _in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
 """Copies to a GPU in progress, with the page-locked memory that they read: the loader must not refill it until then."""
 
 
+@suggests
 def to_torch(
     row: ModelInput, device: torch.device | str | None = None, non_blocking: bool = True
 ) -> dict[str, torch.Tensor | int | None]:

@@ -20,6 +20,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import IsolationError
+from penstock.core.suggestions import suggests
 from penstock.inputs import IGNORE
 from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import ModelInput
@@ -65,6 +66,7 @@ class IsolationReport:
     """Whether gradients were tested too; False if a kernel has no backward pass on this device."""
 
 
+@suggests
 def check_isolation(
     model: Any,
     *,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, DistributedError
+from penstock.core.suggestions import suggests
 from penstock.loader.mixture import whole
 
 DATA_DIMENSIONS = (
@@ -22,6 +23,7 @@ MODEL_DIMENSIONS = (
 """Names of mesh dimensions whose ranks share a model or a row, and so get the same rows."""
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True)
 class DataParallel:

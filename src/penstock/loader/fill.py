@@ -16,7 +16,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.inputs._kernels import join_rows
 from penstock.inputs.media import RowMedia
-from penstock.inputs.model_input import InputRequirements, ModelInput
+from penstock.inputs.model_input import InputRequirements, ModelInput, StepFields
 from penstock.inputs.paths import RowPaths
 from penstock.loader._document_kernels import BAD_MEASURE
 from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
@@ -275,7 +275,7 @@ class FilledRows(Sequence[ModelInput]):
     def __len__(self) -> int:
         return len(self._row_starts) - 1
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
         """All rows in one array for each field; see `Step.arrays`."""
         need = self._need
         # A few Python integers: NumPy would take a microsecond for each sum.
@@ -326,7 +326,7 @@ class FilledRows(Sequence[ModelInput]):
         if rows_per_pass == 1:
             yield from self
             return
-        fields = self.arrays()
+        fields = {**self.arrays()}
         for begin in range(0, len(self), rows_per_pass):
             yield self._joined(fields, begin, min(begin + rows_per_pass, len(self)))
 

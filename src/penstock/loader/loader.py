@@ -18,6 +18,7 @@ from typing import Any, Self, cast, final
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card, table
+from penstock.core.suggestions import suggests
 from penstock.inputs import EVERYTHING, Attention
 from penstock.inputs.media import BlankImage
 from penstock.inputs.model_input import InputRequirements
@@ -41,6 +42,7 @@ from penstock.packing import Packing
 from penstock.shards import Corpus, TokenizerInfo
 
 
+@suggests
 @final
 class Loader:
     """Model inputs from a mixture, one optimiser step after another.

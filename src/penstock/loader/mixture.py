@@ -5,14 +5,17 @@ Numbers that users pass, checked where they come in, so that a wrong one is name
 
 import math
 import operator
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, final
 
 import numpy as np
 
 from penstock.core.errors import ConfigError
+from penstock.core.notebook import card, table
+from penstock.core.suggestions import suggests
 from penstock.core.urls import shown_url
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal, missing_members
@@ -63,6 +66,7 @@ TOKENS: Literal["tokens"] = "tokens"
 """The share of a source that counts as much as it has tokens."""
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareChange:
@@ -80,12 +84,13 @@ class ShareChange:
         object.__setattr__(self, "shares", shares)
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
     """One corpus in a mixture: a dataset, or several whose documents are shuffled together."""
 
-    path: str | Path | Corpus | Sequence[str | Path | Corpus]
+    path: str | os.PathLike[str] | Corpus | Sequence[str | os.PathLike[str] | Corpus]
     """A dataset folder or its URL in a store, a Megatron prefix, or an opened dataset; or a list of these or a glob, as
     one corpus."""
     share: float | Literal["tokens"] = 1.0
@@ -116,6 +121,7 @@ class Source:
     They are counted. Not with packing `concat`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", _as_path(self.path))
         if not self.name:
             object.__setattr__(self, "name", corpus_name(self.path))
         where = f"source {self.name!r}"
@@ -172,6 +178,11 @@ class Source:
             given["path"] = tuple(shown_url(one) if isinstance(one, (str, Path)) else one for one in self.path)
         return f"Source({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the settings that are not as by default."""
+        texts = {one: text for one, text in _shown_settings(self) if one not in ("name", "path")}
+        return card(f"Source {self.name}", [("path", _shown_path(self.path)), *texts.items()])
+
     def _check_objective(self, where: str) -> None:
         """Refuse what is no objective: a class, a name, or an object without all members."""
         missing = missing_members(self.objective)
@@ -187,13 +198,11 @@ class Source:
         raise ConfigError(given + cure)
 
     def _accept_path(self, where: str) -> None:
-        """Check what can be checked before anything is opened; freeze a list."""
+        """Check what can be checked before anything is opened."""
         given: Any = self.path
-        if listed := isinstance(given, (list, tuple)):
-            given = tuple(given)
-            object.__setattr__(self, "path", given)
-            if not given:
-                raise ConfigError("a source needs at least one dataset, got an empty list")
+        listed = isinstance(given, tuple)
+        if given == ():
+            raise ConfigError("a source needs at least one dataset, got an empty list")
         for path in given if listed else [given]:
             if not isinstance(path, (str, Path)) and not is_corpus(path):
                 what = f"{where}: each part" if listed else "a source"
@@ -221,10 +230,38 @@ class Source:
         return int(corpus.table.lengths[first:last, 0].sum(dtype=np.int64))
 
 
-Sources: TypeAlias = Source | str | Path | Corpus | Sequence[Source | str | Path | Corpus] | Mapping[str, float]
+def _as_path(given: Any) -> Any:
+    """A `Path` in place of anything else that names a folder, such as the report of `prepare`; lists become tuples."""
+    if isinstance(given, (list, tuple)):
+        return tuple(map(_as_path, given))
+    return Path(given) if isinstance(given, os.PathLike) else given
+
+
+def _shown_settings(source: Source) -> list[tuple[str, str]]:
+    """(name, value) of the settings that are not as by default."""
+    found = []
+    for one in fields(source):
+        value = getattr(source, one.name)
+        usual = one.default_factory() if one.default_factory is not MISSING else one.default
+        if value != usual:
+            found.append((one.name, f"{value:g}" if isinstance(value, float) else str(value)))
+    return found
+
+
+def _shown_path(path: Any) -> str:
+    """A path, URL without secrets or opened dataset as text; of a list, one after another."""
+    if isinstance(path, tuple):
+        return ", ".join(map(_shown_path, path))
+    return shown_url(path) if isinstance(path, (str, Path)) else repr(path)
+
+
+Place: TypeAlias = str | os.PathLike[str]
+"""A path: also what `prepare` returns."""
+Sources: TypeAlias = Source | Place | Corpus | Sequence[Source | Place | Corpus] | Mapping[str, float]
 """What a mixture is made of: one source or several, or a mapping of path → share."""
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -245,7 +282,7 @@ class Mixture:
         given: Any = self.sources
         if isinstance(given, Mapping):
             given = [Source(path, share) for path, share in given.items()]
-        elif isinstance(given, (Source, str, Path)) or is_corpus(given) or not isinstance(given, Iterable):
+        elif isinstance(given, (Source, str, os.PathLike)) or is_corpus(given) or not isinstance(given, Iterable):
             given = [given]
         sources = tuple(source if isinstance(source, Source) else Source(source) for source in given)
         object.__setattr__(self, "sources", sources)
@@ -272,6 +309,21 @@ class Mixture:
                 integer_shares(shares)
             except ConfigError as error:
                 raise ConfigError(f"from step {step} on: {error}") from None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the sources, and the changes of their shares."""
+        rows = []
+        for source in self.sources:
+            others = [
+                f"{name} {text}" for name, text in _shown_settings(source) if name not in ("name", "path", "share")
+            ]
+            share = source.share if isinstance(source.share, str) else f"{source.share:g}"
+            rows.append((source.name, share, _shown_path(source.path), ", ".join(others)))
+        changes = [
+            (f"from step {change.step:,}", ", ".join(f"{name} {share:g}" for name, share in change.shares.items()))
+            for change in self.changes
+        ]
+        return card("Mixture", changes, table(("source", "share", "path", "settings"), rows))
 
     def _refuse_twice(self, name: str) -> None:
         first, second, *_ = (source.path for source in self.sources if source.name == name)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, final, overload
+from typing import TYPE_CHECKING, Annotated, Any, cast, final, overload
 
 import numpy as np
 
@@ -13,13 +13,16 @@ from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, MissingExtraError, StateError
 from penstock.core.notebook import card
 from penstock.core.terminal import PLAIN_SECONDS, Progress
-from penstock.inputs.model_input import ModelInput
+from penstock.inputs.model_input import ModelInput, StepFields
 from penstock.loader._plan_kernels import PIECE
 from penstock.loader._target_kernels import UNTRAINED
 from penstock.loader.plan import Plan, PlanState, Window
 from penstock.sampling._kernels import SKIPPED
 
 if TYPE_CHECKING:
+    import jax
+    import torch
+
     from penstock.loader.fill import FilledRows
 
 _SHOWN_ROWS = 8
@@ -83,7 +86,7 @@ class Step:
         """State of the loader after this step, whatever was prefetched: JSON-serialisable, a kilobyte or two."""
         return self._resume_state()
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
         """This rank's rows in one array for each field, without a copy: R rows of T slots, D target distances.
 
         Returns:
@@ -95,7 +98,7 @@ class Step:
         """
         return self._rows.arrays()
 
-    def torch(self, device: Any = None, *, non_blocking: bool = True) -> dict[str, Any]:
+    def torch(self, device: Any = None, *, non_blocking: bool = True) -> "StepFields[torch.Tensor]":
         """`arrays` as torch tensors: tokens, targets and positions in int64.
 
         On the CPU they share memory with the loader's buffers, which are not written again while a tensor is held; to
@@ -107,9 +110,9 @@ class Step:
         """
         from penstock.inputs.torch_tensors import as_tensors
 
-        return as_tensors(self.arrays(), device, non_blocking)
+        return cast("StepFields[torch.Tensor]", as_tensors({**self.arrays()}, device, non_blocking))
 
-    def jax(self, device: Any = None) -> dict[str, Any]:
+    def jax(self, device: Any = None) -> "StepFields[jax.Array]":
         """`arrays` as JAX arrays on a device or sharding; None: JAX's default device."""
         try:
             import jax
@@ -118,7 +121,7 @@ class Step:
 
         arrays = self.arrays()
         moved = {name: jax.device_put(value, device) for name, value in arrays.items() if isinstance(value, np.ndarray)}
-        return {**arrays, **moved}
+        return cast("StepFields[jax.Array]", {**arrays, **moved})
 
     def joined(self, rows_per_pass: int) -> Iterator[ModelInput]:
         """This rank's rows, `rows_per_pass` of them end to end as one long row: fewer, larger passes of a model.

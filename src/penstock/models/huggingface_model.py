@@ -70,7 +70,6 @@ from penstock.models.their_attention import (
     AttentionShape,
     UnfitAttentionError,
     distance,
-    evaluating,
     one_line,
     restart_rotary,
     rounding,
@@ -84,6 +83,7 @@ from penstock.models.their_cache import TheirCaches
 from penstock.models.their_recurrence import bordered, replace_functions
 from penstock.models.trained_parts import num_rows
 from penstock.models.vocabulary import mean_row
+from penstock.models.without_dropout import evaluating
 
 _log = logging.getLogger("penstock.models")
 

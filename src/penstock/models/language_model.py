@@ -326,11 +326,35 @@ class LanguageModel(Protocol):
     def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
         """Keep the features of images that a frozen tower gives; ConfigError: it has no tower, or trains it."""
 
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move or convert the weights, as `torch.nn.Module.to`."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode or evaluation mode, as in torch."""
+
+    def eval(self) -> Self:
+        """Evaluation mode, as in torch."""
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Whether the weights have gradients, as in torch."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Remove the gradients, as in torch."""
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """All weights, as in torch."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All weights by name, as in torch."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules, as in torch."""
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """All modules by name."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """All weights by name."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+        """Take the weights of a `state_dict`, as in torch."""

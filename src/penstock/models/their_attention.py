@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError
 from penstock.integrations.isolation import WINDOWS, describe, largest_difference, spread, tolerance
 from penstock.models.recurrent.packages import PACKAGES, is_installed
+from penstock.models.without_dropout import evaluating
 
 Result = TypeVar("Result")
 TRIAL, PROMPT = 16, 9
@@ -107,19 +108,6 @@ def one_line(error: BaseException) -> str:
     """An error of other people's code, in one line of at most 300 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:299]}…"
-
-
-@contextmanager
-def evaluating(inner: Any) -> Iterator[None]:
-    """Evaluation mode without gradients within the block."""
-    training = [(module, module.training) for module in inner.modules()]
-    inner.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in training:
-            module.training = mode
 
 
 def restart_rotary(inner: Any) -> None:

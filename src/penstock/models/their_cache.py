@@ -17,7 +17,8 @@ from torch import Tensor
 
 from penstock.integrations.isolation import changing_lengths
 from penstock.models.cache import TextCache
-from penstock.models.their_attention import PROMPT, distance, evaluating, one_line, rounding, trial_tokens
+from penstock.models.their_attention import PROMPT, distance, one_line, rounding, trial_tokens
+from penstock.models.without_dropout import evaluating
 
 if TYPE_CHECKING:
     from penstock.models.huggingface_model import HuggingFaceModel

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -59,6 +60,19 @@ def without_dropout(model: Any) -> Iterator[None]:
             setattr(module, name, rate)
         if ours:
             model.draws = draws
+
+
+@contextmanager
+def evaluating(inner: Any) -> Iterator[None]:
+    """Evaluation mode without gradients within the block; each module has its own mode again afterwards."""
+    training = [(module, module.training) for module in inner.modules()]
+    inner.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in training:
+            module.training = mode
 
 
 def _must_train(module: nn.Module) -> bool:

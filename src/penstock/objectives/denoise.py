@@ -23,6 +23,7 @@ import numpy as np
 from penstock.core.arrays import Float32, Int32, Int64, UInt64
 from penstock.core.compiled import from_python
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import suggests
 from penstock.objectives import _denoise_kernels as kernels
 from penstock.objectives.denoise_tasks import PrefixLM, SpanCorruption, Task, cumulative
 from penstock.objectives.objective import Facts, Written
@@ -51,6 +52,7 @@ class Options(TypedDict, total=False):
     name: str
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True)
 class Denoise:

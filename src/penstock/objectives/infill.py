@@ -21,6 +21,7 @@ import numpy as np
 from penstock.core.arrays import Float32, Int32, Int64, UInt64
 from penstock.core.compiled import from_python
 from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.suggestions import suggests
 from penstock.objectives import _infill_kernels as kernels
 from penstock.objectives._infill_kernels import CAUSAL, INFILL, PSM, measure_each
 from penstock.objectives.character_splits import CharacterSplitter, Section
@@ -34,6 +35,7 @@ ORDERS = ("causal", "PSM", "SPM")
 """Names that `task` returns, by the kernels' numbers."""
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infill:

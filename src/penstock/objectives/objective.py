@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.core.arrays import Float32, Int32, Int64, UInt64
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import suggests
 
 
 @final
@@ -97,6 +98,7 @@ class Objective(Protocol):
         """
 
 
+@suggests
 @final
 @dataclass(frozen=True, slots=True)
 class Causal:

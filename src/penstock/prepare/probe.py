@@ -48,7 +48,7 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose
         say(f"warning: no sampled record has the field {unweighted!r}, which weights_field names; check its spelling")
     has_switched = shop.tokenizer.check_encoder(sample) is not None
     if shop.tokenizer.fallback_reason and progress:
-        say(f"encoding with {shop.tokenizer.encoder}, which is slower: {shop.tokenizer.fallback_reason}")
+        say(f"encoding with {shop.tokenizer.encoder}, slower and with the same ids: {shop.tokenizer.fallback_reason}")
     return has_switched
 
 

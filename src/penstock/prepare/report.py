@@ -123,6 +123,10 @@ class PrepareReport:
     input_changes: dict[str, str] = field(default_factory=dict)
     """File → "changed", "new" or "gone" since the last run, if there was one."""
 
+    def __fspath__(self) -> str:
+        """The folder of the dataset, so that a report stands wherever a path does: `Loader(prepare(…))`."""
+        return self.output
+
     def __post_init__(self) -> None:
         total = sum(split.documents for split in self.splits.values())
         used = total + self.num_duplicates - self.more_documents

@@ -1,5 +1,6 @@
 """What a run can do: generate, evaluate, serve, export. The methods of `Run` and the command line share this code."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def sample_rollouts(
     """Answers to prompts, judged, as a dataset; see `Run.rollouts`."""
     from penstock.runs.rollouts import write_rollouts
 
-    check_names("Run.rollouts", settings, GenerateKeywords)
+    check_names("Run.rollouts", settings, GenerateKeywords, "samples", "progress")
     opening = take_opening(settings)
     # A policy learns from what was drawn, so the base's own filters do not count.
     sampling = _sampling({"temperature": 1.0, **settings}, {})
@@ -145,7 +146,7 @@ def evaluate_run(
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """See `Run.evaluate`."""
-    check_names("Run.evaluate", settings, EvaluateKeywords)
+    check_names("Run.evaluate", settings, EvaluateKeywords, "output", "rows")
     opening = take_opening(settings)
     names = [one for one in what if isinstance(one, str) and not Path(one).exists()]
     if settings.get("data") is not None and len(names) != 1:
@@ -251,7 +252,7 @@ def _run_lm_eval(subject: Any, one: TaskSettings, output: Path | None) -> Any:
 def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[str, Any]]:
     """The figures of all datasets; a dataset that does not fit the model is refused before any is measured."""
     from penstock.training.distributed import Ranks
-    from penstock.training.evaluators import HeldOutLoss
+    from penstock.training.evaluators import HeldOutLoss, Watched
 
     looks = [
         HeldOutLoss(
@@ -264,7 +265,11 @@ def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[
         )
         for one in data
     ]
-    return [{"data": _name(one), **look(found.model)} for one, look in zip(data, looks, strict=True)]
+    figures = []
+    for one, look in zip(data, looks, strict=True):
+        watched = Watched(_name(one), lambda line: print(line, file=sys.stderr, flush=True))
+        figures.append({"data": _name(one), **look(found.model, watched)})
+    return figures
 
 
 def _name(data: Data) -> str:
@@ -286,7 +291,7 @@ def _save(output: Path, figures: dict[str, Any]) -> None:
 
 def serve(open_model: Callable[[OpeningKeywords], Opened], name: str | None, settings: dict[str, Any]) -> None:
     """Serve until SIGTERM or Ctrl-C; see `Run.serve`."""
-    check_names("Run.serve", settings, ServeKeywords)
+    check_names("Run.serve", settings, ServeKeywords, "name")
     opening = take_opening(settings)
     if "api_keys" in settings:
         settings["api_keys"] = tuple(settings["api_keys"])

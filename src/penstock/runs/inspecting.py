@@ -1,12 +1,14 @@
 """Show raw conversations, a dataset, a loader or a run file; `ps.inspect` and `penstock inspect` share this code."""
 
 import glob
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core.folders import base_name
+from penstock.core.suggestions import refuse_unknown
 
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500
@@ -55,9 +57,13 @@ def inspect(
     """
     from penstock.config import run_file_of
     from penstock.core.errors import ConfigError
+    from penstock.prepare.settings import chat_names
     from penstock.shards.joined import open_dataset
     from penstock.tokenizers.loading import load_tokenizer
 
+    refuse_unknown(chat, [*(inspect.__kwdefaults__ or ()), *chat_names()], "an option of inspect")
+    if isinstance(target, os.PathLike):
+        target = Path(target)
     override = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     page = None if html is None else Path(html)
     is_path = isinstance(target, str | Path)

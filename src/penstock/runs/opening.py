@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import may_be_of_hub
+from penstock.core.suggestions import suggests
 from penstock.models.facts import with_facts
 from penstock.models.settings import ModelSettings
 from penstock.runs.keywords import ModelKeywords
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.runs")
 
 
+@suggests
 def load_model(
     path: str | Path,
     *,
@@ -82,7 +84,7 @@ def build_model(
     """
     from penstock.models.transformer import build_model as build
 
-    check_names("ps.build_model", settings, ModelKeywords)
+    check_names("ps.build_model", settings, ModelKeywords, "vocab_size", "device", "seed")
     given: dict[str, Any] = dict(settings)
     return build(ModelSettings.of({"vocab_size": vocab_size, **given}), vocab_size=vocab_size, device=device, seed=seed)
 

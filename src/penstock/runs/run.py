@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, final, overload
 
 from penstock.core.notebook import card, curve
+from penstock.core.suggestions import suggests
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import Mixture, Source
 from penstock.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords, TrainKeywords
@@ -288,6 +289,7 @@ class Run(RunFolder):
         return resume_run(self, model, loader, settings, progress)
 
 
+@suggests
 def open_run(path: str | Path, *, module: "torch.nn.Module | None" = None) -> Run:
     """`Run.open`: a run's folder, or a model in the Hugging Face layout."""
     return Run.open(path, module=module)

@@ -285,18 +285,19 @@ def _put(holder: Any, place: Place, given: Any) -> Any:
     return replace(holder, **{first: _put(getattr(holder, first), rest, given)})
 
 
-def check_names(call: str, given: Mapping[str, Any], keywords: type) -> None:
+def check_names(call: str, given: Mapping[str, Any], keywords: type, *also: str) -> None:
     """Refuse unknown keyword arguments.
 
     Args:
         call: The function, for errors.
         given: Its keyword arguments.
         keywords: The TypedDict with the known names.
+        also: The function's other parameters, which may have been meant.
 
     Raises:
         ConfigError: A name is unknown; the message suggests the likely one.
     """
-    known = sorted(get_type_hints(keywords))
+    known = sorted([*get_type_hints(keywords), *also])
     for name in given:
         if name not in known:
             raise ConfigError(f"{call}: unknown argument {name!r}; {did_you_mean(name, known)}")

@@ -128,7 +128,7 @@ def resume_run(run: Run, model: Model | None, loader: Loader | None, changes: Ma
 
     if not (run.path / RUN_FILE).is_file():
         raise ConfigError(f"{run.path}: is a model, not a run, so there is nothing to resume; train it with ps.train")
-    check_names("Run.resume", changes, TrainKeywords)
+    check_names("Run.resume", changes, TrainKeywords, "model", "loader", "progress")
     kept = read_document(run.path / RUN_FILE).values
     objects = kept.pop(PYTHON, None) or {}
     section = _merged(kept.get("training") or {}, training_section(changes, "Run.resume"))

@@ -113,7 +113,7 @@ class ServedModel:
         own = {
             name: value
             for name, value in self.sampling.items()
-            if name not in request.model_fields_set or getattr(request, name) is None
+            if name != "max_tokens" and (name not in request.model_fields_set or getattr(request, name) is None)
         }
         return replace(request.sampling(*given), **own)
 
@@ -148,7 +148,7 @@ class ServedModel:
         left = self.context_length - len(prompt.ids)
         sampling = self._sampling(
             request,
-            min(request.most or settings.max_tokens, left),
+            min(request.most or min(self.sampling.get("max_tokens", settings.max_tokens), settings.max_tokens), left),
             (request.top_logprobs or 0) if request.logprobs else None,
             request.schema_text,
         )

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.core.arrays import Float32, Float64, Int64, Ragged, Records, UInt32, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.notebook import card, row_strip, text_block
 from penstock.shards import _kernels as k
 from penstock.shards.images import ImageOf
 from penstock.shards.lengths import LazyNumbers, for_kernel
@@ -312,6 +313,20 @@ class Document:
         tree = "" if self.tree is None else f", {self.tree!r}"
         columns = f", columns {', '.join(self.columns)}" if self.columns else ""
         return f"Document({self.origin}, {len(self.tokens)} tokens, {trained} with loss weight{text}{columns}{tree})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: where it is from, what is trained as a strip, and its raw text where that is kept."""
+        used = len(self.tokens)
+        facts = [
+            ("from", self.origin),
+            ("tokens", f"{used:,}"),
+            ("with loss weight", f"{np.count_nonzero(self.loss_weights):,}"),
+            ("images", len(self.images)),
+            ("columns", ", ".join(self.columns)),
+            ("tree", self.tree or ""),
+        ]
+        strip = row_strip(np.zeros(used, np.int64), self.loss_weights > 0, used) if used else ""
+        return card("Document", [(name, value) for name, value in facts if value], strip, text_block(self.text or ""))
 
 
 class _Documents(Protocol):

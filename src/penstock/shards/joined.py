@@ -9,6 +9,7 @@ Opens a dataset of any supported format, or all datasets of a list or a glob as 
 
 import glob
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,6 +20,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import base_name, is_url, local_path, normal_url
+from penstock.core.suggestions import suggests
 from penstock.media.processor import Processor
 from penstock.shards.columns import ExtraTable
 from penstock.shards.dataset import Dataset
@@ -338,8 +340,9 @@ def _read_remote_origins(table: DocumentTable, files: Array, lines: Array) -> Or
     return files, lines
 
 
+@suggests
 def open_dataset(
-    path: str | Path | Sequence[Any],
+    path: str | os.PathLike[str] | Sequence[Any],
     *,
     dtype: str | None = None,
     eos_id: int | None = None,
@@ -370,6 +373,8 @@ def open_dataset(
         ConfigError: An `.npy` file without `dtype` and `eos_id`, a remote dataset with images, an empty list, a part
             that is given twice, or two parts that cannot be one corpus.
     """
+    if isinstance(path, os.PathLike):
+        path = Path(path)
     if isinstance(path, (str, Path)) and not _is_glob(path):
         return _open_one(path, dtype, eos_id, cache)
     found = list(_expanded([path] if isinstance(path, (str, Path)) else path))
@@ -416,10 +421,10 @@ def _expanded(entries: Sequence[Any]) -> Iterator[Any]:
     for entry in entries:
         if is_corpus(entry):
             yield entry
-        elif not isinstance(entry, (str, Path)):
+        elif not isinstance(entry, (str, os.PathLike)):
             raise ConfigError(f"a part of a corpus must be a path, a glob or an opened dataset, got {entry!r}")
         else:
-            yield from dataset_paths(entry)
+            yield from dataset_paths(entry if isinstance(entry, str) else Path(entry))
 
 
 def _is_glob(path: str | Path) -> bool:

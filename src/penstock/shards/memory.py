@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import suggests
 from penstock.shards.dataset import Dataset
 from penstock.shards.files import new_folder
 from penstock.shards.finish import finish_dataset
@@ -22,6 +23,7 @@ Span = tuple[int, int, float]
 """(begin, end, loss weight) of a range of tokens."""
 
 
+@suggests
 def write_dataset(
     path: str | Path,
     documents: Sequence[Any] | Ragged,

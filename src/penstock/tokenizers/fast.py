@@ -9,6 +9,7 @@ counting the time to make the strings).
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -159,4 +160,6 @@ def _reasoned(load: Any, *arguments: Any) -> Any:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = str(error).split("\n")[0]
+        if byte := re.search(r"no single-byte vocab entry for byte (0x\w\w)", reason):
+            reason = f"its vocabulary has no token for the byte {byte[1]} alone"
         raise TokenizerError(f"gigatoken cannot encode it: {reason}") from error

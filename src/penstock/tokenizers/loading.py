@@ -20,6 +20,7 @@ from pathlib import Path
 
 from penstock.core.errors import FormatError, TokenizerError
 from penstock.core.folders import hub_copy
+from penstock.core.suggestions import suggests
 from penstock.tokenizers.bpe_files import (
     LLAMA3_PATTERN,
     LLAMA3_RANKS,
@@ -49,6 +50,7 @@ _FOREIGN = {
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
+@suggests
 def load_tokenizer(path_or_name: str | Path, *, revision: str | None = None, pattern: str | None = None) -> Tokenizer:
     """Load any tokenizer.
 

@@ -19,6 +19,7 @@ from penstock.core.arrays import Ragged
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.lazy_imports import require
+from penstock.core.notebook import card
 from penstock.tokenizers.bpe_files import RankVocabulary
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
@@ -29,6 +30,9 @@ from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, IntArray, Voca
 CONFIG = "tokenizer_config.json"
 FALLBACK_TEXTS = 1000
 """Texts per call of an encoder that makes Python lists; bounds its memory."""
+
+_SHOWN_SPECIAL = 12
+"""Special tokens that a notebook shows."""
 
 
 @final
@@ -76,6 +80,22 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, {self.kind}, {self.vocab_size} ids)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: its kind, its ids, and whether it brings a chat template."""
+        ids = [("BOS", self.bos_id), ("EOS", self.eos_id), ("padding", self.pad_id)]
+        special = sorted(self.special_tokens.items(), key=lambda entry: entry[1])
+        names = ", ".join(f"{text} {number}" for text, number in special[:_SHOWN_SPECIAL])
+        more = f" and {len(special) - _SHOWN_SPECIAL:,} more" if len(special) > _SHOWN_SPECIAL else ""
+        facts = [
+            ("kind", self.kind),
+            ("ids", f"{self.vocab_size:,}"),
+            *((name, number) for name, number in ids if number is not None),
+            ("special tokens", (names or "none") + more),
+            ("chat template", "yes" if self.chat_template else "no"),
+            ("encoder", self.encoder),
+        ]
+        return card(f"Tokenizer {self.name}", facts)
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         return _rebuild, (self.name, self.source_bytes, self._fallback_reason)

@@ -25,6 +25,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
 from penstock.core.folders import local_path
+from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
 from penstock.tokenizers.huggingface import ID_SECTIONS
 from penstock.tokenizers.loading import load_tokenizer
@@ -43,6 +44,7 @@ BATCH_BYTES = 1 << 20
 learns the same merges more slowly, but has no kernels that may have to be compiled first."""
 
 
+@suggests
 def train_tokenizer(
     texts: Iterable[str],
     *,

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
+from penstock.core.terminal import PLAIN_SECONDS, elapsed_and_left
 from penstock.evaluation.results import weighted_mean
 from penstock.evaluation.subject import Subject
 from penstock.evaluation.tasks import make_task
@@ -30,6 +31,7 @@ from penstock.loader.mixture import Mixture, Source
 from penstock.models import LanguageModel
 from penstock.models.facts import facts_of
 from penstock.models.language_model import most_packed
+from penstock.models.without_dropout import evaluating
 from penstock.objectives.objective import Causal
 from penstock.shards import ChatInfo, Corpus
 from penstock.tokenizers import Tokenizer
@@ -110,17 +112,44 @@ class Samples:
         return {str(number): prompt + one.text for number, (prompt, one) in enumerate(texts)}
 
 
-Stop = Callable[[], bool]
-"""Whether the run was asked to stop; all ranks must call it together and get the same answer."""
+class Stop(Protocol):
+    """Whether the run was asked to stop; all ranks must call it together and get the same answer."""
+
+    def __call__(self, share: float | None = None) -> bool:
+        """`share`: how much of the evaluation is done, 0 to 1; None: it does not know."""
 
 
 ONE_A_ROW = "one document a row: in rows of several the model lets them see each other"
 """Added to the figures of a model for which `PackingVerdict` allows only one document per row."""
 
 
-def never() -> bool:
+def never(share: float | None = None) -> bool:
     """A `Stop` that is always false."""
     return False
+
+
+@final
+class Watched:
+    """A `Stop` that reports how far an evaluation is: after 10 s, then whenever it has taken twice as long.
+
+    Args:
+        name: Name of the evaluation.
+        say: Shows a line.
+        asked: Whether the run was asked to stop.
+    """
+
+    def __init__(self, name: str, say: Callable[[str], None], asked: Callable[[], bool] = never) -> None:
+        self._name, self._say, self._asked = name, say, asked
+        self._began, self._next = time.monotonic(), PLAIN_SECONDS
+
+    def __call__(self, share: float | None = None) -> bool:
+        """See `Stop`."""
+        seconds = time.monotonic() - self._began
+        if seconds >= self._next:
+            self._next = 2 * seconds
+            done = "" if share is None else f"{100 * share:.0f}% · "
+            self._say(f"{self._name}: {done}{elapsed_and_left(seconds, share)}")
+        return self._asked()
 
 
 class Evaluator(Protocol):
@@ -199,7 +228,8 @@ class HeldOutLoss:
     def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
         """See the class."""
         nats = weights = 0.0
-        taken = 0
+        taken = tokens = 0
+        total = sum(source.count_tokens(cast(Corpus, source.path)) for source in self._sources)
         parts = LossSums(self._groups.names, len(model.prediction_weights), model.device)
         with torch.no_grad():
             for step in self._loader():
@@ -214,7 +244,9 @@ class HeldOutLoss:
                     weights += float(sums.weights[0])
                     parts.add(sums)
                 taken += len(step) * self._ranks.place.size
-                if stop():
+                tokens += step.num_tokens
+                share = max(tokens / max(total, 1), taken / self._rows if self._rows else 0.0)
+                if stop(min(share, 1.0)):
                     return {}
                 if self._rows is not None and taken >= self._rows:
                     break
@@ -320,7 +352,11 @@ def scheduled(evaluators: Mapping[str, tuple[int, Evaluator]], done: int, last: 
 
 
 def evaluate(
-    evaluators: Mapping[str, tuple[int, Evaluator]], names: Sequence[str], model: LanguageModel, stop: Stop = never
+    evaluators: Mapping[str, tuple[int, Evaluator]],
+    names: Sequence[str],
+    model: LanguageModel,
+    stop: Callable[[], bool] = never,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Run some evaluators.
 
@@ -332,6 +368,7 @@ def evaluate(
         names: Those that run.
         model: What they evaluate.
         stop: Asked between rows and problems.
+        say: Shows a line about one that takes long; None: nothing does.
 
     Returns:
         Figures as "name/figure", with the seconds each took, and the names of those that were not finished.
@@ -339,19 +376,14 @@ def evaluate(
     figures: dict[str, Any] = {}
     if not names:
         return figures, []
-    assert isinstance(model, torch.nn.Module)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for place, name in enumerate(names):
             began = time.monotonic()
-            found = {} if stop() else evaluators[name][1](model, stop)
+            found = {} if stop() else evaluators[name][1](model, Watched(name, say or (lambda _: None), stop))
             if not found and stop():
                 return figures, list(names[place:])
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
             figures[f"{name}/seconds"] = time.monotonic() - began
-    finally:
-        model.train(training)
     return figures, []
 
 
@@ -420,7 +452,7 @@ class TaskScore:
         for begin in range(0, math.ceil(len(places) / shares), PROBLEMS_AT_ONCE):
             for answer in self._task.answer(subject, mine[begin : begin + PROBLEMS_AT_ONCE]):
                 found[:, places[answer.problem]] = answer.score, answer.weight
-            if stop():
+            if stop(min((begin + PROBLEMS_AT_ONCE) * shares / len(places), 1.0)):
                 return {}
         numbers = found.ravel().tolist()
         scores, weights = np.reshape(numbers if together else self._ranks.sum(numbers), found.shape).tolist()

@@ -70,7 +70,7 @@ class HeldOutPreference:
                     sums = {name: sums.get(name, 0.0) + value for name, value in figures.items()}
             units = {name: units.get(name, 0) + count for name, count in step.units.items()}
             taken += len(step) * self._ranks.place.size
-            if stop():
+            if stop(taken / self._settings.rows if self._settings.rows else None):
                 return {}
             if self._settings.rows is not None and taken >= self._settings.rows:
                 break

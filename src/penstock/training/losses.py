@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import suggests
 from penstock.distillation.blocks import no_loss
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
@@ -196,6 +197,7 @@ class RowLoss:
     """[2, G] float64: both sums at distance 1 for each group of slots; None if no groups were given."""
 
 
+@suggests
 def loss(
     model: LanguageModel | nn.Module,
     rows: ModelInput | RowTensors | Step,

@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self, final
 import yaml
 
 from penstock.core.errors import FormatError, MissingExtraError, OutputError
-from penstock.core.terminal import PLAIN_SECONDS, visible
+from penstock.core.terminal import PLAIN_SECONDS, clock, time_columns, visible
 
 SOURCE, TASK, DISTANCE = "loss.source.", "loss.task.", "loss.distance."
 """Prefixes of the parts of a step's loss; a source, a task or a target distance follows. See `loss_groups`."""
@@ -37,8 +37,8 @@ def is_evaluation(name: str) -> bool:
     return "/" in name and not name.startswith(PARTS)
 
 
-BESIDES = 34
-"""Columns of the live line without the bar and the note: "training", percent, two times, and spaces."""
+BESIDES = 47
+"""Columns of the live line without the bar and the note: "training", percent, two times with words, and spaces."""
 
 
 @final
@@ -124,13 +124,6 @@ def evaluation_lines(record: Mapping[str, Any]) -> list[str]:
     return [f"{evaluator} {' · '.join(figures)}" for evaluator, figures in numbers.items()] + texts
 
 
-def clock(seconds: float) -> str:
-    """3725 → '1:02:05'."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def _number(value: float) -> str:
     """Whole numbers, such as counts, as they are; others with four digits after the point."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4f}"
@@ -142,8 +135,7 @@ def _bar_width(width: int) -> int:
 
 def _bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     console = Console(stderr=True)
     return Progress(
@@ -151,9 +143,7 @@ def _bar() -> Any:
         BarColumn(bar_width=_bar_width(console.width)),
         TaskProgressColumn(),
         TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("·"),
-        Remaining(),
+        *time_columns(),
         console=console,
     )
 

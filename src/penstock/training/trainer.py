@@ -422,7 +422,9 @@ class Trainer:
     def _evaluate(self, names: Sequence[str], interruption: Interruption) -> Record:
         """Figures of some evaluators; those that a signal stops are owed: saved, and done when the run is resumed."""
         with interruption.waiting():
-            figures, stopped = evaluate(self._evaluators, names, self.model, lambda: self._asked(interruption))
+            figures, stopped = evaluate(
+                self._evaluators, names, self.model, lambda: self._asked(interruption), self.say
+            )
         self._owed = {"evaluators": stopped} if stopped else {}
         if stopped:
             self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")

@@ -1,0 +1,45 @@
+"""What type checkers know of the public names, as an editor shows it."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CODE = """\
+import torch
+
+import penstock as ps
+
+model = ps.build_model(layers=1, width=16, heads=2, vocab_size=300).to("cpu").eval()
+reveal_type(model)
+step = next(iter(ps.Loader(ps.prepare("a.jsonl", tokenizer="t", output="d"), sequence_length=8, rows_per_step=2)))
+reveal_type(step.torch()["tokens"])
+reveal_type(step.torch()["max_seqlen"])
+reveal_type(step.arrays()["targets"])
+torch.optim.AdamW(model.parameters())
+model.load_state_dict(model.state_dict())
+step.torch()["token"]
+ps.Source("d", epochs=2)
+"""
+
+
+def test_values_and_methods_have_types(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(CODE)
+    words = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", tmp_path / "user.py"]
+    words[4:4] = ["--config-file", tmp_path / "none.ini"]
+    (tmp_path / "none.ini").write_text("[mypy]\nignore_missing_imports = true\n")
+    said = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False).stdout
+    found = [line.split(": ", 2)[1:] for line in said.splitlines() if "user.py:" in line]
+    assert [text for kind, text in found if kind == "note"][:4] == [
+        'Revealed type is "penstock.models.language_model.LanguageModel"',
+        'Revealed type is "torch._tensor.Tensor"',
+        'Revealed type is "int | None"',
+        'Revealed type is "numpy.ndarray[Any, Any]"',
+    ]
+    errors = [text for kind, text in found if kind == "error"]
+    assert len(errors) == 2
+    assert 'has no key "token"' in errors[0]
+    assert 'Unexpected keyword argument "epochs"' in errors[1]
