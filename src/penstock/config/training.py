@@ -101,8 +101,8 @@ def make_trainer(
     continued = _continued(settings, output, resume, ranks, say)
     settings, text = _with_beginning(settings, shown_urls(text), continued, output)
     settings, text = _with_rate(settings, text, given, continued, say)
-    if ranks.several and continued is not None:
-        # With what each rank has found in the other run, such as its learning rate.
+    if ranks.several:
+        # With the learning rate that each rank has chosen, or found in the other run.
         check_values(_common(settings))
     if settings.model is None and given.model is None and (continued is None or "weights" not in continued.take):
         raise ConfigError(
