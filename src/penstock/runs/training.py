@@ -231,8 +231,8 @@ def _data_of(loader: Any) -> DataSettings:
         )
     if loader.start != BEGINNING:
         raise ConfigError(
-            "loader: begins at the place or the step of another (continue_from, first_step), which a run's folder cannot "
-            "hold; make it without, and give ps.train continue_from=RUN"
+            "loader: begins at the place or the step of another (continue_from, first_step), which a run's folder "
+            "cannot hold; make it without, and give ps.train continue_from=RUN"
         )
     if loader.step:
         raise ConfigError(
