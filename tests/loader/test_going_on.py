@@ -1,6 +1,7 @@
 """A loader that goes on from another's place: what was seen does not come again in its epoch, and all else comes."""
 
 import json
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,7 @@ import penstock as ps
 from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.randomness import key_for, mix
+from penstock.inspection import dry_run
 from penstock.loader.places import place_after
 from penstock.loader.steps import StepPlanner
 from penstock.sampling import Permutation
@@ -254,3 +256,24 @@ def test_what_is_no_place(folder, damage, told):
 
 def with_source(place, **values):
     return {**place, "sources": {"a": {**place["sources"]["a"], **values}}}
+
+
+def test_a_copy_and_a_look_begin_there_too(folder, capsys):
+    _, place = pieces_of(make([source(folder)]), 11)
+    loader = make([source(folder)], continue_from=place, first_step=11)
+    rows = [[row.tokens.tolist() for row in step] for step in loader]
+    copy = pickle.loads(pickle.dumps(make([source(folder)], continue_from=place, first_step=11)))
+    assert copy.step == 11
+    assert [[row.tokens.tolist() for row in step] for step in copy] == rows
+    report = dry_run(make([source(folder)], continue_from=place, first_step=11, data_parallel=(0, 3)), 4)
+    assert report.tokens == sum(len(piece) for step in rows[:4] for piece in step) - report.padding
+    ps.inspect(make([source(folder)], continue_from=place, first_step=11), step=12)
+    assert "penstock" not in capsys.readouterr().err
+
+
+def test_a_run_is_not_begun_by_a_loader_that_goes_on(folder, tmp_path):
+    _, place = pieces_of(make([source(folder)]), 11)
+    model = ps.build_model(layers=1, width=16, heads=2, vocab_size=900)
+    for given_start in ({"continue_from": place}, {"first_step": 3}):
+        with pytest.raises(ConfigError, match=r"begins at the place or the step of another .* continue_from=RUN"):
+            ps.train(model, make([source(folder)], **given_start), output=tmp_path / "run", steps=2)
