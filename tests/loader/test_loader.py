@@ -238,6 +238,18 @@ def test_which_setting_of_a_source_differs_is_said(data):
         state_of(name="c").load_state_dict(broken)
 
 
+def test_states_of_earlier_versions_take_a_limit_of_epochs(data):
+    """They have no names of sources, which decide nothing."""
+
+    def loader(epochs):
+        return Loader(Source(data[0], name="c", max_epochs=epochs), sequence_length=64, rows_per_step=2)
+
+    state = next(iter(loader(None))).resume_state
+    made_from = {name: value for name, value in state["made_from"].items() if name != "named"}
+    for epochs in (None, 3):
+        loader(epochs).load_state_dict({**state, "made_from": made_from})
+
+
 def test_states_that_do_not_fit_are_refused(data, tmp_path):
     state = next(iter(build(data))).resume_state
     with pytest.raises(StateError, match="sequence_length was 128, is 256"):

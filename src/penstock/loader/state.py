@@ -224,8 +224,10 @@ def _refuse_changes(plan: Plan, then: dict[str, Any]) -> Plan | None:
         limits = _epochs_of(then, sources)
         if limits != [source.max_epochs for source in plan.mixture.sources]:
             old = plan.with_max_epochs(limits)
-            if _EPOCHS in then or describe(old) == then:
-                now = describe(old)
+            before = describe(old)
+            # Earlier versions did not store names either.
+            if _EPOCHS in then or {**before, _NAMED: None} == {**then, _NAMED: None}:
+                now = before
     changed = differences(plan, now, then, lambda name, now, then: f"{name} was {then!r}, is {now!r}")
     if changed:
         raise StateError(f"the state was saved from other data or settings: {'; '.join(changed)}. {CURE}")
