@@ -1,6 +1,6 @@
 """What tests of real models read: chats, pairs, questions of MMLU and GSM8K in their formats, and English prose.
 
-Written for these tests. The prose is what Python's own help says, which every installation brings.
+Written for these tests; only the English prose is what Python's own help says, which every installation brings.
 """
 
 import csv
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 Chat = list[dict[str, str]]
+GERMAN = Path(__file__).with_name("german.txt")
+"""A text a line."""
 
 
 def _turns(*texts: str, system: str | None = None) -> Chat:

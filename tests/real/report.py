@@ -15,6 +15,11 @@ BEGIN, END = "<!-- real models: begin -->", "<!-- real models: end -->"
 PEERS = ("torch", "transformers", "trl", "peft", "lm_eval")
 
 
+def to(apart: float) -> str:
+    """How far two figures are apart, in words."""
+    return "bit for bit" if apart == 0 else f"to {apart:.0e}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """One line of the table: what was measured, ours, and the peer's with what it is compared by."""

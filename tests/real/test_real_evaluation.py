@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report import Report
+from report import Report, to
 
 import penstock as ps
 
@@ -117,7 +117,7 @@ def test_mmlu_is_that_of_lm_eval(smollm2: Path, theirs: Any, few: Path, tmp_path
     report.add(
         f"MMLU on SmolLM2, {SHOTS}-shot, {len(answers)} questions of {', '.join(subjects)}: score",
         f"{result['score']:.3f} ± {result['standard_error']:.3f}",
-        f"lm-eval's own task with `HFLM`: the same answers, each letter's log-likelihood equal to {worst:.0e}",
+        f"lm-eval's own task with `HFLM`: the same answers, each letter's log-likelihood equal {to(worst)}",
     )
 
 

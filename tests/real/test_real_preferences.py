@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from real_texts import CRAFTS, craft_pairs
-from report import Report
+from report import Report, to
 
 import penstock as ps
 
@@ -14,9 +14,12 @@ pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore"), pytest.mar
 STEPS, RATE, BETA, DECAY = 3, 1e-5, 0.1, 0.0
 PAIRS = 6
 NAMES = {
-    "loss": "loss", "chosen_reward": "rewards/chosen", "rejected_reward": "rewards/rejected", "margin": "rewards/margins",
-    "accuracy": "rewards/accuracies",
-}  # fmt: skip
+    "loss": "loss",
+    "preference.chosen_reward": "rewards/chosen",
+    "preference.rejected_reward": "rewards/rejected",
+    "preference.margin": "rewards/margins",
+    "preference.accuracy": "rewards/accuracies",
+}
 """Our figures → TRL's."""
 
 
@@ -72,12 +75,13 @@ def test_first_steps_are_those_of_trl(smollm2: Path, pairs: Path, tmp_path: Path
     assert len(ours) == len(expected) == STEPS
     for mine, other in zip(ours, expected, strict=True):
         assert mine == pytest.approx(other, rel=2e-3, abs=2e-4)
-    assert ours[-1]["margin"] > ours[0]["margin"] + 0.1
+    margin = "preference.margin"
+    assert ours[-1][margin] > ours[0][margin] + 0.1
     worst = max(abs(mine["loss"] - other["loss"]) for mine, other in zip(ours, expected, strict=True))
     report.add(
         f"DPO of SmolLM2 on {PAIRS} pairs, {STEPS} steps: losses; margins",
-        "; ".join(", ".join(f"{step[name]:.4f}" for step in ours) for name in ("loss", "margin")),
-        f"TRL's `DPOTrainer`, padded: losses equal to {worst:.0e}",
+        "; ".join(", ".join(f"{step[name]:.4f}" for step in ours) for name in ("loss", margin)),
+        f"TRL's `DPOTrainer`, padded: losses equal {to(worst)}",
     )
 
 

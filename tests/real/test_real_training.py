@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from peers import borrow_model, chats_of_steps, furthest, labelled, our_logits, their_loss, train_theirs
 from real_texts import CRAFTS, craft_chats
-from report import Report
+from report import Report, to
 
 import penstock as ps
 
@@ -95,7 +95,7 @@ def test_first_losses_are_those_of_a_plain_loop(base: Path, data: Path, tuned: p
     report.add(
         f"fine-tuning SmolLM2, all weights, {STEPS} steps of {len(steps[0])} chats: losses; held out",
         f"{', '.join(f'{loss:.4f}' for loss in ours)}; {held[0]:.3f} → {held[-1]:.3f}",
-        f"a loop of transformers, a chat at a time: equal to {worst:.0e}",
+        f"a loop of transformers, a chat at a time: equal {to(worst)}",
     )
 
 
@@ -125,7 +125,7 @@ def test_an_export_is_the_model(base: Path, tuned: ps.Run, tmp_path: Path, repor
     assert tokenizer.apply_chat_template(chat)["input_ids"] == ids
     report.add(
         "exports of the fine-tuned model, opened by transformers",
-        f"logits equal to {furthest(ours, theirs):.0e}; `generation_config.json` and chat template kept",
+        f"logits equal {to(furthest(ours, theirs))}; `generation_config.json` and chat template kept",
         "`AutoModelForCausalLM` against the run",
     )
 
@@ -156,6 +156,6 @@ def test_an_adapter_is_that_of_peft(base: Path, adapted: ps.Run, tmp_path: Path,
     assert losses[-1] == pytest.approx(their_loss(theirs, held), rel=1e-4)
     report.add(
         f"LoRA of rank 8 on SmolLM2, {adapted.step} steps: held-out loss; the exported adapter",
-        f"{losses[0]:.3f} → {losses[-1]:.3f}; logits equal to {apart:.0e}",
+        f"{losses[0]:.3f} → {losses[-1]:.3f}; logits equal {to(apart)}",
         "peft with the adapter: the same held-out loss",
     )
