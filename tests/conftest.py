@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that are marked slow, as CI does")
-    parser.addoption("--real", action="store_true", help="run the tests of real models, which `make test-real` prepares")
+    parser.addoption("--real", action="store_true", help="run the tests of real models: make test-real")
     parser.addoption("--write", action="store_true", help="with --real: write what they measure into the documentation")
 
 

@@ -34,7 +34,8 @@ def commands(page: Path) -> list[list[str]]:
     """Words of every penstock command of a page, in blocks of shell and in the heads of run files."""
     text = "\n".join([*blocks(page, "bash"), *blocks(page, "yaml")]).replace("\\\n", " ")
     found = [line for line in text.splitlines() if re.search(rf"penstock ({'|'.join(VERBS)}) ", line)]
-    return [shlex.split(line[re.search(r"penstock [a-z]", line).start() :], comments=True) for line in found]  # type: ignore[union-attr]
+    plain = [re.sub(r" [|>&].*", "", line) for line in found]  # without where its output goes
+    return [shlex.split(line[re.search(r"penstock [a-z]", line).start() :], comments=True) for line in plain]  # type: ignore[union-attr]
 
 
 def test_there_is_a_page_for_each_way_here() -> None:

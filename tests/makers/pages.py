@@ -16,7 +16,7 @@ A comment on a line of its own before a block says more:
 and anywhere on the page:
 
     <!-- needs: av, soundfile -->    the page is skipped where one of these modules is not there
-    <!-- models: smollm2 -->         the page needs folders with these real models: `make test-real` runs it, CI does not
+    <!-- models: smollm2 -->         the page needs folders of these real models: `make test-real` runs it alone
 
 What a block prints is compared line by line: colours, the amount of white space and the values of numbers do not count,
 `…` stands for anything within a line, and a line that is only `…` for any lines.

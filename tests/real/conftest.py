@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report import Report
+from real_report import Report
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(os.environ.get("PENSTOCK_REAL_MODELS", ROOT / "build" / "real" / "models"))

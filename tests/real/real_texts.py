@@ -86,7 +86,7 @@ _MMLU = (
     ("How many edges does a cube have?", "6", "8", "10", "12", "D"),
     ("Which fraction is the largest?", "1/2", "2/3", "3/5", "3/4", "D"),
     ("What is the square root of 144?", "12", "14", "16", "72", "A"),
-    ("A clock shows 3:00. What is the angle between its hands?", "30 degrees", "60 degrees", "90 degrees", "180 degrees", "C"),
+    ("What angle do the hands of a clock make at 3:00?", "30 degrees", "60 degrees", "90 degrees", "180 degrees", "C"),
 )  # fmt: skip
 _GSM8K = (
     ("Ada has 3 boxes with 4 pens each. How many pens has she?", "3 boxes of 4 pens are 3*4=12 pens.\n#### 12"),

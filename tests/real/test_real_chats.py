@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_report import Report
 from real_texts import CHATS, Chat, craft_chats, prose
-from report import Report
 
 import penstock as ps
 
@@ -51,7 +51,9 @@ def same(ours: list[int], theirs: list[int], leads: list[float]) -> int:
     """How many tokens are the same; they may part only where transformers' own best two are as good as equal."""
     for place, pair in enumerate(zip(ours, theirs, strict=False)):
         if pair[0] != pair[1]:
-            assert leads[place] < TIE, f"token {place}: {pair[0]}, expected {pair[1]}, which leads by {leads[place]:.3g}"
+            assert leads[place] < TIE, (
+                f"token {place}: {pair[0]}, expected {pair[1]}, which leads by {leads[place]:.3g}"
+            )
             return place
     assert len(ours) == len(theirs), f"{len(ours)} tokens, expected {len(theirs)}"
     return len(ours)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_report import Report, to
 from real_texts import GERMAN, write_lines
-from report import Report, to
 
 import penstock as ps
 
@@ -77,7 +77,13 @@ def test_a_teacher_with_another_tokenizer_helps(
     ps.train(str(smollm2), loader(), output=tmp_path / "alone", **common)
     for name, weight in {"both": 1.0, "teacher": 0.0}.items():
         run = ps.distil(
-            str(smollm2), loader(), teacher=str(gemma3), loss="alm", cross_entropy=weight, output=tmp_path / name, **common
+            str(smollm2),
+            loader(),
+            teacher=str(gemma3),
+            loss="alm",
+            cross_entropy=weight,
+            output=tmp_path / name,
+            **common,
         )
         assert min(record["distillation"] for record in run.metrics) >= 0
     before, alone, both, teacher = (
@@ -86,7 +92,7 @@ def test_a_teacher_with_another_tokenizer_helps(
     assert teacher < before - 0.05
     assert both < alone < before
     report.add(
-        f"SmolLM2 learns German from Gemma 3, which has another tokenizer (`alm`), {STEPS} steps of {2 * LENGTH} tokens: "
+        f"SmolLM2 learns German from Gemma 3, which has another tokenizer (`alm`), {STEPS} steps of {2 * LENGTH}: "
         "held-out bits per byte with cross entropy and teacher; with the teacher alone",
         f"{before:.3f} → {both:.3f}; {teacher:.3f}",
         f"cross entropy alone, the same steps: {alone:.3f}",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report import Report, to
+from real_report import Report, to
 
 import penstock as ps
 
@@ -53,7 +53,9 @@ def run_theirs(model: Any, tasks: list[dict[str, Any]], limit: int) -> dict[str,
     return {name: sorted(samples, key=lambda one: one["doc_id"]) for name, samples in found["samples"].items()}
 
 
-def run_ours(folder: Path, name: str, data: Path, output: Path, **settings: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def run_ours(
+    folder: Path, name: str, data: Path, output: Path, **settings: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """penstock's answer to each question, and the task's result."""
     result = ps.open_run(folder).evaluate(name, data=str(data), output=output, **settings)["tasks"][0]
     lines = (output / name / "answers.jsonl").read_text(encoding="utf-8").splitlines()[1:]

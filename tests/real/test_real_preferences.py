@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_report import Report, to
 from real_texts import CRAFTS, craft_pairs
-from report import Report, to
 
 import penstock as ps
 
@@ -48,7 +48,8 @@ def train_trl(model: Path, pairs: Path, output: Path) -> list[dict[str, float]]:
     args = DPOConfig(
         str(output), use_cpu=True, bf16=False, report_to=[], gradient_checkpointing=False, disable_tqdm=True,
         save_strategy="no", logging_steps=1, max_steps=STEPS, per_device_train_batch_size=PAIRS, max_length=None,
-        learning_rate=RATE, lr_scheduler_type="constant", weight_decay=DECAY, adam_beta2=0.95, beta=BETA, warmup_steps=0,
+        learning_rate=RATE, lr_scheduler_type="constant", warmup_steps=0, weight_decay=DECAY, adam_beta2=0.95,
+        beta=BETA,
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = [plain_texts(tokenizer, record) for record in craft_pairs(CRAFTS[:PAIRS])]
@@ -86,7 +87,7 @@ def test_first_steps_are_those_of_trl(smollm2: Path, pairs: Path, tmp_path: Path
 
 
 def test_ids_are_those_of_trl(smollm2: Path, pairs: Path, tmp_path: Path) -> None:
-    """TRL renders the same records itself; it also trains the line end after the reply, which nobody has to generate."""
+    """TRL renders the same records itself; it also trains the line end after a reply, which nobody has to generate."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer

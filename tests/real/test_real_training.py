@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import borrow_model, chats_of_steps, furthest, labelled, our_logits, their_loss, train_theirs
+from real_report import Report, to
 from real_texts import CRAFTS, craft_chats
-from report import Report, to
+from their_side import borrow_model, chats_of_steps, furthest, labelled, our_logits, their_loss, train_theirs
 
 import penstock as ps
 

@@ -1,11 +1,11 @@
-"""The tutorial on a real model runs as it stands, and prints what it says; with `--write`, it gets this run's numbers."""
+"""The tutorial on a real model runs as it stands, and prints what it says; with `--write`, it gets new numbers."""
 
 import os
 import time
 from pathlib import Path
 
 import pytest
-from report import Report
+from real_report import Report
 
 from makers.pages import models, rewrite_page, run_page
 

@@ -1,4 +1,4 @@
-"""The figures that tests of real models measure: a table in the terminal, a file, and a section of docs/benchmarks.md."""
+"""The figures that tests of real models measure: a table in the terminal, a file, a section of docs/benchmarks.md."""
 
 import json
 import os
