@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_report import Report
-from real_texts import CHATS, Chat, craft_chats, prose
+from real_report import Report, to
+from real_texts import CHATS, GERMAN, Chat, craft_chats, prose
+from their_side import furthest, our_logits, their_logits
 
 import penstock as ps
 
@@ -117,6 +118,25 @@ def test_texts_of_a_base_model_are_those_of_transformers(gemma3: Path, report: R
         f"greedy texts of Gemma 3 270M, {len(texts)} prompts at once",
         f"{sum(equal)} of {sum(map(len, ours))} tokens equal",
         "transformers' `generate`, a prompt at a time",
+    )
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_logits_in_a_row_are_those_of_transformers(name: str, request: pytest.FixtureRequest, report: Report) -> None:
+    """Three texts share a row here, and each is alone there."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = request.getfixturevalue(name)
+    texts = [*GERMAN.read_text(encoding="utf-8").splitlines()[:2], prose()[0][:300]]
+    documents = [AutoTokenizer.from_pretrained(folder)(text)["input_ids"] for text in texts]
+    ours = our_logits(folder, *documents)
+    theirs = their_logits(AutoModelForCausalLM.from_pretrained(folder).eval(), *documents)
+    apart = furthest(ours, theirs)
+    assert apart < 1e-3
+    report.add(
+        f"logits of {name}, {len(texts)} texts in a row, {len(ours)} tokens",
+        f"equal {to(apart)}, of up to {float(theirs.abs().max()):.0f}",
+        "transformers, each text alone",
     )
 
 

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from real_report import Report, to
 from real_texts import CRAFTS, craft_chats
-from their_side import borrow_model, chats_of_steps, furthest, labelled, our_logits, their_loss, train_theirs
+from their_side import (
+    borrow_model,
+    chats_of_steps,
+    furthest,
+    labelled,
+    our_logits,
+    their_logits,
+    their_loss,
+    train_theirs,
+)
 
 import penstock as ps
 
@@ -112,10 +121,10 @@ def test_an_export_is_the_model(base: Path, tuned: ps.Run, tmp_path: Path, repor
     folder = tmp_path / "export"
     tuned.export(folder)
     (ids, _), *_ = load_chats(base, HELD)
-    ours, theirs = our_logits(tuned.path, ids), logits(load_theirs(folder), ids)
+    ours, theirs = our_logits(tuned.path, ids), their_logits(load_theirs(folder), ids)
     assert furthest(ours, theirs) < 2e-4
     assert furthest(our_logits(folder, ids), ours) == 0
-    assert furthest(logits(load_theirs(base), ids), ours) > 0.1
+    assert furthest(their_logits(load_theirs(base), ids), ours) > 0.1
     found, kept = GenerationConfig.from_pretrained(folder), GenerationConfig.from_pretrained(base)
     names = (*OWN, "bos_token_id", "pad_token_id")
     assert {name: getattr(found, name) for name in names} == {name: getattr(kept, name) for name in names}
@@ -130,13 +139,6 @@ def test_an_export_is_the_model(base: Path, tuned: ps.Run, tmp_path: Path, repor
     )
 
 
-def logits(model: Any, ids: list[int]) -> Any:
-    import torch
-
-    with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0]
-
-
 def test_an_adapter_is_that_of_peft(base: Path, adapted: ps.Run, tmp_path: Path, report: Report) -> None:
     """peft's logits with the adapter, transformers' with it merged, and ours; and the held-out loss."""
     from peft import PeftModel
@@ -146,12 +148,12 @@ def test_an_adapter_is_that_of_peft(base: Path, adapted: ps.Run, tmp_path: Path,
     theirs = PeftModel.from_pretrained(load_theirs(base), tmp_path / "adapter").eval()
     held = load_chats(base, HELD)
     ids = held[0][0]
-    ours, merged = our_logits(adapted.path, ids), logits(load_theirs(tmp_path / "merged"), ids)
-    apart = furthest(ours, logits(theirs, ids))
+    ours, merged = our_logits(adapted.path, ids), their_logits(load_theirs(tmp_path / "merged"), ids)
+    apart = furthest(ours, their_logits(theirs, ids))
     assert apart < 2e-4
     assert furthest(merged, ours) < 1e-3
     with theirs.disable_adapter():
-        assert furthest(logits(theirs, ids), ours) > 0.1
+        assert furthest(their_logits(theirs, ids), ours) > 0.1
     losses = figures(adapted, "held/loss")
     assert losses[-1] == pytest.approx(their_loss(theirs, held), rel=1e-4)
     report.add(

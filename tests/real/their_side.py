@@ -72,15 +72,23 @@ def their_loss(model: Any, chats: Sequence[Labelled]) -> float:
     return total / sum(label != IGNORE for _, labels in chats for label in labels)
 
 
-def our_logits(folder: str | Path, ids: list[int]) -> Any:
-    """Logits [tokens, vocabulary] of a run or a folder by penstock."""
+def our_logits(folder: str | Path, *documents: list[int]) -> Any:
+    """Logits [tokens, vocabulary] of a run or a folder by penstock, of documents in one row."""
     import torch
 
     from penstock.evaluation.subject import packed
 
     model = ps.load_model(folder).eval()
     with torch.no_grad():
-        return model.logits(model(model.tensors(packed([ids])))[0])
+        return model.logits(model(model.tensors(packed(documents)))[0])
+
+
+def their_logits(model: Any, *documents: list[int]) -> Any:
+    """The same by a model of transformers, each document alone."""
+    import torch
+
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([ids])).logits[0] for ids in documents])
 
 
 def furthest(ours: Any, theirs: Any) -> float:
