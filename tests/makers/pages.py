@@ -16,6 +16,7 @@ A comment on a line of its own before a block says more:
 and anywhere on the page:
 
     <!-- needs: av, soundfile -->    the page is skipped where one of these modules is not there
+    <!-- models: smollm2 -->         the page needs folders of these real models: `make test-real` runs it alone
 
 What a block prints is compared line by line: colours, the amount of white space and the values of numbers do not count,
 `…` stands for anything within a line, and a line that is only `…` for any lines.
@@ -138,6 +139,12 @@ def needs(page: Path) -> list[str]:
     return [name.strip() for names in found for name in names.split(",")]
 
 
+def models(page: Path) -> list[str]:
+    """The folders with real models that the page needs."""
+    found = re.findall(r"<!-- models: (.*?) -->", page.read_text(encoding="utf-8"))
+    return [name.strip() for names in found for name in names.split(",")]
+
+
 def run_page(page: Path, folder: Path) -> list[tuple[Block, Output]]:
     """Run a page in a folder and compare what its blocks print; what each of them gave.
 
@@ -164,6 +171,46 @@ def compare(page: Path, block: Block, output: Output) -> None:
         raise PageError(f"{where}: the block did not fail, which the page says\n{output.text}")
     if block.expected is not None and not matches(block.expected, output.text, exact=block.exact):
         raise PageError(f"{where}: printed\n{output.text}\nexpected\n{block.expected}")
+
+
+def rewrite_page(page: Path, folder: Path) -> None:
+    """Run a page, and write the numbers that its blocks printed into it.
+
+    Raises:
+        PageError: A block failed, or printed something else than other numbers; the page is as it was.
+    """
+    lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
+    with Session(page, folder) as session:
+        found = [(block, session.run(block)) for block in read_blocks(page)]
+    for block, output in reversed(found):
+        compare(page, block, output)
+        if block.runs and block.expected is not None:
+            begin = next(i for i in range(block.line, len(lines)) if lines[i].startswith("```text")) + 1
+            lines[begin : begin + block.expected.count("\n")] = [renew(block.expected, output.text)]
+    page.write_text("".join(lines), encoding="utf-8")
+
+
+def renew(expected: str, printed: str) -> str:
+    """The expected text with the numbers that were printed, where the two match."""
+    pattern = "".join(
+        r"(?:.*\n)*?" if line == "…" else ".*?".join(f"({_open(part)})" for part in line.split("…")) + r"[ \t]*\n"
+        for line in expected.strip("\n").splitlines()
+    )
+    found = re.fullmatch(pattern, clean(printed).strip("\n") + "\n")
+    if found is None:
+        return expected
+    parts = iter(found.groups())
+    lines = [
+        line if line == "…" else "…".join(next(parts) for _ in line.split("…"))
+        for line in expected.strip("\n").splitlines()
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _open(text: str) -> str:
+    """A pattern for a text with any numbers, and any amount of white space where there is some."""
+    words = [re.escape(word) for word in re.split(r"[ \t]+", _NUMBER.sub("\0", text))]
+    return r"[ \t]+".join(words).replace(re.escape("\0"), _NUMBER.pattern)
 
 
 def matches(expected: str, printed: str, *, exact: bool = False) -> bool:
