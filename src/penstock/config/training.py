@@ -458,7 +458,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
         ("parameters", f"{parameters:,}"),
         ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
         ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
-        ("steps", f"{trainer.steps:,}{f' from step {first:,} on' if first else ''}, at most {slots:,} tokens"),
+        ("steps", f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens"),
         *([("documents of a row", way)] if way else []),
         *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),

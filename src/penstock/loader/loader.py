@@ -216,7 +216,7 @@ class Loader:
             self.requirements.target_distances or 1, cache_bytes, rewrites_own=self._sum is not None,
         )  # fmt: skip
         self._ahead: StepsAhead | None = None
-        self._description = states.describe(self._plan)
+        self._description, self._epochs = states.describe(self._plan), states.epochs_of(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
         self._after = self._planner.first
@@ -457,7 +457,7 @@ class Loader:
                 "may have taken steps that are not trained yet, which a resume would leave out; save "
                 "`step.resume_state` of the last step that was trained"
             )
-        return states.save(self._description, self._after)
+        return states.save(self._description, self._epochs, self._after)
 
     def load_state_dict(self, state: dict[str, Any], *, say: Callable[[str], None] | None = None) -> None:
         """Go on after the step that `state` was saved from, on any number of ranks that divides the step.
@@ -564,7 +564,7 @@ class Loader:
             rows,
             weights,
             weighed if tokens is None else tokens,
-            partial(states.save, self._description, plan.after),
+            partial(states.save, self._description, self._epochs, plan.after),
             self._extras.units(plan.pieces),
             partial(place_after, self._plan, plan),
         )

@@ -107,7 +107,6 @@ def describe(plan: Plan) -> dict[str, Any]:
         "share_changes": _digest(changes).hex(),
         "sources": base64.b85encode(_digest(whole) + hints).decode(),
         **({_NAMED: base64.b85encode(zlib.compress(more + json.dumps(names).encode(), 9)).decode()} if few else {}),
-        **_epochs_text([source.max_epochs for source in plan.mixture.sources]),
         **plan.start.described,
     }
 
@@ -120,13 +119,13 @@ def _epochs_text(limits: list[float | None]) -> dict[str, str]:
     return {_EPOCHS: base64.b85encode(zlib.compress(numbers.tobytes(), 9)).decode()}
 
 
-def _epochs_of(description: dict[str, Any], sources: int) -> list[float | None]:
+def _epochs_of(text: str | None, sources: int) -> list[float | None]:
     """What `_epochs_text` was given.
 
     Raises:
         ValueError, zlib.error: It is not from `_epochs_text`, or of another number of sources.
     """
-    if (text := description.get(_EPOCHS)) is None:
+    if text is None:
         return [None] * sources
     numbers = np.frombuffer(zlib.decompressobj().decompress(base64.b85decode(text), 8 * sources + 1), "<f8")
     if len(numbers) != sources or not (np.isfinite(numbers) & (numbers >= 0)).all():
@@ -134,8 +133,13 @@ def _epochs_of(description: dict[str, Any], sources: int) -> list[float | None]:
     return [float(limit) or None for limit in numbers]
 
 
-def save(plan_description: dict[str, Any], after: StepState) -> dict[str, Any]:
-    """The dict of a state between two steps."""
+def epochs_of(plan: Plan) -> dict[str, str]:
+    """What states say of `max_epochs`, besides the digest of the sources; nothing where no source has one."""
+    return _epochs_text([source.max_epochs for source in plan.mixture.sources])
+
+
+def save(plan_description: dict[str, Any], epochs: dict[str, str], after: StepState) -> dict[str, Any]:
+    """The dict of a state between two steps; from `describe`, `epochs_of` and the state."""
     start = after.window_start
     counts = [start.skipped] if start.untrained is None else [start.skipped, start.untrained]
     packed = pack(np.column_stack([_columns(start.cursors), start.credits, *map(_columns, counts)]))
@@ -147,6 +151,7 @@ def save(plan_description: dict[str, Any], after: StepState) -> dict[str, Any]:
         "rows": after.rows_used,
         "place": base64.b85encode(packed).decode(),
         "made_from": plan_description,
+        **epochs,
         **({_KNOWN_FROM: after.known_from} if after.known_from else {}),
     }
 
@@ -168,8 +173,8 @@ def load(plan: Plan, state: dict[str, Any], say: Callable[[str], None]) -> StepS
     try:
         if state["format"] != FORMAT:
             raise StateError(f"the state has format {state['format']}, this version reads {FORMAT}")
-        _refuse_unknown(state, (*_KEYS, _KNOWN_FROM), "")
-        old = _refuse_changes(plan, state["made_from"])
+        _refuse_unknown(state, (*_KEYS, _EPOCHS, _KNOWN_FROM), "")
+        old = _refuse_changes(plan, state["made_from"], state.get(_EPOCHS))
         found = _read(plan, state)
     except (LookupError, TypeError, ValueError, OverflowError, zlib.error, struct.error) as error:
         if isinstance(error, StateError):
@@ -211,22 +216,22 @@ def _refuse_unknown(found: dict[str, Any], known: Any, inside: str) -> None:
         )
 
 
-def _refuse_changes(plan: Plan, then: dict[str, Any]) -> Plan | None:
+def _refuse_changes(plan: Plan, then: dict[str, Any], epochs: str | None) -> Plan | None:
     """The plan as it was, if only `max_epochs` changed; None: nothing did."""
     if not isinstance(then, dict):
         raise StateError("this is not the state of a loader: it does not say what it was made from")
     now = describe(plan)
-    _refuse_unknown(then, dict.fromkeys((*now, *_LIMITS, _DROPS, _EPOCHS, _NAMED, *_START)), "made_from.")
+    _refuse_unknown(then, dict.fromkeys((*now, *_LIMITS, _DROPS, _NAMED, *_START)), "made_from.")
     sources = len(plan.mixture.sources)
     old = None
     if then.get("num_sources") == sources and then != now:
         # Where it stands decides whether the old limits may become the new ones. Earlier versions did not store them.
-        limits = _epochs_of(then, sources)
+        limits = _epochs_of(epochs, sources)
         if limits != [source.max_epochs for source in plan.mixture.sources]:
             old = plan.with_max_epochs(limits)
             before = describe(old)
             # Earlier versions did not store names either.
-            if _EPOCHS in then or {**before, _NAMED: None} == {**then, _NAMED: None}:
+            if epochs is not None or {**before, _NAMED: None} == {**then, _NAMED: None}:
                 now = before
     changed = differences(plan, now, then, lambda name, now, then: f"{name} was {then!r}, is {now!r}")
     if changed:
@@ -244,7 +249,7 @@ def differences(
         now, then: What `describe` gives.
         tell: A setting and its two values as words.
     """
-    told_below = ("sources", "share_changes", "continues", _EPOCHS, _NAMED)
+    told_below = ("sources", "share_changes", "continues", _NAMED)
     names = [name for name in dict.fromkeys((*now, *then)) if name not in told_below]
     changed = [tell(name, now.get(name), then.get(name)) for name in names if now.get(name) != then.get(name)]
     if now.get(_DROPS) and not then.get(_DROPS):
