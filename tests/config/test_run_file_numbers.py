@@ -28,6 +28,7 @@ PLAIN: dict[str, Any] = {
         "policy": {},
         "checkpoints": {},
         "tensor_logs": {},
+        "continue_from": {"run": "runs/a"},
         "evaluators": {"a": {"sources": [{"path": "held", "objective": {"kind": "infill"}}]}},
     },
     "teacher": {"teachers": [{"model": "big", "loss": {}}]},

@@ -107,6 +107,15 @@ def use_everything(data):
         assert rule.cu_seqlens[-1] == len(rule.document_ids) == len(rule.prefix) == 64
 
 
+def use_places(folder):
+    """A source that grows while a window is under way."""
+    documents = [[1 + number % 7] * (1 + number % 50) for number in range(120)]
+    sources = [Source(write_dataset(folder / str(count), documents[:count]), name="a") for count in (80, 120)]
+    steps = iter(Loader(sources[0], sequence_length=32, rows_per_step=3, threads=0))
+    place = [next(steps).place for _ in range(4)][-1]
+    list(islice(Loader(sources[1], sequence_length=32, rows_per_step=3, threads=0, continue_from=place), 30))
+
+
 def use_the_rest(data, folder):
     denoise = Denoise([PrefixLM()], sentinels=range(400, 480))
     long = [i for i, tokens in enumerate(data[0].table.lengths[:, 0]) if tokens > 1]
@@ -174,6 +183,7 @@ def test_every_array_is_what_its_signature_says(data, tmp_path):
         use_everything(data)
         use_the_rest(data, tmp_path)
         use_trees(tmp_path)
+        use_places(tmp_path)
         use_store(data, tmp_path)
     never = {name for name, count in calls.items() if not count and not name.startswith(tuple(UNUSED))}
     assert not never, "annotated, and never called here"

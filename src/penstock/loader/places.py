@@ -301,7 +301,7 @@ class Begin:
         return _compact(entries, kept)
 
 
-def _compact(entries: Annotated[Records, ENTRY, "entries"], kept: Annotated[Bool, "entries"]) -> int:
+def _compact(entries: Annotated[Records, ENTRY, "drawn+1"], kept: Annotated[Bool, "drawn"]) -> int:
     """Move the entries that are kept to the front; each counts what was skipped since the one before it."""
     if kept.all():
         return len(kept)
