@@ -104,6 +104,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rewards.py").write_text("def shorter(record, answer):\n    return -float(len(answer))\n")
     (tmp_path / "held-out.txt").write_text("\n".join(make_texts(20, 5)))
     (tmp_path / "run.yaml").write_text(RUN_FILE)
+    (tmp_path / "more.yaml").write_text(RUN_FILE.replace("steps: 3", "steps: 5"))
     (tmp_path / "axolotl.yaml").write_text(AXOLOTL)
     return tmp_path
 

@@ -191,6 +191,7 @@ def test_without_limits_a_state_says_nothing_of_them(data):
     state = build(data[:2], documents_per_row=None).state_dict()
     assert set(state["made_from"]) == {
         "sequence_length", "rows_per_step", "seed", "packing", "window_rows", "num_sources", "share_changes", "sources",
+        "named",
     }  # fmt: skip
 
 

@@ -41,7 +41,8 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]+)?(?P<rest>[^`]*)$")
 _COMMENT = re.compile(r"^ *<!-- *(?P<name>not run|fails|exact)(?:: *(?P<reason>.*?))? *-->$")
 _NUMBER = re.compile(r"[-+−]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _NOISE = re.compile(
-    r"^(?:penstock: compiling kernels .*|(?!step )[^\n]+:[^\n]* · \d+:\d\d(?: · \d+:\d\d left)?)(?:\n|\Z)", re.MULTILINE
+    r"^(?:penstock: compiling kernels .*|(?!step )[^\n]+:[^\n]* · \d+:\d\d(?: elapsed)?(?: · \d+:\d\d left)?)(?:\n|\Z)",
+    re.MULTILINE,
 )
 """Lines that depend on what ran before, and lines of progress, which a terminal shows as a bar that moves."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?!\n)")

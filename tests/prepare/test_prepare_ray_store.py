@@ -135,7 +135,7 @@ def test_a_worker_is_killed_in_the_middle(store, tmp_path, corpus, tokenizer, mo
 @pytest.mark.slow
 def test_a_node_that_the_store_refuses_is_named(store, corpus, tokenizer):
     store.fail("403", 1, "part-000001.arrow", "PUT")
-    due = r"s3://bucket/web/train/part-000001.arrow: the store refuses: .* rights \(on node \S+ \(process \d+\)\)$"
+    due = r"s3://bucket/web/train/part-000001.arrow: the store refuses: .* rights .*\(on node \S+ \(process \d+\)\)$"
     with pytest.raises(StoreError, match=due):
         prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **OPTIONS)
 

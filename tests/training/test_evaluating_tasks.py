@@ -89,7 +89,7 @@ def test_it_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path, task):
     [(_, look)] = trainer._evaluators.values()
     calls = []
 
-    def stop():
+    def stop(share=None):
         calls.append(1)
         return len(calls) == 2
 
@@ -157,7 +157,7 @@ SCRIPT = """
             [(_, look)] = trainer._evaluators.values()
             trainer.model.eval()
             stops = []
-            def stop():
+            def stop(share=None):
                 stops.append(1)
                 return ranks.agree(False)
             print(json.dumps([name, look(trainer.model, stop), sorted(asked[name].asked), len(stops)]), flush=True)

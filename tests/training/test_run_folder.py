@@ -87,7 +87,7 @@ def test_a_model_of_the_hub(data, run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(hub, "snapshot_download", refuse)
     with pytest.raises(
-        FormatError, match=r"some/model: no such file or folder here, and the hub has nothing .*no network"
+        FormatError, match=r"some/model: no such file or folder here, and the hub gives nothing .*no network"
     ):
         RunFolder.open("some/model")
 

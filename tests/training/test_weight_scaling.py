@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from training_makers import make, make_teacher, write_run_file
 
 import penstock as ps
 from makers.models import tiny_model
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, DistributedError
 from penstock.integrations.trl.preferences import pairs_of_document
 from penstock.shards import build_tree
 from penstock.shards.memory import weight_spans
+from penstock.training import path_training
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import HeldOutLoss
 from penstock.training.path_settings import LABEL_KINDS, PAIR_KINDS, PolicySettings, PreferenceSettings
@@ -197,17 +199,26 @@ class OtherRank:
         return [*values[:-1], values[-1] + 1]
 
 
-def test_all_ranks_stop_where_one_has_a_wrong_weight(tmp_path):
-    """None waits for the other, and the one that knows says what it found."""
+@contextmanager
+def failing_elsewhere():
+    """As `in_step` where the other rank fails."""
+    yield
+    raise DistributedError("rank 1 failed: loss weight 0.5")
+
+
+def test_all_ranks_stop_where_one_has_a_wrong_weight(tmp_path, monkeypatch):
+    """None waits for the other, and all say what was found."""
+    monkeypatch.setattr(path_training, "in_step", failing_elsewhere)
     model = tiny_model(VOCAB)
-    for scale, reason in ((1.0, "another rank has loss weights"), (0.5, "loss weight 0.5")):
+    cases = (1.0, DistributedError, "rank 1 failed"), (0.5, ConfigError, "^(?!rank 1).*loss weight 0.5")
+    for scale, error, reason in cases:
         loader = ps.Loader(
             one_source(answers(tmp_path, scale)), sequence_length=64, rows_per_step=3,
             requirements=model.requirements(), threads=0,
         )  # fmt: skip
         training = PathTraining(model, loader, TrainSettings(policy=PolicySettings()), CPU.device)
         step = next(iter(loader))
-        with pytest.raises(ConfigError, match=reason):
+        with pytest.raises(error, match=reason):
             training.begin(list(step), step, OtherRank())
 
 

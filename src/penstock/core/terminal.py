@@ -135,7 +135,9 @@ class Progress:
     def _print_line(self) -> None:
         self._shown, self._said = time.monotonic(), self.done
         seconds = self._shown - self._started
-        share = f"{100 * self.done / self.total:3.0f}%" if self.total else f"{short_number(self.done)}{self.unit}"
+        share = (
+            f"{100 * self.done / self.total:3.0f}%" if self.total else f"{short_number(self.done)}{self.unit}".strip()
+        )
         note = self.note()
         times = elapsed_and_left(seconds, self.done / self.total if self.total else None)
         print(f"{self.title}: {share}{' · ' + note if note else ''} · {times}", file=sys.stderr, flush=True)
