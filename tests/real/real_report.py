@@ -44,7 +44,8 @@ class Report:
     def conditions(self) -> str:
         """Command, date, machine and versions."""
         packages = ", ".join(f"{name} {version(name)}" for name in PEERS)
-        machine = f"{os.cpu_count()} CPU cores, Python {platform.python_version()}"
+        load = os.getloadavg()[2]  # of a quarter of an hour: what else the machine did
+        machine = f"{os.cpu_count()} CPU cores with a load of {load:.0f}, Python {platform.python_version()}"
         return f"`{COMMAND}`, {date.today().isoformat()}, {machine}, {packages}: {self.seconds / 60:.0f} minutes."
 
     @property
