@@ -33,7 +33,7 @@ from penstock.evaluation.mmlu import Mmlu
 from penstock.evaluation.sandbox import Sandbox
 from penstock.evaluation.tasks import TaskSettings
 from penstock.models import ModelSettings
-from penstock.models.transformer import build_model
+from penstock.models.building import build_model
 
 
 def own_seconds(program: str, folder: Path) -> float:

@@ -36,7 +36,7 @@ from penstock import train_tokenizer
 from penstock.generation import Engine, Sampling
 from penstock.models import ModelSettings
 from penstock.models.exporting import export
-from penstock.models.transformer import build_model
+from penstock.models.building import build_model
 
 VOCABULARY, PROMPT, WRITTEN = 4096, 64, 64
 SETTINGS = ModelSettings(layers=6, width=384, heads=6, mlp_width=1024)

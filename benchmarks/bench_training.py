@@ -46,7 +46,7 @@ from penstock.config.run_file import resolved_text
 from penstock.config.training import make_trainer
 from penstock.models import ModelSettings
 from penstock.models.exporting import export
-from penstock.models.transformer import build_model
+from penstock.models.building import build_model
 from penstock.training import Trainer
 from penstock.training.distributed import Ranks
 from penstock.training.losses import loss

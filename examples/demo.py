@@ -213,7 +213,7 @@ def measure(run_file: Path) -> tuple[float, int]:
     import torch
 
     from penstock.models import ModelSettings
-    from penstock.models.transformer import build_model
+    from penstock.models.building import build_model
     from penstock.training import row_loss
 
     model = build_model(ModelSettings(**MODEL), vocab_size=VOCAB_SIZE)

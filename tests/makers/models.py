@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from penstock.models import ModelSettings
-from penstock.models.transformer import build_model
+from penstock.models.building import build_model
 
 # Tests do not depend on the number of cores.
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from makers.models import tiny_huggingface
 from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.models import Transformer
+from penstock.models.building import build_model
 from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
 from penstock.models.saving import load_model
-from penstock.models.transformer import build_model
 
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},

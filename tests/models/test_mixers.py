@@ -19,7 +19,8 @@ from penstock.core.errors import ConfigError
 from penstock.generation import Engine, Sampling
 from penstock.models import ModelSettings
 from penstock.models.exporting import export
-from penstock.models.lora import LoraSettings, add_lora
+from penstock.models.lora import add_lora
+from penstock.models.lora_settings import LoraSettings
 from penstock.models.saving import load_model, save_model
 from penstock.models.settings import BlockSettings
 

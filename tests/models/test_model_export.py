@@ -16,11 +16,11 @@ from penstock import load_tokenizer
 from penstock.chat import load_template
 from penstock.core.errors import CorruptionError, FormatError, OutputError
 from penstock.models import ModelSettings, Transformer, save_model
+from penstock.models.building import build_model
 from penstock.models.exporting import export
 from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.importing import import_llama
 from penstock.models.saving import load_model
-from penstock.models.transformer import build_model
 
 SHAPES: list[dict[str, Any]] = [
     {},

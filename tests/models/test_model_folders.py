@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, PenstockError
 from penstock.models import save_model
+from penstock.models.building import build_model
 from penstock.models.importing import import_llama
 from penstock.models.saving import load_model
-from penstock.models.transformer import build_model
 
 WEIGHTS = "model.safetensors"
 KINDS = ("llama", "qwen2")

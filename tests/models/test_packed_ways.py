@@ -19,8 +19,8 @@ from penstock.core.errors import IsolationError
 from penstock.integrations.isolation import documents_of_a_row
 from penstock.models.cache import TextCache
 from penstock.models.huggingface_model import HuggingFaceModel
-from penstock.models.packed_ways import LIKE_LENGTH, LIKE_SLOTS, document_batches
 from penstock.models.recurrent import Borders
+from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
 from penstock.models.their_cache import TheirCaches
 from penstock.models.their_recurrence import bordered
 

@@ -15,11 +15,11 @@ from makers.recurrences import LENGTHS, delta_inputs, numbers, space_inputs
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
 from penstock.models import ModelSettings, use_recurrent
+from penstock.models.building import build_model
 from penstock.models.recurrent import PACKAGES, Borders, Operations
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.recurrent.operations import TORCH
 from penstock.models.settings import BlockSettings
-from penstock.models.transformer import build_model
 
 Recorded = list[tuple[str, dict[str, Any]]]
 

@@ -10,11 +10,11 @@ import torch
 
 from makers.recurrences import delta_inputs, numbers, space_inputs
 from penstock.models import ModelSettings, use_recurrent
+from penstock.models.building import build_model
 from penstock.models.recurrent import Borders, Operations
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.recurrent.operations import TORCH
 from penstock.models.settings import BlockSettings
-from penstock.models.transformer import build_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -16,10 +16,10 @@ from makers.rows import random_row
 from penstock.core.errors import ConfigError
 from penstock.models import LoraSettings, add_lora, export_adapter, merge_lora, save_model
 from penstock.models.huggingface_model import HuggingFaceModel
-from penstock.models.lora import NewRows, lora_switched_off, lora_weights, remove_lora, settle_parts
+from penstock.models.lora import lora_switched_off, lora_weights, remove_lora, settle_parts
+from penstock.models.lora_settings import NewRows
 from penstock.models.saving import base_checksum, load_model
 from penstock.models.trained_parts import trained_parts
-from penstock.models.vocabulary import grow_vocabulary
 from penstock.training.optimizers import Optimizers
 from penstock.training.settings import OptimizerSettings
 
@@ -53,7 +53,7 @@ MODELS = {
 
 def grown(make: Any, by: int = 3) -> Any:
     model = make()
-    first = grow_vocabulary(model, model.vocab_size + by)
+    first = model.grow_vocabulary(model.vocab_size + by)
     model.new_rows = NewRows(first=first, end=first + by, grown=True)
     return model
 
@@ -170,7 +170,7 @@ def test_a_vocabulary_grows_by_the_mean(name: str) -> None:
     model = MODELS[name]().eval()
     row, old = random_row(), model.vocab_size
     before = logits_of(model, row)
-    assert grow_vocabulary(model, old + 2) == old
+    assert model.grow_vocabulary(old + 2) == old
     after = logits_of(model, row)
     torch.testing.assert_close(after[..., :old], before)
     # The mean of rows gives the mean of logits, with the bias too.

@@ -13,7 +13,7 @@ from makers.processes import run_code
 from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError
 from penstock.models import ModelSettings
-from penstock.models.transformer import build_model
+from penstock.models.building import build_model
 
 SHAPES: list[dict[str, Any]] = [
     {},

@@ -16,7 +16,7 @@ from training_makers import make, train
 import penstock as ps
 from makers.models import tiny_huggingface, tiny_model
 from makers.trees import tree_dataset
-from penstock.models.own_model import as_language_model
+from penstock.models.building import as_language_model
 from penstock.models.settings import BlockSettings
 from penstock.models.without_dropout import random_parts, without_dropout
 from penstock.runs.reference import score_documents

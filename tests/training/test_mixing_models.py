@@ -22,7 +22,7 @@ from penstock.config.training import describe
 from penstock.core.errors import IsolationError, PenstockError
 from penstock.distillation.teacher_rows import TeacherText
 from penstock.models import PackedRows
-from penstock.models.packed_ways import document_batches
+from penstock.models.recurrent.borders import document_batches
 from penstock.models.saving import load_model
 from penstock.training.distributed import Ranks
 from penstock.training.evaluators import ONE_A_ROW, HeldOutLoss

@@ -14,9 +14,9 @@ from training_makers import losses, make, train, values
 import penstock as ps
 from makers.processes import run_python
 from penstock.core.errors import ConfigError, FormatError, IsolationError, StateError
+from penstock.models.building import as_language_model, build_model
 from penstock.models.own_code import name_of
-from penstock.models.own_model import OwnModel, as_language_model
-from penstock.models.transformer import build_model
+from penstock.models.own_model import OwnModel
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 ROOT = Path(__file__).parents[2]

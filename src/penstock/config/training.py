@@ -398,7 +398,7 @@ def _make_model(
     merged: bool = True,
 ) -> "LanguageModel":
     """Build the model with its initial weights; `merged`: as for `_trained_model`."""
-    from penstock.models.transformer import HUGGING_FACE, build_model
+    from penstock.models.building import HUGGING_FACE, build_model
 
     if isinstance(model, str) and model.startswith(TRAINED):
         made = _trained_model(model.removeprefix(TRAINED), device, merged=merged)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.run_file import DataSettings
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.models.lora import NewRows, embedding_of, head_of
+from penstock.models.lora import embedding_of, head_of
+from penstock.models.lora_settings import NewRows
 
 if TYPE_CHECKING:
     from penstock.models import LanguageModel
@@ -68,8 +69,6 @@ def fit_vocabulary(
         ConfigError: A source was prepared with a tokenizer that is not the model's plus entries, or the model has too
             few rows and no tokenizer to compare with.
     """
-    from penstock.models.vocabulary import grow_vocabulary
-
     needed, rows = vocabulary_size(data), model.vocab_size
     if tokenizer is None:
         if needed > rows:
@@ -87,7 +86,7 @@ def fit_vocabulary(
     _refuse_others(data, tokenizer, name)
     first = min(tokenizer.vocab_size, rows)
     if needed > rows:
-        grow_vocabulary(model, needed)
+        model.grow_vocabulary(needed)
         say(
             f"the tokenizer of the data has more entries than {name}: embeddings and output matrix grow from {rows} to "
             f"{needed} rows; the new ones begin as the mean of the old ones"

@@ -7,7 +7,7 @@ without torch; everything else is imported on first use.
 from typing import TYPE_CHECKING
 
 from penstock.core.lazy_imports import lazy
-from penstock.models.lora import LoraSettings
+from penstock.models.lora_settings import LoraSettings
 from penstock.models.settings import BlockSettings, ModelSettings, VisionSettings
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ again, alone: exact for every causal model, but slow. If keys are valid up to so
 that length; the tokens remain the reference.
 """
 
+import copy
 import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -29,9 +30,6 @@ from penstock.inputs.media import RowMedia
 from penstock.inputs.prompt_images import PromptImages
 from penstock.models.attention.softcap import capped_attention
 from penstock.models.recurrent.borders import Borders
-
-if TYPE_CHECKING:
-    from penstock.models.their_cache import ReadText
 
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads, dim]."""
@@ -433,6 +431,21 @@ def _runs(past: Past, slack: int) -> Iterator[range]:
         run, longest, total = range(row, row + 1 if count else row), end, end
     if run:
         yield run
+
+
+@final
+@dataclass(slots=True)
+class ReadText:
+    """A cache of transformers after a number of tokens of a sequence."""
+
+    count: int
+    cache: dict[str, Any]
+    kept: bool = False
+    """Whether it is a copy that stays at this place: the end of a prompt, before its last token."""
+
+    def copy(self, *, kept: bool = False) -> "ReadText":
+        """One that grows on its own."""
+        return ReadText(self.count, copy.deepcopy(self.cache), kept)
 
 
 @final

@@ -60,7 +60,7 @@ from penstock.models.importing import (
     refuse_quantised,
 )
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
-from penstock.models.lora import LoraSettings, NewRows
+from penstock.models.lora_settings import LoraSettings, NewRows
 from penstock.models.packed_ways import PackedWays
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.operations import TORCH, Operations
@@ -184,7 +184,7 @@ class HuggingFaceModel(nn.Module):
         return self._packed.several_passes
 
     def grow_vocabulary(self, size: int) -> int:
-        """See `penstock.models.vocabulary.grow_vocabulary`."""
+        """See `LanguageModel`."""
         inner, first = self.inner, len(self.inner.get_input_embeddings().weight)
         trial = trial_tokens(inner)
         with evaluating(inner):

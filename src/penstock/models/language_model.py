@@ -28,7 +28,8 @@ from penstock.inputs.torch_tensors import to_torch, unknown_id
 from penstock.models.attention import RowAttention, slice_attention
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache
-from penstock.models.lora import LoraSettings, NewRows
+from penstock.models.lora_settings import LoraSettings, NewRows
+from penstock.models.recurrent.operations import Operations
 
 
 @final
@@ -341,6 +342,13 @@ class LanguageModel(Protocol):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients, as in torch."""
 
+    def grow_vocabulary(self, size: int) -> int:
+        """Give it embeddings and logits for `size` ids, in place, more than it has; without LoRA.
+
+        New rows are the mean of the old ones. Returns the number of rows before: the first new one. ConfigError: it is
+        a module of your own, or logits of old tokens would change.
+        """
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """All weights, as in torch."""
 
@@ -358,3 +366,21 @@ class LanguageModel(Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Take the weights of a `state_dict`, as in torch."""
+
+
+class TheirModel(LanguageModel, Protocol):
+    """A model of transformers behind the door, for what tries how rows and caches of it are exact."""
+
+    inner: Any
+    """The model itself."""
+    operations: Operations
+    """How recurrent layers are computed."""
+
+    def read(self, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """(final hidden states, output) of the model itself for its own arguments."""
+
+    def row_tensors(self, row: ModelInput) -> RowTensors:
+        """`tensors` without asking whether the documents of the row may share it."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Its embedding."""

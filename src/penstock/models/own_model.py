@@ -5,7 +5,6 @@ not believed: logits of each document in a row must be those of the document alo
 by reading the whole text again for each token: exact, and slow.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
@@ -22,13 +21,10 @@ from penstock.inputs.model_input import InputRequirements, ModelInput
 from penstock.inputs.prompt_images import PromptImages
 from penstock.integrations.isolation import try_isolation, try_tree
 from penstock.models.cache import LayerAttend, TextCache
-from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
-from penstock.models.lora import LoraSettings, NewRows
+from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.lora_settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
 
-_DOOR = ("requirements", "packing", "tensors", "logits", "prediction_weights", "state_dict")
-"""What a module has that is a `LanguageModel` already."""
-_WRAPPED = "_penstock_model"
 PREFIX = "module."
 """What the names of weights begin with behind the door."""
 
@@ -198,6 +194,12 @@ class OwnModel(nn.Module):
         """Ids below it are known."""
         return int(self.module.vocab_size)  # type: ignore[arg-type]
 
+    def grow_vocabulary(self, size: int) -> int:
+        """See `LanguageModel`: it cannot."""
+        raise ConfigError(
+            f"model: a module of your own has {self.vocab_size} ids, and the data need {size}; give it more rows"
+        )
+
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
@@ -216,36 +218,6 @@ class OwnModel(nn.Module):
     @property
     def _name(self) -> str:
         return type(self.module).__name__
-
-
-def as_language_model(model: Any) -> LanguageModel:
-    """Any model behind our door: ours, one of transformers, or a module that meets `OwnModule`.
-
-    What is made for a module is kept with it, so that it is tried once.
-
-    Raises:
-        ConfigError: It is no such model; says what it lacks.
-    """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model: found {model!r}, expected a model of ps.load_model or ps.build_model, one of transformers, or a "
-            "torch.nn.Module with vocab_size, forward(row) and logits(hidden)"
-        )
-    if all(hasattr(model, name) for name in _DOOR):
-        ready: Any = model
-        return ready  # type: ignore[no-any-return]
-    if _WRAPPED not in model.__dict__:
-        transformers = sys.modules.get("transformers")
-        if transformers is not None and isinstance(model, transformers.PreTrainedModel):
-            from penstock.models.huggingface_model import HuggingFaceModel
-
-            made: Any = HuggingFaceModel(model)
-        else:
-            made = OwnModel(model)
-        # Past the module's own bookkeeping, which would make it a part of itself.
-        model.__dict__[_WRAPPED] = made
-    found: LanguageModel = model.__dict__[_WRAPPED]
-    return found
 
 
 def build_own(code: str, vocab_size: int, seed: int, where: str = "model") -> OwnModel:

@@ -15,9 +15,8 @@ the length in use, and gradients between documents must be exactly 0.
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,20 +33,16 @@ from penstock.integrations.isolation import (
     try_isolation,
 )
 from penstock.models.attention.windows import attention_of
-from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.language_model import PackingVerdict, RowTensors, TheirModel
 from penstock.models.recurrent import Borders
+from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
 from penstock.models.their_recurrence import bordered, is_recurrence
-
-if TYPE_CHECKING:
-    from penstock.models.huggingface_model import HuggingFaceModel
 
 _log = logging.getLogger("penstock.models")
 
 PackedWay = Literal["own", "mixed", "borders", "batch", "equal"]
 
 TRIED: tuple[PackedWay, ...] = ("own", "mixed", "borders", "batch", "equal")
-LIKE_LENGTH, LIKE_SLOTS = 1.5, 8
-"""Documents run side by side if the longest has at most this many times, or slots more than, the shortest."""
 MOST_COMPARED = 1024
 """Numbers of each slot that are compared in long rows."""
 
@@ -56,7 +51,7 @@ MOST_COMPARED = 1024
 class PackedWays:
     """The ways of one model that have not failed; the first is in use."""
 
-    def __init__(self, model: "HuggingFaceModel") -> None:
+    def __init__(self, model: TheirModel) -> None:
         self._model = model
         self._ways: list[PackedWay] = ["own"] if model.uses_our_attention else list(TRIED)
         if model.operations.backends and not model.uses_our_attention:
@@ -218,32 +213,3 @@ class PackedWays:
         found = torch.cat(parts)
         out = found.new_zeros(len(row.tokens), found.shape[1])
         return out.index_copy(0, torch.cat(places), found)[None]
-
-
-def document_batches(
-    begins: Any, ends: Any, total: int, like_length: float = LIKE_LENGTH, like_slots: int = LIKE_SLOTS
-) -> list[tuple[Any, Any]]:
-    """Documents of a row in batches of like length.
-
-    Args:
-        begins: int64 [documents], first slot of each.
-        ends: int64 [documents], the slot after the last of each.
-        total: Slots of the row; what padding refers to.
-        like_length: The longest of a batch has at most this many times the tokens of the shortest,
-        like_slots: or so many more.
-
-    Returns:
-        For each batch, the longest first: int64 [n, longest], slots of the row; bool of that shape, false in padding.
-    """
-    lengths = ends - begins
-    order = np.argsort(-lengths, kind="stable")
-    order = order[lengths[order] > 0]
-    batches = []
-    while len(order):
-        longest = lengths[order[0]]
-        count = int((lengths[order] >= min(longest / like_length, longest - like_slots)).sum())
-        chosen, order = order[:count], order[count:]
-        slots = begins[chosen][:, None] + np.arange(longest)
-        inside = slots < ends[chosen][:, None]
-        batches.append((np.where(inside, slots, total), inside))
-    return batches

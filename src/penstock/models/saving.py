@@ -20,7 +20,8 @@ from torch import Tensor
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.models.importing import refuse_not_finite
 from penstock.models.language_model import LanguageModel
-from penstock.models.lora import LoraSettings, NewRows, add_lora, lora_weights, without_lora
+from penstock.models.lora import add_lora, lora_weights, without_lora
+from penstock.models.lora_settings import LoraSettings, NewRows
 from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
 from penstock.models.their_attention import one_line

@@ -6,40 +6,21 @@ first: single steps after a prompt, and a prompt in parts, must give the logits 
 sequence remain the reference (`TextCache`): what a cache cannot do, such as going back, is done by reading them again.
 """
 
-import copy
 import inspect
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from penstock.integrations.isolation import changing_lengths
-from penstock.models.cache import TextCache
+from penstock.models.cache import ReadText, TextCache
+from penstock.models.language_model import TheirModel
 from penstock.models.their_attention import PROMPT, distance, one_line, rounding, trial_tokens
 from penstock.models.without_dropout import evaluating
 
-if TYPE_CHECKING:
-    from penstock.models.huggingface_model import HuggingFaceModel
-
 _NAMES = ("cache", "past_key_values", "cache_params", "state")
 """What models call their cache, as an argument and in their outputs; what comes first is newer (`cache`: from 5.24)."""
-
-
-@final
-@dataclass(slots=True)
-class ReadText:
-    """A cache of transformers after a number of tokens of a sequence."""
-
-    count: int
-    cache: dict[str, Any]
-    kept: bool = False
-    """Whether it is a copy that stays at this place: the end of a prompt, before its last token."""
-
-    def copy(self, *, kept: bool = False) -> "ReadText":
-        """One that grows on its own."""
-        return ReadText(self.count, copy.deepcopy(self.cache), kept)
 
 
 @final
@@ -52,7 +33,7 @@ class TheirCaches:
         reason: Why steps are not exact; empty if they are.
     """
 
-    def __init__(self, model: "HuggingFaceModel") -> None:
+    def __init__(self, model: TheirModel) -> None:
         self._model = model
         self._counts = "position_ids" in inspect.signature(model.inner.forward).parameters
         self.steps, self.parts, self.reason = False, False, ""

@@ -1,4 +1,4 @@
-"""A decoder-only transformer over packed rows, written to be read from top to bottom, and `build_model`.
+"""A decoder-only transformer over packed rows, written to be read from top to bottom.
 
 RMSNorm before each part (Zhang & Sennrich 2019), rotary positions (RoFormer, arXiv:2104.09864; halves of a head rotate,
 as in Llama's Hugging Face layout), grouped-query attention (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), no biases.
@@ -14,7 +14,7 @@ rank, and for every weight that two models of different depth share.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, final
@@ -33,18 +33,14 @@ from penstock.inputs.prompt_images import PromptImages
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.experts import Balance, Experts
 from penstock.models.image_features import FeatureCache
-from penstock.models.language_model import LanguageModel, PackingVerdict, RowTensors
+from penstock.models.language_model import PackingVerdict, RowTensors
 from penstock.models.layers import Linear, RMSNorm, SwiGLU
-from penstock.models.lora import LoraSettings, NewRows
-from penstock.models.own_code import is_own_code
-from penstock.models.own_model import build_own
+from penstock.models.lora_settings import LoraSettings, NewRows
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import Carried, Mixer, RowDocuments, make_mixer
 from penstock.models.settings import BlockSettings, ModelSettings
 from penstock.models.vision import VisionTower, check_images, with_images
-
-HUGGING_FACE = "hf:"
-"""Prefix of a folder of transformers in a run file."""
+from penstock.models.vocabulary import with_mean_rows
 
 
 def rotary_angles(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -437,6 +433,19 @@ class Transformer(nn.Module):
         """Number of known ids."""
         return self.embedding.num_embeddings
 
+    def grow_vocabulary(self, size: int) -> int:
+        """See `LanguageModel`."""
+        tables: list[Any] = [self.embedding, *([] if self.unembedding is None else [self.unembedding])]
+        first = len(self.embedding.weight)
+        for table in tables:
+            old = table.weight
+            table.weight = nn.Parameter(with_mean_rows(old.detach(), size), requires_grad=old.requires_grad)
+        self.embedding.num_embeddings = size
+        if self.unembedding is not None:
+            self.unembedding.out_features = size
+        self.settings = replace(self.settings, vocab_size=size)
+        return first
+
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
@@ -456,57 +465,6 @@ class Transformer(nn.Module):
 
 def _plain_block(settings: ModelSettings) -> Block:
     return Block(settings, BlockSettings())
-
-
-def build_model(
-    settings: ModelSettings | str,
-    *,
-    vocab_size: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
-    seed: int = 0,
-) -> LanguageModel:
-    """Make a model that is ready to train, with initial weights or from a folder of transformers.
-
-    Args:
-        settings: Settings of a transformer, or "hf:path", or "module:function" of your own code (see `own_model`).
-        vocab_size: Number of ids of the tokenizer; the model has at least as many.
-        device: Target device.
-        dtype: Dtype of the weights; None: float32, or float64 if the settings compute in it.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: The vocabulary does not fit, or there is no such model.
-        FormatError: The weights of the folder are quantised.
-        CorruptionError: The weights of the folder are damaged, missing, left over, or not finite.
-    """
-    if isinstance(settings, str):
-        if not settings.startswith(HUGGING_FACE):
-            return _own(settings, vocab_size, seed, device, dtype)
-        from penstock.models.huggingface_model import load_huggingface
-
-        path = settings.removeprefix(HUGGING_FACE)
-        wrapped = load_huggingface(path, device=device, dtype=dtype or torch.float32)
-        if vocab_size > wrapped.vocab_size:
-            raise ConfigError(
-                f"{path}: the model has embeddings for {wrapped.vocab_size} ids and the tokenizer has {vocab_size}; "
-                "prepare the data with the model's tokenizer"
-            )
-        return wrapped
-    settings = settings.with_vocabulary(vocab_size)
-    dtype = dtype or (torch.float64 if settings.dtype == "float64" else torch.float32)
-    model = empty_transformer(settings, device, dtype)
-    initialise(model, seed)
-    return model
-
-
-def _own(code: str, vocab_size: int, seed: int, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
-    if not is_own_code(code):
-        raise ConfigError(
-            f"model {code!r} is unknown; give the settings of a transformer, hf:path, from:RUN, or module:function of "
-            "your own code"
-        )
-    return build_own(code, vocab_size, seed).to(device=device, dtype=dtype or torch.float32)
 
 
 def empty_transformer(settings: ModelSettings, device: torch.device | str, dtype: torch.dtype) -> Transformer:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 from penstock.distillation.settings import Kind, LossSettings, TeacherSettings
 from penstock.evaluation.tasks import TaskSettings
 from penstock.loader.mixture import Mixture, Source
-from penstock.models.lora import LoraSettings
+from penstock.models.lora_settings import LoraSettings
 from penstock.models.settings import BlockSettings, Dtype, VisionSettings
 from penstock.training.continuing import ContinueSettings
 from penstock.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings

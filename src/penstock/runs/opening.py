@@ -82,7 +82,7 @@ def build_model(
     Raises:
         ConfigError: A setting is unknown or out of range.
     """
-    from penstock.models.transformer import build_model as build
+    from penstock.models.building import build_model as build
 
     check_names("ps.build_model", settings, ModelKeywords, "vocab_size", "device", "seed")
     given: dict[str, Any] = dict(settings)

@@ -212,7 +212,7 @@ def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
         return {"model": model_section(model)}
     if isinstance(model, ModelSettings):
         return {"model": plain(model, ("model",), objects)}
-    from penstock.models.own_model import as_language_model
+    from penstock.models.building import as_language_model
 
     objects[("model",)] = as_language_model(model)
     return {"model": None}

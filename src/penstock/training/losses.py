@@ -29,9 +29,9 @@ from penstock.distillation.blocks import no_loss
 from penstock.inputs import IGNORE
 from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
+from penstock.models.building import as_language_model
 from penstock.models.gradients import accumulator, leaves
 from penstock.models.language_model import LanguageModel, RowTensors
-from penstock.models.own_model import as_language_model
 
 LEAST_POSITIONS = 256
 """Minimum positions per chunk: each chunk adds a gradient as large as the head to a sum."""

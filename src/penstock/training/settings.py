@@ -20,7 +20,7 @@ from penstock.core.errors import ConfigError
 from penstock.evaluation.tasks import TaskSettings
 from penstock.generation.settings import Sampling
 from penstock.loader.mixture import Mixture, Source
-from penstock.models.lora import LoraSettings
+from penstock.models.lora_settings import LoraSettings
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
 from penstock.training.continuing import ContinueSettings

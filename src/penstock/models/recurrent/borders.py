@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LIKE_LENGTH, LIKE_SLOTS = 1.5, 8
+"""Documents run side by side if the longest has at most this many times, or slots more than, the shortest."""
 LENGTHS = (8, 16, 32, 64)
 """Chunk lengths to choose from."""
 STEP_COST, MATRIX_COST = 1_000_000, 180_000
@@ -244,3 +246,32 @@ class _Join(torch.autograd.Function):
 def wide(values: Tensor) -> Tensor:
     """In float64, where the device has it: sums of decays are subtracted, and float32 would lose what remains."""
     return values if values.device.type == "mps" else values.double()
+
+
+def document_batches(
+    begins: Any, ends: Any, total: int, like_length: float = LIKE_LENGTH, like_slots: int = LIKE_SLOTS
+) -> list[tuple[Any, Any]]:
+    """Documents of a row in batches of like length.
+
+    Args:
+        begins: int64 [documents], first slot of each.
+        ends: int64 [documents], the slot after the last of each.
+        total: Slots of the row; what padding refers to.
+        like_length: The longest of a batch has at most this many times the tokens of the shortest,
+        like_slots: or so many more.
+
+    Returns:
+        For each batch, the longest first: int64 [n, longest], slots of the row; bool of that shape, false in padding.
+    """
+    lengths = ends - begins
+    order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    batches = []
+    while len(order):
+        longest = lengths[order[0]]
+        count = int((lengths[order] >= min(longest / like_length, longest - like_slots)).sum())
+        chosen, order = order[:count], order[count:]
+        slots = begins[chosen][:, None] + np.arange(longest)
+        inside = slots < ends[chosen][:, None]
+        batches.append((np.where(inside, slots, total), inside))
+    return batches

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.models.recurrent.borders import Borders
+from penstock.models.recurrent.borders import Borders, document_batches
 
 CHUNK = 128
 """Slots of a chunk in Mamba-2's kernels. Longer ones lose digits of decays, which are differences of their sums."""
@@ -155,9 +155,6 @@ def _state_space(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, borders
 
 
 def _selective(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, borders: Borders, _: torch.dtype) -> Tensor:
-    # Here, not at the top: only models of transformers have this scan, and this file imports them.
-    from penstock.models.packed_ways import document_batches
-
     function = load("mamba_ssm", "mamba_ssm.ops.selective_scan_interface", "selective_scan_fn")
     if torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled():
         raise ConfigError(
