@@ -35,8 +35,8 @@ from common import Work, against, arguments, cpu_seconds, standard_library, tabl
 from penstock import train_tokenizer
 from penstock.generation import Engine, Sampling
 from penstock.models import ModelSettings
-from penstock.models.exporting import export
 from penstock.models.building import build_model
+from penstock.models.exporting import export
 
 VOCABULARY, PROMPT, WRITTEN = 4096, 64, 64
 SETTINGS = ModelSettings(layers=6, width=384, heads=6, mlp_width=1024)

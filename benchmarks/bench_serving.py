@@ -22,8 +22,8 @@ from common import arguments, standard_library, table
 from penstock import train_tokenizer
 from penstock.chat import load_template
 from penstock.models import ModelSettings
-from penstock.models.exporting import export
 from penstock.models.building import build_model
+from penstock.models.exporting import export
 from serving_load import Load, resident_bytes
 
 SERVE = "import typer; from penstock.cli.serve import run; app = typer.Typer(); app.command()(run); app()"

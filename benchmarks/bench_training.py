@@ -45,8 +45,8 @@ from penstock.config import load_run
 from penstock.config.run_file import resolved_text
 from penstock.config.training import make_trainer
 from penstock.models import ModelSettings
-from penstock.models.exporting import export
 from penstock.models.building import build_model
+from penstock.models.exporting import export
 from penstock.training import Trainer
 from penstock.training.distributed import Ranks
 from penstock.training.losses import loss
