@@ -14,7 +14,7 @@ from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.randomness import key_for, mix
 from penstock.inspection import dry_run
-from penstock.loader.places import place_after
+from penstock.loader.standing import place_after, what_becomes
 from penstock.loader.steps import StepPlanner
 from penstock.sampling import Permutation
 
@@ -182,7 +182,7 @@ def test_what_becomes_of_each_source_is_said(folder):
     now = [source(folder, 70, max_epochs=None), ps.Source(folder / "other"), source(folder, 20, name="fresh")]
     loader = make(now, continue_from=place)
     index = place["sources"]["other"]["drawn"][0][1]
-    assert loader.start.report(loader.new_plan()) == [
+    assert what_becomes(loader.new_plan()) == [
         "source 'a' has grown by 20 documents to 70: they come in epoch 0, with those of it that were not seen",
         f"source 'other' goes on after {index} of 30 documents of epoch 0",
         "source 'fresh' is new: begins at its beginning",

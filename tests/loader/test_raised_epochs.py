@@ -105,7 +105,7 @@ def test_after_an_end_in_the_middle_of_a_row(folder, packing):
     again = make_resumed(folder, options, first)
     list(again)
     assert rows_of(again.seek(len(first) + 1)) == rows_of(second[1:])
-    # A second time, and a loader that begins anew.
+    # A second time, and a loader that starts fresh.
     third, said = resumed(make(folder, 4, **options), second[-1].resume_state)
     assert "was 3, is 4: goes on after the end" in said[0]
     assert next(iter(third)).index == len(first) + len(second)

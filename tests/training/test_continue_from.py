@@ -11,7 +11,7 @@ import penstock as ps
 from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
 from penstock.training.checkpoints import load_checkpoint, newest_complete
-from penstock.training.continuing import CONTINUED
+from penstock.training.continued import CONTINUED
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -123,7 +123,7 @@ def test_a_chain_of_runs(data, runs, tmp_path):
 def test_what_is_not_taken_begins_anew(data, runs, tmp_path):
     checkpoint = load_checkpoint(runs / "a" / "checkpoints" / "step-00000012")
     records, said = continued(data, runs, tmp_path / "weights", "training.steps=3", take=["weights"])
-    assert said[0].endswith("at step 12; not taken, so begun anew: optimizer, schedule, data")
+    assert said[0].endswith("at step 12; not taken, so started fresh: optimizer, schedule, data")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert records[0]["tokens"] == whole(runs)[0]["tokens"]
     assert records[0]["learning_rate"] == pytest.approx(0.01 / 3)

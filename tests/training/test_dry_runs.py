@@ -217,8 +217,8 @@ def test_a_source_with_prefixes_that_never_gets_a_share_is_refused_too(data, tmp
 
 def test_one_function_sets_up_both(data, tmp_path, monkeypatch):
     seen = []
-    whole = set_up._set_up
-    monkeypatch.setattr(set_up, "_set_up", lambda *given: seen.append(1) or whole(*given))
+    whole = set_up._make_parts
+    monkeypatch.setattr(set_up, "_make_parts", lambda *given: seen.append(1) or whole(*given))
     for dry_run in (True, False):
         make(data, tmp_path / "run", dry_run=dry_run, ranks=Ranks(torch.device("cpu")))
     assert len(seen) == 2

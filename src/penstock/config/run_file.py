@@ -25,7 +25,8 @@ from penstock.loader.places import BEGINNING, Start
 from penstock.models import ModelSettings
 from penstock.prepare.settings import ChatSettings
 from penstock.training import TrainSettings
-from penstock.training.continuing import Continued, ContinueSettings
+from penstock.training.continued import Continued
+from penstock.training.continuing import begin_from
 from penstock.training.run_folder import RUN_FILE
 
 PYTHON = "python"
@@ -183,16 +184,8 @@ def written_start(path: str | Path, assignments: Sequence[str] = ()) -> Start:
     if given is None:
         return BEGINNING
     alone = Document(document.name, {"continue_from": given}, document.lines, document.assigned)
-    asked = ContinueSettings.of(check(alone, _Beginning).continue_from)
-    return BEGINNING if asked is None else Continued.begin(asked, lambda _: None).start
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Beginning:
-    """The part of a run file to check."""
-
-    continue_from: ContinueSettings | str | None = None
+    asked = check(alone, TrainSettings).beginning
+    return BEGINNING if asked is None else begin_from(asked, lambda _: None).start
 
 
 def run_schema() -> dict[str, Any]:

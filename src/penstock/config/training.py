@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.distillation.distiller import Distiller
     from penstock.models import LanguageModel
     from penstock.training import Trainer
-    from penstock.training.continuing import Continued
+    from penstock.training.continued import Continued
     from penstock.training.distributed import Ranks
 
 FILLING_THREADS = 1
@@ -92,7 +92,9 @@ def make_trainer(
         StateError: The existing run has another plan or model.
     """
     # These modules need torch; reading a run file does not.
+    from penstock.inspection.targets import target_warnings
     from penstock.models.facts import facts_of
+    from penstock.training import Trainer
     from penstock.training.processes import in_step
     from penstock.training.run_folder import LOCK, begin_run, change_run, check_run
 
@@ -117,7 +119,13 @@ def make_trainer(
             check_run(output, datasets, resume=resume)
             if dry_run and output is not None:
                 check_unlocked(output, output / LOCK, doing="training")
-    trainer = _set_up(replace(settings, data=data), run_file, output, resume, ranks, say, given, continued)
+    settings = replace(settings, data=data)
+    with in_step():
+        parts = _make_parts(settings, run_file, output, resume, ranks, say, given, continued)
+    trainer = Trainer(run=output or Path(), ranks=ranks, say=say, **parts)
+    if ranks.is_first:
+        for warning in target_warnings(trainer.loader, max_steps=trainer.steps):
+            say(warning)
     if continued is not None and not _has_checkpoint(output, resume):
         trainer.take(continued)
     if output is None:
@@ -160,7 +168,7 @@ def _continued(
     with in_step():
         found = _found_beginning(settings, output, resume, say)
     step = -1 if found is None else found.step
-    if ranks.agree(ranks.sum([step])[0] != step * ranks.place.size):
+    if ranks.differ(step):
         what = "none" if found is None else f"step {step} of {found.run}"
         raise StateError(
             f"continue_from: the ranks find different checkpoints, this one {what}; give continue_from.step, and the "
@@ -170,7 +178,8 @@ def _continued(
 
 
 def _found_beginning(settings: RunSettings, output: Path | None, resume: bool, say: Any) -> "Continued | None":
-    from penstock.training.continuing import Continued
+    from penstock.training.continued import Continued
+    from penstock.training.continuing import begin_from
     from penstock.training.run_folder import RUN_FILE
 
     asked = None if settings.training is None else settings.training.beginning
@@ -184,7 +193,7 @@ def _found_beginning(settings: RunSettings, output: Path | None, resume: bool, s
                 "without continue_from, or take another folder"
             )
         return found
-    return None if asked is None else Continued.begin(asked, say)
+    return None if asked is None else begin_from(asked, say)
 
 
 def _with_beginning(
@@ -233,34 +242,8 @@ def _with_rate(
     return settings, write_yaml(values, "run file")
 
 
-def _set_up(
-    settings: RunSettings,
-    run_file: str,
-    output: Path | None,
-    resume: bool,
-    ranks: "Ranks",
-    say: Any,
-    given: Given,
-    continued: "Continued | None",
-) -> "Trainer":
-    """The trainer before its first step. Writes nothing. The datasets of `settings.data` must be open."""
-    from penstock.inspection.targets import target_warnings
-    from penstock.training import Trainer
-    from penstock.training.processes import in_step
-
-    training = settings.training or TrainSettings()
-    with in_step():
-        parts = _make_parts(settings, training, run_file, output, resume, ranks, say, given, continued)
-    trainer = Trainer(run=output or Path(), settings=training, ranks=ranks, say=say, **parts)
-    if ranks.is_first:
-        for warning in target_warnings(trainer.loader, max_steps=trainer.steps):
-            say(warning)
-    return trainer
-
-
 def _make_parts(
     settings: RunSettings,
-    training: TrainSettings,
     run_file: str,
     output: Path | None,
     resume: bool,
@@ -269,7 +252,10 @@ def _make_parts(
     given: Given,
     continued: "Continued | None",
 ) -> dict[str, Any]:
-    """What a trainer is made of. Ranks do not talk to each other here: any of them may fail."""
+    """What a trainer is made of. The datasets of `settings.data` must be open. Writes nothing.
+
+    Ranks do not talk to each other here: any of them may fail.
+    """
     from penstock.config.teachers import open_teachers
     from penstock.models.lora import add_lora
     from penstock.training.checks import check_memory, check_writers, freeze, prepare_torch
@@ -277,7 +263,7 @@ def _make_parts(
     from penstock.training.loss_groups import LossGroups
     from penstock.training.trainer import count_steps
 
-    data, start = settings.data, settings.model or GIVEN
+    data, training, start = settings.data, settings.training or TrainSettings(), settings.model or GIVEN
     continues = settings.model is None and given.model is None and continued is not None
     if continued is not None and continues:
         start = f"{TRAINED}{continued.run}"
@@ -325,6 +311,7 @@ def _make_parts(
         model.cache_features(training.feature_cache, loader.blank_image)
     return {
         "model": model,
+        "settings": training,
         "loader": loader,
         "steps": count_steps(loader, training),
         "distiller": None if taught is None else taught.distiller,
@@ -338,12 +325,13 @@ def _take_weights(model: "LanguageModel", continued: "Continued", training: Trai
 
     Where the other run is gone by then, the reference is compared with what the run noted of it.
     """
-    from penstock.training.continuing import take_weights
+    from penstock.training.continuing import checkpoint_of
+    from penstock.training.restoring import take_weights
 
     if resumed and training.preference is None and training.policy is None:
         return
     try:
-        checkpoint = continued.checkpoint()
+        checkpoint = checkpoint_of(continued)
     except StateError:
         if resumed:
             return

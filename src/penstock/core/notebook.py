@@ -34,12 +34,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table><tr>{titles}</tr>{lines}</table>"
 
 
-def text_block(text: str) -> str:
-    """Text as it is, its beginning if it is long; nothing for no text."""
-    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} … {len(text):,} characters"
-    return f'<pre style="white-space:pre-wrap">{escape(shown)}</pre>' if text else ""
-
-
 def row_strip(documents: "np.ndarray[Any, Any]", trained: "np.ndarray[Any, np.dtype[np.bool_]]", used: int) -> str:
     """A packed row as a strip: documents in alternating colours, full where tokens are trained, pale where not.
 

@@ -92,15 +92,30 @@ def suggests(call: CallT) -> CallT:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in names:
-                raise ConfigError(f"{call.__name__}: unknown argument {name!r}; {did_you_mean(name, known)}")
+        if not names.issuperset(kwargs):
+            refuse_arguments(call.__name__, kwargs, known)
         return function(*args, **kwargs)
 
     if not isinstance(call, type):
         return checked  # type: ignore[return-value] # of the same type, which mypy cannot tell
     call.__init__ = checked  # type: ignore[misc]
     return call
+
+
+def refuse_arguments(call: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse the first keyword that a call does not know: "ps.train: unknown argument 'lr'; did you mean …?".
+
+    Args:
+        call: The call, for the message.
+        given: Keywords that it was given.
+        known: Those that it has, in the order in which a message lists them.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{call}: unknown argument {name!r}; {did_you_mean(name, known)}")
 
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], what: str, otherwise: str | None = None) -> None:

@@ -10,9 +10,8 @@ from typing import Annotated, final
 import numpy as np
 
 from penstock.core.arrays import Int64
-from penstock.core.randomness import mix
 from penstock.loader.mixture import Source
-from penstock.sampling import Permutation
+from penstock.loader.places import order_of
 from penstock.sampling.order import mixed_with
 from penstock.shards.lengths import Ranges
 
@@ -87,10 +86,5 @@ class LengthsAhead:
     def _documents(self, begin: int, end: int) -> Annotated[Int64, "documents"]:
         """The documents at some positions of one epoch."""
         epoch, index = divmod(begin, self._size)
-        order = Permutation(
-            size=self._size,
-            key=int(mix(np.uint64(self._key), np.uint64(epoch))),
-            shuffle=self._source.shuffle,
-            shuffle_runs=self._source.shuffle_runs,
-        )
+        order = order_of(self._source, self._key, self._size, epoch)
         return self._first + order.images(index, index + end - begin)

@@ -34,12 +34,13 @@ from penstock.loader.fetching import Fetching, StepsAhead, Traffic
 from penstock.loader.fill import Fill
 from penstock.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.loader.mixture import Mixture, Sources, whole
-from penstock.loader.places import Start, place_after, read_place
+from penstock.loader.places import Start, read_place
 from penstock.loader.plan import Plan
 from penstock.loader.plan_settings import PlanSettings
+from penstock.loader.standing import place_after
 from penstock.loader.step_iterator import StepPipeline
 from penstock.loader.steps import Step, StepPlan, StepPlanner, StepState, Watch, replay_progress
-from penstock.loader.untrained import TargetWatch
+from penstock.loader.target_watch import TargetWatch
 from penstock.packing import Packing
 from penstock.shards import Corpus, TokenizerInfo
 

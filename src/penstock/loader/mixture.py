@@ -180,8 +180,7 @@ class Source:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the settings that are not as by default."""
-        texts = {one: text for one, text in _shown_settings(self) if one not in ("name", "path")}
-        return card(f"Source {self.name}", [("path", _shown_path(self.path)), *texts.items()])
+        return card(f"Source {self.name}", [("path", _shown_path(self.path)), *_shown_settings(self, "name", "path")])
 
     def _check_objective(self, where: str) -> None:
         """Refuse what is no objective: a class, a name, or an object without all members."""
@@ -230,7 +229,7 @@ class Source:
         return int(corpus.table.lengths[first : first + size, 0].sum(dtype=np.int64))
 
     def documents_in_use(self, documents: int) -> tuple[int, int]:
-        """(first, number) of the documents that `slice` leaves of a dataset with so many."""
+        """(first, number) of the documents that `slice` leaves of a dataset of this size."""
         first, last = (round(edge * documents) for edge in self.slice)
         return first, last - first
 
@@ -242,13 +241,13 @@ def _as_path(given: Any) -> Any:
     return Path(given) if isinstance(given, os.PathLike) else given
 
 
-def _shown_settings(source: Source) -> list[tuple[str, str]]:
-    """(name, value) of the settings that are not as by default."""
+def _shown_settings(source: Source, *without: str) -> list[tuple[str, str]]:
+    """(name, value) of the settings that are not as by default, apart from some."""
     found = []
     for one in fields(source):
         value = getattr(source, one.name)
         usual = one.default_factory() if one.default_factory is not MISSING else one.default
-        if value != usual:
+        if value != usual and one.name not in without:
             found.append((one.name, f"{value:g}" if isinstance(value, float) else str(value)))
     return found
 
@@ -319,9 +318,7 @@ class Mixture:
         """What a notebook shows: the sources, and the changes of their shares."""
         rows = []
         for source in self.sources:
-            others = [
-                f"{name} {text}" for name, text in _shown_settings(source) if name not in ("name", "path", "share")
-            ]
+            others = [f"{name} {text}" for name, text in _shown_settings(source, "name", "path", "share")]
             share = source.share if isinstance(source.share, str) else f"{source.share:g}"
             rows.append((source.name, share, _shown_path(source.path), ", ".join(others)))
         changes = [

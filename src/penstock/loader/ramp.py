@@ -70,7 +70,7 @@ class Ramp:
         return self._before[phase] + (step - first) * rows
 
     def steps(self, rows: int) -> int:
-        """Steps that so many rows fill; the last one may be short."""
+        """Steps that a number of rows fills; the last one may be short."""
         phase = max(bisect_left(self._before, rows) - 1, 0)
         first, each = self.phases[phase]
         return first - -(rows - self._before[phase]) // each

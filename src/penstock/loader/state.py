@@ -164,7 +164,7 @@ def _columns(records: Annotated[Records, "sources"]) -> Annotated[Int64, "source
 def load(plan: Plan, state: dict[str, Any], say: Callable[[str], None]) -> StepState:
     """The state that `save` was given.
 
-    Only `max_epochs` of sources may have changed since, where that changes no row before it; `say` is told.
+    Only `max_epochs` of sources may have changed since, where that changes no row before it; `say` is called.
 
     Raises:
         StateError: It is not a state, is of another format, or was made from other data or settings; the message

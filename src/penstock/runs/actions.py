@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.json_files import json_text
+from penstock.core.terminal import visible
 from penstock.core.yaml_files import read_yaml
 from penstock.evaluation.tasks import LM_EVAL, TaskSettings
 from penstock.generation.settings import Sampling, sampling_defaults
@@ -267,7 +268,7 @@ def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[
     ]
     figures = []
     for one, look in zip(data, looks, strict=True):
-        watched = Watched(_name(one), lambda line: print(line, file=sys.stderr, flush=True))
+        watched = Watched(_name(one), lambda line: print(visible(line), file=sys.stderr, flush=True))
         figures.append({"data": _name(one), **look(found.model, watched)})
     return figures
 

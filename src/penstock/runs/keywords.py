@@ -13,7 +13,7 @@ from penstock.evaluation.tasks import TaskSettings
 from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora_settings import LoraSettings
 from penstock.models.settings import BlockSettings, Dtype, VisionSettings
-from penstock.training.continuing import ContinueSettings
+from penstock.training.continued import ContinueSettings
 from penstock.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.training.settings import (
     AttentionBackend,

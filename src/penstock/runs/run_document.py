@@ -17,7 +17,7 @@ from penstock.config.models import check, field_names, model_of
 from penstock.config.run_file import PYTHON, DataSettings, RunSettings
 from penstock.config.validation import KINDS, PRESETS, suggestion
 from penstock.core.errors import ConfigError
-from penstock.core.suggestions import did_you_mean
+from penstock.core.suggestions import did_you_mean, refuse_arguments
 from penstock.core.yaml_files import write_yaml
 from penstock.distillation.settings import DistillationSettings
 from penstock.evaluation.tasks import TaskSettings
@@ -298,7 +298,4 @@ def check_names(call: str, given: Mapping[str, Any], keywords: type, *also: str)
     Raises:
         ConfigError: A name is unknown; the message suggests the likely one.
     """
-    known = sorted([*get_type_hints(keywords), *also])
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{call}: unknown argument {name!r}; {did_you_mean(name, known)}")
+    refuse_arguments(call, given, sorted([*get_type_hints(keywords), *also]))

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.arrays import Float32, Float64, Int64, Ragged, Records, UInt32, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.core.notebook import card, row_strip, text_block
+from penstock.core.notebook import card, marked_text, row_strip
 from penstock.shards import _kernels as k
 from penstock.shards.images import ImageOf
 from penstock.shards.lengths import LazyNumbers, for_kernel
@@ -326,7 +326,8 @@ class Document:
             ("tree", self.tree or ""),
         ]
         strip = row_strip(np.zeros(used, np.int64), self.loss_weights > 0, used) if used else ""
-        return card("Document", [(name, value) for name, value in facts if value], strip, text_block(self.text or ""))
+        text = marked_text([(self.text, 0.0)]) if self.text else ""
+        return card("Document", [(name, value) for name, value in facts if value], strip, text)
 
 
 class _Documents(Protocol):

@@ -292,7 +292,7 @@ def fingerprint_pieces(
         batches: `BATCH` [batches].
         lengths: uint32 [documents, 2].
         layout: Its layout.
-        first: Only of so many documents, from the first on; None: of all.
+        first: Only of this number of documents, from the first on; None: of all.
     """
     for number, line in enumerate(batches):
         before = number * DOCUMENTS_PER_BATCH

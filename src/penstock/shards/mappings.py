@@ -102,7 +102,7 @@ class _Pool:
                 del self.idle[key]
 
     def give_up(self, keep: int) -> bool:
-        """Unmap what was used least recently until so many are left that nobody holds; whether there was any."""
+        """Unmap what was used least recently until at most `keep` are left that nobody holds; whether there was any."""
         found = False
         while len(self.idle) > max(keep, 0):
             (number, shard), _ = self.idle.popitem(last=False)
@@ -151,7 +151,7 @@ class MappedShards(Sequence[Array]):
         stamps: int64 [shards, 2] number and time of each file, which it must keep; None: they may change.
 
     Raises:
-        ConfigError: The system has no room for so many addresses.
+        ConfigError: The system has no room for the addresses.
     """
 
     def __init__(

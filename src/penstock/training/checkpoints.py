@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
+STATE, OPTIMIZER, SHARDED_OPTIMIZER = "state.json", "optimizer.safetensors", "optimizer.dcp"
+"""Parts of a run's checkpoint, besides its model."""
 OLD = ".old"
 _PARTIAL, _DELETED = ".partial", ".deleted"
 

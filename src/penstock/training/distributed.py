@@ -153,6 +153,10 @@ class Ranks:
         gather = torch_gather() if self.several else None
         return [value] if gather is None else list(gather(value))
 
+    def differ(self, number: int) -> bool:
+        """Whether not all ranks have the same number; the same answer on all ranks."""
+        return self.agree(self.sum([number])[0] != number * self.place.size)
+
     def agree(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; the same answer on all ranks."""
         return self.sum([float(flag)])[0] > 0

@@ -34,7 +34,7 @@ from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.shards.manifest import CHAT, CHAT_TEMPLATE
 from penstock.tokenizers.chat_templates import template_beside
 from penstock.training.checkpoints import digest, newest_complete, read_manifest
-from penstock.training.continuing import CONTINUED, Continued
+from penstock.training.continued import CONTINUED, Continued
 from penstock.training.metrics import METRICS
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"

@@ -23,7 +23,7 @@ from penstock.loader.mixture import Mixture, Source
 from penstock.models.lora_settings import LoraSettings
 from penstock.objectives import Objective
 from penstock.objectives.objective import Causal
-from penstock.training.continuing import ContinueSettings
+from penstock.training.continued import ContinueSettings
 from penstock.training.path_settings import PolicySettings, PreferenceSettings
 
 NEW_RATE = 3e-3

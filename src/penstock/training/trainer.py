@@ -31,6 +31,7 @@ from penstock.inputs.model_input import ModelInput
 from penstock.loader import Step
 from penstock.loader.agreement import check_ranks, check_values
 from penstock.loader.loader import Loader
+from penstock.loader.standing import what_becomes
 from penstock.models import LanguageModel, RowTensors, save_model
 from penstock.models.experts import Experts
 from penstock.models.facts import FACTS
@@ -44,6 +45,9 @@ from penstock.shards.images import PROCESSOR_FOLDER
 from penstock.shards.layout import TOKENIZER_FOLDER
 from penstock.training.agreement import bits_notices, contents, weights_digest
 from penstock.training.checkpoints import (
+    OPTIMIZER,
+    SHARDED_OPTIMIZER,
+    STATE,
     Checkpoint,
     begin,
     damage,
@@ -53,7 +57,8 @@ from penstock.training.checkpoints import (
     save_checkpoint,
 )
 from penstock.training.checks import BitSettings, bit_settings, check_fit, rows_per_pass, trial_row
-from penstock.training.continuing import CONTINUED, Continued, matching_weights, take_optimizer
+from penstock.training.continued import CONTINUED, Continued
+from penstock.training.continuing import checkpoint_of
 from penstock.training.distributed import (
     Ranks,
     load_whole_weights,
@@ -72,6 +77,7 @@ from penstock.training.optimizers import Optimizers
 from penstock.training.own import LossOfOwn, OwnState, load_on_step, whole_gradients
 from penstock.training.path_training import PathTraining, dropout_notice, require_token_targets
 from penstock.training.processes import Interruption
+from penstock.training.restoring import matching_weights, take_optimizer
 from penstock.training.run_folder import BASE, CHECKPOINTS, MODEL, RUN_FILE
 from penstock.training.settings import TrainSettings
 from penstock.training.tensor_logs import TensorLogs
@@ -79,7 +85,6 @@ from penstock.training.tensor_logs import TensorLogs
 if TYPE_CHECKING:
     from penstock.distillation.distiller import Distiller
 
-OPTIMIZER, SHARDED_OPTIMIZER, STATE = "optimizer.safetensors", "optimizer.dcp", "state.json"
 OWN = "own.safetensors"
 """State tensors of the user's own loss and `on_step`."""
 KEPT = (RUN_FILE, CONTINUED, FACTS, TOKENIZER_FOLDER, PROCESSOR_FOLDER)
@@ -272,8 +277,8 @@ class Trainer:
             StateError: The checkpoint is gone, or its optimizer is another one.
             ConfigError: Its steps are already as many as this run is to have.
         """
-        checkpoint = continued.checkpoint()
-        for sentence in [*continued.report(), *self.loader.start.report(self.loader.new_plan())]:
+        checkpoint = checkpoint_of(continued)
+        for sentence in [*continued.report(), *what_becomes(self.loader.new_plan())]:
             self.say(sentence)
         if "optimizer" in continued.take:
             kind = self.settings.optimizer.kind
@@ -284,7 +289,7 @@ class Trainer:
         state = checkpoint.value(STATE)
         anew = {"own": "loss and on_step", "distillation": "teachers"}
         if left := [what for name, what in anew.items() if state.get(name)]:
-            self.say(f"not taken, so begun anew: the state of {' and of '.join(left)}")
+            self.say(f"not taken, so started fresh: the state of {' and of '.join(left)}")
 
     def _report_schedule(self, checkpoint: Checkpoint) -> None:
         done = checkpoint.step
@@ -321,7 +326,7 @@ class Trainer:
     def _check_found(self, checkpoint: Checkpoint | None) -> None:
         """Refuse to start over if there are checkpoints, and ranks that would resume from different steps."""
         step = 0 if checkpoint is None else checkpoint.step
-        if self.ranks.agree(self.ranks.sum([step])[0] != step * self.ranks.place.size):
+        if self.ranks.differ(step):
             raise StateError(
                 f"{self.run}: the ranks find different checkpoints, this one step {step}; the run's folder must be "
                 "the same on all of them"

@@ -258,7 +258,7 @@ def document_batches(
         ends: int64 [documents], the slot after the last of each.
         total: Slots of the row; what padding refers to.
         like_length: The longest of a batch has at most this many times the tokens of the shortest,
-        like_slots: or so many more.
+        like_slots: or this number more.
 
     Returns:
         For each batch, the longest first: int64 [n, longest], slots of the row; bool of that shape, false in padding.
