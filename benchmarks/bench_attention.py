@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from common import arguments, table, take_turns
-from penstock.inputs import AttentionRule
 from penstock.models.attention import RowAttention
+from penstock.plan.inputs import AttentionRule
 
 SLOTS, DOCUMENT, HEADS, DIM = 4096, 400, 8, 64
 

@@ -14,8 +14,8 @@ import numpy as np
 import penstock as ps
 from common import arguments, cpu_seconds, standard_library, table
 from penstock.core.system import peak_memory_bytes
-from penstock.prepare.duplicates import find_duplicates
-from penstock.prepare.hashes import HASH
+from penstock.data.prepare.duplicates import find_duplicates
+from penstock.data.prepare.hashes import HASH
 
 PART = 100_000
 TEXT_BYTES = 8 << 20

@@ -27,11 +27,11 @@ from pathlib import Path
 
 from common import arguments, cpu_seconds, standard_library, table, take_turns
 from penstock import train_tokenizer
-from penstock.evaluation import subject
-from penstock.evaluation.code import CodeTask
-from penstock.evaluation.mmlu import Mmlu
-from penstock.evaluation.sandbox import Sandbox
-from penstock.evaluation.tasks import TaskSettings
+from penstock.learn.evaluation import subject
+from penstock.learn.evaluation.code import CodeTask
+from penstock.learn.evaluation.mmlu import Mmlu
+from penstock.learn.evaluation.sandbox import Sandbox
+from penstock.learn.evaluation.tasks import TaskSettings
 from penstock.models import ModelSettings
 from penstock.models.building import build_model
 

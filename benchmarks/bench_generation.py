@@ -33,7 +33,7 @@ import torch
 
 from common import Work, against, arguments, cpu_seconds, standard_library, table, take_turns
 from penstock import train_tokenizer
-from penstock.generation import Engine, Sampling
+from penstock.learn.generation import Engine, Sampling
 from penstock.models import ModelSettings
 from penstock.models.building import build_model
 from penstock.models.exporting import export

@@ -25,8 +25,8 @@ import numpy as np
 
 import penstock as ps
 from common import Peer, against, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
-from penstock.loader import Plan, PlanSettings
-from penstock.shards._kernels import CHUNK_TOKENS
+from penstock.data.shards._kernels import CHUNK_TOKENS
+from penstock.plan.loader import Plan, PlanSettings
 
 SLOTS, ROWS = 4096, 8
 STEPS, TURNS = 200, 5

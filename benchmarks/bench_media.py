@@ -26,11 +26,11 @@ from PIL import Image
 
 import penstock as ps
 from common import against, arguments, cpu_seconds, lognormal_lengths, table, take_turns
-from penstock.inspection.datasets import dry_run
-from penstock.loader.image_cache import ImageCache
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.processor import load_processor
-from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.theirs.model import HuggingFaceModel
+from penstock.plan.loader.image_cache import ImageCache
+from penstock.use.inspection.datasets import dry_run
 
 CONTROLS = [
     "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",

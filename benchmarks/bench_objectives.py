@@ -21,7 +21,7 @@ from peers.jax_denoise import jitted_denoiser
 from peers.numpy_denoise import numpy_denoiser
 from penstock.core.compiled import kernel
 from penstock.core.vectors import copy_into
-from penstock.objectives._denoise_kernels import memory_size, write_denoise
+from penstock.plan.objectives._denoise_kernels import memory_size, write_denoise
 
 SLOTS, ROWS, LONGEST = 4096, 8, 2048
 DOCUMENTS, REFERENCE_DOCUMENTS = 4000, 200

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 import penstock as ps
 from common import Peer, against, arguments, cpu_seconds, lognormal_lengths, table, take_turns
-from penstock.packing import pack
+from penstock.plan.packing import pack
 
 SLOTS = 4096
 DOCUMENTS = 80_000

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from common import against, with_json
 from penstock import train_tokenizer
-from penstock.prepare.pool import WORKER_MEMORY
-from penstock.sources import open_sources, read_texts
-from penstock.sources.parsing import is_utf8
+from penstock.data.prepare.pool import WORKER_MEMORY
+from penstock.data.sources import open_sources, read_texts
+from penstock.data.sources.parsing import is_utf8
 
 LONGEST = 500_000
 """Bytes of a file that still counts as a document, not as a table of data."""
@@ -153,7 +153,7 @@ print(time.process_time() - started)
 
 ENCODE = """
 import sys, time
-from penstock.sources import open_sources
+from penstock.data.sources import open_sources
 from penstock import load_tokenizer
 source, tokenizer, _, _ = sys.argv[1:]
 loaded = load_tokenizer(tokenizer)

@@ -26,8 +26,6 @@ from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from common import against, arguments, cpu_seconds, table, take_turns
-from penstock.inputs.model_input import ModelInput
-from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.recurrent import (
     Borders,
     causal_convolution,
@@ -35,6 +33,8 @@ from penstock.models.recurrent import (
     linear_scan,
     state_space_scan,
 )
+from penstock.models.theirs.model import HuggingFaceModel
+from penstock.plan.inputs.model_input import ModelInput
 
 DOCUMENTS = {"one document": 0, "of 128 tokens": 128, "of 32 tokens": 32, "of 8 tokens": 8}
 GOALS = {32: 4.0, 128: 1.3, 8: 1.0}

@@ -46,9 +46,9 @@ import numpy as np
 import penstock as ps
 from bench_opening import repeated
 from common import Peer, arguments, lognormal_lengths, table
-from penstock.shards.residency import GAP, THREADS
-from penstock.shards.stores import Store
-from penstock.shards.units import joined_requests
+from penstock.data.shards.residency import GAP, THREADS
+from penstock.data.shards.stores import Store
+from penstock.data.shards.units import joined_requests
 
 SERVER = """
 import sys, time

@@ -6,7 +6,7 @@ python benchmarks/bench_sampling.py
 import numpy as np
 
 from common import arguments, cpu_seconds, table, take_turns
-from penstock.sampling import Permutation
+from penstock.plan.sampling import Permutation
 
 
 def main() -> None:

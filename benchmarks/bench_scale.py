@@ -33,8 +33,8 @@ CHILD = """
 import json, sys, time
 from pathlib import Path
 import penstock as ps
-from penstock.loader.plan import Plan
-from penstock.loader.steps import StepPlanner
+from penstock.plan.loader.plan import Plan
+from penstock.plan.loader.steps import StepPlanner
 
 folder, ranks, shuffle, slots, rows = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:6])
 
@@ -83,7 +83,7 @@ def one_rank(folder: Path, ranks: int, shuffle: str, steps: int) -> dict[str, An
 
 def fetching(shuffle: str, runs: int, nodes: int, ranks: int, documents: int) -> dict[str, float]:
     """How many nodes need each run of 256 documents, and how many bytes are fetched for each byte used."""
-    from penstock.sampling import Permutation
+    from penstock.plan.sampling import Permutation
 
     order = Permutation(size=documents, key=1, shuffle=shuffle, shuffle_runs=runs).images()  # type: ignore[arg-type]
     lengths = lognormal_lengths(documents)

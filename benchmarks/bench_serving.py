@@ -26,7 +26,7 @@ from penstock.models.building import build_model
 from penstock.models.exporting import export
 from serving_load import Load, resident_bytes
 
-SERVE = "import typer; from penstock.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
+SERVE = "import typer; from penstock.use.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
 CONTEXT = 256
 
 

@@ -41,15 +41,15 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 import penstock as ps
 from common import Peer, against, arguments, standard_library, table
 from penstock import open_dataset, prepare, train_tokenizer
-from penstock.config import load_run
-from penstock.config.run_file import resolved_text
-from penstock.config.training import make_trainer
+from penstock.learn.training import Trainer
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.losses import loss
 from penstock.models import ModelSettings
 from penstock.models.building import build_model
 from penstock.models.exporting import export
-from penstock.training import Trainer
-from penstock.training.distributed import Ranks
-from penstock.training.losses import loss
+from penstock.use.config import load_run
+from penstock.use.config.run_file import resolved_text
+from penstock.use.config.training import make_trainer
 
 SLOTS, VOCABULARY = 1024, 2048
 SIZES = {

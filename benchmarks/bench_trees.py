@@ -24,14 +24,14 @@ import torch
 
 import penstock as ps
 from common import Peer, against, arguments, cpu_seconds, table, take_turns
+from penstock.data.shards import build_tree
+from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.memory import weight_spans
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.path_settings import PolicySettings, PreferenceSettings
+from penstock.learn.training.path_training import PathTraining, Reference
+from penstock.learn.training.settings import TrainSettings
 from penstock.models.exporting import export
-from penstock.shards import build_tree
-from penstock.shards.dataset import Dataset
-from penstock.shards.memory import weight_spans
-from penstock.training.distributed import Ranks
-from penstock.training.path_settings import PolicySettings, PreferenceSettings
-from penstock.training.path_training import PathTraining, Reference
-from penstock.training.settings import TrainSettings
 
 MODEL = {"layers": 4, "width": 256, "heads": 4}
 VOCAB, SLOTS = 8192, 4096

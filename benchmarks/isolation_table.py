@@ -27,7 +27,7 @@ from makers.architectures import KINDS, make_small  # noqa: E402
 from makers.rows import random_row  # noqa: E402
 from penstock import PenstockError  # noqa: E402
 from penstock.models.cache import Cache  # noqa: E402
-from penstock.models.huggingface_model import HuggingFaceModel  # noqa: E402
+from penstock.models.theirs.model import HuggingFaceModel  # noqa: E402
 
 LENGTHS = (13, 1, 30, 7, 2)
 PROMPT, STEPS = 20, 8

@@ -29,8 +29,8 @@ from demo_text import CODE_BYTES, definitions, standard_library
 
 import penstock as ps
 from penstock import train_tokenizer
-from penstock.config import load_run, make_loader
-from penstock.inspection import Style, make_console, row_view, view_rows
+from penstock.use.config import load_run, make_loader
+from penstock.use.inspection import Style, make_console, row_view, view_rows
 
 FOLDER = Path(".demo")
 VOCAB_SIZE = 2048
@@ -108,7 +108,7 @@ def prepare_python() -> list[dict[str, Any]]:
 
 def prepare_own(source: Path) -> list[dict[str, Any]]:
     """The user's text, whatever format it is in."""
-    from penstock.sources import open_sources
+    from penstock.data.sources import open_sources
 
     title(f"Text: {source}")
     separator = "\n\n" if source.suffix in {".txt", ".md"} else None
@@ -212,9 +212,9 @@ def measure(run_file: Path) -> tuple[float, int]:
     """(seconds of a step, threads) on this machine: two, or one where other work leaves no second core."""
     import torch
 
+    from penstock.learn.training import row_loss
     from penstock.models import ModelSettings
     from penstock.models.building import build_model
-    from penstock.training import row_loss
 
     model = build_model(ModelSettings(**MODEL), vocab_size=VOCAB_SIZE)
     steps = iter(make_loader(load_run(run_file).data, requirements=model.requirements()))
@@ -262,10 +262,10 @@ def train_part(run_file: Path, chart: "Chart", *, resume: bool = False, until: i
     """Train as the run file says, from the newest checkpoint when resuming; given up after step `until`."""
     import torch
 
-    from penstock.config.run_file import resolved_text
-    from penstock.config.training import make_trainer
-    from penstock.training.distributed import Ranks
-    from penstock.training.metrics import Metrics
+    from penstock.learn.training.distributed import Ranks
+    from penstock.learn.training.metrics import Metrics
+    from penstock.use.config.run_file import resolved_text
+    from penstock.use.config.training import make_trainer
 
     output = FOLDER / run_file.stem
     trainer = make_trainer(
@@ -306,7 +306,7 @@ class Chart:
 
 def write_some(prompt: str) -> None:
     """Some text in the model's words."""
-    from penstock.cli.generate import run as generate
+    from penstock.use.cli.generate import run as generate
 
     title("What it writes")
     generate(str(FOLDER / "run"), prompt=[prompt], temperature=0.7, top_k=40, min_tokens=60, max_tokens=60)
@@ -347,10 +347,10 @@ def fine_tune(step_seconds: float, threads: int) -> None:
 
 def answer(threads: int) -> None:
     """Export the model, load what was exported, and ask it."""
-    from penstock.cli.chat import Wrapping
-    from penstock.cli.export import run as export
-    from penstock.generation import ChatSession, Sampling
-    from penstock.runs.opening import load_writer
+    from penstock.learn.generation import ChatSession, Sampling
+    from penstock.use.cli.chat import Wrapping
+    from penstock.use.cli.export import run as export
+    from penstock.use.runs.opening import load_writer
 
     title("It is exported for transformers, vLLM and llama.cpp, and answers")
     export(str(FOLDER / "chat"), output=FOLDER / "exported")
@@ -368,10 +368,10 @@ def answer(threads: int) -> None:
 
 def write_page() -> Path:
     """A page of what the model saw: conversations with their proofs, and packed rows."""
-    from penstock.inspection.conversation_views import page_of_conversations
-    from penstock.inspection.conversations import sample_records, show_conversations
-    from penstock.inspection.page import write_html
-    from penstock.prepare import ChatSettings
+    from penstock.data.prepare import ChatSettings
+    from penstock.use.inspection.conversation_views import page_of_conversations
+    from penstock.use.inspection.conversations import sample_records, show_conversations
+    from penstock.use.inspection.page import write_html
 
     title("What it saw, as a page")
     tokenizer = ps.load_tokenizer(FOLDER / "tokenizer")

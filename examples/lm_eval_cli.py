@@ -13,11 +13,11 @@ from lm_eval.api.registry import register_model
 
 from penstock import load_tokenizer
 from penstock.chat import load_template
-from penstock.evaluation.lm_eval_model import LmEvalModel
-from penstock.evaluation.subject import Subject
+from penstock.learn.evaluation.lm_eval_model import LmEvalModel
+from penstock.learn.evaluation.subject import Subject
+from penstock.learn.training import RunFolder
+from penstock.learn.training.distributed import local_device
 from penstock.models.saving import load_model
-from penstock.training import RunFolder
-from penstock.training.distributed import local_device
 
 
 def open_subject(path: str, context_length: int = 1024, device: str = "auto") -> Subject:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.objectives import Written, check_objective
+from penstock.plan.objectives import Written, check_objective
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 import penstock as ps
-from penstock.inputs import IGNORE
 from penstock.media import PatchProcessor
+from penstock.plan.inputs import IGNORE
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (230, 200, 40)}
 SHAPES = ("circle", "square", "triangle")

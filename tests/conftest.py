@@ -62,8 +62,8 @@ def command_line(
 
     Without the line that kernels are compiled, which depends on what ran before.
     """
-    from penstock.cli import main
     from penstock.core import kernel_cache
+    from penstock.use.cli import main
 
     monkeypatch.setattr(kernel_cache._Compiling, "_say", lambda self: None)
 

@@ -14,8 +14,8 @@ import yaml
 from typer.main import get_command
 
 from file_map import ROOT
-from penstock.cli import VERBS, build_app
-from penstock.config import load_run, run_schema
+from penstock.use.cli import VERBS, build_app
+from penstock.use.config import load_run, run_schema
 
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "hooks"))

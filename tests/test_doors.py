@@ -18,7 +18,7 @@ from penstock.core.lazy_imports import lazy
 
 PACKAGE = Path(penstock.__file__).parent
 DOORS = sorted(".".join(["penstock", *path.relative_to(PACKAGE).parts[:-1]]) for path in PACKAGE.rglob("__init__.py"))
-TOOLS = {"lazy", "public_names", "MissingExtraError"}
+TOOLS = {"lazy", "public_names", "short_addresses", "MissingExtraError", "__version__"}
 """What doors import for themselves; everything else that they import from penstock is public."""
 
 

@@ -12,9 +12,9 @@ from typer.main import get_command
 
 import penstock as ps
 from makers.pages import models
-from penstock.cli import VERBS, build_app
-from penstock.config import load_run
-from penstock.config.axolotl.conversion import import_axolotl
+from penstock.use.cli import VERBS, build_app
+from penstock.use.config import load_run
+from penstock.use.config.axolotl.conversion import import_axolotl
 
 FOLDER = Path(__file__).parents[1] / "docs" / "how-to"
 PAGES = [

@@ -14,7 +14,7 @@ import penstock
 from file_map import ROOT, file_map, split_page
 
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "tokenizers", "gigatoken", "pydantic", "rich", "typer")
-TORCH_ROOMS = {"integrations", "models", "distillation", "generation", "evaluation", "training", "serving"}
+TORCH_ROOMS = tuple(f"penstock.{room}" for room in ("integrations", "models", "learn", "use.serving"))
 """Rooms that may need torch or transformers; all others, and the verbs that use only these, do without."""
 
 
@@ -26,9 +26,9 @@ def _room_modules() -> list[str]:
     package = ROOT / "src" / "penstock"
     names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in package.rglob("*.py")]
     names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
-    mine = [name for name in names if name.split(".")[1:2] == [] or name.split(".")[1] not in TORCH_ROOMS]
+    mine = [name for name in names if not name.startswith(TORCH_ROOMS)]
     # Imported on use, by who has torch.
-    return sorted(set(mine) - {"penstock.inputs.torch_tensors"})
+    return sorted(set(mine) - {"penstock.plan.inputs.torch_tensors"})
 
 
 def test_import_loads_nothing_heavy():
@@ -44,7 +44,7 @@ def test_import_is_quick():
 
 def test_rooms_of_the_data_path_do_not_import_torch():
     modules = _room_modules()
-    assert "penstock.cli.doctor" in modules
+    assert "penstock.use.cli.doctor" in modules
     code = (
         "import importlib, sys\n"
         "sys.modules.update({name: None for name in ('torch', 'transformers', 'accelerate', 'datasets')})\n"
@@ -58,21 +58,13 @@ def test_rooms_of_the_data_path_do_not_import_torch():
 def test_training_and_serving_do_not_import_the_compiler_of_torch():
     """It takes seconds; torch itself brings it when an optimiser is made, which no refusal and no server waits for."""
     rooms = (
-        "models.micro_sequences training.trainer distillation.losses generation.engine evaluation.subject serving.app"
+        "models.ours.micro_sequences learn.training.trainer learn.distillation.losses learn.generation.engine "
+        "learn.evaluation.subject use.serving.app"
     )
     code = f"import importlib, sys\nfor name in {rooms.split()}: importlib.import_module(f'penstock.{{name}}')\n"
     loaded = _python(code + "print(*sys.modules)").stdout.split()
     assert "torch" in loaded
     assert [name for name in ("torch._dynamo", "torch._inductor", "transformers") if name in loaded] == []
-
-
-def test_rooms_do_not_hide_functions_of_the_same_name():
-    """Importing `penstock.prepare`, the room, would put it over `ps.prepare`, the function."""
-    code = (
-        "import penstock as ps; from penstock.prepare import PrepareSettings; import penstock.prepare.report; "
-        "print(type(ps.prepare).__name__, type(ps.prepare).__name__)"
-    )
-    assert _python(code).stdout == "function function\n"
 
 
 def test_every_module_says_what_it_does():

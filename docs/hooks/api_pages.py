@@ -134,9 +134,9 @@ MOVED = {"check_isolation": "models", "build_model": "models", "load_model": "mo
 
 def topic_of(name: PublicName) -> Topic:
     """The page of a name."""
-    room = (name.home if name.door == TOP else name.door).split(".")[1]
+    rooms = (name.home if name.door == TOP else name.door).split(".")[1:3]
     wanted = MOVED.get(name.name) if name.door == TOP else None
-    found = (topic for topic in TOPICS if topic.file == wanted or (wanted is None and room in topic.rooms))
+    found = (topic for topic in TOPICS if topic.file == wanted or (wanted is None and {*rooms} & {*topic.rooms}))
     return next(found, TOPICS[-1])
 
 

@@ -16,7 +16,7 @@ def cli_pages() -> dict[str, str]:
     """Place below `docs` → Markdown."""
     from typer.main import get_command
 
-    from penstock import cli
+    from penstock.use import cli
 
     top = get_command(cli.build_app([]))
     return {PAGE: "\n".join(_page(top, _groups()))}
@@ -24,11 +24,11 @@ def cli_pages() -> dict[str, str]:
 
 def _groups() -> Mapping[str, Iterable[str]]:
     """What one wants to do → its verbs, as `penstock --help` shows them."""
-    from penstock import cli
+    from penstock.use import cli
 
-    if find_spec("penstock.cli.help_pages") is None:
+    if find_spec("penstock.use.cli.help_pages") is None:
         return {"Verbs": cli.VERBS}
-    groups: Mapping[str, Iterable[str]] = import_module("penstock.cli.help_pages").GROUPS
+    groups: Mapping[str, Iterable[str]] = import_module("penstock.use.cli.help_pages").GROUPS
     return groups
 
 

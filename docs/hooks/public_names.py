@@ -37,7 +37,7 @@ class PublicName:
 
     @property
     def shown(self) -> str:
-        """Its address as users write it, such as `ps.chat.encode`; `penstock.prepare.…` where `ps` has no such room."""
+        """Its address as users write it, such as `ps.chat.encode`; full where `ps` has no such room."""
         return f"{_address(self.door)}.{self.name}"
 
 

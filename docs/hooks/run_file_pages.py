@@ -16,7 +16,7 @@ NO_DEFAULT = object()
 
 def run_file_pages() -> dict[str, str]:
     """Place below `docs` → Markdown."""
-    from penstock.config import run_schema
+    from penstock.use.config import run_schema
 
     schema = run_schema()
     return {PAGE: "\n".join(_Page(schema).lines())}

@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "tests")]
 import shots  # noqa: E402
 import water  # noqa: E402
 
-from penstock.runs.inspecting import inspect  # noqa: E402
+from penstock.use.runs.inspecting import inspect  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 WORK = Path("water")
@@ -49,8 +49,8 @@ def proof(camera: shots.Camera) -> None:
 
 def chat(camera: shots.Camera) -> None:
     """The chat page, and a model of 0.5 M parameters that answers."""
-    from penstock.runs.opening import load_opened, writer_of
-    from penstock.serving import ServedModel, Server, ServeSettings
+    from penstock.use.runs.opening import load_opened, writer_of
+    from penstock.use.serving import ServedModel, Server, ServeSettings
 
     writer = writer_of(load_opened(WORK / next(iter(water.RATES))), 2)
     model = ServedModel(
@@ -79,7 +79,7 @@ def _say(words: str, turn: int) -> list[str]:
 
 def curves(camera: shots.Camera) -> None:
     """Three runs on one page, and the values of one step."""
-    from penstock.training.curves import View, plot_runs
+    from penstock.learn.training.curves import View, plot_runs
 
     page = Path("curves.html")
     plot_runs([WORK / name for name in water.RATES], page, view=View(log_y=True))

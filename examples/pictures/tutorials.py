@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 import penstock as ps
-from penstock.shards import Document
+from penstock.data.shards import Document
 from penstock.tokenizers import Tokenizer
 
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

@@ -3,118 +3,107 @@
 Names are loaded on first use, so that `import penstock` takes milliseconds and needs neither torch nor transformers.
 """
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from penstock.core.lazy_imports import lazy
+from penstock.core.lazy_imports import lazy, short_addresses
+from penstock.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from penstock import (
-        chat,
-        distillation,
-        evaluation,
-        generation,
-        integrations,
-        media,
-        models,
-        objectives,
-        packing,
-        sampling,
-        serving,
-        shards,
-        sources,
-        tokenizers,
-        training,
-    )
+    from penstock import chat, integrations, media, models, tokenizers
     from penstock.core import errors
     from penstock.core.errors import PenstockError
-    from penstock.inputs.model_input import InputRequirements, ModelInput
-    from penstock.inputs.torch_tensors import to_torch
+    from penstock.data import shards, sources
+    from penstock.data.prepare.preparation import prepare
+    from penstock.data.prepare.settings import ChatOptions
+    from penstock.data.shards.dataset import Dataset
+    from penstock.data.shards.joined import open_dataset
+    from penstock.data.shards.memory import write_dataset
     from penstock.integrations import accelerate, huggingface, jax, lightning, megatron, torchtitan, trl
-    from penstock.integrations.isolation import check_isolation
-    from penstock.loader.data_parallel import DataParallel
-    from penstock.loader.loader import Loader
-    from penstock.loader.mixture import Mixture, ShareChange, Source
-    from penstock.objectives.denoise import Denoise
-    from penstock.objectives.infill import Infill
-    from penstock.objectives.objective import Causal
-    from penstock.prepare.preparation import prepare
-    from penstock.prepare.settings import ChatOptions
-    from penstock.runs.inspecting import inspect
-    from penstock.runs.opening import build_model, load_model
-    from penstock.runs.run import Run, open_run
-    from penstock.runs.training import distil, train
-    from penstock.shards.dataset import Dataset
-    from penstock.shards.joined import open_dataset
-    from penstock.shards.memory import write_dataset
+    from penstock.learn import distillation, evaluation, generation, training
+    from penstock.learn.training.losses import loss
+    from penstock.models.isolation import check_isolation
+    from penstock.plan import inputs, loader, objectives, packing, sampling
+    from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+    from penstock.plan.inputs.torch_tensors import to_torch
+    from penstock.plan.loader.data_parallel import DataParallel
+    from penstock.plan.loader.loader import Loader
+    from penstock.plan.loader.mixture import Mixture, ShareChange, Source
+    from penstock.plan.objectives.denoise import Denoise
+    from penstock.plan.objectives.infill import Infill
+    from penstock.plan.objectives.objective import Causal
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.tokenizers.training import train_tokenizer
-    from penstock.training.losses import loss
+    from penstock.use import inspection, serving
+    from penstock.use.runs.inspecting import inspect
+    from penstock.use.runs.opening import build_model, load_model
+    from penstock.use.runs.run import Run, open_run
+    from penstock.use.runs.training import distil, train
 
 _NAMES = {
     "PenstockError": "core.errors",
     "load_tokenizer": "tokenizers.loading",
     "train_tokenizer": "tokenizers.training",
-    "ChatOptions": "prepare.settings",
-    "prepare": "prepare.preparation",
-    "Dataset": "shards.dataset",
-    "open_dataset": "shards.joined",
-    "write_dataset": "shards.memory",
-    "Causal": "objectives.objective",
-    "Denoise": "objectives.denoise",
-    "Infill": "objectives.infill",
-    "InputRequirements": "inputs.model_input",
-    "ModelInput": "inputs.model_input",
-    "DataParallel": "loader.data_parallel",
-    "Loader": "loader.loader",
-    "Mixture": "loader.mixture",
-    "ShareChange": "loader.mixture",
-    "Source": "loader.mixture",
-    "check_isolation": "integrations.isolation",
-    "to_torch": "inputs.torch_tensors",
-    "Run": "runs.run",
-    "build_model": "runs.opening",
-    "distil": "runs.training",
-    "inspect": "runs.inspecting",
-    "load_model": "runs.opening",
-    "open_run": "runs.run",
-    "train": "runs.training",
-    "loss": "training.losses",
+    "ChatOptions": "data.prepare.settings",
+    "prepare": "data.prepare.preparation",
+    "Dataset": "data.shards.dataset",
+    "open_dataset": "data.shards.joined",
+    "write_dataset": "data.shards.memory",
+    "Causal": "plan.objectives.objective",
+    "Denoise": "plan.objectives.denoise",
+    "Infill": "plan.objectives.infill",
+    "InputRequirements": "plan.inputs.model_input",
+    "ModelInput": "plan.inputs.model_input",
+    "DataParallel": "plan.loader.data_parallel",
+    "Loader": "plan.loader.loader",
+    "Mixture": "plan.loader.mixture",
+    "ShareChange": "plan.loader.mixture",
+    "Source": "plan.loader.mixture",
+    "check_isolation": "models.isolation",
+    "to_torch": "plan.inputs.torch_tensors",
+    "Run": "use.runs.run",
+    "build_model": "use.runs.opening",
+    "distil": "use.runs.training",
+    "inspect": "use.runs.inspecting",
+    "load_model": "use.runs.opening",
+    "open_run": "use.runs.run",
+    "train": "use.runs.training",
+    "loss": "learn.training.losses",
 }
 """Public name → the module that defines it."""
 
 _MODULES = {
     "accelerate": "integrations.accelerate",
     "chat": "chat",
-    "distillation": "distillation",
+    "distillation": "learn.distillation",
     "errors": "core.errors",
-    "evaluation": "evaluation",
-    "generation": "generation",
+    "evaluation": "learn.evaluation",
+    "generation": "learn.generation",
     "huggingface": "integrations.huggingface",
+    "inputs": "plan.inputs",
+    "inspection": "use.inspection",
     "integrations": "integrations",
     "jax": "integrations.jax",
     "lightning": "integrations.lightning",
+    "loader": "plan.loader",
     "media": "media",
     "megatron": "integrations.megatron",
     "models": "models",
-    "objectives": "objectives",
-    "packing": "packing",
-    "sampling": "sampling",
-    "serving": "serving",
-    "shards": "shards",
-    "sources": "sources",
+    "objectives": "plan.objectives",
+    "packing": "plan.packing",
+    "sampling": "plan.sampling",
+    "serving": "use.serving",
+    "shards": "data.shards",
+    "sources": "data.sources",
     "tokenizers": "tokenizers",
     "torchtitan": "integrations.torchtitan",
-    "training": "training",
+    "training": "learn.training",
     "trl": "integrations.trl",
 }
-"""Public name → the module that it is."""
+"""Public name → the module that it is; `from penstock.objectives import Written` finds it by that name, too."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)
-
-__version__ = "0.1.0"
+    short_addresses(__name__, _MODULES)
 
 __all__ = [
     "Causal",
@@ -141,12 +130,15 @@ __all__ = [
     "evaluation",
     "generation",
     "huggingface",
+    "inputs",
     "inspect",
+    "inspection",
     "integrations",
     "jax",
     "lightning",
     "load_model",
     "load_tokenizer",
+    "loader",
     "loss",
     "media",
     "megatron",
@@ -169,14 +161,3 @@ __all__ = [
     "trl",
     "write_dataset",
 ]
-
-
-class _Package(ModuleType):
-    """Python puts an imported submodule into its package as an attribute; `ps.prepare` must stay the function."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _NAMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -1,5 +1,5 @@
 """`python -m penstock` is the command `penstock`."""
 
-from penstock.cli import main
+from penstock.use.cli import main
 
 main()

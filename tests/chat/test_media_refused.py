@@ -15,7 +15,7 @@ from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.generation.session import encode_chat
+from penstock.learn.generation.session import encode_chat
 
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"

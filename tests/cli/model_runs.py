@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from penstock.cli.train import run as train
+from penstock.use.cli.train import run as train
 
 SETTINGS = {
     "steps": 6,

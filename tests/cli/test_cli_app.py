@@ -13,9 +13,9 @@ import pytest
 
 from makers.processes import run_code, run_penstock
 from patience import PATIENCE_SECONDS
-from penstock import cli
-from penstock.cli import help_pages
 from penstock.core.errors import ConfigError
+from penstock.use import cli
+from penstock.use.cli import help_pages
 
 COMMAND = [sys.executable, "-m", "penstock"]
 
@@ -73,9 +73,9 @@ def test_unknown_verb_is_refused_with_the_nearest_one():
 
 def test_a_verb_loads_only_itself():
     code = (
-        "import sys; from penstock.cli import build_app; build_app(['doctor']);"
-        "from penstock.cli import VERBS;"
-        "print([verb for verb in VERBS if f'penstock.cli.{verb}' in sys.modules])"
+        "import sys; from penstock.use.cli import build_app; build_app(['doctor']);"
+        "from penstock.use.cli import VERBS;"
+        "print([verb for verb in VERBS if f'penstock.use.cli.{verb}' in sys.modules])"
     )
     assert run_code(code, check=True).stdout.strip() == "['doctor']"
 
@@ -100,7 +100,9 @@ def test_foreign_errors_keep_their_traceback(monkeypatch):
 
 
 def test_ctrl_c_exits_130():
-    code = "import signal, penstock.cli as c; c._run = lambda a: (print('on', flush=True), signal.pause()); c.main()"
+    code = (
+        "import signal, penstock.use.cli as c; c._run = lambda a: (print('on', flush=True), signal.pause()); c.main()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -115,7 +117,7 @@ def test_a_stopped_verb_says_so(monkeypatch, capsys):
     def stop(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.verify.run", stop)
+    monkeypatch.setattr("penstock.use.cli.verify.run", stop)
     monkeypatch.setattr(sys, "argv", ["penstock", "verify", "data"])
     with pytest.raises(SystemExit, match="130"):
         cli.main()
@@ -124,7 +126,7 @@ def test_a_stopped_verb_says_so(monkeypatch, capsys):
 
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_closed_pipe_is_quiet(lines):
-    code = f"import penstock.cli as c; c._run = lambda a: [print('x' * 80) for _ in range({lines})] and 0; c.main()"
+    code = f"import penstock.use.cli as c; c._run = lambda a: [print('x' * 80) for _ in range({lines})] and 0; c.main()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -147,8 +149,8 @@ def test_doctor_says_whether_kernels_of_recurrent_layers_run_here(monkeypatch, c
     pytest.importorskip("torch")
     import importlib.metadata
 
-    from penstock.cli import doctor
     from penstock.models.recurrent.packages import PACKAGES
+    from penstock.use.cli import doctor
 
     def version(name, real=importlib.metadata.version):
         return "9.9" if name == "flash-linear-attention" else real(name)
@@ -168,7 +170,7 @@ def test_doctor_says_whether_kernels_of_recurrent_layers_run_here(monkeypatch, c
 
 
 def test_doctor_names_a_missing_encoder(monkeypatch, capsys):
-    from penstock.cli import doctor
+    from penstock.use.cli import doctor
 
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     findings = doctor.examine()
@@ -186,7 +188,7 @@ def test_doctor_names_a_missing_encoder(monkeypatch, capsys):
 )
 def test_a_verb_that_needs_torch_tells_the_pip_command(words):
     code = f"import sys; sys.modules['torch'] = None; sys.argv = 'penstock {words}'.split()\n"
-    done = run_code(f"{code}from penstock.cli import main; main()")
+    done = run_code(f"{code}from penstock.use.cli import main; main()")
     assert done.returncode == 1
     assert done.stderr == "penstock: torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"
 
@@ -194,7 +196,7 @@ def test_a_verb_that_needs_torch_tells_the_pip_command(words):
 def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
     from importlib import metadata
 
-    from penstock.cli import doctor
+    from penstock.use.cli import doctor
 
     version = metadata.version
 

@@ -13,10 +13,10 @@ import pytest
 from typer.main import get_command
 
 from makers.processes import child_environment, run_code, run_penstock
-from penstock.cli import VERBS, _command_of, build_app, candidates
-from penstock.cli.candidates import CHOICES, value_kind
-from penstock.cli.completion import SCRIPTS
-from penstock.sources.opening import FORMATS
+from penstock.data.sources.opening import FORMATS
+from penstock.use.cli import VERBS, _command_of, build_app, candidates
+from penstock.use.cli.candidates import CHOICES, value_kind
+from penstock.use.cli.completion import SCRIPTS
 
 complete = partial(candidates.complete, command_of=_command_of)
 
@@ -90,7 +90,7 @@ def test_the_tasks_are_those_of_the_help() -> None:
 
 def ask(*words: str) -> "subprocess.CompletedProcess[str]":
     """Completion in a process of its own, which then tells what it has loaded."""
-    code = "import sys\nfrom penstock.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules)"
+    code = "import sys\nfrom penstock.use.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules)"
     return run_code(code, *words, env=child_environment(_PENSTOCK_COMPLETE="1"), check=True)
 
 
@@ -102,8 +102,8 @@ def test_completing_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     *_, loaded = found.stdout.splitlines()
     heavy = {"torch", "numba", "numpy", "pyarrow", "tokenizers", "rich", "jinja2", "pydantic", "yaml"}
     assert heavy & set(loaded.split()) == set()
-    verbs = {f"penstock.cli.{verb}" for verb in VERBS} & set(loaded.split())
-    assert verbs == (set() if words == ("pl",) else {f"penstock.cli.{words[0]}"})
+    verbs = {f"penstock.use.cli.{verb}" for verb in VERBS} & set(loaded.split())
+    assert verbs == (set() if words == ("pl",) else {f"penstock.use.cli.{words[0]}"})
     assert ("typer" in loaded.split()) == (words != ("pl",))
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 import yaml
 
-from penstock.cli.plan import STEPS
-from penstock.cli.plan import run as plan_verb
-from penstock.cli.train import PLANNED_ROWS
-from penstock.cli.train import run as train_verb
 from penstock.core.errors import ConfigError, OutputError
+from penstock.use.cli.plan import STEPS
+from penstock.use.cli.plan import run as plan_verb
+from penstock.use.cli.train import PLANNED_ROWS
+from penstock.use.cli.train import run as train_verb
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_verb_plan_takes_the_steps_of_the_run(run_file, capsys):
 
 
 def test_of_a_long_run_it_plans_the_beginning_and_says_so(run_file, capsys, monkeypatch):
-    monkeypatch.setattr("penstock.cli.train.PLANNED_ROWS", 20)
+    monkeypatch.setattr("penstock.use.cli.train.PLANNED_ROWS", 20)
     told = plan(run_file, capsys, "training.steps=100000")
     assert (told["planned below"], told["plan"]["steps"]) == ("the first 5 of 100,000 steps", 5)
     assert PLANNED_ROWS > 10_000
@@ -86,8 +86,8 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr("penstock.training.metrics.WandB", Writer)
-    monkeypatch.setattr("penstock.training.checks.find_spec", lambda name: name)
+    monkeypatch.setattr("penstock.learn.training.metrics.WandB", Writer)
+    monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda name: name)
     changes = ["training.steps=2", "training.schedule.warmup_steps=1", "training.wandb=mine", "training.evaluators={}"]
     train_verb(str(run_file), output=str(tmp_path / "run"), assignments=changes)
     [(project, config)] = seen

@@ -6,10 +6,10 @@ import pytest
 
 from makers.datasets import prepare_here
 from makers.tokenizers import tiny_tokenizer
-from penstock.cli.eval import run as evaluate
-from penstock.cli.export import run as export
 from penstock.core.errors import ConfigError
-from penstock.training.metrics import read_metrics
+from penstock.learn.training.metrics import read_metrics
+from penstock.use.cli.eval import run as evaluate
+from penstock.use.cli.export import run as export
 
 
 def figures(capsys, *arguments, **options):

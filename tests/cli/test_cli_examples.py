@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from makers.processes import call_penstock, run_penstock
 from makers.texts import make_chat, make_texts, write_json_lines, write_texts
-from penstock.cli import build_app
-from penstock.cli.help_pages import split_help
+from penstock.use.cli import build_app
+from penstock.use.cli.help_pages import split_help
 
 RUN_FILE = """\
 data:

@@ -8,12 +8,12 @@ from model_runs import SETTINGS, train_on
 
 from makers.tokenizers import CHATML
 from penstock import train_tokenizer
-from penstock.cli.export import run as export
 from penstock.core.errors import ConfigError, FormatError, OutputError
-from penstock.generation import Sampling
+from penstock.learn.generation import Sampling
+from penstock.learn.training.metrics import read_metrics
 from penstock.models.saving import load_model
-from penstock.runs.opening import load_writer
-from penstock.training.metrics import read_metrics
+from penstock.use.cli.export import run as export
+from penstock.use.runs.opening import load_writer
 
 
 def test_a_chat_run_with_lora(made, tmp_path, capsys):

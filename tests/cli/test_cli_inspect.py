@@ -12,8 +12,8 @@ import penstock as ps
 from makers.datasets import prepare_here
 from makers.texts import make_chat, write_json_lines, write_texts
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
-from penstock import cli
 from penstock.core.errors import ConfigError
+from penstock.use import cli
 
 CHATS = [make_chat(f"Gate {n}?", f"Gate {n} is shut.") for n in range(12)]
 

@@ -10,10 +10,10 @@ import typer
 from typer.main import get_command
 
 from makers.processes import run_penstock
-from penstock.cli import VERBS, build_app
-from penstock.cli.options import unescape
-from penstock.sources.opening import FORMATS
-from penstock.sources.records import COLUMN_TYPES
+from penstock.data.sources.opening import FORMATS
+from penstock.data.sources.records import COLUMN_TYPES
+from penstock.use.cli import VERBS, build_app
+from penstock.use.cli.options import unescape
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")

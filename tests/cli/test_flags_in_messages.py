@@ -7,8 +7,8 @@ from typer.main import get_command
 
 from makers.processes import run_penstock
 from makers.tokenizers import tiny_tokenizer
-from penstock.cli import build_app
-from penstock.cli.flags import Flags, as_flags
+from penstock.use.cli import build_app
+from penstock.use.cli.flags import Flags, as_flags
 
 
 @pytest.fixture(scope="module")

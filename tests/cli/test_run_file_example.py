@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.train import run as train
+from penstock.use.cli.train import run as train
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINKS = {"data/web": "text/train", "data/code": "text/train", "data/held": "text/validation", "runs/teacher": "plain"}

@@ -11,11 +11,11 @@ from typer.main import get_command
 from makers.processes import call_penstock
 from makers.texts import make_texts, write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
-from penstock.cli import build_app
-from penstock.config import load_run
-from penstock.config.axolotl.conversion import Imported, import_axolotl
-from penstock.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
 from penstock.core.errors import ConfigError, OutputError
+from penstock.use.cli import build_app
+from penstock.use.config import load_run
+from penstock.use.config.axolotl.conversion import Imported, import_axolotl
+from penstock.use.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
 
 KEYS = (Path(__file__).parent / "axolotl_keys.txt").read_text().split()
 """All keys of the configuration class of axolotl 0.19.0."""

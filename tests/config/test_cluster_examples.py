@@ -24,7 +24,7 @@ SLURM, KUBERNETES, DOCKERFILE = CLUSTER / "slurm.sh", CLUSTER / "kubernetes.yaml
 
 def parse_penstock(words):
     """Parse the words after `penstock` as its command line does; (verb, parameters)."""
-    from penstock.cli import build_app
+    from penstock.use.cli import build_app
 
     command = typer.main.get_command(build_app(words))
     context = command.make_context("penstock", list(words))

@@ -10,11 +10,11 @@ import yaml
 
 import penstock as ps
 from makers.processes import call_penstock
-from penstock.config.axolotl.conversion import import_axolotl, quoted
-from penstock.config.run_file import load_run
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.json_files import json_text
 from penstock.core.yaml_files import parse_yaml, write_yaml
+from penstock.use.config.axolotl.conversion import import_axolotl, quoted
+from penstock.use.config.run_file import load_run
 
 BASE = {
     "base_model": "m/x", "datasets": [{"path": "d.jsonl", "type": "alpaca"}], "sequence_len": 128,

@@ -10,8 +10,8 @@ import yaml
 from makers.datasets import tokenizer_info
 from makers.processes import run_penstock
 from penstock import write_dataset
-from penstock.config import load_run, make_loader, run_schema
 from penstock.core.errors import ConfigError, FormatError
+from penstock.use.config import load_run, make_loader, run_schema
 
 GOOD = """\
 data:

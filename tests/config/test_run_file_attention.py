@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from penstock import write_dataset
-from penstock.config import load_run, make_loader
 from penstock.core.errors import ConfigError
+from penstock.use.config import load_run, make_loader
 
 
 def test_attention_of_a_run_file(tmp_path):

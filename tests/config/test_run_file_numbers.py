@@ -7,11 +7,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from penstock.config.document import Document
-from penstock.config.models import check, model_of
-from penstock.config.run_file import RunSettings
-from penstock.config.validation import _model_at
 from penstock.core.errors import ConfigError
+from penstock.use.config.document import Document
+from penstock.use.config.models import check, model_of
+from penstock.use.config.run_file import RunSettings
+from penstock.use.config.validation import _model_at
 
 PLAIN: dict[str, Any] = {
     "data": {
@@ -190,8 +190,8 @@ def test_many_mistakes_are_counted():
 
 
 def test_backends_are_those_of_the_models():
+    from penstock.learn.training.settings import AttentionBackend
     from penstock.models.attention import BACKENDS
-    from penstock.training.settings import AttentionBackend
 
     assert set(get_args(AttentionBackend)) == {"auto", *BACKENDS}
 

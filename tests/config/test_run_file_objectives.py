@@ -5,9 +5,9 @@ import pytest
 import yaml
 
 from penstock import Causal, Denoise, Infill
-from penstock.config import load_run, run_schema
 from penstock.core.errors import ConfigError
-from penstock.objectives import CausalLM, PrefixLM, SpanCorruption
+from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption
+from penstock.use.config import load_run, run_schema
 
 FILE = """\
 data:

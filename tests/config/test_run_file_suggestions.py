@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from penstock.config import load_run
-from penstock.config.models import model_of
-from penstock.config.run_file import RunSettings
-from penstock.config.validation import _keys
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import OTHER_NAMES
+from penstock.use.config import load_run
+from penstock.use.config.models import model_of
+from penstock.use.config.run_file import RunSettings
+from penstock.use.config.validation import _keys
 
 GOOD = """\
 data:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.config import load_run
-from penstock.config.run_file import resolved_text
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_files import MOST_BYTES, parse_yaml
+from penstock.use.config import load_run
+from penstock.use.config.run_file import resolved_text
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{now}: &{now} [{', '.join([f'*{before}'] * 9)}]\n" for before, now in zip("abcdefgh", "bcdefghi", strict=True)

@@ -17,7 +17,7 @@ def dataset(tmp_path):
 
 USE = """
     import os, sys
-    import penstock.cli
+    import penstock.use.cli
     from penstock import open_dataset
 
     def use(arguments):
@@ -29,8 +29,8 @@ USE = """
             dataset.table.lengths[-100000:].sum()
         return 0
 
-    penstock.cli._run = use
-    penstock.cli.main()
+    penstock.use.cli._run = use
+    penstock.use.cli.main()
 """
 
 

@@ -97,8 +97,8 @@ def test_a_name_of_a_kernel_module_is_a_constant_or_from_a_module_that_counts():
                 assert is_constant or node.module in counted or value.__module__ in counted, (name, alias.name)
         others = {one.removeprefix("penstock.") for one in counted if not one.endswith("kernels")}
         assert others <= {"core.compiled", "core.randomness", "core.vectors"}
-    assert kernel_cache.code_modules("penstock.packing._kernels") == {
-        "penstock.packing._kernels",
+    assert kernel_cache.code_modules("penstock.plan.packing._kernels") == {
+        "penstock.plan.packing._kernels",
         kernel_cache.COMPILED,
     }
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from penstock import open_dataset, train_tokenizer, write_dataset
-from penstock.config import load_run
 from penstock.core.errors import ConfigError
 from penstock.core.folders import is_url, local_path, normal_url
-from penstock.shards import import_corpus, open_megatron, open_npy, write_megatron
+from penstock.data.shards import import_corpus, open_megatron, open_npy, write_megatron
+from penstock.use.config import load_run
 
 MESSAGE = (
     r"s3://bucket/data(\.npy)?: is a URL, but .* must be a local path; write to a local folder and copy it to the store"

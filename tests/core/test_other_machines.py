@@ -16,9 +16,9 @@ LINUX_ONLY = {
 """Names of `os` that macOS does not have."""
 GUARDED = {
     "core/system.py": "falls back to the number of all processors",
-    "shards/files.py": "pages stay in the cache",
-    "distillation/outputs.py": "refused with a message",
-    "evaluation/sandbox": "refused with a message",
+    "data/shards/files.py": "pages stay in the cache",
+    "learn/distillation/outputs.py": "refused with a message",
+    "learn/evaluation/sandbox": "refused with a message",
 }
 """Where they are used, and what happens without them; `test_system.py` runs the data path without them."""
 

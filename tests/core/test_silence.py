@@ -10,8 +10,8 @@ from makers.object_store import s3_store
 from patience import wait_for
 from penstock import open_dataset, write_dataset
 from penstock.core import silence
-from penstock.shards.stores import Store
-from penstock.sources.remote import read_range
+from penstock.data.shards.stores import Store
+from penstock.data.sources.remote import read_range
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ def test_the_data_path_without_what_only_linux_has(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "water flows"}\n' * 200)
     code = f"""{ON_MACOS}
 import penstock as ps
-from penstock.cli.doctor import examine
-from penstock.sources import open_sources, read_texts
+from penstock.use.cli.doctor import examine
+from penstock.data.sources import open_sources, read_texts
 tokenizer = ps.train_tokenizer(read_texts(open_sources("a.jsonl")), vocab_size=270, output="tokenizer", progress=False)
 ps.prepare("a.jsonl", tokenizer=tokenizer, output="out", processes=2, part_bytes=2000, progress=False)
 loader = ps.Loader(ps.Mixture([ps.Source("out")]), sequence_length=64, rows_per_step=2)
@@ -63,7 +63,7 @@ print(sum(row.num_tokens for row in next(iter(loader))), examine()["cores"])
 
 
 def test_code_of_models_runs_on_linux_only(monkeypatch):
-    from penstock.evaluation.sandbox import Sandbox
+    from penstock.learn.evaluation.sandbox import Sandbox
 
     monkeypatch.setattr(sys, "platform", "darwin")
     for unsafe in (False, True):
@@ -89,5 +89,5 @@ def test_without_the_jit_there_is_one_line(tmp_path, command):
 
 
 def test_the_doctor_names_a_disabled_jit():
-    found = python("from penstock.cli.doctor import examine; print(examine()['problems'])", NUMBA_DISABLE_JIT="1")
+    found = python("from penstock.use.cli.doctor import examine; print(examine()['problems'])", NUMBA_DISABLE_JIT="1")
     assert "unset NUMBA_DISABLE_JIT" in found.stdout

@@ -16,7 +16,7 @@ from makers.processes import call_penstock, run_code
 from penstock.core import terminal
 from penstock.core.arrays import Ragged
 from penstock.core.terminal import Progress, safe_console, visible
-from penstock.shards import ShardLayout, ShardWriter, finish_dataset
+from penstock.data.shards import ShardLayout, ShardWriter, finish_dataset
 
 NASTY = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eabc\x00"
 
@@ -81,7 +81,7 @@ def test_verify_shows_escapes(nasty_dataset, tmp_path):
 
 
 def test_errors_show_escapes():
-    code = "import sys; sys.argv = ['penstock', 'verify', 'no\\x1b[2J such']; import penstock.cli; penstock.cli.main()"
+    code = "import sys; sys.argv = ['penstock', 'verify', 'no\\x1b[2J such']; from penstock.use.cli import main; main()"
     done = run_code(code)
     assert done.returncode == 1
     assert "no\\x1b[2J such: " in done.stderr

@@ -26,7 +26,7 @@ from penstock.core.urls import (
     url_key,
     without_secrets,
 )
-from penstock.sources import open_sources, read_texts
+from penstock.data.sources import open_sources, read_texts
 
 SIGNED = {
     "AWS 4": "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIA%2F2026%2Fs3&X-Amz-Date=1&X-Amz-Expires=9&"

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.distillation.blocks import Pairing
-from penstock.distillation.losses import distillation_loss
-from penstock.distillation.outputs import TeacherOutputs
-from penstock.distillation.projection import Projection
-from penstock.distillation.settings import LossSettings
-from penstock.distillation.token_losses import Projector
+from penstock.learn.distillation.blocks import Pairing
+from penstock.learn.distillation.losses import distillation_loss
+from penstock.learn.distillation.outputs import TeacherOutputs
+from penstock.learn.distillation.projection import Projection
+from penstock.learn.distillation.settings import LossSettings
+from penstock.learn.distillation.token_losses import Projector
 
 WIDTH, STUDENT_VOCAB, TEACHER_VOCAB = 5, 13, 11
 CHUNKS = ((1, 1, 1), (0, 1, 1), (0, 2, 3), (1, 1, 1), (0, 3, 1), (0, 1, 2), (2, 2, 2), (0, 1, 1))

@@ -13,8 +13,8 @@ from makers.models import tiny_model
 from makers.rows import LENGTHS, random_tokens
 from makers.tokenizers import bpe_without_merges
 from penstock import load_tokenizer
-from penstock.distillation.outputs import TeacherOutputs
-from penstock.distillation.teacher_rows import TeacherRow
+from penstock.learn.distillation.outputs import TeacherOutputs
+from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.tokenizers import Tokenizer
 from tokenizers import Tokenizer as Builder
 from tokenizers import models, pre_tokenizers

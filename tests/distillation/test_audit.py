@@ -11,11 +11,11 @@ from makers.processes import call_penstock
 from makers.texts import write_json_lines, write_texts
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.chat import encode
-from penstock.cli.distill import app
 from penstock.core.errors import ConfigError, RecordError
-from penstock.distillation.audit import Audit, audit_chats, audit_dataset, audit_texts
-from penstock.distillation.terminal_view import show_audit
 from penstock.tokenizers import Tokenizer
+from penstock.use.cli.distill import app
+from penstock.use.inspection.teacher_audit import Audit, audit_chats, audit_dataset, audit_texts
+from penstock.use.inspection.teacher_terminal import show_audit
 
 TEXTS = ["the water of the turbine flows 12 into 345 gates", "a pump, and 水 and Zürich 2024", "steel gate " * 9]
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the water flows"}] * 2

@@ -8,8 +8,8 @@ from teacher_makers import WORDS, word_pieces, word_tokenizer
 
 from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
-from penstock.distillation.projection import project
-from penstock.distillation.teachers import starts_boundary
+from penstock.learn.distillation.projection import project
+from penstock.learn.distillation.teachers import starts_boundary
 
 
 def test_whitespace_and_control_tokens_begin_one() -> None:

@@ -11,9 +11,9 @@ from makers.tokenizers import CHAT_CONTROLS, CHATML
 from penstock import Dataset, Loader, Source, open_dataset, write_dataset
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.distillation.companions import align_chats, match_documents
-from penstock.distillation.teacher_rows import TeacherRows, TeacherText
-from penstock.shards import ShardLayout, ShardWriter, TokenizerInfo, finish_dataset, write_megatron
+from penstock.data.shards import ShardLayout, ShardWriter, TokenizerInfo, finish_dataset, write_megatron
+from penstock.learn.distillation.companions import align_chats, match_documents
+from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
 from penstock.tokenizers import Aligner
 from penstock.tokenizers.alignment import CONTROL
 

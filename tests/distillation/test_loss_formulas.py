@@ -15,8 +15,8 @@ from loss_makers import (
     random_projection,
 )
 
-from penstock.distillation.settings import LossSettings
-from penstock.distillation.token_losses import Projector
+from penstock.learn.distillation.settings import LossSettings
+from penstock.learn.distillation.token_losses import Projector
 
 OPTIONS = (
     {"kind": "kl"},

@@ -7,9 +7,9 @@ import pytest
 import torch
 from loss_makers import CHUNKS, make_world, pairing_of
 
-from penstock.distillation.blocks import chunk_blocks
-from penstock.distillation.losses import MARGIN, MOST_TOKENS, ChunkLikelihood, binary_kl, merge_chunks
-from penstock.distillation.settings import LossSettings
+from penstock.learn.distillation.blocks import chunk_blocks
+from penstock.learn.distillation.losses import MARGIN, MOST_TOKENS, ChunkLikelihood, binary_kl, merge_chunks
+from penstock.learn.distillation.settings import LossSettings
 
 NO_GAPS = ((0, 1, 1), (0, 1, 2), (0, 2, 3), (0, 3, 1), (0, 2, 2))
 

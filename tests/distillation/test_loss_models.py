@@ -8,11 +8,11 @@ import torch
 from loss_makers import identity
 from teacher_makers import make_teacher_row, tiny_teacher
 
-from penstock.distillation.blocks import Pairing
-from penstock.distillation.losses import distillation_loss
-from penstock.distillation.outputs import Wanted, outputs_of
-from penstock.distillation.settings import LossSettings
-from penstock.distillation.token_losses import Projector
+from penstock.learn.distillation.blocks import Pairing
+from penstock.learn.distillation.losses import distillation_loss
+from penstock.learn.distillation.outputs import Wanted, outputs_of
+from penstock.learn.distillation.settings import LossSettings
+from penstock.learn.distillation.token_losses import Projector
 
 SIZE, LENGTHS = 60, (7, 1, 12)
 

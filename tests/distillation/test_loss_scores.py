@@ -5,9 +5,9 @@ import pytest
 import torch
 from loss_makers import teacher_outputs
 
-from penstock.distillation.teacher_rows import TeacherRow
-from penstock.distillation.teachers import document_scores
-from penstock.inputs import pack_documents
+from penstock.learn.distillation.teacher_rows import TeacherRow
+from penstock.learn.distillation.teachers import document_scores
+from penstock.plan.inputs import pack_documents
 
 LENGTHS, BYTES = (5, 1, 4), (20, 3, 0)
 

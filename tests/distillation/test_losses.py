@@ -10,7 +10,7 @@ from loss_makers import CHUNKS, KINDS, ONE_TO_ONE, WIDTH, gradients, make_world,
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.errors import ConfigError
-from penstock.distillation.settings import LossSettings
+from penstock.learn.distillation.settings import LossSettings
 
 EQUAL_CHUNKS = ((1, 1, 1), (0, 2, 2), (0, 1, 1), (1, 4, 4), (0, 1, 1), (0, 3, 3))
 VARIANTS = [

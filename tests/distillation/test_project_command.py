@@ -8,7 +8,7 @@ import pytest
 
 from makers.tokenizers import tiny_tokenizer
 from penstock import load_tokenizer
-from penstock.distillation.projection import Projection
+from penstock.learn.distillation.projection import Projection
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from penstock.distillation.projection import Projection  # noqa: E402
-from penstock.distillation.token_losses import Projector  # noqa: E402
+from penstock.learn.distillation.projection import Projection  # noqa: E402
+from penstock.learn.distillation.token_losses import Projector  # noqa: E402
 
 STUDENT, TEACHER = 12, 7
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from makers.tokenizers import tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, FormatError, OutputError
-from penstock.distillation.projection import Projection, project
-from penstock.distillation.projection_cells import Cells, encode_inside, heaviest
+from penstock.learn.distillation.projection import Projection, project
+from penstock.learn.distillation.projection_cells import Cells, encode_inside, heaviest
 from penstock.tokenizers import Tokenizer
 
 TEXTS = [

@@ -13,10 +13,10 @@ from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same
 from makers.datasets import prepare_here
 from penstock import Dataset, Denoise, InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
-from penstock.inputs import IGNORE, pack_documents
-from penstock.objectives import SpanCorruption
-from penstock.shards import TokenizerInfo
+from penstock.data.shards import TokenizerInfo
+from penstock.learn.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
+from penstock.plan.inputs import IGNORE, pack_documents
+from penstock.plan.objectives import SpanCorruption
 
 
 @pytest.fixture(scope="module")

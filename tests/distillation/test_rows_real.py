@@ -5,7 +5,7 @@ import pytest
 
 from makers.datasets import prepare_here
 from penstock import Loader, Source, load_tokenizer
-from penstock.distillation.teacher_rows import TeacherRows, TeacherText
+from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
 
 pytestmark = pytest.mark.real_data
 

@@ -6,9 +6,9 @@ from teacher_cases import student_tokenizer, teacher_tokenizer
 from makers.views import printed
 from penstock import InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.distillation.teacher_rows import TeacherRows, TeacherText
-from penstock.distillation.terminal_view import chunk_view
-from penstock.shards import TokenizerInfo
+from penstock.data.shards import TokenizerInfo
+from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
+from penstock.use.inspection.teacher_terminal import chunk_view
 
 
 @pytest.fixture

@@ -21,15 +21,15 @@ from makers.processes import child_environment
 from patience import wait_for
 from penstock import Dataset, Loader, Mixture, Source
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.distillation import cache_format as layout
-from penstock.distillation.cache_format import CacheManifest
-from penstock.distillation.cache_writer import document_bounds, write_cache
-from penstock.distillation.cached_teacher import CachedTeacher
-from penstock.distillation.outputs import TeacherOutputs, Wanted
-from penstock.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
-from penstock.distillation.teachers import ModelTeacher
-from penstock.shards import verify
-from penstock.shards.files import checksum
+from penstock.data.shards import verify
+from penstock.data.shards.files import checksum
+from penstock.learn.distillation import cache_format as layout
+from penstock.learn.distillation.cache_format import CacheManifest
+from penstock.learn.distillation.cache_writer import document_bounds, write_cache
+from penstock.learn.distillation.cached_teacher import CachedTeacher
+from penstock.learn.distillation.outputs import TeacherOutputs, Wanted
+from penstock.learn.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
+from penstock.learn.distillation.teachers import ModelTeacher
 from penstock.tokenizers import Tokenizer
 
 WANTED = Wanted(temperature=2.0, top_k=6, boundary=True)

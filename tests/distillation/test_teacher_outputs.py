@@ -8,8 +8,8 @@ from teacher_makers import PADDED_VOCABULARY, assert_same, make_teacher_row, tin
 
 from makers.rows import random_tokens
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.distillation.outputs import Wanted, outputs_of
-from penstock.distillation.teachers import ModelTeacher, starts_boundary
+from penstock.learn.distillation.outputs import Wanted, outputs_of
+from penstock.learn.distillation.teachers import ModelTeacher, starts_boundary
 
 VOCABULARY = 60
 FULL = Wanted(boundary=True)
@@ -148,10 +148,10 @@ def test_refusals() -> None:
 
 def test_a_model_of_transformers_that_sees_other_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its positions are places in the row (ALiBi), whatever the documents are, as transformers runs it."""
-    monkeypatch.setattr("penstock.models.packed_ways.TRIED", ("own",))
+    monkeypatch.setattr("penstock.models.theirs.packed_ways.TRIED", ("own",))
     from transformers import BloomConfig, BloomForCausalLM
 
-    from penstock.models.huggingface_model import HuggingFaceModel
+    from penstock.models.theirs.model import HuggingFaceModel
 
     settings = BloomConfig(vocab_size=PADDED_VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2)
     model = HuggingFaceModel(BloomForCausalLM(settings).eval())

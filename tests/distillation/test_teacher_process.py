@@ -16,9 +16,9 @@ from teacher_makers import assert_same, load, load_badly, load_model_that_dies, 
 from makers.processes import child_environment
 from patience import PATIENCE_SECONDS, wait_for
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.distillation.outputs import Wanted
-from penstock.distillation.process_teacher import ProcessTeacher
-from penstock.distillation.teachers import ModelTeacher
+from penstock.learn.distillation.outputs import Wanted
+from penstock.learn.distillation.process_teacher import ProcessTeacher
+from penstock.learn.distillation.teachers import ModelTeacher
 
 WANTED = Wanted(top_k=5, boundary=True)
 SHARED = Path("/dev/shm")
@@ -159,8 +159,8 @@ def test_kill_leaves_nothing(killed: str) -> None:
     """Neither a process nor a segment of shared memory, with a row under way or without."""
     program = (
         "import signal, sys; from teacher_makers import load, make_teacher_row\n"
-        "from penstock.distillation.process_teacher import ProcessTeacher\n"
-        "from penstock.distillation.outputs import Wanted\n"
+        "from penstock.learn.distillation.process_teacher import ProcessTeacher\n"
+        "from penstock.learn.distillation.outputs import Wanted\n"
         "there = ProcessTeacher(load, Wanted(), threads=1)\n"
         "rows = [make_teacher_row((200,) * 4, seed=n) for n in range(200)]\n"
         "there.ask(rows[: int(sys.argv[1])]); there.outputs(rows[0]); print(there._process.pid, flush=True)\n"

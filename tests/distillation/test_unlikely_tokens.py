@@ -7,9 +7,9 @@ import pytest
 import torch
 from loss_makers import STUDENT_VOCAB, TEACHER_VOCAB, World, gradients, make_world, projection_of
 
-from penstock.distillation.divergences import kl_to_logs
-from penstock.distillation.settings import LossSettings
-from penstock.distillation.token_losses import Projector
+from penstock.learn.distillation.divergences import kl_to_logs
+from penstock.learn.distillation.settings import LossSettings
+from penstock.learn.distillation.token_losses import Projector
 
 VOCAB = 13
 CASES = [

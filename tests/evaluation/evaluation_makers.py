@@ -13,8 +13,8 @@ from makers.texts import write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, CHATML, added_token, tiny_tokenizer, tokenizer_json
 from penstock import load_tokenizer
 from penstock.chat import load_template
-from penstock.evaluation.subject import Subject
-from penstock.generation import Generated, Sampling
+from penstock.learn.evaluation.subject import Subject
+from penstock.learn.generation import Generated, Sampling
 from penstock.tokenizers import Tokenizer
 
 TEXTS = ["The quick brown fox jumps over the lazy dog. Answer: A B C D", "Question: how many? 12 + 3 = 15 ####"]

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.evaluation.sandbox import Limits, Sandbox
+from penstock.learn.evaluation.sandbox import Limits, Sandbox
 
 
 def sandbox_or_skip(limits: Limits | None = None, packages: tuple[str, ...] = ()) -> Sandbox:

@@ -8,8 +8,8 @@ from evaluation_makers import Writer
 from sandbox_makers import sandbox_or_skip
 
 from makers.texts import write_json_lines
-from penstock.evaluation.code import CodeTask
-from penstock.evaluation.tasks import TaskSettings
+from penstock.learn.evaluation.code import CodeTask
+from penstock.learn.evaluation.tasks import TaskSettings
 
 PROMPT = 'def helper(x):\n    return x * 2\n\n\ndef double(x):\n    """Twice x."""\n'
 HUMANEVAL = {

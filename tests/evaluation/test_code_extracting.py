@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.evaluation.code import pass_at_k
-from penstock.evaluation.code_problems import code_of_reply, cut_at, defines, fenced_blocks
+from penstock.learn.evaluation.code import pass_at_k
+from penstock.learn.evaluation.code_problems import code_of_reply, cut_at, defines, fenced_blocks
 
 ADD = "def add(a, b):\n    return a + b\n"
 

@@ -14,11 +14,11 @@ import pytest
 from sandbox_makers import sandbox_or_skip
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.evaluation import differential
-from penstock.evaluation.code_datasets import humaneval_problem, mbpp_plus_problem, mbpp_problems
-from penstock.evaluation.code_problems import CodeProblem
-from penstock.evaluation.records import Origin, read_records
-from penstock.evaluation.sandbox import Limits, Outcome, Sandbox
+from penstock.learn.evaluation import differential
+from penstock.learn.evaluation.code_datasets import humaneval_problem, mbpp_plus_problem, mbpp_problems
+from penstock.learn.evaluation.code_problems import CodeProblem
+from penstock.learn.evaluation.records import Origin, read_records
+from penstock.learn.evaluation.sandbox import Limits, Outcome, Sandbox
 
 PROMPT = 'import math\n\n\ndef helper(x):\n    return x * 2\n\n\ndef double(x):\n    """Twice x."""\n'
 HUMANEVAL = {

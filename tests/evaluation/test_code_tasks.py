@@ -9,10 +9,10 @@ from sandbox_makers import sandbox_or_skip
 
 from makers.texts import write_json_lines
 from penstock.core.errors import ConfigError
-from penstock.evaluation.code import CodeTask
-from penstock.evaluation.results import run_task
-from penstock.evaluation.sandbox import sandbox as sandbox_module
-from penstock.evaluation.tasks import TaskSettings, make_task
+from penstock.learn.evaluation.code import CodeTask
+from penstock.learn.evaluation.results import run_task
+from penstock.learn.evaluation.sandbox import sandbox as sandbox_module
+from penstock.learn.evaluation.tasks import TaskSettings, make_task
 
 RIGHT, WRONG = "    return x + 1\n", "    return x - 1\n"
 

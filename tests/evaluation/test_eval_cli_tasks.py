@@ -7,9 +7,9 @@ from evaluation_makers import make_subject, make_tokenizer, write_gsm8k, write_m
 
 from makers.tokenizers import CHATML
 from penstock.chat import load_template
-from penstock.cli.eval import run as evaluate
 from penstock.core.errors import ConfigError
 from penstock.models.exporting import export
+from penstock.use.cli.eval import run as evaluate
 
 
 @pytest.fixture(scope="module")

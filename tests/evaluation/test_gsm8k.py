@@ -6,10 +6,10 @@ import pytest
 from evaluation_makers import make_subject, make_tokenizer, write_gsm8k
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.evaluation.gsm8k import Gsm8k, final_number, prompt
-from penstock.evaluation.results import run_task
-from penstock.evaluation.tasks import TaskSettings
-from penstock.generation import Generated
+from penstock.learn.evaluation.gsm8k import Gsm8k, final_number, prompt
+from penstock.learn.evaluation.results import run_task
+from penstock.learn.evaluation.tasks import TaskSettings
+from penstock.learn.generation import Generated
 
 
 @pytest.mark.parametrize(

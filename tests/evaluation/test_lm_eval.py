@@ -14,7 +14,7 @@ from makers.models import tiny_model
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError
-from penstock.generation import Sampling
+from penstock.learn.generation import Sampling
 from penstock.models.exporting import export
 from penstock.models.saving import load_model
 
@@ -54,8 +54,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """(our model, lm-eval's own of the same weights, set to put BOS first as the model was trained)."""
     from lm_eval.models.huggingface import HFLM
 
-    from penstock.evaluation.lm_eval_model import LmEvalModel
-    from penstock.evaluation.subject import Subject
+    from penstock.learn.evaluation.lm_eval_model import LmEvalModel
+    from penstock.learn.evaluation.subject import Subject
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("lm_eval")
@@ -138,8 +138,8 @@ def test_a_chat_is_rendered_as_by_transformers(pair: tuple[Any, Any]) -> None:
 
 
 def test_a_model_without_template_has_no_chats(pair: tuple[Any, Any]) -> None:
-    from penstock.evaluation.lm_eval_model import LmEvalModel
-    from penstock.evaluation.subject import Subject
+    from penstock.learn.evaluation.lm_eval_model import LmEvalModel
+    from penstock.learn.evaluation.subject import Subject
 
     known = pair[0].subject
     plain = LmEvalModel(Subject(known.model, known.tokenizer, context_length=LENGTH))
@@ -154,7 +154,7 @@ def test_repeats_of_a_request_are_drawn_each_for_itself(pair: tuple[Any, Any]) -
     assert len({*texts}) > 3
     assert ours.generate_until(requests("generate_until", *asked), disable_tqdm=True) == texts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.evaluation.lm_eval_model.WRITTEN_AT_ONCE", 1)
+        patch.setattr("penstock.learn.evaluation.lm_eval_model.WRITTEN_AT_ONCE", 1)
         assert len({*ours.generate_until(requests("generate_until", *asked), disable_tqdm=True)}) > 3
 
 
@@ -171,20 +171,20 @@ def test_repeats_of_a_request_are_drawn_each_for_itself(pair: tuple[Any, Any]) -
     ],
 )
 def test_settings_of_generation(settings: dict[str, Any], expected: Sampling) -> None:
-    from penstock.evaluation.lm_eval_model import sampling_of
+    from penstock.learn.evaluation.lm_eval_model import sampling_of
 
     assert sampling_of(settings) == expected
 
 
 def test_unknown_settings_of_generation_are_refused() -> None:
-    from penstock.evaluation.lm_eval_model import sampling_of
+    from penstock.learn.evaluation.lm_eval_model import sampling_of
 
     with pytest.raises(ConfigError, match=r"\{'num_beams': 4\}, which is not supported"):
         sampling_of({"num_beams": 4})
 
 
 def test_a_tokenizer_without_bos_and_eos_needs_a_context() -> None:
-    from penstock.evaluation.lm_eval_model import LmEvalModel
+    from penstock.learn.evaluation.lm_eval_model import LmEvalModel
 
     bare = SimpleNamespace(name="bare", bos_id=None, eos_id=None, special_tokens={})
     model = LmEvalModel(
@@ -243,7 +243,7 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    from penstock.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     ours, theirs = pair
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
@@ -267,7 +267,7 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
 
 
 def test_whole_texts_are_a_task_too(pair: tuple[Any, Any]) -> None:
-    from penstock.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     ours = pair[0]
     (found,) = run_lm_eval(ours.subject, [WHOLE])
@@ -279,7 +279,7 @@ def test_whole_texts_are_a_task_too(pair: tuple[Any, Any]) -> None:
 
 def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
     """From the file of a run that got as far."""
-    from penstock.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     subject = pair[0].subject
     first = run_lm_eval(subject, [CHOICE, WRITE], limit=5, cache=tmp_path)
@@ -297,7 +297,7 @@ def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
 
 
 def test_groups_have_their_tasks() -> None:
-    from penstock.evaluation.lm_eval_tasks import results_of
+    from penstock.learn.evaluation.lm_eval_tasks import results_of
 
     found = {
         "results": {
@@ -318,7 +318,7 @@ def test_groups_have_their_tasks() -> None:
 
 
 def test_what_lm_eval_refuses_is_told(pair: tuple[Any, Any]) -> None:
-    from penstock.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     subject = pair[0].subject
     with pytest.raises(ConfigError, match="lm-eval: Unknown config shape"):
@@ -334,7 +334,7 @@ def test_data_that_the_hub_does_not_give_are_an_error_with_its_cure(
 ) -> None:
     import lm_eval
 
-    from penstock.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     def unreachable(**_: Any) -> None:
         raise ConnectionError("Couldn't reach 'allenai/ai2_arc' on the Hub")

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError, RecordError
-from penstock.evaluation.mmlu import Mmlu, Question, prompt
-from penstock.evaluation.results import run_task, table
-from penstock.evaluation.subject import Subject
-from penstock.evaluation.tasks import TaskSettings
+from penstock.learn.evaluation.mmlu import Mmlu, Question, prompt
+from penstock.learn.evaluation.results import run_task, table
+from penstock.learn.evaluation.subject import Subject
+from penstock.learn.evaluation.tasks import TaskSettings
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, PenstockError, RecordError
-from penstock.evaluation.mmlu import _of_hub
-from penstock.evaluation.recognition import converted, task_of
-from penstock.evaluation.tasks import TASKS, TaskSettings, make_task
+from penstock.learn.evaluation.mmlu import _of_hub
+from penstock.learn.evaluation.recognition import converted, task_of
+from penstock.learn.evaluation.tasks import TASKS, TaskSettings, make_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:code that a model wrote runs WITHOUT a sandbox")
 

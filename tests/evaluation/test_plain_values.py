@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from penstock.evaluation.sandbox.values import decode, encode
+from penstock.learn.evaluation.sandbox.values import decode, encode
 
 SCALARS = strategies.one_of(
     strategies.none(), strategies.booleans(), strategies.integers(), strategies.floats(allow_nan=False),

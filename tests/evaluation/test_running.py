@@ -10,11 +10,11 @@ from evaluation_makers import make_subject, write_mmlu
 
 from makers.texts import write_texts
 from penstock.core.errors import ConfigError, StateError
-from penstock.evaluation import results as running
-from penstock.evaluation.bits_per_byte import BitsPerByte, windows
-from penstock.evaluation.mmlu import Mmlu
-from penstock.evaluation.results import Results, run_task, table, weighted_mean
-from penstock.evaluation.tasks import TaskSettings, make_task
+from penstock.learn.evaluation import results as running
+from penstock.learn.evaluation.bits_per_byte import BitsPerByte, windows
+from penstock.learn.evaluation.mmlu import Mmlu
+from penstock.learn.evaluation.results import Results, run_task, table, weighted_mean
+from penstock.learn.evaluation.tasks import TaskSettings, make_task
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 from sandbox_makers import sandbox_or_skip
 
 from patience import PATIENCE_SECONDS
-from penstock.evaluation.sandbox import Limits, Outcome, Sandbox
+from penstock.learn.evaluation.sandbox import Limits, Outcome, Sandbox
 
 SMALL = Limits(wall_seconds=2.0, cpu_seconds=2, memory_bytes=256 << 20, processes=8, disk_bytes=1 << 20)
 
@@ -298,7 +298,9 @@ def test_deep_recursion_crashes_only_itself(sandbox: Sandbox) -> None:
 
 
 def test_programs_die_with_the_evaluation(sandbox: Sandbox) -> None:
-    script = "from penstock.evaluation.sandbox import Sandbox\nSandbox(packages=()).run('import time; time.sleep(60)')"
+    script = (
+        "from penstock.learn.evaluation.sandbox import Sandbox\nSandbox(packages=()).run('import time; time.sleep(60)')"
+    )
     with subprocess.Popen([sys.executable, "-c", script]) as evaluation:
         for _ in range(200):
             time.sleep(0.05)

@@ -10,9 +10,9 @@ import pytest
 from sandbox_makers import sandbox_or_skip
 
 from penstock.core.errors import ConfigError
-from penstock.evaluation.sandbox import Limits, Sandbox
-from penstock.evaluation.sandbox import sandbox as sandbox_module
-from penstock.evaluation.sandbox.bubblewrap import seccomp_filter
+from penstock.learn.evaluation.sandbox import Limits, Sandbox
+from penstock.learn.evaluation.sandbox import sandbox as sandbox_module
+from penstock.learn.evaluation.sandbox.bubblewrap import seccomp_filter
 
 TESTS = "\nassert add(1, 2) == 3\n"
 SEARCH_FOR_A_SECRET = """

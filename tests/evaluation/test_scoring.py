@@ -9,12 +9,12 @@ from evaluation_makers import make_subject
 
 from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError
-from penstock.evaluation import subject as subject_module
-from penstock.evaluation.bits_per_byte import BitsPerByte
-from penstock.evaluation.results import run_task
-from penstock.evaluation.subject import ONE_A_ROW, Subject, packed
-from penstock.evaluation.tasks import TaskSettings
-from penstock.generation import Sampling
+from penstock.learn.evaluation import subject as subject_module
+from penstock.learn.evaluation.bits_per_byte import BitsPerByte
+from penstock.learn.evaluation.results import run_task
+from penstock.learn.evaluation.subject import ONE_A_ROW, Subject, packed
+from penstock.learn.evaluation.tasks import TaskSettings
+from penstock.learn.generation import Sampling
 from penstock.models.saving import load_model
 
 
@@ -82,7 +82,7 @@ def test_a_common_beginning_is_computed_once(tokenizer, monkeypatch):
     expected = [one_by_one(subject, *request) for request in requests]
     assert [one.log_probability for one in found] == pytest.approx([total for total, _ in expected], abs=1e-4)
     assert [one.is_greedy for one in found] == [greedy for _, greedy in expected]
-    monkeypatch.setattr("penstock.evaluation.subject._may_share", lambda model, row_tokens: False)
+    monkeypatch.setattr("penstock.learn.evaluation.subject._may_share", lambda model, row_tokens: False)
     apart = subject.log_likelihoods(requests)
     assert [one.log_probability for one in apart] == pytest.approx([one.log_probability for one in found], abs=1e-4)
 
@@ -100,7 +100,7 @@ def test_models_of_transformers_share_beginnings_too(tokenizer, tmp_path, kind, 
 
 
 def test_windows_are_read_again_for_each_context(tokenizer, monkeypatch):
-    monkeypatch.setattr("penstock.evaluation.subject.tree_rows", None)
+    monkeypatch.setattr("penstock.learn.evaluation.subject.tree_rows", None)
     subject = make_subject(tokenizer, context_length=60, sliding_window=4)
     requests = [([*range(40), number], [3]) for number in range(4)]
     expected = [one_by_one(subject, *request)[0] for request in requests]
@@ -117,7 +117,7 @@ def test_blocks_of_the_head_change_nothing(tokenizer, monkeypatch):
     subject = make_subject(tokenizer, context_length=64)
     requests = random_requests(subject, 20, 1)
     whole = subject.log_likelihoods(requests)
-    monkeypatch.setattr("penstock.evaluation.subject.ELEMENTS", 1)
+    monkeypatch.setattr("penstock.learn.evaluation.subject.ELEMENTS", 1)
     parts = subject.log_likelihoods(requests)
     assert [one.log_probability for one in parts] == pytest.approx([one.log_probability for one in whole], abs=1e-5)
 
@@ -191,7 +191,7 @@ def test_a_model_that_mixes_the_texts_of_a_row_scores_them_apart(
 ):
     """Equal to transformers scoring each text alone; if they need a row each, the results carry a note."""
     pytest.importorskip("transformers")
-    monkeypatch.setattr("penstock.models.packed_ways.TRIED", ways)
+    monkeypatch.setattr("penstock.models.theirs.packed_ways.TRIED", ways)
     one_a_row = len(ways) == 1
     inner = tiny_huggingface(kind, vocab_size=tokenizer.vocab_size, max_position_embeddings=256, **extra)
     inner.save_pretrained(tmp_path / "model")

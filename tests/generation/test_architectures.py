@@ -14,8 +14,8 @@ import transformers
 from makers.architectures import KINDS, LENGTH, make_small
 from makers.tokenizers import byte_tokenizer
 from penstock.core.errors import PenstockError
-from penstock.evaluation.subject import Subject, packed
-from penstock.generation import Sampling
+from penstock.learn.evaluation.subject import Subject, packed
+from penstock.learn.generation import Sampling
 from penstock.models.saving import load_model
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>")

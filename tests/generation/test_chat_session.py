@@ -9,8 +9,8 @@ from generation_makers import TableModel, successor_table
 from makers.tokenizers import byte_tokenizer
 from penstock.chat import encode, load_template
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.generation import ChatSession, Engine, Sampling
-from penstock.generation.session import begin_ids, encode_chat, fit_chat
+from penstock.learn.generation import ChatSession, Engine, Sampling
+from penstock.learn.generation.session import begin_ids, encode_chat, fit_chat
 
 START, END, SIZE = 257, 258, 259
 TOKENIZER = byte_tokenizer("<bos>", "<|im_start|>", "<|im_end|>")

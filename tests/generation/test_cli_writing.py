@@ -15,12 +15,12 @@ from makers.models import tiny_model
 from makers.processes import app_of, call_penstock
 from makers.tokenizers import byte_tokenizer
 from penstock.chat import load_template
-from penstock.cli import chat, generate
-from penstock.cli.chat import Terminal, Wrapping
 from penstock.core.errors import ConfigError, ConversationError, FormatError, RecordError
-from penstock.generation import Prompt
+from penstock.learn.generation import Prompt
 from penstock.models.exporting import export
-from penstock.runs.opening import Writer
+from penstock.use.cli import chat, generate
+from penstock.use.cli.chat import Terminal, Wrapping
+from penstock.use.runs.opening import Writer
 
 TOKENIZER = byte_tokenizer("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 

@@ -14,9 +14,9 @@ from makers.models import tiny_model
 from makers.tokenizers import byte_tokenizer, tiny_tokenizer
 from patience import PATIENCE_SECONDS
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.generation import Engine, Sampling, grammar
-from penstock.generation.grammar import Grammars
-from penstock.generation.sampling import change
+from penstock.learn.generation import Engine, Sampling, grammar
+from penstock.learn.generation.grammar import Grammars
+from penstock.learn.generation.sampling import change
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>")
 SCHEMA = {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from makers.tokenizers import added_token, byte_tokenizer
 from penstock import load_tokenizer
 from penstock.core.errors import ConfigError
-from penstock.generation import Engine, Sampling
-from penstock.generation import engine as engine_module
+from penstock.learn.generation import Engine, Sampling
+from penstock.learn.generation import engine as engine_module
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>", "<tool>")
 END, TOOL, SIZE = 257, 258, 259

@@ -9,7 +9,7 @@ import torch
 
 from makers.models import tiny_model
 from makers.tokenizers import byte_tokenizer
-from penstock.generation import Engine, Sampling
+from penstock.learn.generation import Engine, Sampling
 from penstock.models.exporting import export
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>")

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.generation.sequence import TextStream
+from penstock.learn.generation.sequence import TextStream
 
 PIECES = st.lists(
     st.sampled_from([b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", "日本".encode(), b"\xe6\x97", b"\xff"])

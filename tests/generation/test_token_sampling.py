@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from makers.processes import run_code
 from penstock.core.errors import ConfigError, StateError
-from penstock.generation import Sampling
-from penstock.generation.sampling import Sampler, draw, sequence_key
+from penstock.learn.generation import Sampling
+from penstock.learn.generation.sampling import Sampler, draw, sequence_key
 
 CPU = torch.device("cpu")
 WAYS = st.builds(
@@ -134,8 +134,8 @@ def test_settings_out_of_range_are_refused(wrong, reported):
 
 def test_settings_and_verbs_need_no_torch():
     code = (
-        "import sys; from penstock.generation import Sampling; Sampling();"
-        "import penstock.cli.generate, penstock.cli.chat;"
+        "import sys; from penstock.learn.generation import Sampling; Sampling();"
+        "import penstock.use.cli.generate, penstock.use.cli.chat;"
         "print([name for name in ('torch', 'transformers', 'jax') if name in sys.modules])"
     )
     assert run_code(code, check=True).stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from makers.rows import make_row
 from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule
+from penstock.plan.inputs import AttentionRule
 
 DOCUMENTS = st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=6)
 """(tokens, tokens of the prefix) of each document."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from makers.rows import make_row
 from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE, encoder_decoder
+from penstock.plan.inputs import IGNORE, encoder_decoder
 
 START, PAD = 1, 0
 

@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from makers.datasets import tokenizer_info
-from penstock.inputs import IGNORE, AttentionRule, encoder_decoder
+from penstock.plan.inputs import IGNORE, AttentionRule, encoder_decoder
 
 SENTINELS = range(900, 1000)
 BOS, EOS, START, PAD = 1, 2, 0, 0

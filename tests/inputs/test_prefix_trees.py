@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.inputs import AttentionRule, prefix_trees
-from penstock.inputs.prefix_trees import pack_trees, tree_rows
+from penstock.plan.inputs import AttentionRule, prefix_trees
+from penstock.plan.inputs.prefix_trees import pack_trees, tree_rows
 
 SEQUENCES = st.sets(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12).map(sorted)
 

@@ -13,8 +13,8 @@ from makers.rows import make_row, random_row
 from makers.trees import random_forest
 from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE, AttentionRule, RowSlice
-from penstock.inputs.row_slices import _assign
+from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
+from penstock.plan.inputs.row_slices import _assign
 
 
 def all_slices(row: ModelInput, size: int, **how: Any) -> list[RowSlice]:

@@ -5,7 +5,7 @@ import torch
 
 from makers.rows import make_row
 from penstock import ModelInput
-from penstock.inputs.torch_tensors import to_torch
+from penstock.plan.inputs.torch_tensors import to_torch
 
 
 def row_with_prefixes(prefix_lengths: list[int] | None) -> ModelInput:

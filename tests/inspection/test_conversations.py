@@ -13,18 +13,18 @@ from penstock import open_dataset
 from penstock.chat import family
 from penstock.chat.records.cleaning import CleaningSettings
 from penstock.core.errors import ConfigError, RecordError
-from penstock.inspection import Style
-from penstock.inspection.conversation_views import (
+from penstock.data.prepare import ChatSettings
+from penstock.use.inspection import Style
+from penstock.use.inspection.conversation_views import (
     conversations_as_json,
     conversations_view,
     page_of_conversations,
     spread,
     summary_of,
 )
-from penstock.inspection.conversations import sample_records, show_conversations
-from penstock.inspection.page import page_html
-from penstock.inspection.pages import pages_of, with_turns
-from penstock.prepare import ChatSettings
+from penstock.use.inspection.conversations import sample_records, show_conversations
+from penstock.use.inspection.page import page_html
+from penstock.use.inspection.pages import pages_of, with_turns
 
 SETTINGS = ChatSettings(template=CHATML)
 

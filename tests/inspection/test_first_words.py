@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from makers.views import printed
-from penstock.inspection.page_model import WORDS, PageDocument, first_words
-from penstock.inspection.terminal_tokens import documents_list
+from penstock.use.inspection.page_model import WORDS, PageDocument, first_words
+from penstock.use.inspection.terminal_tokens import documents_list
 
 
 def make(parts, names=("system", "user", "assistant"), **more):

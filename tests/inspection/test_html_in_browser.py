@@ -11,9 +11,9 @@ from test_html_page import ATTACK, ROLES, make_document, make_row
 
 from makers.browser import Browser
 from patience import wait_for
-from penstock.inspection.page import write_html
-from penstock.inspection.page_model import Note, PageData
-from penstock.inspection.rows import Stretch
+from penstock.use.inspection.page import write_html
+from penstock.use.inspection.page_model import Note, PageData
+from penstock.use.inspection.rows import Stretch
 
 
 @pytest.fixture

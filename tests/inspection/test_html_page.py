@@ -15,9 +15,9 @@ from makers.views import console_of
 from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.masks.certificate import Certificate, Problem
 from penstock.core.errors import ConfigError, OutputError
-from penstock.inspection.datasets import DocumentView
-from penstock.inspection.page import page_html, payload, readable, runs, varints, write_html
-from penstock.inspection.page_model import (
+from penstock.use.inspection.datasets import DocumentView
+from penstock.use.inspection.page import page_html, payload, readable, runs, varints, write_html
+from penstock.use.inspection.page_model import (
     Note,
     PageData,
     PageDocument,
@@ -27,8 +27,8 @@ from penstock.inspection.page_model import (
     pieces_of,
     shares_of,
 )
-from penstock.inspection.rows import RowDocument, RowView
-from penstock.inspection.terminal_tokens import print_document
+from penstock.use.inspection.rows import RowDocument, RowView
+from penstock.use.inspection.terminal_tokens import print_document
 
 ROLES = ("system", "user", "assistant")
 ATTACK = "</script><img src=x onerror=alert(1)><!--<script>{{data}}"

@@ -14,8 +14,10 @@ from makers.tokenizers import tiny_tokenizer
 from makers.views import console_of, printed
 from penstock import InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.core.terminal import visible
-from penstock.inputs import EVERYTHING
-from penstock.inspection import (
+from penstock.data.shards import TokenizerInfo
+from penstock.plan.inputs import EVERYTHING
+from penstock.tokenizers import Tokenizer
+from penstock.use.inspection import (
     Style,
     dataset_view,
     document_view,
@@ -29,9 +31,7 @@ from penstock.inspection import (
     view_document,
     view_rows,
 )
-from penstock.inspection.datasets import length_histogram
-from penstock.shards import TokenizerInfo
-from penstock.tokenizers import Tokenizer
+from penstock.use.inspection.datasets import length_histogram
 
 TEXTS = [f"def gate_{i}(water):\n\treturn water * {i}  # ёлка 水\n" * (1 + i % 4) for i in range(24)]
 

@@ -14,14 +14,23 @@ from makers.tokenizers import tiny_tokenizer
 from makers.views import console_of, printed
 from penstock import Denoise, Infill, write_dataset
 from penstock.core.errors import TokenizerError
-from penstock.inspection import Style, dry_run, plan_view, row_view, slots_view, token_texts, tokenizer_of, view_rows
-from penstock.inspection.page import payload
-from penstock.inspection.page_model import PageData
-from penstock.inspection.rows import in_order
-from penstock.inspection.terminal_tokens import COLOURS
-from penstock.inspection.text import part_texts
-from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, Written
-from penstock.shards import TokenizerInfo
+from penstock.data.shards import TokenizerInfo
+from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption, Written
+from penstock.use.inspection import (
+    Style,
+    dry_run,
+    plan_view,
+    row_view,
+    slots_view,
+    token_texts,
+    tokenizer_of,
+    view_rows,
+)
+from penstock.use.inspection.page import payload
+from penstock.use.inspection.page_model import PageData
+from penstock.use.inspection.rows import in_order
+from penstock.use.inspection.terminal_tokens import COLOURS
+from penstock.use.inspection.text import part_texts
 
 SENTINELS = tuple(range(700, 900))
 BOS, EOS, MODE, INPUT_END, PREFIX, MIDDLE, SUFFIX = 1, 2, 901, 905, 910, 911, 912

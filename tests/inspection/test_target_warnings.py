@@ -11,10 +11,10 @@ import pytest
 from makers.processes import run_penstock
 from makers.views import printed
 from penstock import Denoise, InputRequirements, Loader, Source, write_dataset
-from penstock.inputs import EVERYTHING
-from penstock.inspection import dry_run, plan_view
-from penstock.inspection.targets import FIRST_ROWS, target_warnings
-from penstock.objectives import SpanCorruption
+from penstock.plan.inputs import EVERYTHING
+from penstock.plan.objectives import SpanCorruption
+from penstock.use.inspection import dry_run, plan_view
+from penstock.use.inspection.targets import FIRST_ROWS, target_warnings
 
 SLOTS = 32
 

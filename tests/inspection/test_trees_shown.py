@@ -9,13 +9,13 @@ from rich.console import Console
 from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock import InputRequirements, Loader, write_dataset
-from penstock.inputs import EVERYTHING
-from penstock.inspection import Style, document_view, view_document
-from penstock.inspection.page import page_html, payload
-from penstock.inspection.page_model import PageData, from_dataset
-from penstock.inspection.terminal_tokens import conversation_view, tree_view
-from penstock.shards import build_tree
-from penstock.shards.memory import weight_spans
+from penstock.data.shards import build_tree
+from penstock.data.shards.memory import weight_spans
+from penstock.plan.inputs import EVERYTHING
+from penstock.use.inspection import Style, document_view, view_document
+from penstock.use.inspection.page import page_html, payload
+from penstock.use.inspection.page_model import PageData, from_dataset
+from penstock.use.inspection.terminal_tokens import conversation_view, tree_view
 
 
 @pytest.fixture(scope="module")

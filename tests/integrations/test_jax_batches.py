@@ -9,8 +9,8 @@ from tiny_models import LENGTH, make_loader
 
 from penstock import InputRequirements, Loader, Source
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE
-from penstock.objectives.denoise import Denoise
+from penstock.plan.inputs import IGNORE
+from penstock.plan.objectives.denoise import Denoise
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

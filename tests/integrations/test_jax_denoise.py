@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import philox
-from penstock.objectives.denoise import Denoise
-from penstock.objectives.denoise_tasks import LONGEST as LONGEST_EVER
-from penstock.objectives.denoise_tasks import CausalLM, PrefixLM, SpanCorruption
+from penstock.plan.objectives.denoise import Denoise
+from penstock.plan.objectives.denoise_tasks import LONGEST as LONGEST_EVER
+from penstock.plan.objectives.denoise_tasks import CausalLM, PrefixLM, SpanCorruption
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -16,7 +16,7 @@ import penstock
 import penstock as ps
 from makers.ranks import run_processes
 from penstock.core.errors import ConfigError, DistributedError
-from penstock.loader import agreement
+from penstock.plan.loader import agreement
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -66,12 +66,12 @@ def make_trainer(output: Path, pairs: Any, *, loss: dict[str, Any] | None = None
 
 def our_loss(data: Any, kind: str, smoothing: float = 0.0) -> float:
     """Mean over all pairs, by penstock's own training of trees on the same weights."""
-    from penstock.models.huggingface_model import HuggingFaceModel
-    from penstock.training.distributed import Ranks
-    from penstock.training.path_settings import PreferenceSettings
-    from penstock.training.path_training import PathTraining
-    from penstock.training.reference_model import Reference
-    from penstock.training.settings import TrainSettings
+    from penstock.learn.training.distributed import Ranks
+    from penstock.learn.training.path_settings import PreferenceSettings
+    from penstock.learn.training.path_training import PathTraining
+    from penstock.learn.training.reference_model import Reference
+    from penstock.learn.training.settings import TrainSettings
+    from penstock.models.theirs.model import HuggingFaceModel
 
     cpu = torch.device("cpu")
     model = HuggingFaceModel(make_model().eval())
@@ -129,9 +129,9 @@ def test_it_trains_and_resumes(tmp_path: Path) -> None:
 
 def test_cached_reference_is_used(tmp_path: Path) -> None:
     """Log-probabilities of `penstock reference` take the place of a second model, and the loss is the same."""
-    from penstock.models.huggingface_model import HuggingFaceModel
-    from penstock.runs.reference import score_documents
-    from penstock.shards import extend_dataset
+    from penstock.data.shards import extend_dataset
+    from penstock.models.theirs.model import HuggingFaceModel
+    from penstock.use.runs.reference import score_documents
 
     data, wanted = make_pairs(tmp_path / "pairs")
     scores = score_documents(HuggingFaceModel(make_model(seed=1).eval()), data)

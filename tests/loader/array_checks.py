@@ -122,7 +122,7 @@ def arrays_checked(*rooms: str) -> Iterator[Counter[str]]:
         setattr(owner, name, new)
 
     modules = {name: module for name, module in sys.modules.items() if name.startswith("penstock")}
-    mine = [name for name in modules if name.split(".")[1:2] and name.split(".")[1] in rooms and "kernels" not in name]
+    mine = [name for name in modules if {*rooms} & set(name.split(".")[1:3]) and "kernels" not in name]
     for module in mine:
         for name, value in list(vars(modules[module]).items()):
             if getattr(value, "__module__", None) != module:

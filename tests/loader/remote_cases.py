@@ -7,7 +7,7 @@ import pytest
 from makers.object_store import s3_store
 from makers.objectives import PlainObjective
 from penstock import Denoise, InputRequirements, Source
-from penstock.objectives import Written
+from penstock.plan.objectives import Written
 
 SETTINGS = {"sequence_length": 256, "rows_per_step": 8, "seed": 3, "window_rows": 32}
 BLOCK = {"shuffle": "block", "shuffle_runs": 2}
@@ -29,7 +29,7 @@ def patient_store(folder, tmp_path, monkeypatch):
     """A store of a folder, with a cache of this test's own and short pauses between attempts."""
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
     with s3_store(folder, monkeypatch) as found:
         yield found
 

@@ -6,7 +6,7 @@ import penstock as ps
 from makers.ranks import run_processes
 from makers.tokenizers import tiny_tokenizer
 from penstock.core.errors import ConfigError
-from penstock.loader.agreement import check_ranks
+from penstock.plan.loader.agreement import check_ranks
 
 DOCUMENTS = [[1, 2, 3, 4 + number % 3] for number in range(40)]
 

@@ -26,16 +26,16 @@ from penstock import (
     write_dataset,
 )
 from penstock.core.arrays import Int64
-from penstock.inputs import AttentionRule, prefix_trees
-from penstock.inputs.blank_images import with_blank
-from penstock.loader import PlanState
-from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, Written
-from penstock.sampling import Permutation
+from penstock.plan.inputs import AttentionRule, prefix_trees
+from penstock.plan.inputs.blank_images import with_blank
+from penstock.plan.loader import PlanState
+from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption, Written
+from penstock.plan.sampling import Permutation
 
 ROOMS = ("loader", "sampling", "packing", "inputs", "objectives")
 UNUSED = {
     # Needs a GPU; needs a tokenizer.
-    "penstock.loader.buffers.pinned", "penstock.objectives.character_splits",
+    "penstock.plan.loader.buffers.pinned", "penstock.plan.objectives.character_splits",
 }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def use_trees(folder):
 def use_store(data, folder):
     fsspec.filesystem("memory").put(str(data[1].path), "/shapes", recursive=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.shards.finish.LAZY_DOCUMENTS", 0)
+        patch.setattr("penstock.data.shards.finish.LAZY_DOCUMENTS", 0)
         write_dataset(folder / "large", [np.arange(number % 70 + 2) for number in range(300)], vocab_size=99)
     fsspec.filesystem("memory").put(str(folder / "large"), "/large", recursive=True)
     for source in ("memory://shapes", Source("memory://large", shuffle="block")):

@@ -11,8 +11,8 @@ from contracts import assert_exact_resume
 from makers.datasets import random_documents
 from penstock import InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.inputs import EVERYTHING
-from penstock.packing import PACKINGS
+from penstock.plan.inputs import EVERYTHING
+from penstock.plan.packing import PACKINGS
 
 SLOTS = 48
 

@@ -10,8 +10,8 @@ from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same
 from makers.datasets import random_documents
 from penstock import Denoise, Loader, Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.loader._plan_kernels import PIECE
-from penstock.objectives import SpanCorruption
+from penstock.plan.loader._plan_kernels import PIECE
+from penstock.plan.objectives import SpanCorruption
 
 
 class Sums:

@@ -12,11 +12,11 @@ from contracts import (
 from makers.datasets import random_documents, tokenizer_info
 from makers.trees import tree_dataset
 from penstock import Denoise, Infill, InputRequirements, Loader, Mixture, Source, write_dataset
-from penstock.config import load_data, make_loader
 from penstock.core.errors import ConfigError, RecordError
-from penstock.inputs import EVERYTHING
-from penstock.objectives import PrefixLM, SpanCorruption
-from penstock.packing import PACKINGS
+from penstock.plan.inputs import EVERYTHING
+from penstock.plan.objectives import PrefixLM, SpanCorruption
+from penstock.plan.packing import PACKINGS
+from penstock.use.config import load_data, make_loader
 
 SLOTS = 32
 BOS, EOS = 1, 2

@@ -26,7 +26,7 @@ PROGRAMS = {
     "steps in threads": STEPS.format(threads=2),
     "opening": "import penstock as ps; ps.open_dataset('s3://bucket/web')",
     "a document": "import penstock as ps; ps.open_dataset('s3://bucket/web')[900]",
-    "a copy": "import penstock.shards as s; s.copying.copy_dataset('s3://bucket/web', 'copy')",
+    "a copy": "from penstock.data import shards as s; s.copying.copy_dataset('s3://bucket/web', 'copy')",
     "an exception": """
         import threading, penstock as ps
         data = ps.open_dataset("s3://bucket/web")

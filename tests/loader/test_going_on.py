@@ -13,10 +13,10 @@ import penstock as ps
 from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.randomness import key_for, mix
-from penstock.inspection import dry_run
-from penstock.loader.standing import place_after, what_becomes
-from penstock.loader.steps import StepPlanner
-from penstock.sampling import Permutation
+from penstock.plan.loader.standing import place_after, what_becomes
+from penstock.plan.loader.steps import StepPlanner
+from penstock.plan.sampling import Permutation
+from penstock.use.inspection import dry_run
 
 DOCUMENTS = random_documents(120, 1, 60)
 

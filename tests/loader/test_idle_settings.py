@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from penstock import InputRequirements, Loader, Source, write_dataset
-from penstock.config import load_run
 from penstock.core.errors import ConfigError
-from penstock.packing import PACKINGS
-from penstock.sampling.order import SHUFFLE_CODES
+from penstock.plan.packing import PACKINGS
+from penstock.plan.sampling.order import SHUFFLE_CODES
+from penstock.use.config import load_run
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import penstock as ps
 from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same_row
 from penstock import open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, StateError
-from penstock.shards import TokenizerInfo, write_megatron
+from penstock.data.shards import TokenizerInfo, write_megatron
 
 VOCAB, CUTS = 1000, (0, 60, 61, 110, 150)
 INFO = TokenizerInfo(name="t", fingerprint="t", vocab_size=VOCAB, bos_id=1, eos_id=2)

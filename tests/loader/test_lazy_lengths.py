@@ -13,12 +13,12 @@ from makers.datasets import random_documents, tokenizer_info
 from penstock import Loader, Mixture, Source, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, StoreError
 from penstock.core.randomness import mix
-from penstock.inspection.datasets import summarise
-from penstock.loader.lengths_ahead import LengthsAhead
-from penstock.sampling import Permutation
-from penstock.shards.convert import write_megatron
-from penstock.shards.extend import write_side
-from penstock.shards.lengths import LazyNumbers
+from penstock.data.shards.convert import write_megatron
+from penstock.data.shards.extend import write_side
+from penstock.data.shards.lengths import LazyNumbers
+from penstock.plan.loader.lengths_ahead import LengthsAhead
+from penstock.plan.sampling import Permutation
+from penstock.use.inspection.datasets import summarise
 
 DOCUMENTS, RANGE = 12_000, 300
 
@@ -28,8 +28,8 @@ def folder(tmp_path_factory):
     """The folder of a store, with datasets that have checksums of ranges of 300 documents: no border fits another."""
     root = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.shards.finish.LAZY_DOCUMENTS", 0)
-        patch.setattr("penstock.shards.finish.RANGE_DOCUMENTS", RANGE)
+        patch.setattr("penstock.data.shards.finish.LAZY_DOCUMENTS", 0)
+        patch.setattr("penstock.data.shards.finish.RANGE_DOCUMENTS", RANGE)
         documents = random_documents(DOCUMENTS, 0, 180, seed=1)
         write_dataset(root / "bucket" / "plain", documents, tokenizer=tokenizer_info(), documents_per_shard=5000)
         chats = random_documents(3000, 0, 700, seed=2)
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def store(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.shards.length_ranges.RANGE_DOCUMENTS", 200)
+    monkeypatch.setattr("penstock.data.shards.length_ranges.RANGE_DOCUMENTS", 200)
     with patient_store(folder, tmp_path, monkeypatch) as found:
         yield found
 
@@ -157,7 +157,7 @@ def test_shares_by_tokens_read_the_lengths_of_the_slice(store):
 
 
 def test_a_first_step_brings_the_lengths_of_few_ranges(store, monkeypatch):
-    monkeypatch.setattr("penstock.loader.lengths_ahead._LEAST", 256)
+    monkeypatch.setattr("penstock.plan.loader.lengths_ahead._LEAST", 256)
     local, remote = pair(store, "plain", shuffle="block")
     loader = Loader(remote, **{**SETTINGS, "window_rows": 8})
     assert_same_step(next(iter(Loader(local, **{**SETTINGS, "window_rows": 8}))), next(iter(loader)))
@@ -184,8 +184,8 @@ def test_failures_come_where_their_step_would_have_come(store):
     kept = file.read_bytes()
     given = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.loader.lengths_ahead._STRETCH", 400)
-        patch.setattr("penstock.loader.lengths_ahead._LEAST", 400)
+        patch.setattr("penstock.plan.loader.lengths_ahead._STRETCH", 400)
+        patch.setattr("penstock.plan.loader.lengths_ahead._LEAST", 400)
         loader = Loader(remote, threads=2, **SETTINGS)
         fault = store.fail("500", 10**6, "lengths.u32")
         with pytest.raises(StoreError, match=r"s3://bucket/plain/lengths.u32: cannot be read, 5 times in a row"):
@@ -229,7 +229,7 @@ class Recorded:
 @pytest.mark.parametrize("start", [0, 12_345])
 def test_lengths_are_asked_for_before_the_plan_is_there(monkeypatch, shuffle, runs, start):
     """Nothing is waited for that was not asked for before, but what a run begins with."""
-    monkeypatch.setattr("penstock.loader.lengths_ahead._STRETCH", 2000)
+    monkeypatch.setattr("penstock.plan.loader.lengths_ahead._STRETCH", 2000)
     size, first, epochs = 30_000, 50, 2
     source = Source("somewhere", shuffle=shuffle, **({"shuffle_runs": runs} if shuffle == "block" else {}))
     ranges = Recorded(first + size + 70)

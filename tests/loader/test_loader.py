@@ -17,7 +17,7 @@ from makers.processes import run_code
 from patience import wait_for
 from penstock import DataParallel, InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, DistributedError, StateError
-from penstock.packing import PACKINGS
+from penstock.plan.packing import PACKINGS
 
 
 @pytest.fixture(scope="module")

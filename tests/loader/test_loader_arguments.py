@@ -7,7 +7,7 @@ import pytest
 
 from penstock import DataParallel, InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.core.errors import ConfigError, DistributedError, StateError
-from penstock.loader import steps as replay
+from penstock.plan.loader import steps as replay
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 
 from contracts import assert_same_row
 from penstock import InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
-from penstock.packing import PACKINGS
-from penstock.shards import open_npy, write_megatron
+from penstock.data.shards import open_npy, write_megatron
+from penstock.plan.packing import PACKINGS
 
 SLOTS, ROWS, EPOCHS = 96, 4, 2
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.loader.extras as extras_module
-import penstock.loader.plan as plan_module
+import penstock.plan.loader.extras as extras_module
+import penstock.plan.loader.plan as plan_module
 from penstock import Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError, RecordError
-from penstock.loader.plan import Plan, PlanSettings
-from penstock.loader.steps import StepPlanner, balanced_order
+from penstock.plan.loader.plan import Plan, PlanSettings
+from penstock.plan.loader.steps import StepPlanner, balanced_order
 
 SLOTS, WINDOW = 64, 16
 

@@ -9,10 +9,10 @@ import pytest
 from penstock import Mixture, ShareChange, Source
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.randomness import key_for, mix
-from penstock.loader import Plan, PlanSettings
-from penstock.packing import PACKINGS
-from penstock.sampling import Permutation, integer_shares
-from penstock.sampling.order import UNIT
+from penstock.plan.loader import Plan, PlanSettings
+from penstock.plan.packing import PACKINGS
+from penstock.plan.sampling import Permutation, integer_shares
+from penstock.plan.sampling.order import UNIT
 
 
 class Lengths:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
-from penstock.loader.ramp import Ramp
+from penstock.plan.loader.ramp import Ramp
 
 ramps = st.dictionaries(st.integers(1, 40), st.integers(1, 9), max_size=4).map(lambda given: {0: 3, **given})
 

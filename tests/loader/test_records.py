@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from penstock import Denoise, Loader, Source, write_dataset
-from penstock.loader import _document_kernels as k
-from penstock.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS
-from penstock.loader._plan_kernels import CURSOR, PIECE, PROGRESS
-from penstock.loader._target_kernels import UNTRAINED
-from penstock.loader.state import _columns
-from penstock.sampling._kernels import ENTRY, SKIPPED
-from penstock.shards._kernels import BATCH
+from penstock.data.shards._kernels import BATCH
+from penstock.plan.loader import _document_kernels as k
+from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS
+from penstock.plan.loader._plan_kernels import CURSOR, PIECE, PROGRESS
+from penstock.plan.loader._target_kernels import UNTRAINED
+from penstock.plan.loader.state import _columns
+from penstock.plan.sampling._kernels import ENTRY, SKIPPED
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 RECORDS = {

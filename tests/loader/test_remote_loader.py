@@ -21,8 +21,8 @@ from makers.processes import child_environment
 from makers.trees import tree_dataset
 from patience import PATIENCE_SECONDS, wait_for
 from penstock import InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
-from penstock.config import load_run, make_loader
 from penstock.core.errors import ConfigError, StoreError
+from penstock.use.config import load_run, make_loader
 
 DOCUMENTS = 12_000
 
@@ -142,7 +142,7 @@ def test_a_rank_fetches_its_own_rows_only(store):
     here, there = (Loader(one, data_parallel=(1, 2), **SETTINGS) for one in (local, remote))
     for mine, theirs in islice(zip(here, there, strict=True), 12):
         assert_same_step(mine, theirs)
-    from penstock.shards.document import SPANS, TOKENS
+    from penstock.data.shards.document import SPANS, TOKENS
 
     wanted = []
     for rank in (0, 1):
@@ -232,10 +232,10 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
 @pytest.mark.parametrize("threads", [0, 2])
 def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, monkeypatch):
     """In the middle of an iteration, and from the beginning of the next; with what is behind the slice not here."""
-    monkeypatch.setattr("penstock.loader.fetching._ALL_SECONDS", 0.0)
-    monkeypatch.setattr("penstock.loader.fetching._ALL_SHARE", 0)
+    monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SHARE", 0)
     # A fast machine would ask for all steps before the first is taken.
-    monkeypatch.setattr("penstock.loader.fetching.AHEAD_STEPS", 16)
+    monkeypatch.setattr("penstock.plan.loader.fetching.AHEAD_STEPS", 16)
     local, remote = pair(store, "chats", max_epochs=4, slice=(0.0, 0.7), too_long="drop", **BLOCK)
     here, there = (Loader(one, threads=threads, **SETTINGS) for one in (local, remote))
     asked = []
@@ -263,7 +263,7 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
 
 def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
     """Their ranges come one after another, and an answer that fails comes again."""
-    monkeypatch.setattr("penstock.shards.residency.THREADS", 1)
+    monkeypatch.setattr("penstock.data.shards.residency.THREADS", 1)
     local, remote = pair(store, "chats", max_epochs=1, shuffle="full")
     loader, coming = Loader(remote, **SETTINGS), []
     holder = loader.datasets[0].table.holder
@@ -377,6 +377,6 @@ def test_killed_in_the_middle_of_a_fetch_and_started_again(store, tmp_path):
 
 
 def test_a_run_file_made_of_opened_datasets_has_urls(store):
-    from penstock.runs.run_document import plain
+    from penstock.use.runs.run_document import plain
 
     assert plain(open_dataset("s3://bucket/plain"), ("data", "sources", 0, "path"), {}) == "s3://bucket/plain"

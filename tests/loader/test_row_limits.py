@@ -17,10 +17,10 @@ from contracts import (
 from makers.datasets import random_documents
 from penstock import Denoise, Infill, InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
 from penstock.core.errors import ConfigError, StateError
-from penstock.inputs import EVERYTHING
-from penstock.loader import Plan, PlanSettings
-from penstock.objectives import PrefixLM, SpanCorruption
-from penstock.packing import PACKINGS
+from penstock.plan.inputs import EVERYTHING
+from penstock.plan.loader import Plan, PlanSettings
+from penstock.plan.objectives import PrefixLM, SpanCorruption
+from penstock.plan.packing import PACKINGS
 
 SLOTS, WINDOW = 64, 8
 BLEND = InputRequirements(asked_by="a test", cu_seqlens=True, loss_weights=True, positions=True, document_ids=True)

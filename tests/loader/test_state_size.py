@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from penstock import Loader, Mixture, Source, write_dataset
 from penstock.core.errors import StateError
-from penstock.loader import PlanState
-from penstock.loader._plan_kernels import CURSOR
-from penstock.loader.state import pack, unpack
-from penstock.loader.steps import StepState
-from penstock.sampling._kernels import SKIPPED
+from penstock.plan.loader import PlanState
+from penstock.plan.loader._plan_kernels import CURSOR
+from penstock.plan.loader.state import pack, unpack
+from penstock.plan.loader.steps import StepState
+from penstock.plan.sampling._kernels import SKIPPED
 
 numbers = st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**62), 2**62), st.integers(-(2**63), 2**63 - 1))
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from makers.datasets import random_documents
 from penstock import Causal, Denoise, InputRequirements, Loader, Source, to_torch, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.inputs import EVERYTHING, AttentionRule
-from penstock.objectives import PrefixLM
-from penstock.packing import PACKINGS
+from penstock.plan.inputs import EVERYTHING, AttentionRule
+from penstock.plan.objectives import PrefixLM
+from penstock.plan.packing import PACKINGS
 
 SLOTS = 48
 PREFIX = InputRequirements(prefix=True)

@@ -11,7 +11,7 @@ from contracts import assert_same_step
 from makers.datasets import random_documents
 from penstock import Loader, Source, write_dataset
 from penstock.core.errors import CorruptionError, StateError
-from penstock.loader.step_iterator import StepPipeline
+from penstock.plan.loader.step_iterator import StepPipeline
 
 REFUSED = r"an iterator under way, after step \d+: .*save `step.resume_state` of the last step that was trained"
 

@@ -11,7 +11,7 @@ import penstock as ps
 from makers.datasets import random_documents
 from makers.objectives import PlainObjective
 from penstock.core.errors import ConfigError
-from penstock.objectives import Written
+from penstock.plan.objectives import Written
 
 RANKS = 3
 

@@ -8,9 +8,9 @@ import pytest
 from makers.trees import tree_dataset
 from penstock import Denoise, InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
-from penstock.inputs import EVERYTHING, AttentionRule
-from penstock.objectives import PrefixLM
-from penstock.shards import write_side
+from penstock.data.shards import write_side
+from penstock.plan.inputs import EVERYTHING, AttentionRule
+from penstock.plan.objectives import PrefixLM
 
 SLOTS = 96
 TREES = EVERYTHING.merge(InputRequirements(asked_by="the test", trees=True))
@@ -222,7 +222,7 @@ def test_damage_stops_the_step(tmp_path):
 
 def test_trainers_of_others_refuse_forked_trees(data):
     """transformers' Trainer and JAX know nothing of `reach`; answers apart are ordinary documents to them."""
-    from penstock.integrations.huggingface.tensors import REQUIREMENTS
+    from penstock.models.theirs.tensors import REQUIREMENTS
 
     with pytest.raises(ConfigError, match="cannot honour them"):
         next(iter(build(data[0], requirements=REQUIREMENTS)))

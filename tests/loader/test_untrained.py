@@ -8,7 +8,7 @@ import pytest
 from makers.objectives import PlainObjective
 from penstock import Denoise, Loader, Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.objectives import Written
+from penstock.plan.objectives import Written
 
 NOTHING = (
     "source 'd': nothing can be trained: each of its {} documents is empty, has one token only, or has loss weight 0"

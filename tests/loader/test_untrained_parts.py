@@ -21,10 +21,10 @@ from makers.datasets import random_documents, tokenizer_info
 from makers.objectives import PlainObjective
 from penstock import Denoise, Infill, InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, StateError
-from penstock.inputs import EVERYTHING
-from penstock.loader._target_kernels import UNTRAINED
-from penstock.objectives import SpanCorruption, Written
-from penstock.packing import PACKINGS
+from penstock.plan.inputs import EVERYTHING
+from penstock.plan.loader._target_kernels import UNTRAINED
+from penstock.plan.objectives import SpanCorruption, Written
+from penstock.plan.packing import PACKINGS
 
 SLOTS = 32
 CUTTING = ("split", "truncate", "keep_end")

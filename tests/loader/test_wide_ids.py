@@ -6,8 +6,8 @@ import pytest
 from makers.objectives import PlainObjective
 from penstock import Causal, InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.objectives import Written
-from penstock.shards import open_npy
+from penstock.data.shards import open_npy
+from penstock.plan.objectives import Written
 
 WIDE, IGNORED = 2**31, 2**32 - 100
 INT64 = InputRequirements(loss_weights=True, dtype="int64")

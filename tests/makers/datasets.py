@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from penstock import prepare
-from penstock.prepare import PrepareReport
-from penstock.shards import TokenizerInfo
+from penstock.data.prepare import PrepareReport
+from penstock.data.shards import TokenizerInfo
 
 
 def random_documents(count: int, shortest: int, longest: int, *, below: int = 900, seed: int = 0) -> list[np.ndarray]:

@@ -56,7 +56,7 @@ def run_penstock(*words: Any, **options: Any) -> "subprocess.CompletedProcess[st
 
 def call_penstock(*words: Any, app: Any = None, **options: Any) -> Any:
     """Run `penstock`, or one of its apps, in this process; what it raises is raised here, an exit is returned."""
-    from penstock.cli import build_app
+    from penstock.use.cli import build_app
 
     line = [str(word) for word in words]
     found = CliRunner().invoke(app or build_app(line), line, **options)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock import ModelInput
-from penstock.inputs import IGNORE
+from penstock.plan.inputs import IGNORE
 
 LENGTHS = (7, 1, 12)
 """Documents of a row."""

@@ -5,9 +5,9 @@ import random
 import numpy as np
 
 from penstock import ModelInput, write_dataset
-from penstock.inputs import IGNORE, AttentionRule
-from penstock.shards.memory import weight_spans
-from penstock.shards.trees import build_tree
+from penstock.data.shards.memory import weight_spans
+from penstock.data.shards.trees import build_tree
+from penstock.plan.inputs import IGNORE, AttentionRule
 
 
 def random_paths(generator, *, most=6, vocabulary=4, longest=30):

@@ -25,7 +25,7 @@ from makers.media_files import (
     tones,
 )
 from penstock.core.errors import ConversationError, CorruptionError, RecordError
-from penstock.generation.images import ImageReader
+from penstock.learn.generation.images import ImageReader
 from penstock.media.images import ImageSettings
 from penstock.media.loading import load_frames, load_image, read_reference
 from penstock.media.processor import HuggingFaceProcessor, load_processor

@@ -8,7 +8,7 @@ import penstock as ps
 from makers.image_data import model_folder, prepare, write_records
 from makers.media import MODELS, model
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.theirs.model import HuggingFaceModel
 
 WITHOUT = ("llama3_2_vision", "llama4")
 """Their forward projects what the tower gives, or attends to it in other layers."""

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 import penstock as ps
 from makers.image_data import model_folder, prepare, write_records
 from penstock.core.errors import ConfigError
-from penstock.loader.image_cache import ImageCache
+from penstock.plan.loader.image_cache import ImageCache
 
 floats = st.one_of(
     st.floats(width=32, allow_nan=False), st.sampled_from([0.0, -0.0, float("nan"), float("inf")]), st.just(1.5)

@@ -15,11 +15,11 @@ from contracts import assert_exact_resume, assert_ranks_share_steps
 from makers.image_data import model_folder, prepare, write_records
 from makers.media import chat, picture
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
-from penstock.inspection.datasets import dry_run, view_document
+from penstock.data.shards import extend_dataset, verify, write_megatron
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.loading import digest_of
 from penstock.media.processor import join_arrays, load_processor
-from penstock.shards import extend_dataset, verify, write_megatron
+from penstock.use.inspection.datasets import dry_run, view_document
 
 
 @pytest.fixture(scope="module")

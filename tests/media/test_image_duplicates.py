@@ -8,7 +8,7 @@ import penstock as ps
 from makers.image_data import model_folder, prepare
 from makers.media import picture
 from makers.object_store import s3_store
-from penstock.shards import verify
+from penstock.data.shards import verify
 
 
 def write_chats(tmp_path):

@@ -11,12 +11,12 @@ import penstock as ps
 from makers.image_data import model_folder
 from makers.media import MODELS, model, picture, processor
 from penstock.core.errors import ConfigError, ConversationError, RecordError
-from penstock.generation import ChatSession, Engine, Sampling
-from penstock.generation.images import ImageReader
-from penstock.generation.session import fit_chat
+from penstock.learn.generation import ChatSession, Engine, Sampling
+from penstock.learn.generation.images import ImageReader
+from penstock.learn.generation.session import fit_chat
 from penstock.media.processor import load_processor
 from penstock.models.cache import Cache
-from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.theirs.model import HuggingFaceModel
 
 WITHOUT_CACHE = {"gemma3", "gemma4", "llama4", "lfm2_vl", "llama3_2_vision"}
 GREEDY = Sampling(temperature=0, max_tokens=5)

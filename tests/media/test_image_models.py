@@ -12,15 +12,15 @@ import penstock as ps
 from makers.image_data import model_folder, prepare, write_records
 from makers.media import MODELS, model, picture, processor
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.inputs.blank_images import with_blank
-from penstock.inputs.media import grid_positions
-from penstock.integrations.image_rows import image_arguments
-from penstock.integrations.isolation import try_images
+from penstock.learn.training.losses import row_loss
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.processor import HuggingFaceProcessor
-from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
-from penstock.models.their_attention import use_attention
-from penstock.training.losses import row_loss
+from penstock.models.isolation import try_images
+from penstock.models.theirs.attention import use_attention
+from penstock.models.theirs.image_rows import image_arguments
+from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.plan.inputs.blank_images import with_blank
+from penstock.plan.inputs.media import grid_positions
 
 WAYS = {"gemma3": "masks", "gemma4": "sliding_masks", "llama4": "own", "lfm2_vl": "borders"}
 """Others run with our attention."""
@@ -217,7 +217,7 @@ def test_images_of_another_model_are_refused(data):
 
 def test_a_model_that_mixes_documents_gets_one_a_row(data, monkeypatch):
     wrapped = HuggingFaceModel(model("qwen2_vl"))
-    monkeypatch.setattr("penstock.models.huggingface_model._TRIED", ())
+    monkeypatch.setattr("penstock.models.theirs.model._TRIED", ())
     _, step = rows_of(data("qwen2_vl"), wrapped)
     with pytest.raises(IsolationError, match="images see each other in one row"):
         wrapped.tensors(step[0])
@@ -226,7 +226,7 @@ def test_a_model_that_mixes_documents_gets_one_a_row(data, monkeypatch):
 
 
 def test_models_that_mix_documents_are_refused(data, monkeypatch):
-    monkeypatch.setattr("penstock.models.huggingface_model._TRIED", ("ours", "own", "masks", "sliding_masks"))
+    monkeypatch.setattr("penstock.models.theirs.model._TRIED", ("ours", "own", "masks", "sliding_masks"))
     wrapped = HuggingFaceModel(model(MIXED))
     _, step = rows_of(data(MIXED), wrapped)
     with pytest.raises(IsolationError, match="images see each other in one row"):

@@ -9,7 +9,7 @@ import penstock as ps
 from makers.image_data import model_folder, prepare, write_records
 from makers.object_store import s3_store
 from penstock.core.errors import CorruptionError, StoreError
-from penstock.shards import copy_dataset
+from penstock.data.shards import copy_dataset
 
 pytest.importorskip("s3fs")
 SETTINGS = {"sequence_length": 512, "rows_per_step": 2, "seed": 3}

@@ -13,13 +13,13 @@ from makers.audio import RATE, SECONDS, as_wave, model, processor, samples
 from makers.image_data import prepare
 from makers.media import picture
 from penstock.core.errors import ConfigError, RecordError
-from penstock.generation import Engine, Sampling
-from penstock.generation.images import ImageReader
-from penstock.generation.session import fit_chat
+from penstock.learn.generation import Engine, Sampling
+from penstock.learn.generation.images import ImageReader
+from penstock.learn.generation.session import fit_chat
 from penstock.media.processor import HuggingFaceProcessor, join_arrays, load_processor
 from penstock.media.sounds import read_sound
-from penstock.models.huggingface_model import HuggingFaceModel
-from penstock.models.their_attention import use_attention
+from penstock.models.theirs.attention import use_attention
+from penstock.models.theirs.model import HuggingFaceModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter")
 LENGTHS = (0.5, 1.3, 2.0, 0.11)

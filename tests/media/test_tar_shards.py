@@ -9,8 +9,8 @@ import pytest
 from makers.image_data import model_folder, prepare
 from makers.media import picture
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.shards import verify
-from penstock.sources import open_sources
+from penstock.data.shards import verify
+from penstock.data.sources import open_sources
 
 
 def png(seed):

@@ -13,8 +13,8 @@ import penstock as ps
 from makers.image_data import model_folder, prepare
 from makers.media import picture
 from penstock.core.errors import ConfigError, RecordError
-from penstock.generation.images import ImageReader
-from penstock.generation.session import fit_chat
+from penstock.learn.generation.images import ImageReader
+from penstock.learn.generation.session import fit_chat
 from penstock.media.images import ImageSettings
 from penstock.media.processor import load_processor
 from penstock.media.videos import read_frames, spread

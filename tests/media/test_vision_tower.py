@@ -11,12 +11,12 @@ import penstock as ps
 from makers.media import chat, picture
 from makers.processes import call_penstock
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.generation.images import ImageReader
-from penstock.inputs.prompt_images import PromptImages
+from penstock.learn.generation.images import ImageReader
+from penstock.learn.training.losses import row_loss
 from penstock.media import PatchProcessor, load_processor
 from penstock.media.images import read_picture
 from penstock.models.settings import ModelSettings, VisionSettings
-from penstock.training.losses import row_loss
+from penstock.plan.inputs.prompt_images import PromptImages
 
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<image>"]
 

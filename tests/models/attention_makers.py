@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from penstock.inputs import AttentionRule
+from penstock.plan.inputs import AttentionRule
 
 DOCUMENTS = st.lists(
     st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1, max_size=5

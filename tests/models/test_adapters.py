@@ -14,7 +14,7 @@ from makers.models import tiny_huggingface, tiny_model
 from makers.rows import random_row
 from penstock.core.errors import ConfigError, OutputError
 from penstock.models import BlockSettings, LoraSettings, add_lora, export, export_adapter
-from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.theirs.model import HuggingFaceModel
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"

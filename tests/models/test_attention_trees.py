@@ -12,11 +12,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from makers.models import tiny_model
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule
 from penstock.models.attention import BACKENDS, attend
 from penstock.models.attention.backends import prepare_calls
 from penstock.models.attention.flex import BLOCK, block_mask, tree_mask_mod
 from penstock.models.attention.windows import attention_of
+from penstock.plan.inputs import AttentionRule
 
 CPU = torch.device("cpu")
 PAIR = AttentionRule(np.array([[0, 0, 3], [3, 3, 5], [5, 5, 9]]), np.array([9, 5, 9]))

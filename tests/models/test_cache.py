@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from makers.models import tiny_model
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule
 from penstock.models import cache as cache_module
 from penstock.models.attention import RowAttention
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, TextCache, _runs
+from penstock.plan.inputs import AttentionRule
 
 SLOTS, CAPACITY = 4, 24
 MODELS = {window: tiny_model(40, dtype=torch.float64, sliding_window=window) for window in (None, 3)}

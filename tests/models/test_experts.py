@@ -16,8 +16,8 @@ from makers.rows import LENGTHS, random_row
 from penstock import check_isolation
 from penstock.core.errors import ConfigError
 from penstock.models import ModelSettings
-from penstock.models.experts import Balance, Experts
 from penstock.models.exporting import export
+from penstock.models.ours.experts import Balance, Experts
 from penstock.models.saving import load_model, save_model
 from penstock.models.settings import BlockSettings
 

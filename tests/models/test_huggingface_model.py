@@ -14,8 +14,8 @@ from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.models import Transformer
 from penstock.models.building import build_model
-from penstock.models.huggingface_model import HuggingFaceModel, load_huggingface
 from penstock.models.saving import load_model
+from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
 
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -14,10 +14,10 @@ from makers.published_kernels import install
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
 from penstock.models import use_recurrent
-from penstock.models.huggingface_model import HuggingFaceModel
 from penstock.models.recurrent import PACKAGES
 from penstock.models.recurrent.choice import recurrent_operations
-from penstock.models.their_attention import true_logits
+from penstock.models.theirs.attention import true_logits
+from penstock.models.theirs.model import HuggingFaceModel
 
 KINDS = ("qwen3_next", "mamba2", "mamba", "lfm2")
 

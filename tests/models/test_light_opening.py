@@ -9,7 +9,7 @@ CODE = f"""
 import sys
 import penstock as ps
 from penstock.models.saving import load_model, save_model
-from penstock.training.distributed import local_device
+from penstock.learn.training.distributed import local_device
 
 blocks = {{"b": {{"experts": 2, "experts_per_token": 1}}}}
 model = ps.build_model(layers=1, width=16, heads=2, vocab_size=64, blocks=blocks, pattern=("b",))

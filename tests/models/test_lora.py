@@ -12,9 +12,9 @@ from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
 from penstock.models import LoraSettings, add_lora, export, merge_lora, save_model
-from penstock.models.huggingface_model import HuggingFaceModel
-from penstock.models.lora import remove_lora
+from penstock.models.lora.lora import remove_lora
 from penstock.models.saving import load_model
+from penstock.models.theirs.model import HuggingFaceModel
 
 
 def ours() -> Any:

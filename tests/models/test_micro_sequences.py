@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from makers.rows import random_row
 from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.models.micro_sequences import PartLoss, _Part, attend_aligned, attend_past, backward_in_parts
+from penstock.models.ours.micro_sequences import PartLoss, _Part, attend_aligned, attend_past, backward_in_parts
 from penstock.models.settings import BlockSettings
 
 

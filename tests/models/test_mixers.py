@@ -16,11 +16,11 @@ from makers.rows import LENGTHS, random_row
 from makers.tokenizers import byte_tokenizer
 from penstock import check_isolation
 from penstock.core.errors import ConfigError
-from penstock.generation import Engine, Sampling
+from penstock.learn.generation import Engine, Sampling
 from penstock.models import ModelSettings
 from penstock.models.exporting import export
-from penstock.models.lora import add_lora
-from penstock.models.lora_settings import LoraSettings
+from penstock.models.lora.lora import add_lora
+from penstock.models.lora.settings import LoraSettings
 from penstock.models.saving import load_model, save_model
 from penstock.models.settings import BlockSettings
 

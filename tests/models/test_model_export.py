@@ -18,9 +18,9 @@ from penstock.core.errors import CorruptionError, FormatError, OutputError
 from penstock.models import ModelSettings, Transformer, save_model
 from penstock.models.building import build_model
 from penstock.models.exporting import export
-from penstock.models.huggingface_model import HuggingFaceModel
-from penstock.models.importing import import_llama
+from penstock.models.ours.importing import import_llama
 from penstock.models.saving import load_model
+from penstock.models.theirs.model import HuggingFaceModel
 
 SHAPES: list[dict[str, Any]] = [
     {},

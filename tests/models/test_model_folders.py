@@ -14,7 +14,7 @@ from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, PenstockError
 from penstock.models import save_model
 from penstock.models.building import build_model
-from penstock.models.importing import import_llama
+from penstock.models.ours.importing import import_llama
 from penstock.models.saving import load_model
 
 WEIGHTS = "model.safetensors"

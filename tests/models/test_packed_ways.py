@@ -16,13 +16,13 @@ from makers.architectures import make_small
 from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import IsolationError
-from penstock.integrations.isolation import documents_of_a_row
 from penstock.models.cache import TextCache
-from penstock.models.huggingface_model import HuggingFaceModel
+from penstock.models.isolation import documents_of_a_row
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
-from penstock.models.their_cache import TheirCaches
-from penstock.models.their_recurrence import bordered
+from penstock.models.theirs.cache import TheirCaches
+from penstock.models.theirs.model import HuggingFaceModel
+from penstock.models.theirs.recurrence import bordered
 
 LENGTHS = (13, 1, 30, 7, 2)
 WAYS = {

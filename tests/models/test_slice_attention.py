@@ -13,10 +13,10 @@ from makers.rows import random_row
 from makers.trees import random_forest
 from penstock import ModelInput
 from penstock.core.errors import ConfigError, DistributedError
-from penstock.inputs import RowSlice
 from penstock.models.attention import slice_attention, slices
 from penstock.models.attention.slices import prepare_slice
 from penstock.models.attention.softcap import capped_attention
+from penstock.plan.inputs import RowSlice
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,9 @@ from test_micro_sequences import assert_same, cut, whole
 
 from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule
 from penstock.models.attention.windows import attention_of
 from penstock.models.exporting import export
+from penstock.plan.inputs import AttentionRule
 
 CAP = 1.5
 

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
+from penstock.learn.training.optimizers import Optimizers
+from penstock.learn.training.settings import OptimizerSettings
 from penstock.models import LoraSettings, add_lora, export_adapter, merge_lora, save_model
-from penstock.models.huggingface_model import HuggingFaceModel
-from penstock.models.lora import lora_switched_off, lora_weights, remove_lora, settle_parts
-from penstock.models.lora_settings import NewRows
+from penstock.models.lora.lora import lora_switched_off, lora_weights, remove_lora, settle_parts
+from penstock.models.lora.settings import NewRows
+from penstock.models.lora.trained_parts import trained_parts
 from penstock.models.saving import base_checksum, load_model
-from penstock.models.trained_parts import trained_parts
-from penstock.training.optimizers import Optimizers
-from penstock.training.settings import OptimizerSettings
+from penstock.models.theirs.model import HuggingFaceModel
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # peft asks for it

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock import Denoise, Infill
 from penstock.core.errors import ConfigError
-from penstock.objectives import CausalLM, PrefixLM, SpanCorruption, check_objective
-from penstock.objectives.denoise_tasks import SCALE, cumulative
+from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption, check_objective
+from penstock.plan.objectives.denoise_tasks import SCALE, cumulative
 
 SENTINELS = range(1000, 1300)
 KEYS = st.integers(0, 2**64 - 1)

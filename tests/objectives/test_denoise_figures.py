@@ -11,8 +11,8 @@ import pytest
 
 from penstock import Denoise
 from penstock.core.compiled import kernel
-from penstock.objectives import PrefixLM, SpanCorruption
-from penstock.objectives import _denoise_kernels as kernels
+from penstock.plan.objectives import PrefixLM, SpanCorruption
+from penstock.plan.objectives import _denoise_kernels as kernels
 
 LONGEST = 65_535
 PRESETS = {"t5": Denoise.t5(), "ul2": Denoise.ul2(), "ul2r": Denoise.ul2r()}

@@ -7,7 +7,7 @@ import pytest
 from makers.tokenizers import tiny_tokenizer
 from penstock import Denoise
 from penstock.core.errors import ConfigError
-from penstock.objectives import CausalLM, Facts, PrefixLM, SpanCorruption
+from penstock.plan.objectives import CausalLM, Facts, PrefixLM, SpanCorruption
 from penstock.tokenizers import add_tokens
 
 

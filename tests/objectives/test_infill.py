@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from makers.tokenizers import tiny_tokenizer
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import mix_array, philox
-from penstock.objectives import Facts, Objective
-from penstock.objectives._infill_kernels import measure_infill, write_infill
-from penstock.objectives.control_tokens import INFILL_FAMILIES as FAMILIES
-from penstock.objectives.infill import Infill
+from penstock.plan.objectives import Facts, Objective
+from penstock.plan.objectives._infill_kernels import measure_infill, write_infill
+from penstock.plan.objectives.control_tokens import INFILL_FAMILIES as FAMILIES
+from penstock.plan.objectives.infill import Infill
 
 IDS = (1000, 1001, 1002)
 PRE, MID, SUF = IDS

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from makers.tokenizers import tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.core.errors import ConfigError
-from penstock.objectives import Facts
-from penstock.objectives.character_splits import CharacterSplitter
-from penstock.objectives.infill import Infill
+from penstock.plan.objectives import Facts
+from penstock.plan.objectives.character_splits import CharacterSplitter
+from penstock.plan.objectives.infill import Infill
 
 TEXT = "the pump flows into the turbine,  the gate's\n\n  water: don't 12 345 def pump(x):\n\treturn x # Zürich "
 

@@ -13,7 +13,7 @@ import penstock as ps
 from contracts import assert_exact_resume, assert_ranks_share_steps, trained_sum
 from penstock import Causal
 from penstock.core.errors import ConfigError
-from penstock.objectives import Written, check_objective
+from penstock.plan.objectives import Written, check_objective
 
 
 def example():

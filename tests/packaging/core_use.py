@@ -16,7 +16,7 @@ import penstock as ps
 
 NEED_EXTRAS = ("models", "distillation", "generation", "evaluation", "training", "serving", "integrations", "runs")
 """Rooms of which names may need an extra; of all other rooms none may."""
-ON_USE = ("penstock.inputs.torch_tensors",)
+ON_USE = ("penstock.plan.inputs.torch_tensors",)
 """Modules that their room imports only for who has torch."""
 
 TEXTS = [f"water wheel {number} turns the mill, and the river number {number % 7} flows" for number in range(300)]
@@ -34,7 +34,7 @@ def import_public_names() -> str:
     doors = [module.name for module in pkgutil.walk_packages(ps.__path__, "penstock.", onerror=lambda _: None)]
     usable, refused, wrong = 0, 0, []
     for door in ("penstock", *(door for door in doors if not door.endswith("__main__"))):
-        may_need_extra = door == "penstock" or door.split(".")[1] in NEED_EXTRAS or door in ON_USE
+        may_need_extra = door == "penstock" or set(door.split(".")[1:3]) & {*NEED_EXTRAS} or door in ON_USE
         try:
             names = getattr(import_module(door), "__all__", [])
         except ImportError as error:

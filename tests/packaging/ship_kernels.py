@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 COMPILE = """
 import sys
-from penstock.runs.kernels import compile_kernels
+from penstock.use.runs.kernels import compile_kernels
 compile_kernels(progress=sys.stderr.isatty())
 """
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.packing import pack
+from penstock.plan.packing import pack
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=120)
 LIMITS = st.none() | st.integers(1, 9) | st.just(1000)

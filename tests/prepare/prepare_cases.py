@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.prepare.ray_tasks import RayTasks
+from penstock.data.prepare.ray_tasks import RayTasks
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -19,8 +19,8 @@ from penstock.chat.records.layouts import read_record
 from penstock.chat.records.nulls import without_added_nulls
 from penstock.core.columnar import OwnNulls, as_plain
 from penstock.core.errors import RecordError
-from penstock.sources import Fields, open_records, open_sources
-from penstock.sources.arrow_values import decoded_rows
+from penstock.data.sources import Fields, open_records, open_sources
+from penstock.data.sources.arrow_values import decoded_rows
 
 datasets = pytest.importorskip("datasets")
 

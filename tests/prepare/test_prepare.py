@@ -12,8 +12,8 @@ from makers.datasets import prepare_here
 from makers.texts import write_texts
 from penstock import Dataset, load_tokenizer, prepare
 from penstock.core.errors import ConfigError, OutputError, RecordError
-from penstock.prepare import PrepareSettings
-from penstock.prepare import preparation as executors
+from penstock.data.prepare import PrepareSettings
+from penstock.data.prepare import preparation as executors
 
 
 def decoded(folder, tokenizer):
@@ -235,7 +235,7 @@ def test_unknown_options_and_settings_out_of_range(tmp_path, tokenizer):
 
 
 def test_command_line(tmp_path, corpus, tokenizer, capsys):
-    from penstock.cli import build_app
+    from penstock.use.cli import build_app
 
     tokenizer.save(tmp_path / "tokenizer")
     arguments = ["prepare", str(corpus), "-t", str(tmp_path / "tokenizer"), "-o", str(tmp_path / "out"), "-q"]

@@ -15,10 +15,10 @@ from prepare_cases import Killed, contents, dying
 from makers.datasets import prepare_here
 from penstock import Dataset
 from penstock.core.errors import DamagedFileError, OutputError, RecordError
-from penstock.prepare import part as part_module
-from penstock.prepare import preparation as preparing
-from penstock.shards import verify
-from penstock.sources import small_files
+from penstock.data.prepare import part as part_module
+from penstock.data.prepare import preparation as preparing
+from penstock.data.shards import verify
+from penstock.data.sources import small_files
 
 OPTIONS = {"part_bytes": 12_000, "on_error": "skip"}
 
@@ -250,7 +250,7 @@ def test_records_from_python(tmp_path, tokenizer, redone):
 
 
 def test_the_command_says_what_changed(tmp_path, ten, tokenizer, capsys):
-    from penstock.cli import build_app
+    from penstock.use.cli import build_app
 
     tokenizer.save(tmp_path / "tokenizer")
     arguments = ["prepare", ten, "-t", tmp_path / "tokenizer", "-o", tmp_path / "out", "--on-error", "skip"]

@@ -12,7 +12,7 @@ from makers.texts import write_json_lines
 from makers.tokenizers import CHATML
 from penstock import Dataset, Loader, Source, chat
 from penstock.core.errors import ConfigError, ConversationError, RecordError
-from penstock.shards import verify
+from penstock.data.shards import verify
 
 QUESTION = "How deep is the water?"
 GOOD, BAD, WORSE = "Two metres, says the pipe.", "Two feet, says the pipe.", "Who knows."

@@ -19,10 +19,10 @@ from makers.tokenizers import CHATML
 from penstock import Dataset, chat, load_tokenizer, prepare
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, OutputError, RecordError
-from penstock.prepare import ChatSettings
-from penstock.prepare.chats import spans_of
-from penstock.shards import verify
-from penstock.sources import Fields
+from penstock.data.prepare import ChatSettings
+from penstock.data.prepare.chats import spans_of
+from penstock.data.shards import verify
+from penstock.data.sources import Fields
 
 DATED = "{{ strftime_now('%Y-%m-%d') + '\n' }}" + CHATML
 REWRITING = (

@@ -12,9 +12,9 @@ from makers.texts import make_chat, write_json_lines
 from makers.tokenizers import CHATML
 from penstock import Dataset, load_tokenizer
 from penstock.chat import Boundary
-from penstock.config import load_run, run_schema
-from penstock.config.run_file import load_chat_section, load_chat_settings
 from penstock.core.errors import ConfigError
+from penstock.use.config import load_run, run_schema
+from penstock.use.config.run_file import load_chat_section, load_chat_settings
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from test_prepare_chat import make_chats
 from makers.texts import make_chat
 from makers.tokenizers import CHATML
 from penstock import Dataset, Loader, Mixture, Source, chat, prepare
-from penstock.inputs import EVERYTHING
+from penstock.plan.inputs import EVERYTHING
 
 PLAIN = (
     "{{ eos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}"

@@ -11,10 +11,10 @@ import pytest
 from makers.datasets import prepare_here
 from makers.texts import json_lines
 from penstock import Dataset
-from penstock.cli import build_app
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.prepare import PrepareSettings
-from penstock.shards import Manifest, verify
+from penstock.data.prepare import PrepareSettings
+from penstock.data.shards import Manifest, verify
+from penstock.use.cli import build_app
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_texts_before_the_cut_are_read(tmp_path, tokenizer, separator):
 
 
 def test_a_long_text_without_separators_that_was_cut(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("penstock.sources.lines.BLOCK_BYTES", 100)
+    monkeypatch.setattr("penstock.data.sources.lines.BLOCK_BYTES", 100)
     noise = random.Random(1).randbytes(4000).hex()
     whole = gzip.compress(f"one|two|{noise}|three|four".encode())
     (tmp_path / "a.txt.gz").write_bytes(whole)

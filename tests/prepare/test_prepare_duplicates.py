@@ -18,11 +18,11 @@ from makers.texts import write_json_lines
 from makers.tokenizers import CHATML
 from penstock import Dataset, Loader, prepare
 from penstock.core.errors import OutputError
-from penstock.prepare import duplicates, preparation
-from penstock.prepare import part as part_module
-from penstock.prepare.duplicates import find_duplicates
-from penstock.prepare.hashes import HASH
-from penstock.shards import verify
+from penstock.data.prepare import duplicates, preparation
+from penstock.data.prepare import part as part_module
+from penstock.data.prepare.duplicates import find_duplicates
+from penstock.data.prepare.hashes import HASH
+from penstock.data.shards import verify
 
 OPTIONS = {"part_bytes": 4_000, "drop_duplicates": True}
 prepare_unique = partial(prepare_here, **OPTIONS)

@@ -5,8 +5,8 @@ import pytest
 from makers.datasets import prepare_here
 from makers.texts import write_json_lines
 from penstock.core.errors import ConfigError, RecordError
-from penstock.prepare import PrepareSettings
-from penstock.shards import verify
+from penstock.data.prepare import PrepareSettings
+from penstock.data.shards import verify
 
 
 def drop(record):

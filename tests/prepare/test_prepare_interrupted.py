@@ -13,7 +13,7 @@ from makers.datasets import prepare_here
 from penstock import load_tokenizer
 from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError
-from penstock.shards import verify
+from penstock.data.shards import verify
 from penstock.tokenizers import Tokenizer
 
 FIRST = [f"alpha {number}" for number in range(40)]

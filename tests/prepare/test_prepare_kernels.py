@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.arrays import Ragged
-from penstock.prepare import _kernels as k
-from penstock.prepare.documents import Framing, frame
+from penstock.data.prepare import _kernels as k
+from penstock.data.prepare.documents import Framing, frame
 
 ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), max_size=6)
 

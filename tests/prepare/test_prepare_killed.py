@@ -20,7 +20,7 @@ from patience import PATIENCE_SECONDS, wait_for
 from penstock import Dataset, load_tokenizer, prepare
 from penstock.core import folders as locks
 from penstock.core.errors import OutputError, PenstockError
-from penstock.prepare import preparation as preparing
+from penstock.data.prepare import preparation as preparing
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
 

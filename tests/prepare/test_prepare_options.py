@@ -10,9 +10,9 @@ import penstock as ps
 from makers.datasets import prepare_here
 from penstock import ChatOptions, prepare
 from penstock.core.errors import ConfigError
-from penstock.prepare import ChatSettings, PrepareSettings
-from penstock.prepare.settings import FIELD_OPTIONS, GROUPS, OF_TEMPLATE, PARAMETERS, PrepareOptions, merge_options
-from penstock.sources import Fields
+from penstock.data.prepare import ChatSettings, PrepareSettings
+from penstock.data.prepare.settings import FIELD_OPTIONS, GROUPS, OF_TEMPLATE, PARAMETERS, PrepareOptions, merge_options
+from penstock.data.sources import Fields
 
 
 def given(settings: type) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock import Loader, Mixture, Source, inspect, open_dataset, prepare
 from penstock.core.errors import ConfigError, FormatError, RecordError
-from penstock.prepare.reasons import KINDS, OTHER, SHOWN, Reasons, kind_of
-from penstock.sources import Reject
+from penstock.data.prepare.reasons import KINDS, OTHER, SHOWN, Reasons, kind_of
+from penstock.data.sources import Reject
 
 OWN_SYSTEM = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}"

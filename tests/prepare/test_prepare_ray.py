@@ -18,11 +18,11 @@ from patience import PATIENCE_SECONDS, wait_for
 from penstock import load_tokenizer, prepare
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
-from penstock.prepare import ray_tasks
-from penstock.prepare import ray_tasks as ray_node
-from penstock.prepare.pool import Pool
-from penstock.prepare.preparation import choose_executor
-from penstock.prepare.ray_tasks import MARKER, RayTasks, end_earlier_runs
+from penstock.data.prepare import ray_tasks
+from penstock.data.prepare import ray_tasks as ray_node
+from penstock.data.prepare.pool import Pool
+from penstock.data.prepare.preparation import choose_executor
+from penstock.data.prepare.ray_tasks import MARKER, RayTasks, end_earlier_runs
 from penstock.tokenizers import Tokenizer
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w", "progress": False}

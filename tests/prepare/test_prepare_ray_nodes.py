@@ -9,8 +9,8 @@ from prepare_cases import contents
 from makers.processes import child_environment, run_python
 from makers.texts import write_texts
 from penstock import load_tokenizer, open_dataset, prepare
-from penstock.prepare.upload import folder_of
-from penstock.shards import verify
+from penstock.data.prepare.upload import folder_of
+from penstock.data.shards import verify
 
 pytest.importorskip("ray", reason="needs Ray")
 

@@ -17,9 +17,9 @@ from makers.texts import write_texts
 from patience import PATIENCE_SECONDS, wait_for
 from penstock import load_tokenizer, prepare
 from penstock.core.errors import StoreError
-from penstock.prepare import ray_tasks
-from penstock.prepare.upload import folder_of
-from penstock.shards import verify
+from penstock.data.prepare import ray_tasks
+from penstock.data.prepare.upload import folder_of
+from penstock.data.shards import verify
 
 pytest.importorskip("ray", reason="needs Ray")
 pytest.importorskip("s3fs", reason="needs stores as outputs")

@@ -20,7 +20,7 @@ from makers.processes import child_environment
 from patience import wait_for
 from penstock import Dataset, load_tokenizer
 from penstock.core.errors import RecordError
-from penstock.sources import open_sources
+from penstock.data.sources import open_sources
 
 BUCKET = "s3://penstock-tests"
 

@@ -10,8 +10,8 @@ from makers.datasets import prepare_here
 from makers.secret_server import SECOND, SECRETS, SIGNATURE, found_secrets, leaks, printed, secret_server
 from penstock import open_dataset
 from penstock.core.errors import ConfigError, PenstockError, RecordError
-from penstock.prepare import PrepareReport
-from penstock.sources import open_sources
+from penstock.data.prepare import PrepareReport
+from penstock.data.sources import open_sources
 
 pytest.importorskip("aiohttp")
 

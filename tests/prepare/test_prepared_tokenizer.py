@@ -5,7 +5,7 @@ from itertools import islice
 from makers.datasets import prepare_here
 from makers.tokenizers import tiny_tokenizer
 from penstock import Dataset, Loader
-from penstock.shards import verify
+from penstock.data.shards import verify
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 20
 

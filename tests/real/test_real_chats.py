@@ -41,8 +41,8 @@ def their_greedy(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
 
 def our_greedy(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What our engine generates for prompts, all at once."""
-    from penstock.generation import Sampling
-    from penstock.runs.opening import load_writer
+    from penstock.learn.generation import Sampling
+    from penstock.use.runs.opening import load_writer
 
     engine = load_writer(folder, slots=len(prompts)).engine
     return [list(one.tokens) for one in engine.generate_all(prompts, Sampling(temperature=0, max_tokens=TOKENS))]
@@ -68,7 +68,7 @@ def test_prompts_are_those_of_transformers(smollm2: Path, theirs: tuple[Any, Any
 def our_ids(folder: Path, chat: Chat) -> list[int]:
     """The ids of a conversation up to the reply, as the server has them."""
     from penstock.chat import load_template
-    from penstock.generation.session import encode_chat
+    from penstock.learn.generation.session import encode_chat
 
     tokenizer = ps.load_tokenizer(folder)
     return list(encode_chat(chat, load_template(folder / "chat_template.jinja", tokenizer=tokenizer), tokenizer))

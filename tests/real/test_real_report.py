@@ -9,7 +9,7 @@ import real_report
 from real_report import BEGIN, END, Report, to
 from real_texts import CRAFTS, craft_pairs, write_questions
 
-from penstock.evaluation import TaskSettings, make_task
+from penstock.learn.evaluation import TaskSettings, make_task
 
 
 def test_a_report_takes_the_place_of_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

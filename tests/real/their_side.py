@@ -76,7 +76,7 @@ def our_logits(folder: str | Path, *documents: list[int]) -> Any:
     """Logits [tokens, vocabulary] of a run or a folder by penstock, of documents in one row."""
     import torch
 
-    from penstock.evaluation.subject import packed
+    from penstock.learn.evaluation.subject import packed
 
     model = ps.load_model(folder).eval()
     with torch.no_grad():

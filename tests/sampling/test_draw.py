@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from penstock.core.compiled import address_of
 from penstock.core.randomness import mix
-from penstock.sampling import Permutation
-from penstock.sampling._kernels import ENTRY, NOT_HERE, NOT_REFUSED, SKIPPED, draw
-from penstock.sampling.order import SHUFFLE_CODES, shuffle_mode
+from penstock.plan.sampling import Permutation
+from penstock.plan.sampling._kernels import ENTRY, NOT_HERE, NOT_REFUSED, SKIPPED, draw
+from penstock.plan.sampling.order import SHUFFLE_CODES, shuffle_mode
 
 POLICIES = ("split", "drop", "truncate", "error", "keep_end")
 TAKEN = ("split", "drop", "truncate", "keep_end")

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import MULTIPLIER_1, MULTIPLIER_2, key_for, mix, mix_array
-from penstock.sampling import Permutation
-from penstock.sampling._kernels import block_window
-from penstock.sampling.order import mixed_with
+from penstock.plan.sampling import Permutation
+from penstock.plan.sampling._kernels import block_window
+from penstock.plan.sampling.order import mixed_with
 
 MASK = (1 << 64) - 1
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.core.compiled import kernel
 from penstock.core.errors import ConfigError
-from penstock.sampling import integer_shares
-from penstock.sampling._kernels import ENTRY, charge, pick
-from penstock.sampling.order import UNIT
+from penstock.plan.sampling import integer_shares
+from penstock.plan.sampling._kernels import ENTRY, charge, pick
+from penstock.plan.sampling.order import UNIT
 
 
 @settings(deadline=None)

@@ -12,7 +12,7 @@ from makers.processes import child_environment
 from penstock.chat import load_template
 from penstock.models.exporting import export
 
-SERVE = "import typer; from penstock.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
+SERVE = "import typer; from penstock.use.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
 
 
 @pytest.fixture(scope="session")

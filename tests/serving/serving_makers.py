@@ -13,9 +13,9 @@ from openai import OpenAI
 from makers.tokenizers import tiny_tokenizer
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
-from penstock.generation import Event, LogProbabilities, Sampling
-from penstock.serving import ServedModel, Server, ServeSettings
+from penstock.learn.generation import Event, LogProbabilities, Sampling
 from penstock.tokenizers import Tokenizer
+from penstock.use.serving import ServedModel, Server, ServeSettings
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' and not loop.first %}"

@@ -8,9 +8,9 @@ from serving_makers import running
 
 from makers.models import tiny_model
 from makers.tokenizers import tiny_tokenizer
-from penstock.generation import Engine
+from penstock.learn.generation import Engine
 from penstock.models.exporting import export
-from penstock.serving import ServedModel
+from penstock.use.serving import ServedModel
 
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 # lm-eval and what it imports warn of their own future; what penstock warns of is still an error.
@@ -35,8 +35,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(lm-eval's client of our server, our model in lm-eval)."""
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    from penstock.evaluation.lm_eval_model import LmEvalModel
-    from penstock.evaluation.subject import Subject
+    from penstock.learn.evaluation.lm_eval_model import LmEvalModel
+    from penstock.learn.evaluation.subject import Subject
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("lm_eval")

@@ -5,7 +5,7 @@ from serving_makers import CONTROLS, FakeEngine, make_model, running
 
 from makers.tokenizers import tiny_tokenizer
 from penstock.chat import load_template
-from penstock.serving import ServedModel
+from penstock.use.serving import ServedModel
 
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim if trimmed else m.content }}<|end|>{% endfor %}"

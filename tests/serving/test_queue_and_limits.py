@@ -11,10 +11,10 @@ from serving_makers import make_model, running
 
 from patience import PATIENCE_SECONDS, wait_for
 from penstock.core.errors import ConfigError
-from penstock.serving import ServeSettings
-from penstock.serving.admission import Admission
-from penstock.serving.guard import Rates, is_loopback_name
-from penstock.serving.refusals import Refusal
+from penstock.use.serving import ServeSettings
+from penstock.use.serving.admission import Admission
+from penstock.use.serving.guard import Rates, is_loopback_name
+from penstock.use.serving.refusals import Refusal
 
 
 def test_places_are_given_in_order():
@@ -209,7 +209,7 @@ def test_settings_are_checked(settings, match):
 
 
 def test_a_port_that_is_taken(server, tokenizer):
-    from penstock.serving import Server
+    from penstock.use.serving import Server
 
     port = int(server.url.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):

@@ -10,8 +10,8 @@ from test_tools_and_formats import SCHEMA, TOOL_TEMPLATE, WRITTEN
 
 from makers.models import tiny_model
 from penstock.chat import load_template
-from penstock.generation import Engine
-from penstock.serving import ServedModel
+from penstock.learn.generation import Engine
+from penstock.use.serving import ServedModel
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CITY = {"city": "Zürich", "days": 3, "wide": True}

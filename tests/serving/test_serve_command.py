@@ -15,8 +15,8 @@ from makers.processes import child_environment, run_code
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError
-from penstock.generation import Engine, Sampling
-from penstock.generation.session import begin_ids, encode_chat
+from penstock.learn.generation import Engine, Sampling
+from penstock.learn.generation.session import begin_ids, encode_chat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serving_load import Load, resident_bytes
@@ -94,9 +94,9 @@ def test_a_run_is_served_from_python(folder):
 def test_without_the_extra_the_pip_command_is_told(missing):
     code = (
         f"import sys; sys.modules['{missing}'] = None\n"
-        "import penstock.cli.serve, penstock.serving\n"
+        "import penstock.use.cli.serve, penstock.use.serving\n"
         "assert 'torch' not in sys.modules\n"
-        "try: penstock.serving.Server\n"
+        "try: penstock.use.serving.Server\n"
         "except penstock.core.errors.MissingExtraError as error: print(error)"
     )
     reported = run_code(code, check=True).stdout

@@ -13,7 +13,7 @@ from makers.media_files import encoded, forged_rate, turned_images
 from makers.media_files import sound as sound_file
 from makers.tokenizers import tiny_tokenizer
 from penstock.chat import load_template
-from penstock.generation.images import ImageReader
+from penstock.learn.generation.images import ImageReader
 from penstock.media import PatchProcessor, load_processor
 from penstock.tokenizers.loading import load_tokenizer
 

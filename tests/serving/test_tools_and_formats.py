@@ -14,10 +14,10 @@ from makers.tokenizers import tiny_tokenizer
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError
-from penstock.generation import Engine, Sampling
-from penstock.generation.grammar import Constraint, Grammars
-from penstock.generation.tool_calls import FAMILIES, Splitter, allowed_controls, family_of
-from penstock.serving import ServedModel, served_model
+from penstock.learn.generation import Engine, Sampling
+from penstock.learn.generation.grammar import Constraint, Grammars
+from penstock.learn.generation.tool_calls import FAMILIES, Splitter, allowed_controls, family_of
+from penstock.use.serving import ServedModel, served_model
 
 TOOLS = [
     {
@@ -111,7 +111,7 @@ def test_families_are_told_by_templates():
 @pytest.mark.real_data
 def test_calls_of_real_templates_come_back(real_data):
     """What a template writes for calls in a conversation is what the model learns to write."""
-    from penstock.generation.session import _render
+    from penstock.learn.generation.session import _render
 
     found = set()
     for path in sorted(real_data.joinpath("chat_templates").glob("*/*.jinja")):

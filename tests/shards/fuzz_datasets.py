@@ -23,9 +23,9 @@ from forging import ODD_VALUES, WORDS, at, make_victim, places_of, read_manifest
 import penstock as ps
 from penstock import open_dataset
 from penstock.core.errors import PenstockError
-from penstock.inspection import summarise, view_document
-from penstock.shards import verify
-from penstock.shards.joined import read_origins
+from penstock.data.shards import verify
+from penstock.data.shards.joined import read_origins
+from penstock.use.inspection import summarise, view_document
 
 MEMORY = 400 << 20
 Forge = Callable[[Path], None]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock import Dataset, write_dataset
-from penstock.shards import TokenizerInfo
+from penstock.data.shards import TokenizerInfo
 
 VOCAB = 1000
 TOKENIZER = TokenizerInfo(name="tiny", fingerprint="abc", vocab_size=VOCAB, bos_id=None, eos_id=0)

@@ -13,11 +13,11 @@ from makers.trees import tree_dataset
 from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.shards import ShardLayout, ShardWriter, extend_dataset, finish_dataset
-from penstock.shards.layout import Column
-from penstock.shards.manifest import MANIFEST
-from penstock.shards.trees import build_tree
-from penstock.shards.verify import verify
+from penstock.data.shards import ShardLayout, ShardWriter, extend_dataset, finish_dataset
+from penstock.data.shards.layout import Column
+from penstock.data.shards.manifest import MANIFEST
+from penstock.data.shards.trees import build_tree
+from penstock.data.shards.verify import verify
 
 
 def write_some(folder, documents=2600, **kwargs):

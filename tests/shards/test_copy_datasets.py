@@ -10,14 +10,14 @@ from makers.object_store import s3_store
 from makers.processes import call_penstock
 from penstock import Dataset, open_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError, StoreError
-from penstock.shards import copy_dataset, verify
+from penstock.data.shards import copy_dataset, verify
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
     (tmp_path / "store" / "bucket").mkdir(parents=True)
     with s3_store(tmp_path / "store", monkeypatch) as found:
         yield found

@@ -12,8 +12,8 @@ from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock import Loader, Source, open_dataset, prepare
 from penstock.core.errors import CorruptionError
-from penstock.shards.joined import read_origins
-from penstock.shards.residency import Residency
+from penstock.data.shards.joined import read_origins
+from penstock.data.shards.residency import Residency
 
 URL = "s3://bucket/chats"
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 def store(folder, tmp_path, monkeypatch):
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
     with s3_store(folder, monkeypatch) as found:
         yield found
 

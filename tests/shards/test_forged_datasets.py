@@ -14,7 +14,7 @@ import penstock as ps
 from makers.processes import run_python
 from penstock import Dataset, open_dataset
 from penstock.core.errors import CorruptionError
-from penstock.shards import verify
+from penstock.data.shards import verify
 
 PROGRAM = Path(__file__).with_name("fuzz_datasets.py")
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from makers.datasets import random_documents
-from penstock.shards.growth import prefix_fingerprint
-from penstock.shards.layout import ShardLayout
-from penstock.shards.memory import write_dataset
+from penstock.data.shards.growth import prefix_fingerprint
+from penstock.data.shards.layout import ShardLayout
+from penstock.data.shards.memory import write_dataset
 
 COUNT = 2600
 """More than two batches of documents."""

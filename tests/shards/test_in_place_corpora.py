@@ -14,7 +14,7 @@ import penstock as ps
 from makers.processes import call_penstock
 from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.shards import import_corpus, open_megatron, open_npy, verify, write_megatron
+from penstock.data.shards import import_corpus, open_megatron, open_npy, verify, write_megatron
 
 
 def slow_index(code, size, lengths, borders):

@@ -15,8 +15,8 @@ from shard_data import TOKENIZER, make_documents, make_spans
 
 from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
-from penstock.shards import JoinedCorpus, import_corpus, write_megatron
-from penstock.shards.joined import dataset_paths, part_of, read_origins
+from penstock.data.shards import JoinedCorpus, import_corpus, write_megatron
+from penstock.data.shards.joined import dataset_paths, part_of, read_origins
 
 LONGEST = 60
 

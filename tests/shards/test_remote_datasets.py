@@ -16,8 +16,8 @@ from makers.trees import tree_dataset
 from penstock import Dataset, open_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError, PenstockError, StoreError
 from penstock.core.folders import cache_folder
-from penstock.shards import JoinedCorpus, verify
-from penstock.shards.joined import read_origins
+from penstock.data.shards import JoinedCorpus, verify
+from penstock.data.shards.joined import read_origins
 
 URL = "s3://bucket/web"
 
@@ -25,7 +25,7 @@ URL = "s3://bucket/web"
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
     return tmp_path / "cache"
 
 
@@ -227,7 +227,7 @@ def test_a_full_disk_names_the_url_and_the_cure(store, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.shards.residency.os.pwrite", full)
+    monkeypatch.setattr("penstock.data.shards.residency.os.pwrite", full)
     with pytest.raises(
         OutputError, match=r"s3://bucket/web: its cache in .* the disk is full; make room, set cache_byt"
     ):

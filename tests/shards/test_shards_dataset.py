@@ -18,11 +18,11 @@ from makers.processes import child_environment, run_code
 from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.shards import ShardLayout, ShardWriter, SpanBlock, finish_dataset
-from penstock.shards.files import release_pages, write_file
-from penstock.shards.finish import load_shard
-from penstock.shards.layout import SPAN
-from penstock.shards.manifest import MANIFEST
+from penstock.data.shards import ShardLayout, ShardWriter, SpanBlock, finish_dataset
+from penstock.data.shards.files import release_pages, write_file
+from penstock.data.shards.finish import load_shard
+from penstock.data.shards.layout import SPAN
+from penstock.data.shards.manifest import MANIFEST
 
 
 def is_in_memory(path):
@@ -405,7 +405,7 @@ def test_full_disk_is_said(tmp_path):
     code = (
         "import resource, signal, sys, numpy as np\n"
         "from penstock.core.arrays import Ragged\n"
-        "from penstock.shards import ShardLayout, ShardWriter\n"
+        "from penstock.data.shards import ShardLayout, ShardWriter\n"
         "from penstock.core.errors import OutputError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.compiled import address_of, kernel
-from penstock.shards import _check_kernels as check
-from penstock.shards import _kernels as k
+from penstock.data.shards import _check_kernels as check
+from penstock.data.shards import _kernels as k
 
 MASK = 2**64 - 1
 GOLDEN_MULTIPLIERS = [2700845547, 3680066521, 341518763, 4179810097]

@@ -8,7 +8,7 @@ from shard_data import make_dataset
 
 from makers.processes import call_penstock
 from penstock.core.errors import FormatError, PenstockError
-from penstock.shards import verify
+from penstock.data.shards import verify
 
 
 def test_sound_dataset(tmp_path):

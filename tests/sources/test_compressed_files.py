@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.sources import Fields, open_sources, read_texts
-from penstock.sources import lines as lines_module
-from penstock.sources.compression import ARROW_WINDOW
+from penstock.data.sources import Fields, open_sources, read_texts
+from penstock.data.sources import lines as lines_module
+from penstock.data.sources.compression import ARROW_WINDOW
 
 TEXTS = [f"{number} größe" for number in range(3000)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.sources import Fields, open_sources, read_texts
-from penstock.sources import _csv_kernels as k
-from penstock.sources import csv_files as csv_files_module
-from penstock.sources.json_files import number_lines
+from penstock.data.sources import Fields, open_sources, read_texts
+from penstock.data.sources import _csv_kernels as k
+from penstock.data.sources import csv_files as csv_files_module
+from penstock.data.sources.json_files import number_lines
 
 WHOLE = Fields(whole=True)
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.errors import DamagedFileError, RecordError
-from penstock.sources import Fields, open_sources, read_texts
-from penstock.sources import lines as lines_module
+from penstock.data.sources import Fields, open_sources, read_texts
+from penstock.data.sources import lines as lines_module
 
 COMPRESS = {
     ".gz": gzip.compress,

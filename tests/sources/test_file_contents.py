@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from makers.secret_server import SIGNATURE, secret_server
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.sources import Fields, open_sources, read_texts
-from penstock.sources.signatures import HEAD_BYTES, is_text, recognise
+from penstock.data.sources import Fields, open_sources, read_texts
+from penstock.data.sources.signatures import HEAD_BYTES, is_text, recognise
 
 TEXTS = [f"{number} größe" for number in range(300)]
 ROWS = [{"text": text} for text in TEXTS]

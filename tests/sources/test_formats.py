@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.sources import Fields, open_records, open_sources, read_texts
-from penstock.sources.records import WEIGHTS_TYPE
+from penstock.data.sources import Fields, open_records, open_sources, read_texts
+from penstock.data.sources.records import WEIGHTS_TYPE
 
 
 def read(parts: Any) -> tuple[list[tuple[str, int, str]], list[str]]:
@@ -143,7 +143,7 @@ def test_plain_text_files_are_documents(tmp_path):
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 1000])
 def test_separator(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr("penstock.sources.text.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("penstock.data.sources.text.BLOCK_BYTES", block_bytes)
     (tmp_path / "a.txt").write_text("one\nmore<|end|>two<|end|><|end|>three\n<|end|>")
     texts, rejects = read(open_sources(tmp_path, separator="<|end|>"))
     assert texts == [("a.txt", 1, "one\nmore"), ("a.txt", 2, "two"), ("a.txt", 2, "three\n")]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.sources import Fields, open_sources, read_texts
-from penstock.sources import lines as lines_module
-from penstock.sources.checks import diagnose
-from penstock.sources.json_files import number_lines
-from penstock.sources.parsing import parse_block
+from penstock.data.sources import Fields, open_sources, read_texts
+from penstock.data.sources import lines as lines_module
+from penstock.data.sources.checks import diagnose
+from penstock.data.sources.json_files import number_lines
+from penstock.data.sources.parsing import parse_block
 
 
 def read(parts: list[Any]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.sources import Fields, open_records, open_sources
-from penstock.sources.json_files import number_lines
+from penstock.data.sources import Fields, open_records, open_sources
+from penstock.data.sources.json_files import number_lines
 
 WHOLE = Fields(whole=True)
 VALUES = st.recursive(

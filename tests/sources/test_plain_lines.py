@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.compiled import address_of
-from penstock.sources import Fields
-from penstock.sources import _kernels as k
-from penstock.sources.parsing import most_texts, parse_plain, parse_with_arrow
+from penstock.data.sources import Fields
+from penstock.data.sources import _kernels as k
+from penstock.data.sources.parsing import most_texts, parse_plain, parse_with_arrow
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('"\\/\n\t\0\x7f😀'), max_size=200)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from penstock.core.errors import RecordError
-from penstock.sources import open_sources
+from penstock.data.sources import open_sources
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def hub(handler):
 READ = """
 import sys
 from penstock.core.errors import RecordError
-from penstock.sources import open_sources, read_texts
+from penstock.data.sources import open_sources, read_texts
 spec = "hf://datasets/owner/words/data/train.jsonl"
 for options in ({}, {"part_bytes": 20}):
     print(list(read_texts(open_sources(spec, **options))), [part.files for part in open_sources(spec)])

@@ -11,9 +11,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
-from penstock.sources import open_sources
-from penstock.sources.json_files import number_lines
-from penstock.sources.remote import STAMPS, find_remote
+from penstock.data.sources import open_sources
+from penstock.data.sources.json_files import number_lines
+from penstock.data.sources.remote import STAMPS, find_remote
 
 
 @pytest.fixture

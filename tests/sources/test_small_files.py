@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.sources import Fields, open_sources, small_files
-from penstock.sources.files import find_files
-from penstock.sources.json_files import number_lines
-from penstock.sources.small_files import SmallFiles, join_small
+from penstock.data.sources import Fields, open_sources, small_files
+from penstock.data.sources.files import find_files
+from penstock.data.sources.json_files import number_lines
+from penstock.data.sources.small_files import SmallFiles, join_small
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from penstock.core.errors import ConfigError, RecordError
-from penstock.sources import open_sources, read_texts
+from penstock.data.sources import open_sources, read_texts
 
 LINE = '{"text": "a"}\n'
 
@@ -59,7 +59,7 @@ def test_pipes_sockets_and_devices(tmp_path, monkeypatch):
 
 def test_process_substitution():
     """Bash hands over /dev/fd/63."""
-    code = "import sys\nfrom penstock.sources import open_sources\nopen_sources(sys.argv[1], format='text')"
+    code = "import sys\nfrom penstock.data.sources import open_sources\nopen_sources(sys.argv[1], format='text')"
     found = subprocess.run(
         ["bash", "-c", '"$0" -c "$1" <(echo hello)', sys.executable, code], capture_output=True, text=True
     )

@@ -15,14 +15,14 @@ import torch
 import penstock as ps
 from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
+from penstock.data.shards import build_tree
+from penstock.data.shards.memory import weight_spans
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.metrics import read_metrics
+from penstock.learn.training.path_settings import LABEL_KINDS, PAIR_KINDS
+from penstock.learn.training.run_folder import RunFolder
 from penstock.models.settings import BlockSettings
-from penstock.objectives import SpanCorruption
-from penstock.shards import build_tree
-from penstock.shards.memory import weight_spans
-from penstock.training.distributed import Ranks
-from penstock.training.metrics import read_metrics
-from penstock.training.path_settings import LABEL_KINDS, PAIR_KINDS
-from penstock.training.run_folder import RunFolder
+from penstock.plan.objectives import SpanCorruption
 
 LENGTH, ROWS = 32, 4
 STEPS = ("TTUU", "UUTT", "UUUU", "UTTU", "UUUT", "TTTT")

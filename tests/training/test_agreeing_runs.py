@@ -8,7 +8,7 @@ import torch
 from training_makers import last_json, make_data, on_two_processes, train
 
 import penstock as ps
-from penstock.training.agreement import bits_notices, digest_of, weights_digest
+from penstock.learn.training.agreement import bits_notices, digest_of, weights_digest
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -17,7 +17,7 @@ SCRIPT = """
     from pathlib import Path
     import torch
     from penstock.core.errors import PenstockError
-    from penstock.training.distributed import Ranks
+    from penstock.learn.training.distributed import Ranks
     from training_makers import make
 
     data, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -149,6 +149,6 @@ def test_digest_of_objects_leaves_out_their_places():
 
 
 def test_a_single_process_compares_nothing(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.training.trainer.contents", lambda *_: 1 / 0)
+    monkeypatch.setattr("penstock.learn.training.trainer.contents", lambda *_: 1 / 0)
     assert ps.open_dataset(data / "data" / "train")
     assert train(data, tmp_path / "run", "training.steps=3")

@@ -5,14 +5,14 @@ import textwrap
 import pytest
 
 from makers.processes import run_code
-from penstock.training.checkpoints import newest_complete
+from penstock.learn.training.checkpoints import newest_complete
 
 SAVE = """
     import os, random, resource, signal, sys, traceback
     from pathlib import Path
     import torch
-    from penstock.training import checkpoints
-    from penstock.training.checkpoints import newest_complete, save_checkpoint
+    from penstock.learn.training import checkpoints
+    from penstock.learn.training.checkpoints import newest_complete, save_checkpoint
 
     torch.set_num_threads(1)
     folder = sys.argv[1]

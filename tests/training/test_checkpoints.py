@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from penstock.core.errors import CorruptionError, FormatError, OutputError
-from penstock.training import checkpoints as checkpoint_files
-from penstock.training.checkpoints import load_checkpoint, newest_complete, save_checkpoint
+from penstock.learn.training import checkpoints as checkpoint_files
+from penstock.learn.training.checkpoints import load_checkpoint, newest_complete, save_checkpoint
 
 
 def parts(step: int) -> dict:

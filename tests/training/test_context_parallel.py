@@ -19,11 +19,11 @@ SCRIPT = """
     from makers.rows import random_row
     from makers.trees import random_forest
     from penstock.core.errors import PenstockError
-    from penstock.models.huggingface_model import HuggingFaceModel
-    from penstock.models.micro_sequences import backward_in_parts
+    from penstock.models.theirs.model import HuggingFaceModel
+    from penstock.models.ours.micro_sequences import backward_in_parts
     from penstock.models.own_model import OwnModel
     from penstock.models.settings import BlockSettings
-    from penstock.training import row_loss
+    from penstock.learn.training import row_loss
 
     class Own(torch.nn.Module):
         vocab_size = 61

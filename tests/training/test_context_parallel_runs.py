@@ -12,7 +12,7 @@ import penstock as ps
 from makers.processes import run_python
 from makers.ranks import run_processes
 from penstock.core.errors import ConfigError
-from penstock.training.metrics import read_metrics
+from penstock.learn.training.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -22,7 +22,7 @@ SCRIPT = """
     import torch
     import penstock as ps
     from penstock.core.errors import PenstockError
-    from penstock.training.distributed import Ranks
+    from penstock.learn.training.distributed import Ranks
     from training_makers import make, train
     from test_loss_groups import mixed
 

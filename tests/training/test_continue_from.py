@@ -10,8 +10,8 @@ from training_makers import LENGTH, losses, make, on_two_processes, train, value
 import penstock as ps
 from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
-from penstock.training.checkpoints import load_checkpoint, newest_complete
-from penstock.training.continued import CONTINUED
+from penstock.learn.training.checkpoints import load_checkpoint, newest_complete
+from penstock.learn.training.continued import CONTINUED
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_without_a_place(data, runs, tmp_path):
     del state["place"]
     (folder / "state.json").write_text(json.dumps(state))
     manifest = json.loads((folder / "manifest.json").read_text())
-    from penstock.training.checkpoints import digest
+    from penstock.learn.training.checkpoints import digest
 
     manifest["files"]["state.json"] = {
         "bytes": (folder / "state.json").stat().st_size, "sha256": digest(folder / "state.json"),
@@ -297,7 +297,7 @@ SHARDED = """
     import json, os, sys
     from pathlib import Path
     import torch
-    from penstock.training.distributed import Ranks
+    from penstock.learn.training.distributed import Ranks
     from training_makers import train
 
     data, folder = Path(sys.argv[1]), Path(sys.argv[2])

@@ -8,8 +8,8 @@ import pytest
 
 from makers.texts import write_json_lines
 from patience import wait_for
-from penstock.training.curve_page import notes_of, page, svg
-from penstock.training.curves import View, read_panels
+from penstock.learn.training.curve_page import notes_of, page, svg
+from penstock.learn.training.curves import View, read_panels
 
 VIEWS = [View(smoothing=s, log_x=x, log_y=y) for s in (0, 0.01) for x in (False, True) for y in (False, True)]
 

@@ -95,7 +95,7 @@ def test_a_teacher_in_a_process_of_its_own_gives_the_same_bits(data, tmp_path, o
 
 
 def test_filling_threads_change_nothing(data, tmp_path, other, monkeypatch):
-    from penstock.config import training
+    from penstock.use.config import training
 
     due = train(data, tmp_path / "one", teach(teacher(other, "alm")), STEPS)
     monkeypatch.setattr(training, "FILLING_THREADS", 3)
@@ -142,7 +142,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 import torch
-from penstock.training.distributed import Ranks
+from penstock.learn.training.distributed import Ranks
 from training_makers import train
 
 data, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -158,7 +158,7 @@ os._exit(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["p_kl", "alm"])
 def test_two_ranks_train_what_one_does(data, tmp_path, other, kind):
-    from penstock.training.metrics import read_metrics
+    from penstock.learn.training.metrics import read_metrics
 
     told = teach(teacher(other, kind), balance="balanced")
     due = train(data, tmp_path / "one", told, STEPS)
@@ -224,8 +224,8 @@ def test_a_teacher_reads_no_more_than_it_was_trained_on(data, tmp_path, other):
 
 
 def test_settings_say_what_each_key_means():
-    from penstock.config.models import field_notes
-    from penstock.distillation.settings import DistillationSettings, TeacherSettings
+    from penstock.learn.distillation.settings import DistillationSettings, TeacherSettings
+    from penstock.use.config.models import field_notes
 
     for settings in (TeacherSettings, DistillationSettings):
         assert field_notes(settings).keys() == {field.name for field in dataclasses.fields(settings)}

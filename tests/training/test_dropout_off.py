@@ -16,13 +16,9 @@ from training_makers import make, train
 import penstock as ps
 from makers.models import tiny_huggingface, tiny_model
 from makers.trees import tree_dataset
-from penstock.models.building import as_language_model
-from penstock.models.settings import BlockSettings
-from penstock.models.without_dropout import random_parts, without_dropout
-from penstock.runs.reference import score_documents
-from penstock.shards import extend_dataset
-from penstock.training.distributed import Ranks
-from penstock.training.path_settings import (
+from penstock.data.shards import extend_dataset
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.path_settings import (
     LABEL_KINDS,
     OLD_COLUMN,
     PAIR_KINDS,
@@ -31,8 +27,12 @@ from penstock.training.path_settings import (
     PolicySettings,
     PreferenceSettings,
 )
-from penstock.training.path_training import PathTraining
-from penstock.training.settings import TrainSettings
+from penstock.learn.training.path_training import PathTraining
+from penstock.learn.training.settings import TrainSettings
+from penstock.models.building import as_language_model
+from penstock.models.settings import BlockSettings
+from penstock.models.without_dropout import random_parts, without_dropout
+from penstock.use.runs.reference import score_documents
 
 transformers = pytest.importorskip("transformers")
 VOCAB, BETA = 90, 0.3

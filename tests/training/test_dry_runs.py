@@ -9,10 +9,10 @@ import pytest
 import torch
 from training_makers import make, train
 
-from penstock.config import training as set_up
 from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError, StateError
 from penstock.core.folders import lock_folder
-from penstock.training.distributed import Ranks
+from penstock.learn.training.distributed import Ranks
+from penstock.use.config import training as set_up
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -121,7 +121,7 @@ def test_both_refuse_with_the_same_words(data, tmp_path, name):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_package_that_is_missing(data, tmp_path, monkeypatch, name):
     monkeypatch.delitem(__import__("sys").modules, name, raising=False)
-    monkeypatch.setattr("penstock.training.checks.find_spec", lambda asked: None)
+    monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda asked: None)
     setting = "training.tensorboard=true" if name == "tensorboard" else "training.wandb=mine"
     for dry_run in (True, False):
         with pytest.raises(MissingExtraError, match=rf"{name} is not installed; .*penstock\[{name}\]"):
@@ -136,8 +136,8 @@ def test_the_sandbox_is_asked_for_before_teachers_are_opened(data, tmp_path, mon
     def refuse(*_, **__):
         raise ConfigError("there is no sandbox here")
 
-    monkeypatch.setattr("penstock.evaluation.code.Sandbox", refuse)
-    monkeypatch.setattr("penstock.config.teachers.open_teachers", lambda *_: pytest.fail("the teachers are opened"))
+    monkeypatch.setattr("penstock.learn.evaluation.code.Sandbox", refuse)
+    monkeypatch.setattr("penstock.use.config.teachers.open_teachers", lambda *_: pytest.fail("the teachers are opened"))
     look = f"training.evaluators={{a: {{kind: task, task: {{name: humaneval, data: '{tmp_path}/problems.jsonl'}}}}}}"
     with pytest.raises(ConfigError, match="there is no sandbox here"):
         make(data, tmp_path / "run", look, "teacher={teachers: [{model: big}]}", dry_run=True)

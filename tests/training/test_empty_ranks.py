@@ -11,7 +11,7 @@ import torch
 from empty_rank_runs import CASES, ROWS, STEPS, make_data, run_case, weights_of
 
 from makers.ranks import run_ranks
-from penstock.training.metrics import read_metrics
+from penstock.learn.training.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 

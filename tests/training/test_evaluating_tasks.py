@@ -11,11 +11,11 @@ import torch
 from training_makers import WORDS, losses, make, on_two_processes, train
 
 from penstock.core.errors import ConfigError
-from penstock.evaluation.results import weighted_mean
-from penstock.evaluation.tasks import Answer, Problem, TaskSettings
-from penstock.training.distributed import Ranks
-from penstock.training.evaluators import make_evaluators
-from penstock.training.settings import EvaluatorSettings, TrainSettings
+from penstock.learn.evaluation.results import weighted_mean
+from penstock.learn.evaluation.tasks import Answer, Problem, TaskSettings
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.evaluators import make_evaluators
+from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 LOOK = "training.evaluators={next: {kind: task, task: {name: mmlu}, every: 3}}"
@@ -47,7 +47,7 @@ def task(monkeypatch):
         made.append(NextWord(settings))
         return made[-1]
 
-    monkeypatch.setattr("penstock.training.evaluators.make_task", make_task)
+    monkeypatch.setattr("penstock.learn.training.evaluators.make_task", make_task)
     return made
 
 
@@ -98,14 +98,14 @@ def test_it_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path, task):
 
 
 def test_a_single_problem_has_no_standard_error(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.training.evaluators.make_task", lambda settings: NextWord(settings, 1))
+    monkeypatch.setattr("penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 1))
     trainer = make(data, tmp_path / "run", LOOK)
     [(_, look)] = trainer._evaluators.values()
     assert [*look(trainer.model)] == ["score"]
 
 
 def test_no_problems_are_told_before_training(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.training.evaluators.make_task", lambda settings: NextWord(settings, 0))
+    monkeypatch.setattr("penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 0))
     with pytest.raises(ConfigError, match="evaluator 'next': the task has no problems"):
         make(data, tmp_path / "run", LOOK)
 
@@ -144,8 +144,8 @@ SCRIPT = """
     import json, os, sys
     from pathlib import Path
     import torch
-    from penstock.training import evaluators as task_scores
-    from penstock.training.distributed import Ranks
+    from penstock.learn.training import evaluators as task_scores
+    from penstock.learn.training.distributed import Ranks
     from test_evaluating_tasks import LOOK, NextWord
     from training_makers import make
 

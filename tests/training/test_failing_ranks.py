@@ -7,8 +7,8 @@ import pytest
 
 from makers.processes import run_python
 from penstock.core.errors import ConfigError, DistributedError
-from penstock.training import failures
-from penstock.training.failures import is_consequence, one_error
+from penstock.learn.training import failures
+from penstock.learn.training.failures import is_consequence, one_error
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 

@@ -12,8 +12,8 @@ from training_makers import losses, make, train, values
 import penstock as ps
 from makers.processes import child_environment
 from patience import PATIENCE_SECONDS
-from penstock.cli import plan as plan_verb
 from penstock.core.errors import ConfigError, StateError
+from penstock.use.cli import plan as plan_verb
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 RAMP = 'data.loader.rows_per_step={"0": 2, "4": 6, "9": 4}'

@@ -9,8 +9,8 @@ from training_makers import on_two_processes, train, values
 import penstock as ps
 from makers.image_data import model_folder, prepare, write_records
 from makers.media import model
+from penstock.learn.training.metrics import read_metrics
 from penstock.media import PatchProcessor
-from penstock.training.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
 
@@ -29,7 +29,7 @@ SCRIPT = """
     import json, os, sys
     from pathlib import Path
     import torch
-    from penstock.training.distributed import Ranks
+    from penstock.learn.training.distributed import Ranks
     from training_makers import train
 
     data, folder = Path(sys.argv[1]), Path(sys.argv[2])

@@ -10,13 +10,13 @@ import pytest
 import penstock as ps
 from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
 from penstock.core.errors import ConfigError
-from penstock.distillation.settings import DistillationSettings
-from penstock.evaluation.tasks import TaskSettings
-from penstock.generation.settings import Sampling
+from penstock.learn.distillation.settings import DistillationSettings
+from penstock.learn.evaluation.tasks import TaskSettings
+from penstock.learn.generation.settings import Sampling
+from penstock.learn.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
 from penstock.models.settings import ModelSettings
-from penstock.runs import keywords
-from penstock.serving.settings import ServeSettings
-from penstock.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
+from penstock.use.runs import keywords
+from penstock.use.serving.settings import ServeSettings
 
 WIDER = {"blocks", "evaluators"}
 """Take more than settings, and are tried by the tests of models and evaluators."""

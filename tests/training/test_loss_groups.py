@@ -6,8 +6,8 @@ import pytest
 import torch
 from training_makers import losses, make, on_two_processes, train
 
-from penstock.training.loss_groups import LossSums
-from penstock.training.metrics import read_metrics
+from penstock.learn.training.loss_groups import LossSums
+from penstock.learn.training.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -128,7 +128,7 @@ def test_a_teacher_keeps_its_rows(data, tmp_path):
 
 
 def test_a_slash_in_the_name_of_a_source_is_no_evaluation(data, tmp_path):
-    from penstock.training.metrics import Metrics
+    from penstock.learn.training.metrics import Metrics
 
     run = tmp_path / "run"
     trainer = make(data, run, *mixed(data))
@@ -144,7 +144,7 @@ def test_two_ranks_have_the_parts_of_one(data, tmp_path, records):
         import os, sys
         from pathlib import Path
         import torch
-        from penstock.training.distributed import Ranks
+        from penstock.learn.training.distributed import Ranks
         from training_makers import train
 
         with Ranks(torch.device("cpu")) as ranks:

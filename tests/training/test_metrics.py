@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import FormatError, MissingExtraError, OutputError
 from penstock.core.terminal import visible
-from penstock.training.metrics import Metrics, clock, evaluation_lines, note, read_metrics
+from penstock.learn.training.metrics import Metrics, clock, evaluation_lines, note, read_metrics
 
 
 def record(step: int, **more) -> dict:

@@ -16,16 +16,16 @@ from training_makers import LENGTH, make, train, values
 
 from makers.models import tiny_huggingface
 from penstock import load_tokenizer, open_dataset
-from penstock.config import load_run
-from penstock.config.teachers import cache_teacher, packed_rows
-from penstock.config.training import describe
 from penstock.core.errors import IsolationError, PenstockError
-from penstock.distillation.teacher_rows import TeacherText
+from penstock.learn.distillation.teacher_rows import TeacherText
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.evaluators import ONE_A_ROW, HeldOutLoss
 from penstock.models import PackedRows
 from penstock.models.recurrent.borders import document_batches
 from penstock.models.saving import load_model
-from penstock.training.distributed import Ranks
-from penstock.training.evaluators import ONE_A_ROW, HeldOutLoss
+from penstock.use.config import load_run
+from penstock.use.config.teachers import cache_teacher, packed_rows
+from penstock.use.config.training import describe
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -47,7 +47,7 @@ LONGROPE = ("llama", {"rope_parameters": {
 @pytest.fixture
 def mixing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models run rows of several documents as transformers does, and in no other way."""
-    monkeypatch.setattr("penstock.models.packed_ways.TRIED", ("own",))
+    monkeypatch.setattr("penstock.models.theirs.packed_ways.TRIED", ("own",))
 
 
 def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:

@@ -14,12 +14,12 @@ from makers.models import tiny_huggingface
 from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.evaluation.lm_eval_model import LmEvalModel
-from penstock.evaluation.subject import Subject
+from penstock.learn.evaluation.lm_eval_model import LmEvalModel
+from penstock.learn.evaluation.subject import Subject
+from penstock.learn.training.run_folder import RunFolder
 from penstock.models.facts import FACTS, ModelFacts
-from penstock.runs import actions
-from penstock.runs.opening import load_opened, writer_of
-from penstock.training.run_folder import RunFolder
+from penstock.use.runs import actions
+from penstock.use.runs.opening import load_opened, writer_of
 
 TEXTS = ["the cat sat on the mat", "a dog ran to the cat", "the dog sat"] * 30
 GENERATION = {
@@ -164,9 +164,9 @@ def test_a_model_built_here_reads_what_it_was_trained_on(folder: Path, tmp_path:
 
 
 def test_the_base_gives_defaults_of_sampling_which_arguments_override(folder: Path, tmp_path: Path) -> None:
-    from penstock.serving import ServedModel
-    from penstock.serving.requests import ChatRequest, CompletionRequest
-    from penstock.serving.settings import ServeSettings
+    from penstock.use.serving import ServedModel
+    from penstock.use.serving.requests import ChatRequest, CompletionRequest
+    from penstock.use.serving.settings import ServeSettings
 
     run = trained(str(folder / "llama"), folder / "with-no", tmp_path / "run")
     own = actions.own_sampling(run)

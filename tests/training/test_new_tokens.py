@@ -15,10 +15,10 @@ from makers.datasets import prepare_here
 from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock.core.errors import ConfigError
+from penstock.learn.training.path_settings import PolicySettings, PreferenceSettings
+from penstock.learn.training.settings import TrainSettings
 from penstock.models import LoraSettings
 from penstock.tokenizers import add_tokens
-from penstock.training.path_settings import PolicySettings, PreferenceSettings
-from penstock.training.settings import TrainSettings
 
 pytestmark = [
     pytest.mark.usefixtures("plain_torch"),

@@ -8,14 +8,14 @@ import torch
 
 import penstock as ps
 from makers.ranks import run_ranks
-from penstock.inputs.model_input import ModelInput
-from penstock.training.losses import row_loss
+from penstock.learn.training.losses import row_loss
+from penstock.plan.inputs.model_input import ModelInput
 
 SHARDED = """
 import os, sys
 import torch, penstock as ps
-from penstock.training.distributed import Ranks, shard
-from penstock.training.losses import row_loss
+from penstock.learn.training.distributed import Ranks, shard
+from penstock.learn.training.losses import row_loss
 sys.path.insert(0, sys.argv[1])
 from test_no_targets import empty_row
 with Ranks(torch.device("cpu")) as ranks:

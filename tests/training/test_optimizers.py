@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.training.optimizers import Optimizers
-from penstock.training.settings import OptimizerSettings
+from penstock.learn.training.optimizers import Optimizers
+from penstock.learn.training.settings import OptimizerSettings
 
 
 class Tiny(nn.Module):
@@ -146,7 +146,7 @@ def test_wrong_settings_are_named(wrong):
 
 def test_a_parameter_that_no_row_reaches_is_resumed_too():
     """One process treats it as several do: as having a gradient of zeros."""
-    from penstock.training.distributed import Ranks
+    from penstock.learn.training.distributed import Ranks
 
     model = Tiny()
     model.spare = torch.nn.Linear(3, 3)

@@ -12,15 +12,15 @@ from makers.rows import make_row
 from makers.trees import tree_dataset
 from penstock import Loader, Source, build_model, write_dataset
 from penstock.core.errors import ConfigError
-from penstock.inputs.paths import RowPaths
-from penstock.runs.reference import score_documents
-from penstock.shards import build_tree, extend_dataset
-from penstock.shards.memory import weight_spans
-from penstock.training.distributed import Ranks
-from penstock.training.path_losses import PathScores, advantages, policy_loss, preference_loss
-from penstock.training.path_settings import LABEL_KINDS, PAIR_KINDS, PolicySettings, PreferenceSettings
-from penstock.training.path_training import PathTraining
-from penstock.training.settings import TrainSettings
+from penstock.data.shards import build_tree, extend_dataset
+from penstock.data.shards.memory import weight_spans
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.path_losses import PathScores, advantages, policy_loss, preference_loss
+from penstock.learn.training.path_settings import LABEL_KINDS, PAIR_KINDS, PolicySettings, PreferenceSettings
+from penstock.learn.training.path_training import PathTraining
+from penstock.learn.training.settings import TrainSettings
+from penstock.plan.inputs.paths import RowPaths
+from penstock.use.runs.reference import score_documents
 
 CPU = Ranks(torch.device("cpu"))
 BETA, SMOOTHING, GAMMA = 0.3, 0.1, 0.4

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from makers.texts import write_json_lines
-from penstock.cli import plot
 from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
-from penstock.training.curve_page import log_ticks, nice_ticks, notes_of, short, svg
-from penstock.training.curve_picture import plot_runs
-from penstock.training.curves import (
+from penstock.learn.training.curve_page import log_ticks, nice_ticks, notes_of, short, svg
+from penstock.learn.training.curve_picture import plot_runs
+from penstock.learn.training.curves import (
     EVEN,
     POINTS,
     Curve,
@@ -28,6 +27,7 @@ from penstock.training.curves import (
     shown_parts,
     smoothed,
 )
+from penstock.use.cli import plot
 
 
 def make_run(folder, steps: int, **more):

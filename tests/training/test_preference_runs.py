@@ -15,8 +15,8 @@ from makers.rows import make_row
 from makers.texts import make_texts, write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.core.errors import ConfigError, OutputError, RecordError, StateError
-from penstock.runs.reference import cache_reference
-from penstock.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN, TRAINER_COLUMN
+from penstock.learn.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN, TRAINER_COLUMN
+from penstock.use.runs.reference import cache_reference
 
 SETTINGS = {"steps": 6, "threads": 1, "learning_rate": 3e-3, "checkpoints": {"every": 2}, "progress": False}
 PREFERENCE = {"kind": "dpo", "beta": 0.5}

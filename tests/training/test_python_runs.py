@@ -13,10 +13,10 @@ from training_makers import losses, on_two_processes, train, values
 
 import penstock as ps
 from makers.processes import call_penstock
-from penstock.config import load_data, load_run
-from penstock.config import make_loader as loader_of_file
-from penstock.config.run_file import PYTHON
 from penstock.core.errors import ConfigError, FormatError, OutputError, StateError
+from penstock.use.config import load_data, load_run
+from penstock.use.config import make_loader as loader_of_file
+from penstock.use.config.run_file import PYTHON
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -365,8 +365,8 @@ def test_two_ranks(data, tmp_path):
 
 def test_objectives_are_written_only_where_a_file_can_say_the_same(data):
     """States hold the repr of an objective, so a run file must give this one and no other."""
-    from penstock.objectives import PrefixLM, SpanCorruption
-    from penstock.runs.run_document import plain
+    from penstock.plan.objectives import PrefixLM, SpanCorruption
+    from penstock.use.runs.run_document import plain
 
     def written(objective):
         objects = {}
@@ -399,7 +399,7 @@ class Backwards:
         return lengths
 
     def write(self, tokens, weights, key):
-        from penstock.objectives import Written
+        from penstock.plan.objectives import Written
 
         return Written(tokens=tokens[::-1], weights=None if weights is None else weights[::-1])
 

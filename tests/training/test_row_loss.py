@@ -7,8 +7,8 @@ import torch
 from makers.models import tiny_model
 from makers.rows import make_row
 from penstock import ModelInput
-from penstock.inputs import IGNORE
-from penstock.training.losses import loss, row_loss
+from penstock.learn.training.losses import loss, row_loss
+from penstock.plan.inputs import IGNORE
 
 VOCAB, DISTANCES = 37, 2
 

@@ -11,9 +11,9 @@ from training_makers import losses, make, on_two_processes, train, values
 import penstock as ps
 from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError, IsolationError
+from penstock.learn.training import checks
+from penstock.learn.training.checks import rows_per_pass
 from penstock.models.language_model import RowTensors
-from penstock.training import checks
-from penstock.training.checks import rows_per_pass
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 FOUR = "training.steps=4"
@@ -162,7 +162,7 @@ def of_transformers(data, folder, kind, **settings):
 
 def test_a_model_that_mixes_documents_gets_rows_one_by_one(data, tmp_path, monkeypatch):
     """Each row holds one document, so the model may train; joined rows would mix them."""
-    monkeypatch.setattr("penstock.models.packed_ways.TRIED", ("own",))
+    monkeypatch.setattr("penstock.models.theirs.packed_ways.TRIED", ("own",))
     model = of_transformers(data, tmp_path / "model", "bloom")
     one_each = (model, FOUR, "data.loader.packing=none")
     trainer = make(data, tmp_path / "run", *one_each)
@@ -214,7 +214,7 @@ def test_a_step_in_one_call_has_the_gradients_of_its_rows(data):
 def test_ranks_take_the_smallest_number(tmp_path):
     code = """
         import torch
-        from penstock.training.distributed import Ranks
+        from penstock.learn.training.distributed import Ranks
         with Ranks(torch.device("cpu")) as ranks:
             print(ranks.least(3 + ranks.place.rank))
     """

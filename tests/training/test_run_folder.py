@@ -14,10 +14,10 @@ from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.core import folders as locks
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.run_folder import RUN_FILE, RunFolder, begin_run
 from penstock.models.exporting import export
 from penstock.models.saving import load_model
-from penstock.training.distributed import Ranks
-from penstock.training.run_folder import RUN_FILE, RunFolder, begin_run
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -150,7 +150,7 @@ def test_two_trainings_into_one_folder_are_refused(data, tmp_path, monkeypatch):
 
 
 def test_a_changed_run_file_is_there_whole_or_as_it_was(tmp_path, monkeypatch):
-    from penstock.training.run_folder import change_run
+    from penstock.learn.training.run_folder import change_run
 
     (tmp_path / RUN_FILE).write_text("training: {steps: 1}")
 

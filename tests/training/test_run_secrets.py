@@ -11,8 +11,8 @@ from training_makers import make
 import penstock as ps
 from makers.secret_server import found_secrets, leaks, printed, secret_server
 from penstock.core.errors import PenstockError
-from penstock.runs.training import train_to_end
-from penstock.training.distributed import Ranks
+from penstock.learn.training.distributed import Ranks
+from penstock.use.runs.training import train_to_end
 
 pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.usefixtures("plain_torch")

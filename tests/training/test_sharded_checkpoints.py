@@ -4,9 +4,9 @@ import pytest
 import torch
 from training_makers import on_two_processes
 
-from penstock.training.checkpoints import newest_complete
-from penstock.training.optimizers import Optimizers
-from penstock.training.settings import OptimizerSettings
+from penstock.learn.training.checkpoints import newest_complete
+from penstock.learn.training.optimizers import Optimizers
+from penstock.learn.training.settings import OptimizerSettings
 
 SCRIPT = """
     import os, sys
@@ -16,9 +16,9 @@ SCRIPT = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from penstock.core.errors import PenstockError
-    from penstock.training.checkpoints import newest_complete, save_checkpoint
-    from penstock.training.settings import OptimizerSettings
-    from penstock.training.optimizers import Optimizers
+    from penstock.learn.training.checkpoints import newest_complete, save_checkpoint
+    from penstock.learn.training.settings import OptimizerSettings
+    from penstock.learn.training.optimizers import Optimizers
 
     torch.set_num_threads(1)
     rank, folder = int(os.environ["RANK"]), sys.argv[1]

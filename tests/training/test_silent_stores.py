@@ -14,7 +14,7 @@ from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from patience import PATIENCE_SECONDS, wait_for
 from penstock import write_dataset
-from penstock.training.checkpoints import newest_complete
+from penstock.learn.training.checkpoints import newest_complete
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
 

@@ -7,8 +7,8 @@ import pytest
 from training_makers import losses, make, make_teacher, train, values
 
 from makers.processes import call_penstock
-from penstock.cli.distill import app
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.use.cli.distill import app
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from penstock.core.errors import ConfigError
-from penstock.training.settings import TensorLogSettings
-from penstock.training.tensor_logs import TensorLogs, statistics
+from penstock.learn.training.settings import TensorLogSettings
+from penstock.learn.training.tensor_logs import TensorLogs, statistics
 
 
 def small() -> nn.Module:

@@ -14,9 +14,9 @@ from makers.datasets import prepare_here
 from makers.tokenizers import tiny_tokenizer
 from penstock import open_dataset
 from penstock.core.errors import ConfigError
-from penstock.training import evaluators
-from penstock.training.distributed import Ranks
-from penstock.training.evaluators import HeldOutLoss, never
+from penstock.learn.training import evaluators
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.evaluators import HeldOutLoss, never
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -57,7 +57,7 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
 
 def test_a_model_is_looked_at_without_dropout(data, tmp_path):
     """And trains on with it."""
-    from penstock.training.evaluators import evaluate, scheduled
+    from penstock.learn.training.evaluators import evaluate, scheduled
 
     model, modes = make(data, tmp_path / "run").model, []
     model.train()

@@ -7,9 +7,9 @@ import pytest
 import torch
 from training_makers import LENGTH, SENTINELS, losses, make, train, values
 
+from penstock.learn.training import RunFolder
+from penstock.learn.training.losses import row_loss
 from penstock.models.saving import load_model
-from penstock.training import RunFolder
-from penstock.training.losses import row_loss
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 FOUR = "training.steps=4"
@@ -106,7 +106,7 @@ def test_the_trained_model_is_what_the_run_keeps(data, tmp_path):
 
 def test_the_functions_of_the_room_stay_functions():
     """A late name that is also a module's would turn into the module once that is imported."""
-    import penstock.training as room
+    import penstock.learn.training as room
 
     for _ in range(2):
         assert all(not isinstance(getattr(room, name), type(room)) for name in room.__all__)

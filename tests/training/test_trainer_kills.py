@@ -10,8 +10,8 @@ from training_makers import losses, train
 
 from makers.processes import child_environment, run_python
 from patience import PATIENCE_SECONDS, wait_for
-from penstock.training.checkpoints import newest_complete
-from penstock.training.metrics import read_metrics
+from penstock.learn.training.checkpoints import newest_complete
+from penstock.learn.training.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
 KILLS, STEPS = 12, 90

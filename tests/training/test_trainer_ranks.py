@@ -15,7 +15,7 @@ SCRIPT = """
     from pathlib import Path
     import torch
     from penstock.core.errors import PenstockError
-    from penstock.training.distributed import Ranks
+    from penstock.learn.training.distributed import Ranks
     from training_makers import make, train
 
     data, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -83,7 +83,7 @@ def runs(data, tmp_path_factory):
 
 
 def records(runs, name: str):
-    from penstock.training.metrics import read_metrics
+    from penstock.learn.training.metrics import read_metrics
 
     return read_metrics(runs[0] / name)
 

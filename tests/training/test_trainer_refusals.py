@@ -181,7 +181,7 @@ def test_no_new_beginning_over_damaged_checkpoints(data, tmp_path):
 
 
 def test_a_device_that_is_not_there():
-    from penstock.training.distributed import local_device
+    from penstock.learn.training.distributed import local_device
 
     for name in ("toaster", "cuda:99"):
         with pytest.raises(ConfigError, match=f"device '{name}': .*; give one of th.*, or auto"):

@@ -6,8 +6,8 @@ from test_trainer_ranks import BLOCKS
 from training_makers import losses, make, train, values
 
 from makers.published_kernels import install
-from penstock.config.training import describe
 from penstock.core.errors import ConfigError
+from penstock.use.config.training import describe
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 STEPS = "training.steps=5"

@@ -14,15 +14,15 @@ from training_makers import make, make_teacher, write_run_file
 import penstock as ps
 from makers.models import tiny_model
 from penstock.core.errors import ConfigError, DistributedError
+from penstock.data.shards import build_tree
+from penstock.data.shards.memory import weight_spans
 from penstock.integrations.trl.preferences import pairs_of_document
-from penstock.shards import build_tree
-from penstock.shards.memory import weight_spans
-from penstock.training import path_training
-from penstock.training.distributed import Ranks
-from penstock.training.evaluators import HeldOutLoss
-from penstock.training.path_settings import LABEL_KINDS, PAIR_KINDS, PolicySettings, PreferenceSettings
-from penstock.training.path_training import PathTraining
-from penstock.training.settings import TrainSettings
+from penstock.learn.training import path_training
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.evaluators import HeldOutLoss
+from penstock.learn.training.path_settings import LABEL_KINDS, PAIR_KINDS, PolicySettings, PreferenceSettings
+from penstock.learn.training.path_training import PathTraining
+from penstock.learn.training.settings import TrainSettings
 
 VOCAB, CPU = 61, Ranks(torch.device("cpu"))
 SCALES = st.floats(1e-4, 1e3).filter(lambda c: abs(c - 1) > 1e-3)

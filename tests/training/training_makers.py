@@ -11,12 +11,12 @@ from makers.datasets import prepare_here
 from makers.ranks import run_processes
 from makers.texts import WORDS, make_texts
 from makers.tokenizers import tiny_tokenizer
-from penstock.config import load_run
-from penstock.config.run_file import resolved_text
-from penstock.config.training import make_trainer
-from penstock.training import Trainer
-from penstock.training.distributed import Ranks
-from penstock.training.metrics import Metrics, read_metrics
+from penstock.learn.training import Trainer
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.metrics import Metrics, read_metrics
+from penstock.use.config import load_run
+from penstock.use.config.run_file import resolved_text
+from penstock.use.config.training import make_trainer
 
 SENTINELS = [f"<extra_id_{n}>" for n in range(40)]
 LENGTH = 64

@@ -4,7 +4,7 @@ A room imports eagerly what every user of it needs. Names that need an extra, or
 
 ```python
 if TYPE_CHECKING:                                       # for editors and type checkers
-    from penstock.training.trainer import Trainer
+    from penstock.learn.training.trainer import Trainer
 else:
     __getattr__, __dir__ = lazy(__name__, {"Trainer": "trainer"})
 
@@ -18,8 +18,10 @@ eager has `__dir__ = public_names(__name__)`.
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from penstock.core.errors import MissingExtraError
@@ -58,6 +60,41 @@ def lazy(
             raise explained from error
 
     return find, public_names(room)
+
+
+def short_addresses(package: str, modules: Mapping[str, str]) -> None:
+    """Let imports find modules by their short public names: `penstock.objectives` for `penstock.plan.objectives`.
+
+    Both names give one and the same module, also for what lies in it.
+
+    Args:
+        package: Name of the package.
+        modules: Short name → the module, relative to the package.
+    """
+    longer = {f"{package}.{short}": f"{package}.{full}" for short, full in modules.items() if short != full}
+    sys.meta_path.insert(0, _ShortAddresses(longer))
+
+
+class _ShortAddresses(MetaPathFinder, Loader):
+    """Finds a module under another name; asked first, since `__path__` of the module would give a second copy."""
+
+    def __init__(self, longer: Mapping[str, str]) -> None:
+        self._longer = longer
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        short = ".".join(fullname.split(".")[:2])
+        return ModuleSpec(fullname, self) if short in self._longer else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        short = ".".join(spec.name.split(".")[:2])
+        module = import_module(self._longer[short] + spec.name.removeprefix(short))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It ran under its own name; what the import system wrote over its `__spec__` is put back."""
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state
 
 
 def public_names(room: str) -> Callable[[], list[str]]:

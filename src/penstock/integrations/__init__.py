@@ -6,9 +6,9 @@ and which every integration calls by itself.
 """
 
 from penstock.core.lazy_imports import public_names
-from penstock.integrations.isolation import IsolationReport
 from penstock.integrations.loader_state import LoaderState
-from penstock.loader.agreement import check_ranks
+from penstock.models.isolation import IsolationReport
+from penstock.plan.loader.agreement import check_ranks
 
 __all__ = ["IsolationReport", "LoaderState", "check_ranks"]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.loader import Step
-from penstock.loader.agreement import check_ranks, store_gather
-from penstock.loader.loader import Loader
+from penstock.plan.loader import Step
+from penstock.plan.loader.agreement import check_ranks, store_gather
+from penstock.plan.loader.loader import Loader
 
 KEY = "penstock_loader"
 """The only key of a state."""

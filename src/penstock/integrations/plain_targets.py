@@ -13,9 +13,9 @@ import numpy as np
 
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE
-from penstock.inputs.model_input import ModelInput
-from penstock.loader.loader import Loader
+from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.loader.loader import Loader
 
 
 @final

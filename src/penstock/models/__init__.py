@@ -7,19 +7,19 @@ without torch; everything else is imported on first use.
 from typing import TYPE_CHECKING
 
 from penstock.core.lazy_imports import lazy
-from penstock.models.lora_settings import LoraSettings
+from penstock.models.lora.settings import LoraSettings
 from penstock.models.settings import BlockSettings, ModelSettings, VisionSettings
 
 if TYPE_CHECKING:
     from penstock.models import attention
-    from penstock.models.adapters import export_adapter
     from penstock.models.cache import Cache
     from penstock.models.exporting import export
     from penstock.models.language_model import LanguageModel, PackedRows, PackingVerdict, RowTensors
-    from penstock.models.lora import add_lora, merge_lora
+    from penstock.models.lora.export import export_adapter
+    from penstock.models.lora.lora import add_lora, merge_lora
+    from penstock.models.ours.transformer import Transformer
     from penstock.models.recurrent.choice import use_recurrent
     from penstock.models.saving import save_model
-    from penstock.models.transformer import Transformer
 else:
     __getattr__, __dir__ = lazy(
         __name__,
@@ -29,11 +29,11 @@ else:
             "PackedRows": "language_model",
             "PackingVerdict": "language_model",
             "RowTensors": "language_model",
-            "Transformer": "transformer",
-            "add_lora": "lora",
+            "Transformer": "ours.transformer",
+            "add_lora": "lora.lora",
             "export": "exporting",
-            "export_adapter": "adapters",
-            "merge_lora": "lora",
+            "export_adapter": "lora.export",
+            "merge_lora": "lora.lora",
             "save_model": "saving",
             "use_recurrent": "recurrent.choice",
         },

@@ -8,10 +8,10 @@ from torch import nn
 
 from penstock.core.errors import ConfigError
 from penstock.models.language_model import LanguageModel
+from penstock.models.ours.transformer import empty_transformer, initialise
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import OwnModel, build_own
 from penstock.models.settings import ModelSettings
-from penstock.models.transformer import empty_transformer, initialise
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""
@@ -45,7 +45,7 @@ def build_model(
     if isinstance(settings, str):
         if not settings.startswith(HUGGING_FACE):
             return _own(settings, vocab_size, seed, device, dtype)
-        from penstock.models.huggingface_model import load_huggingface
+        from penstock.models.theirs.model import load_huggingface
 
         path = settings.removeprefix(HUGGING_FACE)
         wrapped = load_huggingface(path, device=device, dtype=dtype or torch.float32)
@@ -90,7 +90,7 @@ def as_language_model(model: Any) -> LanguageModel:
     if _WRAPPED not in model.__dict__:
         transformers = sys.modules.get("transformers")
         if transformers is not None and isinstance(model, transformers.PreTrainedModel):
-            from penstock.models.huggingface_model import HuggingFaceModel
+            from penstock.models.theirs.model import HuggingFaceModel
 
             made: Any = HuggingFaceModel(model)
         else:

@@ -16,14 +16,14 @@ from typing import Any
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
-from penstock.integrations.isolation import MOST_POSITIONS
+from penstock.data.shards.files import new_folder, usual_mode
 from penstock.media.processor import Processor
 from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
+from penstock.models.isolation import MOST_POSITIONS
 from penstock.models.language_model import LanguageModel
-from penstock.models.layouts import config_of, layout_of, weights_of
+from penstock.models.ours.layouts import config_of, layout_of, weights_of
+from penstock.models.ours.transformer import Transformer
 from penstock.models.settings import ModelSettings
-from penstock.models.transformer import Transformer
-from penstock.shards.files import new_folder, usual_mode
 from penstock.tokenizers import Tokenizer
 
 EXPORT = "export.json"
@@ -87,7 +87,7 @@ def export(
             _write_json(folder / GENERATION, written)
             _export_transformer(model, folder, tokenizer, list(stop_ids), context_length, facts)
         else:
-            from penstock.models.huggingface_model import HuggingFaceModel
+            from penstock.models.theirs.model import HuggingFaceModel
 
             if not isinstance(model, HuggingFaceModel):
                 raise ConfigError(

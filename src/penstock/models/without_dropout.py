@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from penstock.models.transformer import Transformer
+from penstock.models.ours.transformer import Transformer
 
 _NOISE = ("drop", "jitter_noise")
 """Parts of the names under which modules keep their rates: attention_dropout, layerdrop, router_jitter_noise."""

@@ -24,11 +24,11 @@ from contextlib import ExitStack
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, DistributedError, MissingExtraError
-from penstock.inputs.model_input import ModelInput
 from penstock.integrations.loader_state import LoaderState
-from penstock.loader import Step
-from penstock.loader.agreement import check_ranks
-from penstock.loader.loader import Loader
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.loader import Step
+from penstock.plan.loader.agreement import check_ranks
+from penstock.plan.loader.loader import Loader
 
 try:
     from accelerate import Accelerator

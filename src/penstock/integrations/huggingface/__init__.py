@@ -24,7 +24,7 @@ except ImportError as error:
     raise MissingExtraError("transformers", "huggingface") from error
 
 from penstock.integrations.huggingface.batches import loss, weighted_loss
-from penstock.integrations.huggingface.tensors import REQUIREMENTS, model_inputs
+from penstock.models.theirs.tensors import REQUIREMENTS, model_inputs
 
 if TYPE_CHECKING:
     from penstock.integrations.huggingface.trainer import Trainer

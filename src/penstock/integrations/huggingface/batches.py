@@ -23,13 +23,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE
-from penstock.inputs.blank_images import with_blank
-from penstock.inputs.model_input import ModelInput
-from penstock.inputs.torch_tensors import unknown_id
-from penstock.integrations.huggingface.tensors import Rows, as_rows, model_inputs, targets_and_weights
-from penstock.loader import Step
-from penstock.loader.loader import Loader
+from penstock.models.theirs.tensors import Rows, as_rows, model_inputs, targets_and_weights
+from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.blank_images import with_blank
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import unknown_id
+from penstock.plan.loader import Step
+from penstock.plan.loader.loader import Loader
 
 
 def known_ids(model: Any) -> int | None:

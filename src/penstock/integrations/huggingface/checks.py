@@ -15,9 +15,9 @@ import transformers
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.core.suggestions import did_you_mean
 from penstock.integrations.huggingface.batches import is_finite, known_ids
-from penstock.integrations.isolation import asks_for_router_loss
-from penstock.loader import agreement
-from penstock.loader.loader import Loader
+from penstock.models.isolation import asks_for_router_loss
+from penstock.plan.loader import agreement
+from penstock.plan.loader.loader import Loader
 
 _log = logging.getLogger("penstock.huggingface")
 

@@ -42,10 +42,10 @@ from penstock.integrations.huggingface.checks import (
     require_loaders,
     warn_if_documents_mix,
 )
-from penstock.integrations.image_rows import has_vision
-from penstock.integrations.isolation import check_isolation as run_isolation_check
-from penstock.loader import Step
-from penstock.loader.loader import Loader
+from penstock.models.isolation import check_isolation as run_isolation_check
+from penstock.models.theirs.image_rows import has_vision
+from penstock.plan.loader import Step
+from penstock.plan.loader.loader import Loader
 
 LOADER_FILE = "penstock_loader.json"
 """File next to `trainer_state.json` in every checkpoint: the loader's state after the checkpoint's last step."""

@@ -40,7 +40,6 @@ from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import Template
 from penstock.core.errors import ConfigError, RecordError
-from penstock.inputs import IGNORE
 from penstock.integrations.huggingface.vision_batches import ImageBatches
 from penstock.integrations.huggingface.vision_examples import (
     RowWeigher,
@@ -52,6 +51,7 @@ from penstock.integrations.huggingface.vision_examples import (
     shared_variables,
 )
 from penstock.media.images import ImageSettings
+from penstock.plan.inputs import IGNORE
 from penstock.tokenizers import Tokenizer
 
 Batch = dict[str, Any]

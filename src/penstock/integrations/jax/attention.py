@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock.core.errors import ConfigError
-from penstock.inputs.model_input import ModelInput
 from penstock.integrations.jax.batch import segments_of
 from penstock.integrations.jax.batches import Axis
-from penstock.loader import Step
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.loader import Step
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 128, 512
 """Slots that splash attention works on at once."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import IGNORE
-from penstock.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.model_input import InputRequirements, ModelInput
 
 
 def attention_mask(segment_ids: jax.Array, prefix: jax.Array | None = None) -> jax.Array:

@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.integrations.jax.batch import Batch, stack
-from penstock.loader import Step
-from penstock.loader.agreement import Gather, check_ranks
-from penstock.loader.data_parallel import DataParallel
-from penstock.loader.loader import Loader
+from penstock.plan.loader import Step
+from penstock.plan.loader.agreement import Gather, check_ranks
+from penstock.plan.loader.data_parallel import DataParallel
+from penstock.plan.loader.loader import Loader
 
 Axis = str | tuple[str, ...]
 """Name of one mesh axis, or of several that split rows together."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.integrations.jax.spans import DenoiseSettings, Layout, find_spans, lay_out
-from penstock.objectives import _denoise_kernels as k
-from penstock.objectives.denoise import Denoise
+from penstock.plan.objectives import _denoise_kernels as k
+from penstock.plan.objectives.denoise import Denoise
 
 
 class Places(NamedTuple):

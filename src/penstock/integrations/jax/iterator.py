@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from penstock.core.errors import MissingExtraError, StateError
 from penstock.integrations.jax.batch import Batch
 from penstock.integrations.jax.batches import Axis, batches, open_batches
-from penstock.loader import Step
-from penstock.loader.loader import Loader
+from penstock.plan.loader import Step
+from penstock.plan.loader.loader import Loader
 
 if TYPE_CHECKING:
     from typing import Protocol

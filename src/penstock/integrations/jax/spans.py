@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.objectives import _denoise_kernels as k
-from penstock.objectives.denoise import Denoise, check_capacity
-from penstock.objectives.denoise_tasks import LONGEST
+from penstock.plan.objectives import _denoise_kernels as k
+from penstock.plan.objectives.denoise import Denoise, check_capacity
+from penstock.plan.objectives.denoise_tasks import LONGEST
 
 
 @final
@@ -29,7 +29,7 @@ class DenoiseSettings:
     """What `denoise` needs of a `penstock.Denoise`, for documents of up to `max_length` tokens: K tasks, S sentinels.
 
     Everything except `max_length` is data to a jitted function. The arrays are parts of the compiled writer's program;
-    the constants of `penstock.objectives._denoise_kernels` name their columns.
+    the constants of `penstock.plan.objectives._denoise_kernels` name their columns.
     """
 
     max_length: int = field(metadata={"static": True})

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, DistributedError, MissingExtraError, StateError
-from penstock.loader import Step
-from penstock.loader.agreement import check_ranks
-from penstock.loader.data_parallel import DataParallel
-from penstock.loader.loader import Loader
+from penstock.plan.loader import Step
+from penstock.plan.loader.agreement import check_ranks
+from penstock.plan.loader.data_parallel import DataParallel
+from penstock.plan.loader.loader import Loader
 
 try:
     import lightning.pytorch as pl

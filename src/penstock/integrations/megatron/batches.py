@@ -20,9 +20,9 @@ import torch.distributed as dist
 from penstock.core.errors import ConfigError, DistributedError, StateError
 from penstock.integrations.megatron.layout import TARGETS, Packed, pack_rows
 from penstock.integrations.plain_targets import empty_row, require_fields
-from penstock.loader import Step
-from penstock.loader.agreement import check_ranks, store_gather
-from penstock.loader.loader import Loader
+from penstock.plan.loader import Step
+from penstock.plan.loader.agreement import check_ranks, store_gather
+from penstock.plan.loader.loader import Loader
 
 _ARRAYS = ("tokens", "labels", "position_ids", "loss_mask", "cu_seqlens", "cu_seqlens_padded")
 _DTYPES = (torch.int64, torch.int64, torch.int64, torch.float32, torch.int32, torch.int32)

@@ -25,14 +25,14 @@ except ModuleNotFoundError as error:
 import numpy as np
 import torch
 
-from penstock.inputs import IGNORE
-from penstock.inputs.model_input import InputRequirements
-from penstock.inputs.torch_tensors import as_tensors
 from penstock.integrations.plain_targets import PlainTargets
-from penstock.loader import Step
-from penstock.loader.agreement import check_ranks
-from penstock.loader.loader import Loader
-from penstock.packing import Packing
+from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.torch_tensors import as_tensors
+from penstock.plan.loader import Step
+from penstock.plan.loader.agreement import check_ranks
+from penstock.plan.loader.loader import Loader
+from penstock.plan.packing import Packing
 
 REQUIREMENTS = InputRequirements(
     asked_by="torchtitan", target_distances=1, positions=True, prefix=False, trees=False, images=False, dtype="int64"

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("trl") from error
 
 from penstock.integrations.trl.preferences import PAIR_COLUMNS, digest, longest
-from penstock.loader.agreement import check_values
+from penstock.plan.loader.agreement import check_values
 
 _REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 

@@ -24,12 +24,12 @@ except ModuleNotFoundError as error:
 
 from datasets import Dataset
 
-from penstock.inputs import IGNORE
-from penstock.inputs.model_input import ModelInput
 from penstock.integrations.huggingface.batches import refuse_unknown_ids
 from penstock.integrations.huggingface.trainer import LoaderTraining
 from penstock.integrations.plain_targets import PlainTargets, empty_row, require_fields
-from penstock.loader.loader import Loader
+from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.loader.loader import Loader
 
 _TARGETS = PlainTargets("trl.SFTTrainer", cuts=False)
 _MASKS = ("assistant_only_loss", "completion_only_loss")

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule
+from penstock.plan.inputs import AttentionRule
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [T, heads, dim], k [T, kv_heads, dim], v [T, kv_heads, dim]) → [T, heads, dim]."""

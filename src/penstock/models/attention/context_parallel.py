@@ -21,9 +21,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from penstock.core.errors import ConfigError, DistributedError
-from penstock.inputs import RowSlice
 from penstock.models.attention.row_attention import RowAttention
 from penstock.models.attention.slices import prepare_slice
+from penstock.plan.inputs import RowSlice
 
 
 def slice_attention(

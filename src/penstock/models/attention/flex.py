@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule
 from penstock.models.attention.backends import Attend, Backend
+from penstock.plan.inputs import AttentionRule
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) → whether the query sees the key: FlexAttention's `mask_mod`."""

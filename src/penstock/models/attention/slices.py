@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import RowSlice
 from penstock.models.attention.backends import (
     VARLEN,
     Attend,
@@ -36,6 +35,7 @@ from penstock.models.attention.backends import (
     tokens_first,
 )
 from penstock.models.attention.softcap import capped_attention
+from penstock.plan.inputs import RowSlice
 
 BACKENDS = ("per_document", "varlen", "dense")
 """Names of what can attend for a slice."""

@@ -9,8 +9,8 @@ Source: Gemma 2, arXiv:2408.00118, section 2.
 import torch
 from torch import Tensor
 
-from penstock.inputs import AttentionRule
 from penstock.models.attention.backends import Attend
+from penstock.plan.inputs import AttentionRule
 
 CAPABLE = ("per_document", "dense")
 """Backends that keep scores within a number."""

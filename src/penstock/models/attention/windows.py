@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.inputs import AttentionRule
 from penstock.models.attention import BACKENDS, RowAttention
 from penstock.models.attention.backends import HALF, Attend, attend_heads
 from penstock.models.attention.softcap import CAPABLE, prepare_capped
+from penstock.plan.inputs import AttentionRule
 
 
 def attention_of(

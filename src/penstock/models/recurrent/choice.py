@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.inputs.model_input import ModelInput
-from penstock.integrations.isolation import CURE, DOCUMENT_LENGTHS, describe, try_isolation
+from penstock.models.isolation import CURE, DOCUMENT_LENGTHS, describe, try_isolation
 from penstock.models.language_model import LanguageModel
 from penstock.models.recurrent.mixers import Mixer
 from penstock.models.recurrent.operations import TORCH, Operations
+from penstock.plan.inputs.model_input import ModelInput
 
 _log = logging.getLogger("penstock.models")
 _TRIAL = 64

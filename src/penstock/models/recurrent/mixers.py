@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from penstock.models.layers import Linear, RMSNorm
+from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.convolution import last_inputs
 from penstock.models.recurrent.operations import TORCH

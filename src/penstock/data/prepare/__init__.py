@@ -1,0 +1,14 @@
+"""Turns sources into shards: in several processes, resumable at any moment, with every record accounted for."""
+
+from penstock.core.lazy_imports import public_names
+from penstock.data.prepare.report import PrepareReport, SplitReport
+from penstock.data.prepare.settings import ChatSettings, PrepareSettings
+
+__all__ = [
+    "ChatSettings",
+    "PrepareReport",
+    "PrepareSettings",
+    "SplitReport",
+]
+
+__dir__ = public_names(__name__)

@@ -1,0 +1,438 @@
+"""Turns blocks of records into documents of conversations: reads, cleans up, encodes and checks them.
+
+A record is one unit, even if it gives several conversations (a tree may). It is rejected as a whole if one of them
+cannot be read, rendered, or certified, and dropped if the clean-up leaves nothing of it. There is one document per
+conversation, or with on_rewrite "split", one per reply. All documents of a record go to the same split, by a hash of
+its first conversation as it was read, so that neither the template nor the clean-up moves it from train to validation.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+
+from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout
+from penstock.chat.masks.certificate import Problem
+from penstock.chat.records.answers import answers_layout, read_answers
+from penstock.chat.records.cleaning import Counts, clean, fit
+from penstock.chat.records.images import images_of, place_images
+from penstock.chat.records.layouts import read_record
+from penstock.chat.render.forms import normalise
+from penstock.chat.tokens.images import joint_difference
+from penstock.core.arrays import Ragged
+from penstock.core.arrow import from_texts
+from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
+from penstock.core.urls import Address
+from penstock.data.prepare.answers import Answers, add_mismatched
+from penstock.data.prepare.chat_summary import ChatSummary
+from penstock.data.prepare.documents import Documents, Encoded, split_rows
+from penstock.data.prepare.settings import ChatSettings, PrepareSettings, column_name
+from penstock.data.shards.images import ImageOf
+from penstock.data.shards.writer import spans_of
+from penstock.data.sources import ObjectBlock, Reject
+from penstock.data.sources.checks import look_up
+from penstock.data.sources.records import excerpt
+from penstock.media.images import ImageSettings
+from penstock.media.loading import ImageLoader, Room, folder_of
+from penstock.media.processor import Processor
+
+BATCH = 256
+"""Conversations that are encoded together."""
+
+KEPT_BYTES = 256 << 20
+"""Bytes of the images of a block that stay in memory until they are stored; files beyond are read twice."""
+
+VERIFIED = 4
+"""Conversations with images of a block that are compared with the processor's own encoding."""
+
+
+@final
+@dataclass(slots=True)
+class _Record:
+    """One record while it is processed."""
+
+    row: int
+    origin: str
+    key: str = ""
+    """The text that determines its split."""
+    counts: dict[int, Counts] = field(default_factory=dict)
+    """Id of a conversation, or a number of its own if it was dropped → what the clean-up did with it."""
+    layout: str = ""
+    waiting: list[Conversation] = field(default_factory=list)
+    chats: list[EncodedChat] = field(default_factory=list)
+    answers: list[Answers] = field(default_factory=list)
+    """Where answers are kept: those of each document."""
+    encoded: dict[int, list[EncodedChat]] = field(default_factory=dict)
+    """Id of a conversation that is kept whole → its documents."""
+    reason: str | None = None
+    """Why it is rejected."""
+    problems: list[Problem] = field(default_factory=list)
+    """What the certificates of its conversations say."""
+
+    value: dict[str, Any] = field(default_factory=dict)
+    """The record itself, where its fields become columns."""
+
+    def numbers(self, name: str, chat: EncodedChat) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """float32 [tokens] of a conversation: the record's number, or that of the message of each token; else 0."""
+        given, _ = look_up(self.value, name)
+        if isinstance(given, list):
+            table = np.zeros(len(chat.roles) + 1, np.float32)
+            known = [number or 0.0 for number in given[: len(chat.roles)]]
+            table[: len(known)] = known
+            # The last entry is that of no message, −1.
+            found: np.ndarray[Any, np.dtype[np.float32]] = table[chat.messages]
+            return found
+        return np.full(len(chat.tokens), 0.0 if given is None else given, np.float32)
+
+    def check_numbers(self, names: Sequence[str]) -> None:
+        """Reject the record if a field that becomes a column holds something else than numbers."""
+        for name in names:
+            given, _ = look_up(self.value, name)
+            for one in given if isinstance(given, list) else [given]:
+                if one is not None and (isinstance(one, bool) or not isinstance(one, int | float)):
+                    self.fail(f"field {name!r} holds {one!r:.40}; expected a number, or one for each message")
+
+    def count(self, kept: Conversation | None, counts: Counts) -> None:
+        """Note what the clean-up did with a conversation; `kept`: what is left of it."""
+        self.counts[-1 - len(self.counts) if kept is None else id(kept)] = counts
+
+    def fail(self, error: Exception | str) -> None:
+        """Reject the record; the first reason is kept."""
+        self.reason = self.reason or str(error).removeprefix(f"{self.origin}: ")
+
+
+def image_loader(
+    file: str, settings: ImageSettings, processor: Processor | None, room: Room | None = None
+) -> ImageLoader | None:
+    """What looks at the images of a record; `file` is the path or full URL that it is in."""
+    if processor is None:
+        return None
+    return ImageLoader(folder_of(file, settings), settings, processor, room)
+
+
+def encode_chats(
+    block: ObjectBlock,
+    files: tuple[str, ...],
+    addresses: tuple[str, ...],
+    encoder: ChatEncoder,
+    chat: ChatSettings,
+    settings: PrepareSettings,
+) -> Encoded:
+    """Encode the conversations of a block.
+
+    Args:
+        block: The records.
+        files: Names that `block.files` points into.
+        addresses: What opens each of these files.
+        encoder: Renders and encodes conversations.
+        chat: How records are read and cleaned up.
+        settings: Split, and whether texts are kept.
+    """
+    places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
+    records = [_Record(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
+    room = Room(KEPT_BYTES)
+    for record in records:
+        file = addresses[block.files[record.row]]
+        load_images = image_loader(file, chat.images, encoder.processor, room)
+        _read(record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0)
+    if chat.keeps_answers:
+        add_mismatched([one for record in records if record.reason is None for one in record.answers])
+        for record in records:
+            record.waiting = [conversation for one in record.answers for conversation in one.conversations]
+    if settings.token_columns:
+        for record in records:
+            record.value = block.objects[record.row]
+            record.check_numbers(settings.token_columns)
+    summary, control = ChatSummary(), frozenset(encoder.tokenizer.special_tokens)
+    jobs = [(record, conversation) for record in records if record.reason is None for conversation in record.waiting]
+    for begin in range(0, len(jobs), BATCH):
+        for (record, conversation), chats in _encode(jobs[begin : begin + BATCH], encoder):
+            _accept(record, conversation, chats, encoder, chat, summary)
+    if chat.keeps_answers:
+        for record in records:
+            _plant(record, chat, settings, summary)
+    rejects = []
+    for record in records:
+        if record.reason is not None:
+            place = files[block.files[record.row]], int(block.lines[record.row])
+            shown = json.dumps(block.objects[record.row], ensure_ascii=False, default=in_short)
+            rejects.append(Reject(*place, record.reason, excerpt(shown)))
+    good = [record for record in records if record.reason is None]
+    kept = [record for record in good if record.chats]
+    summary.layouts = dict(Counter(record.layout for record in good))
+    summary.add_cleaned((record.origin, counts) for record in good for counts in record.counts.values())
+    for record in records:
+        summary.add_problems(record.problems, record.origin, rejected=record.reason is not None)
+    columns = {name.partition(".")[0] for name in settings.token_columns}
+    for record in kept:
+        names = dict.fromkeys(name for chat in record.chats for name in chat.certificate.unread)
+        summary.add_unread(name for name in names if name not in columns)
+    summary.add_nulls(block.removed)
+    summary.add_documents([one for record in kept for one in record.chats], control)
+    return Encoded(
+        splits=_documents(kept, block, encoder.tokenizer.vocab_size, settings),
+        rejects=rejects,
+        straddling=summary.straddling_tokens,
+        edge_controls=0,
+        dropped=len(good) - len(kept),
+        more_documents=sum(len(record.answers or record.chats) - 1 for record in kept),
+        chats=summary,
+    )
+
+
+def _read(
+    record: _Record, value: dict[str, Any], chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
+) -> None:
+    """Read the conversations of a record with their images, and clean them up."""
+    try:
+        if chat.keeps_answers:
+            _read_answers(record, value, chat, load, needs_key=needs_key)
+            return
+        record.layout = detect_layout(value, chat.layout, record.origin)
+        read = read_record(value, chat.layout, record.origin)
+        found = read if isinstance(read, list) else [read]
+        if load is not None:
+            found = [place_images(conversation, load, load.processor.medium, load.frames) for conversation in found]
+        if found and needs_key:
+            record.key = _key_of(found[0])
+        for conversation in found:
+            kept, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
+            record.count(kept, counts)
+            if kept is not None:
+                record.waiting.append(kept)
+    except RecordError as error:
+        record.fail(error)
+
+
+def _key_of(conversation: Conversation) -> str:
+    """The text that determines the split of a record with this conversation."""
+    if conversation.written:
+        return json.dumps([[piece.text, piece.ids] for piece in conversation.written], ensure_ascii=False)
+    return json.dumps(normalise(conversation).messages, ensure_ascii=False, default=repr)
+
+
+def _read_answers(
+    record: _Record, value: dict[str, Any], chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
+) -> None:
+    """Read all answers of a record; a set of which the clean-up drops one is dropped."""
+    record.layout = answers_layout(value, chat.layout, record.origin)
+    sets = read_answers(value, chat.layout, record.origin)
+    if load is not None:
+        for conversation in (one for some in sets for one in some.conversations):
+            if images_of(place_images(conversation, load, load.processor.medium, load.frames).messages):
+                raise ConversationError(
+                    f"{record.origin}: has images, which documents with several answers cannot have yet; take "
+                    "answers: best"
+                )
+    if sets and needs_key:
+        record.key = _key_of(sets[0].conversations[0])
+    for one in sets:
+        kept = []
+        for conversation in one.conversations:
+            cleaned, counts = clean(conversation, chat.cleaning, **_what_trains(chat))
+            record.count(cleaned, counts)
+            kept.append(cleaned)
+        if all(cleaned is not None for cleaned in kept):
+            record.answers.append(Answers(replace(one, conversations=tuple(c for c in kept if c is not None))))
+
+
+def _plant(record: _Record, chat: ChatSettings, settings: PrepareSettings, summary: ChatSummary) -> None:
+    """Make documents of a record's answers; a set of which one was too long is dropped."""
+    planted, share = [], chat.layout.answers == "tree"
+    for answers in record.answers:
+        if record.reason is not None:
+            break
+        if any(id(conversation) not in record.encoded for conversation in answers.conversations):
+            continue
+        try:
+            encoded = [record.encoded[id(conversation)] for conversation in answers.conversations]
+            answers.plant(
+                encoded, partial(_numbers_of, record, settings), share=share, shared_weights=chat.layout.shared_weights
+            )
+        except ConfigError as error:
+            record.fail(error)
+            break
+        planted.append(answers)
+    record.answers = planted if record.reason is None else []
+    record.chats = [chat for answers in record.answers for chat in answers.chats]
+    for answers in record.answers:
+        answers.count(summary.trees, shared=share)
+
+
+def _encode(
+    jobs: Sequence[tuple[_Record, Conversation]], encoder: ChatEncoder
+) -> list[tuple[tuple[_Record, Conversation], list[EncodedChat]]]:
+    """Encode conversations together; if one fails, halve the batch until it is isolated and rejected."""
+    try:
+        return list(zip(jobs, encoder.encode_batch([conversation for _, conversation in jobs]), strict=True))
+    except (RecordError, TokenizerError) as error:
+        if len(jobs) == 1:
+            jobs[0][0].fail(error)
+            return []
+    middle = len(jobs) // 2
+    return _encode(jobs[:middle], encoder) + _encode(jobs[middle:], encoder)
+
+
+def _accept(
+    record: _Record,
+    conversation: Conversation,
+    chats: list[EncodedChat],
+    encoder: ChatEncoder,
+    chat: ChatSettings,
+    summary: ChatSummary,
+) -> None:
+    """Apply the length limit to an encoded conversation, and check its certificates."""
+    encoded = {len(conversation.messages): chats}
+
+    def length_of(head: Conversation) -> int:
+        size = len(head.messages)
+        if size not in encoded:
+            encoded[size] = encoder.encode(head)
+        return max((len(one.tokens) for one in encoded[size]), default=0)
+
+    try:
+        kept, counts = fit(conversation, chat.cleaning, length_of, **_what_trains(chat))
+    except (RecordError, TokenizerError) as error:
+        return record.fail(error)
+    before = record.counts.get(id(conversation), Counts())
+    record.counts[id(conversation)] = (before.of_dropped if kept is None else before) + counts
+    if kept is None:
+        return None
+    chats = encoded[len(kept.messages)]
+    record.problems += [problem for one in chats for problem in one.certificate.problems]
+    errors = [problem for one in chats for problem in one.certificate.problems if problem.is_error]
+    if errors:
+        record.fail("; ".join(map(str, errors)))
+    elif not chats:
+        record.fail("the template rewrites earlier turns, and none of its replies can be trained separately")
+    elif encoder.processor is not None and (chat.images.verify_all or summary.images.get("verified", 0) < VERIFIED):
+        summary.add_verified(_verify(record, chats, encoder.processor, chat.images))
+    record.chats += chats
+    if len(kept.messages) == len(conversation.messages):
+        record.encoded[id(conversation)] = chats
+    return None
+
+
+def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor, settings: ImageSettings) -> int:
+    """Compare documents with the processor's own encoding; returns how many could be compared."""
+    compared = 0
+    for one in chats:
+        if not one.images or one.certificate.forged or one.certificate.typed:
+            continue  # the processor would make control tokens of what messages typed
+        compared += 1
+        tokens = one.tokens[:-1] if int(one.begins[-1]) == len(one.text) else one.tokens
+        try:
+            pictures = [processor.read(image.read(), settings) for image, _ in one.images]
+            difference = joint_difference(processor, one.text, tokens.tolist(), pictures)
+        except RecordError as error:
+            difference = str(error)
+        if difference is not None:
+            record.fail(difference)
+    return compared
+
+
+def in_short(value: Any) -> str:
+    """What JSON cannot hold, for a message; the bytes of an image would be megabytes."""
+    if isinstance(value, Address):
+        return str(value)
+    return f"<{len(value):,} bytes>" if isinstance(value, bytes) else repr(value)
+
+
+def _what_trains(chat: ChatSettings) -> dict[str, Any]:
+    return {"roles_to_train": chat.mask_settings.roles_to_train, "train_on_inputs": chat.mask_settings.train_on_inputs}
+
+
+def _documents(
+    records: Sequence[_Record], block: ObjectBlock, vocab_size: int, settings: PrepareSettings
+) -> dict[str, Documents]:
+    """The documents of each split."""
+    splits = {}
+    storage = "copy" if settings.chat is None else settings.chat.images.image_storage
+    keys = from_texts([record.key for record in records])
+    for name, chosen in split_rows(keys, settings).items():
+        picked = [record for record, choice in zip(records, chosen, strict=True) if choice]
+        if settings.chat is not None and settings.chat.keeps_answers:
+            if found := _answer_documents(picked, block, vocab_size, settings):
+                splits[name] = found
+            continue
+        chats = [one for record in picked for one in record.chats]
+        if not chats:
+            continue
+        rows = np.repeat([record.row for record in picked], [len(record.chats) for record in picked])
+        texts = from_texts([one.text for one in chats])
+        splits[name] = Documents(
+            tokens=Ragged.from_rows(
+                [one.tokens for one in chats], np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+            ),
+            spans=spans_of(Ragged.from_rows([one.loss_weights for one in chats], np.dtype(np.float32))),
+            texts=texts if settings.keep_text else None,
+            lines=block.lines[rows],
+            files=block.files[rows],
+            text_sizes=np.array([len(one.text.encode()) for one in chats], np.int64),
+            columns=_columns([(record, one) for record in picked for one in record.chats], settings),
+            images=[_images(one, storage) for one in chats],
+        )
+    return splits
+
+
+def _images(chat: EncodedChat, storage: str) -> list[ImageOf]:
+    """The images of a conversation, as they are stored with its document."""
+    return [
+        ImageOf(
+            begin=place.begin,
+            end=place.end,
+            slots=place.layout.slots,
+            patches=place.layout.patches,
+            height=image.size[0],
+            width=image.size[1],
+            digest=image.digest,
+            read=image.read,
+            origin=image.origin,
+            reference=image.reference() if storage == "reference" and not image.is_embedded else None,
+        )
+        for image, place in chat.images
+    ]
+
+
+def _columns(chats: Sequence[tuple[_Record, EncodedChat]], settings: PrepareSettings) -> dict[str, Ragged]:
+    """Name → a number for each token of documents that are one conversation each."""
+    return {
+        column.name: Ragged.from_rows([record.numbers(name, chat) for record, chat in chats], np.float32)
+        for name, column in zip(settings.token_columns, settings.columns, strict=True)
+    }
+
+
+def _numbers_of(record: _Record, settings: PrepareSettings, chats: Sequence[EncodedChat]) -> dict[str, list[Any]]:
+    """Column → a number for each token of each path."""
+    return {column_name(name): [record.numbers(name, chat) for chat in chats] for name in settings.token_columns}
+
+
+def _answer_documents(
+    picked: Sequence[_Record], block: ObjectBlock, vocab_size: int, settings: PrepareSettings
+) -> Documents | None:
+    """One document for each set of answers."""
+    answers = [one for record in picked for one in record.answers]
+    if not answers:
+        return None
+    rows = np.repeat([record.row for record in picked], [len(record.answers) for record in picked])
+    made = [one.document for one in answers if one.document is not None]
+    return Documents(
+        tokens=Ragged.from_rows(
+            [one.tokens for one in made], np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+        ),
+        spans=spans_of(Ragged.from_rows([one.loss_weights for one in made], np.dtype(np.float32))),
+        texts=from_texts([one.chats[0].text for one in answers]) if settings.keep_text else None,
+        lines=block.lines[rows],
+        files=block.files[rows],
+        text_sizes=np.array([sum(len(chat.text.encode()) for chat in one.chats) for one in answers], np.int64),
+        trees=[one.tree for one in answers],
+        images=[[] for _ in answers],
+        columns={
+            column.name: Ragged.from_rows([one.columns[column.name] for one in made], np.float32)
+            for column in settings.columns
+        },
+    )

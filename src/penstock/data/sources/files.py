@@ -1,0 +1,455 @@
+"""Finds and opens the files that a user names: paths, folders, globs and fsspec URLs.
+
+Files come in the order given; within a folder or glob, sorted by path. Hidden files and folders (a leading dot) are
+skipped. Finding nothing is an error, and so is finding one file twice, even under different names.
+"""
+
+import errno
+import glob
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, TypeVar, final
+
+import pyarrow as pa
+
+from penstock.core.errors import ConfigError, RecordError
+from penstock.core.urls import Address, shown_url, url_selection, without_secrets
+from penstock.data.sources.compression import COMPRESSIONS, Reader, decompressed
+from penstock.data.sources.copies import Copied, copied, open_copied
+from penstock.data.sources.records import Unreadable
+from penstock.data.sources.remote import RemoteFile, find_remote, read_range
+from penstock.data.sources.signatures import HEAD_BYTES, Signature, recognise
+
+T = TypeVar("T")
+
+ReadRange = Callable[[int, int], bytes]
+"""(first byte, amount) → bytes of a file; fewer only at its end."""
+
+Extent = tuple["SourceFile", int, int]
+"""Bytes [begin, end) of a local file."""
+
+CHECK_BYTES = 4 << 20
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_OPEN_FILES = re.compile(r"/dev/(fd/|std(in|out|err)$)|/proc/[^/]+/fd/")
+"""Paths of files that this process has open; its worker processes do not have them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file, with what shows whether it has changed."""
+
+    path: str
+    """As it is stored and shown: what the user would write, or a URL without user info and query."""
+
+    size_bytes: int
+    stamp: str
+    """Modification time, or the object store's equivalent (an ETag)."""
+
+    inode: tuple[int, int] | None = None
+    """Device and inode number of a local file: the same for all its names."""
+
+    address: Address | None = None
+    """The full URL, only to open it; None: `path`."""
+
+    codec: str | None = None
+    """Its compression by its first bytes, where its name says something else; empty: none. None: as its name says."""
+
+    selection: str = ""
+    """A hash of the parameters of its URL that may select its content (`penstock.core.urls`); empty: there are none."""
+
+    @property
+    def full(self) -> str:
+        """What opens it; it may hold secrets, so it is never text for people or files."""
+        return self.path if self.address is None else self.address.full
+
+    @property
+    def key(self) -> str:
+        """What identifies it: the same for a URL that was signed again."""
+        return f"{self.path} [{self.selection}]" if self.selection else self.path
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether fsspec reads it."""
+        return "://" in self.path
+
+    @property
+    def suffixes(self) -> tuple[str, str]:
+        """Extensions of format and compression: `(".jsonl", ".gz")`."""
+        stem, last = os.path.splitext(shown_url(self.full) if self.address else self.path)
+        if last.lower() not in COMPRESSIONS:
+            return last.lower(), ""
+        return os.path.splitext(stem)[1].lower(), last.lower()
+
+    @property
+    def compression(self) -> str | None:
+        """Codec; None: not compressed."""
+        return COMPRESSIONS.get(self.suffixes[1]) if self.codec is None else self.codec or None
+
+    @property
+    def version(self) -> str:
+        """Size and stamp: changes when the file does."""
+        return f"{self.size_bytes} {self.stamp}"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """What the parts of a single file have in common."""
+
+    file: SourceFile
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """The files that it reads."""
+        return (self.file,)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names that `files` of its blocks points into."""
+        return (self.file.path,)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`; secret."""
+        return (self.file.full,)
+
+
+def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
+    """All files that one path, folder, glob or URL matches, sorted.
+
+    Raises:
+        RecordError: There is none, or one is not a readable regular file.
+    """
+    text = os.fspath(spec)
+    found = _find_remote(text) if "://" in text else _find_local(text)
+    if not found and "://" not in text and os.path.isdir(os.path.expanduser(text)):
+        raise RecordError(f"{text}: the folder holds no file that is not hidden; name another")
+    if not found:
+        shown = shown_url(text)
+        raise RecordError(f"{shown}: no such file, and no file matches it{_hint(shown)}")
+    return found
+
+
+def _find_remote(url: str) -> list[SourceFile]:
+    files = []
+    for full, size_bytes, stamp in find_remote(url):
+        shown = without_secrets(shown_url(full), url)  # some stores take user info for a part of the path
+        address = None if shown == full else Address(full)
+        files.append(SourceFile(shown, size_bytes, stamp, address=address, selection=url_selection(full)))
+    return files
+
+
+def named_apart(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files, where several URLs differ only in their parameters with a hash of these in their names."""
+    seen: dict[str, set[str]] = {}
+    for file in files:
+        seen.setdefault(file.path, set()).add(file.selection)
+    return [
+        replace(file, path=f"{file.path}#{file.selection}", selection="")
+        if file.selection and len(seen[file.path]) > 1
+        else file
+        for file in files
+    ]
+
+
+def refuse_twice(files: Iterable[SourceFile]) -> None:
+    """Raise when a file occurs twice, because its text would silently count twice.
+
+    One file can have several names: symbolic links, hard links, and folders that are mounted twice.
+    """
+    seen: dict[Any, str] = {}
+    for file in files:
+        key = file.inode or file.key
+        if key in seen:
+            same = "is" if seen[key] == file.path else f"is the same file as {seen[key]}, so it is"
+            signed = " (URLs that differ only in a signature, a token or a key are one file)" if file.address else ""
+            raise ConfigError(
+                f"{file.path}: {same} given twice{signed}; name it once (to train on it more often, raise its share)"
+            )
+        seen[key] = file.path
+
+
+def _hint(text: str) -> str:
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and not os.path.exists(os.path.dirname(text)):
+        return f"; check the spelling; a dataset of the Hugging Face hub is written hf://datasets/{text}"
+    if glob.has_magic(text):
+        return "; check the spelling, and quote globs so that the shell does not expand them"
+    if not any(mark in text for mark in "/."):
+        return "; check the spelling; if this is a text and not a path, pass an iterator: iter(texts)"
+    return "; check the spelling"
+
+
+def _find_local(text: str) -> list[SourceFile]:
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        names = _walk(path)
+    elif os.path.lexists(path):
+        names = [path]
+    else:
+        root = os.path.dirname(path.partition("*")[0]) or "."
+        if "**" in path and os.path.isdir(root):
+            _walk(root)  # refuses a link cycle, which glob would follow forever
+        matches = glob.glob(path, recursive=True)
+        names = sorted({name for match in matches for name in (_walk(match) if os.path.isdir(match) else [match])})
+        if not matches:
+            _refuse_forbidden(path)
+    return [local_file(name) for name in names]
+
+
+def _refuse_forbidden(path: str) -> None:
+    """Raise if a path is not absent, but may not be accessed."""
+    try:
+        os.lstat(path)
+    except PermissionError as error:
+        _refuse(path, error)
+    except (OSError, ValueError):
+        return
+
+
+def _walk(folder: str) -> list[str]:
+    """All files below a folder; links are followed."""
+    names: list[str] = []
+    above = {folder: frozenset({_identity(folder)})}
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_walking):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            inner = os.path.join(place, name)
+            if _identity(inner) in above[place]:
+                raise RecordError(f"{inner}: is a link to a folder that contains it, an endless loop; remove the link")
+            above[inner] = above[place] | {_identity(inner)}
+        names.extend(os.path.join(place, name) for name in files if not name.startswith("."))
+        del above[place]
+    return sorted(names)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        _refuse(path, error)
+    return status.st_dev, status.st_ino
+
+
+def _refuse_walking(error: OSError) -> NoReturn:
+    _refuse(str(error.filename), error)
+
+
+def _refuse(path: str, error: OSError) -> NoReturn:
+    """Raise a `RecordError` that says why a path cannot be accessed or opened."""
+    if error.errno == errno.ELOOP:
+        reason = "is a link that leads back to itself; remove it"
+    elif isinstance(error, FileNotFoundError) and os.path.islink(path):
+        reason = f"is a link to {os.readlink(path)}, which does not exist; remove the link, or put the file back"
+    elif isinstance(error, FileNotFoundError):
+        reason = "is gone; put it back or leave it out, then run it again: finished parts are kept"
+    elif isinstance(error, PermissionError):
+        reason = "may not be read by this user; change its permissions, or leave it out"
+    else:
+        reason = f"cannot be read: {error.strerror or error}; fix that, then run it again: finished parts are kept"
+    raise RecordError(f"{path}: {reason}") from error
+
+
+def local_file(path: str) -> SourceFile:
+    """A file on this machine.
+
+    Raises:
+        RecordError: It is not a regular file, its name is not UTF-8, or it cannot be accessed.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise RecordError(f"{path!a}: the name is not UTF-8, so no dataset can hold it; rename the file") from None
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        _refuse(path, error)
+    kind = next((words for check, words in _KINDS if check(status.st_mode)), None)
+    if _OPEN_FILES.match(path):
+        kind = kind or "a file that this process has open"
+    if kind is not None:
+        raise RecordError(
+            f"{path}: is {kind}, which can be read only once and only by this process; write it to a file first, and "
+            "name that: a preparation that resumes, or uses several processes, reads its input again"
+        )
+    inode = (status.st_dev, status.st_ino) if status.st_ino else None
+    return SourceFile(path, status.st_size, str(status.st_mtime_ns), inode)
+
+
+def read_head(file: SourceFile, amount: int) -> bytes:
+    """The first bytes of a file, fewer if it has fewer, or cannot be read, which its reader reports.
+
+    Raises:
+        RecordError: The file is gone, or may not be read; or its store cannot be read.
+    """
+    with closing(open_random(file, ahead=False)) as raw, suppress(Unreadable, OSError):
+        data: bytes = raw.read(min(amount, file.size_bytes))
+        return data
+    return b""
+
+
+def other_content(file: SourceFile) -> str:
+    """What a file is that cannot be read as what its name says, for the end of a message; empty: nobody knows."""
+    found = recognise(read_head(file, HEAD_BYTES))
+    return f"; it is {found.name}" if found is not None and found.format is None else ""
+
+
+def whole_file(file: SourceFile) -> tuple[Extent, ...]:
+    """All bytes of a local file; empty for a remote file, which could only be compared by downloading it."""
+    return () if file.is_remote else ((file, 0, file.size_bytes),)
+
+
+def _opened(file: SourceFile, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    try:
+        return function(file.path, *arguments, **options)
+    except OSError as error:
+        _refuse(file.path, error)
+
+
+def copied_file(file: SourceFile) -> Copied | None:
+    """A remote file as it is read through the copies in use; None: there are none."""
+    return copied(file.full, file.size_bytes, file.version)
+
+
+def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
+    """Open a file for random access.
+
+    Args:
+        file: Local or remote.
+        ahead: Read a remote file ahead of what is requested, which suits reading front to back.
+
+    Raises:
+        RecordError: The file is gone, or may not be read.
+    """
+    if file.is_remote:
+        kept = copied_file(file)
+        raw = open_copied(kept, ahead=ahead) if kept is not None else RemoteFile(file.full, ahead=ahead)
+        return pa.PythonFile(raw, mode="r")
+    return _opened(file, pa.OSFile, "rb")
+
+
+@contextmanager
+def open_ranges(file: SourceFile) -> Iterator[ReadRange]:
+    """Open a file for reading ranges of it; each range of a remote file costs a request.
+
+    Raises:
+        RecordError: The file is gone, or may not be read.
+        Unreadable: On reading a range that the disk or the store cannot deliver completely.
+    """
+    if file.is_remote:
+        kept = copied_file(file)
+        yield kept.read if kept is not None else partial(read_range, file.full)
+        return
+    with _opened(file, open, "rb", buffering=0) as stream:
+        yield partial(_read_local, stream.fileno())
+
+
+def shorter(size: int) -> str:
+    """The message for a file that has lost some of its `size` bytes."""
+    return f"it has become shorter: it had {size:,} bytes when the work began"
+
+
+def _read_local(descriptor: int, begin: int, amount: int) -> bytes:
+    try:
+        return os.pread(descriptor, amount, begin)
+    except OSError as error:
+        raise Unreadable(f"the disk cannot read it: {error.strerror}", begin) from error
+
+
+@final
+class Stream:
+    """Decompressed bytes of one file, front to back."""
+
+    def __init__(self, file: SourceFile, raw: Any) -> None:
+        self._file, self._raw = file, raw
+        self._inner: Reader = decompressed(raw, file.compression, file.path) if file.compression else raw
+        self._is_sure = not file.is_remote or file.compression is not None
+
+    def read(self, amount: int | None = None) -> bytes:
+        """Read up to `amount` bytes, or all that are left if it is None; empty at the end.
+
+        Raises:
+            Unreadable: The file was cut, is damaged, or became shorter; bytes that this call had read are lost.
+        """
+        size = self._file.size_bytes
+        if self._file.compression and not size:
+            raise Unreadable("it is empty, and no compressed file is, not even that of empty content")
+        try:
+            data: bytes = self._inner.read(amount)
+            if not self._is_sure:
+                data = self._made_sure(data, amount)
+        except Unreadable as error:
+            raise Unreadable(str(error), self.raw_position(), cut=error.cut) from error
+        except OSError as error:
+            raise Unreadable(f"the disk cannot read it: {error}", self.raw_position()) from error
+        position = self.raw_position()
+        if (not data or amount is None) and position < size:
+            raise Unreadable(shorter(size), position, cut=True)
+        return data
+
+    def _made_sure(self, data: bytes, amount: int | None) -> bytes:
+        """The first bytes of a remote file, of which only the name was looked at: decompressed, if they show that."""
+        self._is_sure = True
+        found = recognise(data[:HEAD_BYTES])
+        if found is None:
+            return data
+        if found.codec is None:
+            raise RecordError(wrong_name(self._file, found))
+        self._raw.seek(0)
+        self._inner = decompressed(self._raw, found.codec, self._file.path)
+        return self._inner.read(amount)
+
+    def raw_position(self) -> int:
+        """Bytes of the file read so far, before decompression."""
+        return min(int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes)
+
+
+def wrong_name(file: SourceFile, found: Signature) -> str:
+    """The message for a file that is not what its name says."""
+    read_whole = f"set part_bytes to at least its size, {file.size_bytes}, to read it in one piece"
+    cure = found.cure or (f"set format to {found.format}" if found.format else read_whole)
+    return f"{file.path}: is {found.name}, which its name does not say; {cure}"
+
+
+@contextmanager
+def open_stream(file: SourceFile, *, ahead: bool = True) -> Iterator[Stream]:
+    """Open a file for reading front to back; it is decompressed as its extension says.
+
+    Args:
+        file: Local or remote.
+        ahead: Read a remote file ahead of what is requested.
+    """
+    raw = open_random(file, ahead=ahead)
+    try:
+        yield Stream(file, raw)
+    finally:
+        raw.close()
+
+
+def refuse_wrong_data(file: SourceFile) -> None:
+    """Read a compressed file to its end before any of it is used; needed if the work goes on after damage.
+
+    A fault is found only after the damaged bytes, in gzip files often only by the checksum at the end, so what was read
+    before may be wrong. In a file that was merely cut, all that is there is right.
+
+    Raises:
+        Unreadable: The data are not those that were compressed; nothing in the file counts as read.
+    """
+    if file.compression:
+        with open_stream(file) as stream:
+            try:
+                while stream.read(CHECK_BYTES):
+                    pass
+            except Unreadable as error:
+                if not error.cut:
+                    raise Unreadable(f"{error}, so none of it is used") from error

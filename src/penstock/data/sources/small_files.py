@@ -1,0 +1,176 @@
+"""Many small files as a few parts: each part costs a shard, some files of the preparation, and milliseconds.
+
+Whole files that follow each other are put together, up to a size that depends on the input. An input of few files
+keeps a part for each, so that a changed file is prepared alone. A group also ends at every eighth file or so, chosen
+by a hash of its path, once it has a quarter of that size. So one more file changes the groups near it, not all of them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.data.sources.files import Extent, FilePart, SourceFile
+from penstock.data.sources.lines import BLOCK_BYTES, BLOCK_LINES
+from penstock.data.sources.objects import ObjectBlock
+from penstock.data.sources.records import OnDamage, RecordBlock, Weights, stop_at_damage
+
+FEW_FILES = 256
+"""An input of at most so many files is not put together."""
+SMALLEST, LARGEST = 1 << 20, 64 << 20
+"""Raw bytes at which a group ends, at the least and at the most."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SmallFiles:
+    """Several whole files of one format."""
+
+    parts: tuple[Any, ...]
+    """A part for each file; they read whole files."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return f"{self.parts[0].name} and {len(self.parts) - 1} more"
+
+    @property
+    def identity(self) -> str:
+        """What it reads, whatever the content."""
+        return "\n".join(part.identity for part in self.parts)
+
+    @property
+    def sources(self) -> tuple[SourceFile, ...]:
+        """The files that it reads."""
+        return tuple(part.file for part in self.parts)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names that `files` of its blocks points into."""
+        return tuple(part.file.path for part in self.parts)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What opens each of `files`; secret."""
+        return tuple(part.file.full for part in self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return sum(part.size_bytes for part in self.parts)
+
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes of local files that determine the result."""
+        return tuple(extent for part in self.parts for extent in part.extents())
+
+    def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
+        """Yield the records in order of files."""
+        return _gathered((part.blocks(damaged) for part in self.parts), _join_records)
+
+    def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
+        """Yield whole records in order of files."""
+        return _gathered((part.objects(damaged) for part in self.parts), _join_objects)
+
+
+def join_small(parts: Iterable[Any], sizes: Sequence[int], part_bytes: int) -> Iterator[Any]:
+    """Put parts of small whole files together.
+
+    Args:
+        parts: Parts in order of the files.
+        sizes: Raw bytes of each file of the input.
+        part_bytes: Most raw bytes of a part of several files.
+    """
+    if len(sizes) <= FEW_FILES:
+        yield from parts
+        return
+    limit = SMALLEST  # by doubling, so that it rarely changes as an input grows
+    while limit < LARGEST and limit * FEW_FILES < sum(sizes):
+        limit *= 2
+    limit = min(limit, part_bytes)
+    group: list[Any] = []
+    size = 0
+    for _, some in groupby(parts, key=_file_of):
+        part, *others = some
+        is_small = not others and _file_of(part) != id(part) and part.size_bytes < limit
+        if group and not (is_small and type(part) is type(group[0])):
+            yield _as_part(group)
+            group, size = [], 0
+        if not is_small:
+            yield from (part, *others)
+            continue
+        group.append(part)
+        size += part.size_bytes
+        if size >= limit or (4 * size >= limit and _ends_group(part.file.key)):
+            yield _as_part(group)
+            group, size = [], 0
+    if group:
+        yield _as_part(group)
+
+
+def _file_of(part: Any) -> Any:
+    return part.file if isinstance(part, FilePart) else id(part)
+
+
+def _as_part(group: list[Any]) -> Any:
+    return group[0] if len(group) == 1 else SmallFiles(tuple(group))
+
+
+def _ends_group(key: str) -> bool:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0] % 8 == 0
+
+
+def _gathered(files: Iterable[Iterator[Any]], join: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    """Blocks of all files, small ones together, with the number of the file that each record is from."""
+    waiting: list[Any] = []
+    size = records = 0
+    for number, blocks in enumerate(files):
+        for block in blocks:
+            waiting.append(replace(block, files=block.files + np.int32(number)))
+            size, records = size + block.size_bytes, records + len(block)
+            if size >= BLOCK_BYTES or records >= BLOCK_LINES:
+                yield join(waiting)
+                waiting, size, records = [], 0, 0
+    if waiting:
+        yield join(waiting)
+
+
+def _join_objects(blocks: list[ObjectBlock]) -> ObjectBlock:
+    first = blocks[0].removed.copy()
+    for block in blocks[1:]:
+        first.update(block.removed)
+    return ObjectBlock(
+        [value for block in blocks for value in block.objects],
+        np.concatenate([block.lines for block in blocks]),
+        np.concatenate([block.files for block in blocks]),
+        sum(block.size_bytes for block in blocks),
+        [reject for block in blocks for reject in block.rejects],
+        first,
+    )
+
+
+def _join_records(blocks: list[RecordBlock]) -> RecordBlock:
+    return RecordBlock(
+        pa.concat_arrays([block.texts for block in blocks]),
+        np.concatenate([block.lines for block in blocks]),
+        np.concatenate([block.files for block in blocks]),
+        _join_weights([block.weights for block in blocks]),
+        {name: pa.concat_arrays([block.columns[name] for block in blocks]) for name in blocks[0].columns},
+        sum(block.size_bytes for block in blocks),
+        [reject for block in blocks for reject in block.rejects],
+    )
+
+
+def _join_weights(given: list[Weights | None]) -> Weights | None:
+    found = [one for one in given if one is not None]
+    if not found:
+        return None
+    starts = accumulate((len(one.begin) for one in found[:-1]), initial=0)
+    offsets = [one.offsets[:-1] + start for one, start in zip(found, starts, strict=True)]
+    return Weights(
+        np.concatenate([*offsets, [sum(len(one.begin) for one in found)]]).astype(np.int64),
+        *(np.concatenate([getattr(one, name) for one in found]) for name in ("begin", "end", "weight", "present")),
+    )

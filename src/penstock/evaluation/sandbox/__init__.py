@@ -1,9 +1,0 @@
-"""The sandbox: runs programs that a model wrote without giving them access to the machine."""
-
-from penstock.core.lazy_imports import public_names
-from penstock.evaluation.sandbox.process import Limits, Outcome, Verdict
-from penstock.evaluation.sandbox.sandbox import Sandbox
-
-__all__ = ["Limits", "Outcome", "Sandbox", "Verdict"]
-
-__dir__ = public_names(__name__)

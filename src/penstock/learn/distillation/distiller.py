@@ -1,0 +1,235 @@
+"""All teachers of a run: the distillation loss of each row and step, for the trainer.
+
+    denominators:  Σ chunk weights of each teacher, over the step and all ranks (one all-reduce)
+    a row:         factor × Σ over teachers and chunks of share(teacher, document) × weight × divergence ÷ denominator
+
+Guarantees: a row's loss depends only on the row and the denominators, so microbatches, ranks and worker threads change
+nothing but the order of additions. The choice of teacher depends only on the document. A rank without chunks returns
+exactly zero and takes part in every collective.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import StateError
+from penstock.data.shards.joined import open_dataset
+from penstock.learn.distillation.blocks import Pairing, no_loss
+from penstock.learn.distillation.losses import distillation_loss
+from penstock.learn.distillation.outputs import TeacherOutputs, Wanted
+from penstock.learn.distillation.projection import Projection
+from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
+from penstock.learn.distillation.teacher_rows import TeacherRow
+from penstock.learn.distillation.teachers import Teacher, document_scores
+from penstock.learn.distillation.token_losses import Projector
+
+Sum = Callable[[Sequence[float]], list[float]]
+"""Sums each value over all ranks."""
+
+
+def wanted_of(loss: LossSettings) -> Wanted:
+    """What a loss needs from its teacher: the full distribution, the top-k tokens, or only the tokens of the text."""
+    top_k = 1 if loss.kind == "alm" else None if loss.kind in ("h_kl", "uld") else loss.top_k
+    return Wanted(temperature=loss.temperature, top_k=top_k, boundary=loss.kind == "alm" and loss.debias)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenTeacher:
+    """A teacher that is ready, and what its loss needs besides its outputs."""
+
+    settings: TeacherSettings
+    teacher: Teacher
+    projection: Projection | None = None
+    """Losses p_kl and h_kl, even if the tokenizers are the same."""
+    boundary: Tensor | None = None
+    """Loss alm: bool [student's vocabulary], see `starts_boundary`."""
+    weights: str = ""
+    """Fingerprint of the teacher's model; empty if unknown."""
+
+
+@final
+class Distiller(nn.Module):
+    """The teachers of a run. Its parameters are those of learnable projections.
+
+    Args:
+        settings: Section `teacher` of the run file.
+        teachers: In the order of the settings.
+        vocab_size: Number of ids of the student's tokenizer.
+        device: The student's device.
+    """
+
+    def __init__(
+        self,
+        settings: DistillationSettings,
+        teachers: Sequence[OpenTeacher],
+        *,
+        vocab_size: int,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__()
+        self.settings, self.teachers = settings, list(teachers)
+        self._vocab_size, self._device = vocab_size, torch.device(device)
+        self._ratio = 1.0
+        self._denominators: list[float] = []
+        self._sums = [0.0] * len(self.teachers)
+        self._pairs: list[Tensor | None] = []
+        projectors: list[nn.Module] = []
+        for one in self.teachers:
+            loss, projection = one.settings.loss, one.projection
+            if projection is not None and loss.kind == "p_kl":
+                projectors.append(Projector(projection, learnable=one.settings.learn_projection))
+            else:
+                projectors.append(nn.Identity())
+            threshold = 1.0 if loss.strict else loss.threshold
+            pairs = projection.pairs(threshold) if projection is not None and loss.kind == "h_kl" else None
+            self._pairs.append(None if pairs is None else torch.from_numpy(pairs).to(self._device))
+        self.projectors = nn.ModuleList(projectors).to(self._device)
+
+    def begin(self, rows: Sequence[tuple[TeacherRow, ...]], total: Sum) -> None:
+        """Begin a step: teachers may start to work ahead, and the denominators are summed over all ranks."""
+        self._denominators = total(
+            [sum(float(row[t].weights.sum()) for row in rows) for t in range(len(self.teachers))]
+        )
+        self._sums = [0.0] * len(self.teachers)
+        for number, one in enumerate(self.teachers):
+            one.teacher.ask([row[number] for row in rows])
+
+    def row_loss(
+        self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, rows: tuple[TeacherRow, ...]
+    ) -> Tensor:
+        """A row's share of the step's distillation loss, with gradient.
+
+        Args:
+            logits_of: The student's head.
+            hidden: Float [T, width], the student's final hidden states at distance 1.
+            targets: int64 [T], at distance 1.
+            rows: Each teacher's side of the row.
+        """
+        outputs = [one.teacher.outputs(row) for one, row in zip(self.teachers, rows, strict=True)]
+        loss = no_loss(logits_of, hidden)
+        for number, share in enumerate(self._shares(outputs, rows)):
+            one, row = self.teachers[number], rows[number]
+            documents = torch.from_numpy(row.documents).long()
+            weights = torch.from_numpy(row.weights) * share[documents].to(torch.float32)
+            scale = self.settings.distillation * self._ratio / max(self._denominators[number], 1e-12)
+            projector = self.projectors[number]
+            part, divergence = distillation_loss(
+                logits_of,
+                hidden,
+                outputs[number],
+                Pairing.of(row, self._device, weights),
+                one.settings.loss,
+                projector=projector if isinstance(projector, Projector) else None,
+                pairs=self._pairs[number],
+                boundary=one.boundary,
+                targets=targets,
+                vocab_size=self._vocab_size,
+                scale=scale,
+            )
+            loss = loss + part
+            self._sums[number] += float(divergence)
+        return loss
+
+    def _shares(self, outputs: Sequence[TeacherOutputs], rows: tuple[TeacherRow, ...]) -> Tensor:
+        """Weight of each teacher on each document, float64 [teachers, documents]."""
+        settings = self.settings
+        weights = torch.tensor([one.settings.weight for one in self.teachers], dtype=torch.float64)[:, None]
+        count = len(rows[0].text_bytes)
+        if settings.choose == "all" or len(self.teachers) == 1:
+            return weights.expand(-1, count)
+        scores = torch.stack(
+            [
+                document_scores(found, row, settings.score).double().cpu()
+                for found, row in zip(outputs, rows, strict=True)
+            ]
+        )
+        if settings.choose == "best":
+            best = torch.nn.functional.one_hot(scores.argmax(0), len(self.teachers)).T
+            return best.double()
+        shares: Tensor = torch.softmax(settings.sharpness * scores, 0) * weights
+        return shares
+
+    def end(self, total: Sum, cross_entropy: float) -> dict[str, float]:
+        """End a step: return its figures, from which the next step is balanced.
+
+        Args:
+            total: Sums over ranks.
+            cross_entropy: The step's cross entropy, nats a target.
+
+        Returns:
+            `distillation`: divergence from all teachers, before any factor; `distillation_NUMBER`: from each, if there
+            are several; `chunks`: the sum of the chunks' weights in this step.
+        """
+        sums = total(self._sums)
+        parts = [value / max(weights, 1e-12) for value, weights in zip(sums, self._denominators, strict=True)]
+        figures = {"distillation": sum(parts), "chunks": sum(self._denominators)}
+        if len(parts) > 1:
+            figures |= {f"distillation_{number}": part for number, part in enumerate(parts)}
+        if self.settings.balance == "balanced" and sum(parts) > 0:
+            self._ratio = cross_entropy / sum(parts)
+        return figures
+
+    def made_from(self) -> list[dict[str, str]]:
+        """Of each teacher, digests by name of what it was made from, for comparing ranks."""
+        found = []
+        for one in self.teachers:
+            made = {"weights": one.weights}
+            if one.projection is not None:
+                cells = blake2b(one.projection.indices.tobytes(), digest_size=6)
+                cells.update(one.projection.weights.tobytes())
+                made["projection"] = cells.hexdigest()
+            for source, path in one.settings.documents.items():
+                made[f"documents of {source!r}"] = open_dataset(path).fingerprint[:12]
+            found.append(made)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a run needs besides the parameters to resume."""
+        return {
+            "ratio": self._ratio,
+            "projections": self._learnt_cells(),
+            "teachers": [one.weights for one in self.teachers],
+        }
+
+    def others(self, state: dict[str, Any]) -> list[int]:
+        """Numbers of the teachers with another model than in a state."""
+        then = state.get("teachers", [])
+        return [
+            number
+            for number, (one, weights) in enumerate(zip(self.teachers, then, strict=False))
+            if one.weights and weights and one.weights != weights
+        ]
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned.
+
+        Raises:
+            StateError: The state's projection weights belong to other cells than those of the current projection.
+        """
+        for number, (now, then) in enumerate(zip(self._learnt_cells(), state["projections"], strict=False)):
+            if now != then:
+                raise StateError(
+                    f"teacher.teachers.{number}: the checkpoint has learnt weights of another projection; resume with "
+                    "the same teacher, projection, control_tokens and learn_projection, or begin another run with "
+                    "model: from:RUN"
+                )
+        self._ratio = float(state["ratio"])
+
+    def _learnt_cells(self) -> list[str | None]:
+        """For each learnable projection, a checksum of the cells that its weights belong to."""
+        return [
+            blake2b(one.projection.indices.tobytes(), digest_size=8).hexdigest()
+            if one.projection is not None and one.settings.learn_projection
+            else None
+            for one in self.teachers
+        ]
+
+    def close(self) -> None:
+        """Close the teachers, so that their processes end."""
+        for one in self.teachers:
+            one.teacher.close()

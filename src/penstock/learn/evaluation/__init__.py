@@ -1,0 +1,32 @@
+"""Evaluation: real tasks, scored with standard errors; code that a model writes runs in a sandbox.
+
+`make_task` makes a task, `Subject` wraps a model, and `run_task` returns results. Needs the extra `train`, and `eval`
+for data from the Hugging Face Hub and for lm-eval's tasks. Settings need no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.core.lazy_imports import lazy
+from penstock.learn.evaluation.tasks import TaskSettings
+
+if TYPE_CHECKING:
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.results import Results, run_task
+    from penstock.learn.evaluation.subject import Subject
+    from penstock.learn.evaluation.tasks import Answer, Problem, Task, make_task
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "Answer": "tasks",
+            "Problem": "tasks",
+            "Results": "results",
+            "Subject": "subject",
+            "Task": "tasks",
+            "make_task": "tasks",
+            "run_lm_eval": "lm_eval_tasks",
+            "run_task": "results",
+        },
+    )
+
+__all__ = ["Answer", "Problem", "Results", "Subject", "Task", "TaskSettings", "make_task", "run_lm_eval", "run_task"]

@@ -1,0 +1,44 @@
+"""Generation: continuous batching over a key-value cache, reproducible sampling, chats with a rolling window.
+
+Settings need no torch; everything else is imported on first use.
+
+```python
+engine = Engine(model, tokenizer, context_length=1024, stop_ids=run.stop_ids)
+for event in engine.generate([ids], Sampling(temperature=0.7, seed=1)):
+    print(event.text, end="", flush=True)
+```
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.core.lazy_imports import lazy
+from penstock.learn.generation.settings import Sampling
+
+if TYPE_CHECKING:
+    from penstock.learn.generation.engine import Engine
+    from penstock.learn.generation.session import ChatSession, Prompt, Reply
+    from penstock.learn.generation.settings import Event, Generated, LogProbabilities
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "ChatSession": "session",
+            "Engine": "engine",
+            "Event": "settings",
+            "Generated": "settings",
+            "LogProbabilities": "settings",
+            "Prompt": "session",
+            "Reply": "session",
+        },
+    )
+
+__all__ = [
+    "ChatSession",
+    "Engine",
+    "Event",
+    "Generated",
+    "LogProbabilities",
+    "Prompt",
+    "Reply",
+    "Sampling",
+]

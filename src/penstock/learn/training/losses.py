@@ -1,0 +1,370 @@
+"""The loss of one row, its exact share of the step's loss, without ever holding the logits of a whole row.
+
+    loss = Σ_d weight_d ÷ denominator_d × Σ over targets at distance d of loss_weight × (cross entropy + z × log² Z)
+
+The denominators are the step's, over all rows and ranks, so the losses of all rows add up to the step's loss. How
+rows are shared among microbatches and ranks changes only the order of additions, and no all-reduce is needed.
+
+Logits are the largest tensor of a small model's step: 8,192 positions of a vocabulary of 128k are 4 GiB in float32,
+several times over in a plain backward pass. So `chunked_cross_entropy` takes only the positions that have a target, in
+chunks. For each chunk it computes the logits, the loss and *at once the gradient*, while the logits are still in the
+cache. It keeps only the gradients of the hidden states and of the head's parameters, which the backward pass scales by
+the incoming gradient (a scalar). So nothing is computed twice: the cost is that of the plain formula, minus positions
+without a target. The idea is that of fused linear cross entropy (Liger Kernel, Hsu et al. 2024, arXiv:2410.10989). The
+head may be any function of its own parameters, because autograd computes each chunk's gradient through it. The result
+has no second derivative; asking for one raises.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from penstock.core.errors import ConfigError
+from penstock.core.suggestions import suggests
+from penstock.learn.distillation.blocks import no_loss
+from penstock.models.building import as_language_model
+from penstock.models.gradients import accumulator, leaves
+from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.loader import Step
+
+LEAST_POSITIONS = 256
+"""Minimum positions per chunk: each chunk adds a gradient as large as the head to a sum."""
+ELEMENTS_CPU, ELEMENTS_GPU = 1 << 19, 1 << 27
+"""Target number of logits per chunk. CPU: 2 MiB in float32, near the second-level cache; GPU: 512 MiB, so that summing
+the head's gradient costs little compared with the matrix products."""
+
+
+def chunked_cross_entropy(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    *,
+    scale: float = 1.0,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+    each: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`scale` times the sum over targets of weight × (cross entropy + z_loss × log² Z), Z being the sum of exp(logits).
+
+    Args:
+        logits_of: The head: hidden states [n, width] to logits [n, vocab], each position independent of the others.
+        hidden: [n, width], of positions that have a target.
+        targets: [n] int64, in 0 … vocab - 1.
+        weights: [n] float32 loss weights.
+        scale: Factor of the whole sum, usually 1 / the step's denominator.
+        z_loss: Coefficient of the term that keeps log Z near 0 (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
+        chunk: Positions per chunk; None: chosen by vocabulary and device.
+        each: [n] float64, filled with weight × cross entropy of each target; None: not wanted.
+
+    Returns:
+        The scaled loss, a scalar; and the unscaled sum of weight × cross entropy, float64, without gradient.
+    """
+    if not len(hidden):
+        return no_loss(logits_of, hidden), torch.zeros((), dtype=torch.float64, device=hidden.device)
+    probe = logits_of(hidden[:1].detach())
+    if chunk is None:
+        elements = ELEMENTS_CPU if hidden.device.type == "cpu" else ELEMENTS_GPU
+        chunk = max(LEAST_POSITIONS, elements // probe.shape[-1])
+    if not torch.is_grad_enabled() or not (hidden.requires_grad or probe.requires_grad):
+        return _sums(logits_of, hidden, targets, weights, scale, z_loss, chunk, each)
+    result: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(
+        logits_of, hidden, targets, weights, scale, z_loss, chunk, each, *leaves(probe)
+    )
+    return result
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_of: Callable[[Tensor], Tensor],
+        hidden: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        scale: float,
+        z_loss: float,
+        chunk: int,
+        each: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        wanted = [hidden.requires_grad, *(True for _ in parameters)]
+        of_hidden = torch.empty_like(hidden) if hidden.requires_grad else None
+        of_parameters: list[Tensor] = []
+        loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        cross_entropy = torch.zeros_like(loss)
+        for begin in range(0, len(hidden), chunk):
+            part = slice(begin, begin + chunk)
+            with torch.enable_grad():
+                states = hidden[part].detach().requires_grad_(hidden.requires_grad)
+                logits = logits_of(states)
+            step_loss, step_entropy, gradient = _chunk(
+                logits.detach(), targets[part], weights[part], scale, z_loss, None if each is None else each[part]
+            )
+            inputs = [x for x, want in zip((states, *parameters), wanted, strict=True) if want]
+            found = list(torch.autograd.grad(logits, inputs, gradient.to(logits.dtype)))
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            if not begin:
+                of_parameters = [new.to(accumulator(new.dtype)) for new in found]
+            else:
+                for total, new in zip(of_parameters, found, strict=True):
+                    total += new
+            loss += step_loss
+            cross_entropy += step_entropy
+        ctx.gradients = of_hidden, of_parameters
+        ctx.dtypes = [p.dtype for p in parameters]
+        ctx.mark_non_differentiable(cross_entropy)
+        return loss.to(accumulator(hidden.dtype)), cross_entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, incoming: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_parameters = ctx.gradients
+        hidden = None if of_hidden is None else of_hidden * incoming
+        heads = [(g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)]
+        return None, hidden, None, None, None, None, None, None, *heads
+
+
+def _chunk(
+    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, weighted cross entropy, and the gradient of the loss with respect to the logits [n, vocab]."""
+    logs, loss, cross_entropy, log_z = _entropy(logits, targets, weights, scale, z_loss, each)
+    rows = weights.to(logs.dtype) * scale
+    gradient = logs.exp_()
+    gradient *= (rows if log_z is None else rows * (1 + 2 * z_loss * log_z))[:, None]
+    gradient.scatter_add_(1, targets[:, None], -rows[:, None])
+    return loss, cross_entropy, gradient
+
+
+def _entropy(
+    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Log probabilities [n, vocab], the loss, the weighted cross entropy, and log Z [n] where it counts."""
+    logs = torch.log_softmax(logits, -1, dtype=accumulator(logits.dtype))
+    of_targets = logs.gather(1, targets[:, None])[:, 0]
+    cross_entropy = -(of_targets.double() @ weights.double())
+    if each is not None:
+        each.copy_(of_targets).mul_(weights).neg_()
+    if not z_loss:
+        return logs, cross_entropy * scale, cross_entropy, None
+    log_z = logits.gather(1, targets[:, None])[:, 0].to(logs.dtype) - of_targets
+    loss = scale * (cross_entropy + z_loss * (log_z.double().square() @ weights.double()))
+    return logs, loss, cross_entropy, log_z
+
+
+def _sums(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    z_loss: float,
+    chunk: int,
+    each: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Both results, without gradients."""
+    parts = [slice(begin, begin + chunk) for begin in range(0, len(hidden), chunk)]
+    sums = [
+        _entropy(logits_of(hidden[p]), targets[p], weights[p], scale, z_loss, None if each is None else each[p])[1:3]
+        for p in parts
+    ]
+    loss, cross_entropy = torch.stack([torch.stack(pair) for pair in sums]).sum(0)
+    return loss.to(accumulator(hidden.dtype)), cross_entropy
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowLoss:
+    """The loss of one row, and the sums that metrics add up over rows, microbatches and ranks."""
+
+    loss: Tensor
+    """Scalar with gradient; call `backward` on it."""
+    cross_entropy: Tensor
+    """[D] float64: sum of loss weight × cross entropy in nats at each distance; not divided."""
+    weights: Tensor
+    """[D] float64: sum of the loss weights at each distance."""
+    num_targets: int
+    """Number of targets with a weight other than 0, over all distances."""
+    groups: Tensor | None = None
+    """[2, G] float64: both sums at distance 1 for each group of slots; None if no groups were given."""
+
+
+@suggests
+def loss(
+    model: LanguageModel | nn.Module,
+    rows: ModelInput | RowTensors | Step,
+    denominators: float | Sequence[float] | None = None,
+    *,
+    z_loss: float = 0.0,
+    distance_weights: Sequence[float] | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """A row's part of the step's loss, or that of all rows of a step on this rank: a scalar to call `backward` on.
+
+    ```python
+    for row in step:                                            # the memory of one row at a time
+        ps.loss(model, row, step.loss_denominators).backward()
+    ps.loss(model, step).backward()                             # the same gradients, all rows in one pass
+    ```
+
+    Sum the gradients of several ranks, do not average them: the denominators are those of the whole step.
+
+    Args:
+        model: Any object that `ps.train` takes as a model.
+        rows: A row or a step of a loader that was made with the model's requirements.
+        denominators: `step.loss_denominators` for a row; leave it out for a step, which has its own.
+        z_loss: As for `row_loss`.
+        distance_weights: As for `row_loss`.
+        chunk: As for `row_loss`.
+
+    Raises:
+        ConfigError: A row came without denominators, or as for `row_loss`.
+    """
+    model = as_language_model(model)
+    if isinstance(rows, Step):
+        if denominators is not None:
+            raise ConfigError("ps.loss: a step has its own denominators; leave them out, or pass one of its rows")
+        denominators = rows.loss_denominators
+        rows_in_pass = len(rows) if _may_join(model, rows) else 1
+        inputs: Iterable[ModelInput | RowTensors] = rows.joined(rows_in_pass)
+    elif denominators is None:
+        raise ConfigError("ps.loss: a row needs the denominators of its step; pass step.loss_denominators")
+    else:
+        inputs = [rows]
+    parts = [
+        row_loss(model, row, denominators, z_loss=z_loss, distance_weights=distance_weights, chunk=chunk).loss
+        for row in inputs
+    ]
+    return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+
+
+def _may_join(model: LanguageModel, step: Step) -> bool:
+    """Whether all rows of a step may go through the model end to end, and cost no more than one by one."""
+    if len(step) < 2 or not model.divisible_rows:
+        return False
+    slots = step[0].sequence_length
+    return model.packing(len(step) * slots).longest >= slots
+
+
+def row_loss(
+    model: LanguageModel,
+    row: ModelInput | RowTensors,
+    denominators: float | Sequence[float],
+    *,
+    z_loss: float = 0.0,
+    distance_weights: Sequence[float] | None = None,
+    chunk: int | None = None,
+    groups: Tensor | None = None,
+    num_groups: int = 0,
+) -> RowLoss:
+    """Run the model on one row, and compute the row's share of the step's loss.
+
+    Args:
+        model: A model of `penstock.models`: called with a row it gives hidden states [D, T, width]; `logits` gives
+            logits of any of them; `tensors` moves a `ModelInput` to its device.
+        row: A `ModelInput` of the loader, or `RowTensors` on the model's device.
+        denominators: `step.loss_denominators`, or `step.loss_denominator` if there is one target distance.
+        z_loss: Coefficient of log² Z (PaLM, Chowdhery et al. 2022: 1e-4); 0: none.
+        distance_weights: Weight of each target distance; None: the model's own.
+        chunk: Positions per chunk; None: chosen by vocabulary and device.
+        groups: int64 [K, T] on the model's device: K groups that each slot belongs to, for separate sums; None: none.
+        num_groups: G, larger than every number in `groups`.
+
+    Raises:
+        ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a denominator is not
+            positive although there are targets.
+    """
+    tensors = model.tensors(row) if isinstance(row, ModelInput) else row
+    hidden = model(tensors)
+    return hidden_loss(
+        model.logits,
+        hidden,
+        tensors.targets,
+        tensors.loss_weights,
+        denominators,
+        z_loss=z_loss,
+        distance_weights=model.prediction_weights if distance_weights is None else distance_weights,
+        chunk=chunk,
+        groups=groups,
+        num_groups=num_groups,
+    )
+
+
+def hidden_loss(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    loss_weights: Tensor,
+    denominators: float | Sequence[float],
+    *,
+    distance_weights: Sequence[float],
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+    groups: Tensor | None = None,
+    num_groups: int = 0,
+) -> RowLoss:
+    """The loss of hidden states [D, T, width] against targets [D, T] with weights [D, T]; see `row_loss`."""
+    divisors = [float(denominators)] if isinstance(denominators, int | float) else [float(x) for x in denominators]
+    _check_counts(len(hidden), len(targets), len(divisors), len(distance_weights))
+    total = torch.zeros((), device=hidden.device)
+    sums, counts, num_targets = [], [], 0
+    of_groups: Tensor | None = None
+    for distance, divisor in enumerate(divisors):
+        weights = loss_weights[distance]
+        places = ((weights != 0) & (targets[distance] != IGNORE)).nonzero()[:, 0]
+        if len(places) and not divisor > 0:
+            raise ConfigError(
+                f"loss: denominator {distance} is {divisor}, and the row has {len(places)} targets at distance "
+                f"{distance + 1}; pass the step's loss_denominators"
+            )
+        every = len(places) == len(weights)
+        each = None if groups is None or distance else weights.new_empty(len(places), dtype=torch.float64)
+        part, cross_entropy = chunked_cross_entropy(
+            logits_of,
+            hidden[distance] if every else hidden[distance].index_select(0, places),
+            targets[distance][places],
+            weights[places],
+            scale=distance_weights[distance] / divisor if len(places) else 0.0,
+            z_loss=z_loss,
+            chunk=chunk,
+            each=each,
+        )
+        total = total + part
+        if each is not None and groups is not None:
+            of_groups = _by_group(each, weights[places], groups[:, places], num_groups)
+        num_targets += len(places)
+        sums.append(cross_entropy)
+        counts.append(weights[places].sum(dtype=torch.float64))
+    return RowLoss(
+        loss=total,
+        cross_entropy=torch.stack(sums),
+        weights=torch.stack(counts),
+        num_targets=num_targets,
+        groups=of_groups,
+    )
+
+
+def _by_group(each: Tensor, weights: Tensor, groups: Tensor, num_groups: int) -> Tensor:
+    """[2, G]: sums of `each` and of weights over the targets of each group."""
+    sums = each.new_zeros(2, num_groups)
+    for line in groups:
+        sums[0].index_add_(0, line, each)
+        sums[1].index_add_(0, line, weights.double())
+    return sums
+
+
+def _check_counts(hidden: int, targets: int, denominators: int, weights: int) -> None:
+    if not hidden == targets == denominators == weights:
+        raise ConfigError(
+            f"loss: the model predicts {hidden} target distances, the row has {targets}, with {denominators} "
+            f"denominators and {weights} weights; all must agree: set the model's prediction_heads to the loader's "
+            "distances, and pass step.loss_denominators"
+        )

@@ -1,0 +1,317 @@
+"""Losses of whole answers: functions of the log-probabilities that a row's paths give their trained tokens.
+
+All is float64: sums over thousands of tokens are compared. What each function means, and its source, is in
+`path_settings`.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from penstock.core.errors import ConfigError
+from penstock.data.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TEMPERATURE, TRUNCATED, odd_weight, pairs_of
+from penstock.learn.training.path_settings import OLD_COLUMN, TRAINER_COLUMN, PolicySettings, PreferenceSettings
+from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.paths import RowPaths
+
+EPSILON = 1e-4
+"""Added to the standard deviation of a group's rewards, as TRL does."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PathScores:
+    """What the paths of one row give their trained tokens. n trained slots, E pairs of a path and such a slot, P
+    paths."""
+
+    paths: RowPaths
+    slots: Tensor
+    """int64 [n] the slots whose target is trained."""
+    entries: Tensor
+    """int64 [E] index in `slots`, path after path; shared slots stand here once for each path."""
+    owners: Tensor
+    """int64 [E] path of each entry."""
+    counts: Tensor
+    """float64 [P] trained tokens of each path."""
+    columns: dict[str, Tensor]
+    """Name → float64 [n], the column's value of each slot's target."""
+
+    @classmethod
+    def of(cls, paths: RowPaths, trained: Tensor, columns: dict[str, Any]) -> "PathScores":
+        """Find the trained slots of paths.
+
+        Args:
+            paths: Of a row of T slots.
+            trained: bool [T], whether a slot's target is trained, on the model's device.
+            columns: Name → [T].
+        """
+        device = trained.device
+        is_trained = trained.cpu().numpy()
+        slots = np.flatnonzero(is_trained)
+        inner = _trained_entries(paths, is_trained)
+        owners = paths.owners[inner]
+        return cls(
+            paths=paths,
+            slots=torch.from_numpy(slots).to(device),
+            entries=torch.from_numpy(np.searchsorted(slots, paths.slots[inner])).to(device),
+            owners=torch.from_numpy(owners).to(device),
+            counts=torch.from_numpy(np.bincount(owners, minlength=len(paths)).astype(np.float64)).to(device),
+            columns={
+                name: torch.from_numpy(np.asarray(values)[slots + 1].astype(np.float64)).to(device)
+                for name, values in columns.items()
+            },
+        )
+
+    def sums(self, logs: Tensor) -> Tensor:
+        """[P] sum over each path's trained tokens of float64 [n]."""
+        return logs.new_zeros(len(self.paths)).index_add(0, self.owners, logs[self.entries])
+
+    def value(self, name: str, who: str) -> Tensor:
+        """float64 [P] a value of each path."""
+        return torch.from_numpy(self.paths.value(name, who)).to(self.slots.device)
+
+
+def _trained_entries(paths: RowPaths, trained: Any) -> Any:
+    """bool [S] whether each entry of `paths.slots` has a trained target in its path; `trained` is of slots."""
+    # The last slot of a path has no target in it, whatever stands there for another path.
+    inner = np.ones(len(paths.slots), np.bool_)
+    inner[paths.starts[1:] - 1] = False
+    return inner & trained[paths.slots]
+
+
+def trained_tokens(row: ModelInput, who: str) -> Any:
+    """int64 [P] trained tokens of each path of a row; a loss weight says whether a token is trained, and no more.
+
+    Args:
+        row: With paths.
+        who: The setting that trains it, for errors.
+
+    Raises:
+        ConfigError: A loss weight is neither 0 nor 1; a shared token may have the sum of those of its paths.
+    """
+    assert row.paths is not None
+    targets = row.targets[0]
+    weights = (targets != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights[0]
+    inner = _trained_entries(row.paths, (targets != IGNORE) & (weights != 0))
+    slots, times = np.unique(row.paths.slots[inner], return_counts=True)
+    if (odd := odd_weight(weights[slots], times)) is not None:
+        raise ConfigError(
+            f"{who}: a token of the data has loss weight {odd:g}, but whole answers are compared, and weights other "
+            "than 0 (not trained) and 1 have no meaning there; prepare the data with weights 0 and 1"
+        )
+    return np.bincount(row.paths.owners[inner], minlength=len(row.paths))
+
+
+Figures = dict[str, float]
+
+
+def preference_loss(
+    scores: PathScores, logs: Tensor, reference: Tensor | None, settings: PreferenceSettings, z: float = 0.0
+) -> tuple[Tensor, Figures]:
+    """Sum over the pairs (or examples) of a row; and sums for figures, not divided.
+
+    Args:
+        scores: The row's paths.
+        logs: float64 [n] log-probabilities of the trained targets.
+        reference: The same by the reference model; None: no kind needs it.
+        settings: Kinds and their constants.
+        z: kto: the reference point.
+    """
+    sums = scores.sums(logs)
+    ratios = sums if reference is None else sums - scores.sums(reference)
+    counts = scores.counts.clamp(min=1)
+    if settings.of_pairs:
+        better, worse = _pairs(scores).to(logs.device)
+        loss = _pair_losses(sums, ratios, counts, better, worse, settings)
+        if settings.sft_weight:
+            loss = loss - settings.sft_weight * (sums[better] / counts[better])
+        rewards = settings.beta * ratios.detach()
+        return loss.sum(), {
+            "chosen_reward": float(rewards[better].sum()),
+            "rejected_reward": float(rewards[worse].sum()),
+            "margin": float((rewards[better] - rewards[worse]).sum()),
+            "accuracy": float((rewards[better] > rewards[worse]).sum()),
+            "chosen_log_probability": float(sums.detach()[better].sum()),
+            "rejected_log_probability": float(sums.detach()[worse].sum()),
+        }
+    labels = scores.value(LABEL, f"preference.kind {settings.kind}")
+    loss, figures = sums.new_zeros(()), {}
+    for label, name in ((1.0, "chosen"), (0.0, "rejected")):
+        mine = labels == label
+        signed = ratios[mine] if label else -ratios[mine]
+        for kind, weight in settings.weights.items():
+            point = z if kind == "kto" else 0.0
+            gap = signed - point if label else signed + point
+            loss = loss + weight * torch.sigmoid(-settings.beta * gap).sum()
+        if label and settings.sft_weight:
+            loss = loss - settings.sft_weight * (sums[mine] / counts[mine]).sum()
+        figures[f"{name}_reward"] = float(settings.beta * ratios.detach()[mine].sum())
+        figures[f"{name}_log_probability"] = float(sums.detach()[mine].sum())
+        figures[f"{name}_count"] = float(mine.sum())
+    return loss, figures
+
+
+def _pairs(scores: PathScores) -> Tensor:
+    """int64 [2, pairs] better and worse paths of all documents of a row."""
+    ranks, documents = scores.paths.value(RANK, "training.preference"), scores.paths.documents
+    found = [np.empty((0, 2), np.int64)]
+    for document in np.unique(documents[~np.isnan(ranks)]):
+        mine = np.flatnonzero(documents == document)
+        found.append(mine[pairs_of(ranks[mine])])
+    return torch.from_numpy(np.concatenate(found).T.copy())
+
+
+def _pair_losses(
+    sums: Tensor, ratios: Tensor, counts: Tensor, better: Tensor, worse: Tensor, settings: PreferenceSettings
+) -> Tensor:
+    """[pairs] weighted over kinds."""
+    beta, smoothing = settings.beta, settings.label_smoothing
+    delta = ratios[better] - ratios[worse]
+    by_token = ratios / counts
+    delta_by_token = by_token[better] - by_token[worse]
+    means = sums / counts
+    total = torch.zeros_like(delta)
+    for kind, weight in settings.weights.items():
+        if kind == "dpo":
+            loss = -logsigmoid(beta * delta)
+        elif kind == "cdpo":
+            loss = -(1 - smoothing) * logsigmoid(beta * delta) - smoothing * logsigmoid(-beta * delta)
+        elif kind == "robust":
+            loss = -(1 - smoothing) * logsigmoid(beta * delta) + smoothing * logsigmoid(-beta * delta)
+            loss = loss / (1 - 2 * smoothing)
+        elif kind == "hinge":
+            loss = torch.relu(1 - beta * delta)
+        elif kind == "ipo":
+            loss = (delta_by_token - 1 / (2 * beta)).square()
+        elif kind == "ipo_sum":
+            loss = (delta - 1 / (2 * beta)).square()
+        elif kind == "sigmoid_norm":
+            loss = -logsigmoid(beta * delta_by_token)
+        elif kind == "simpo":
+            loss = -logsigmoid(beta * (means[better] - means[worse]) - settings.gamma)
+        else:
+            # log odds: m − log(1 − exp(m)).
+            odds = means - torch.log(-torch.expm1(means.clamp(max=-1e-12)))
+            loss = -beta * logsigmoid(odds[better] - odds[worse])
+        total = total + weight * loss
+    return total
+
+
+def advantages(paths: RowPaths, settings: PolicySettings) -> Any:
+    """float64 [P] advantage of each path; NaN: it is not of a group, or masked, and not trained."""
+    given = ADVANTAGE in paths.values
+    numbers = paths.values[ADVANTAGE] if given else paths.value(REWARD, "training.policy")
+    found = np.full(len(paths), np.nan)
+    for document in np.unique(paths.documents[~np.isnan(numbers)]):
+        mine = (paths.documents == document) & ~np.isnan(numbers)
+        group = numbers[mine]
+        # Not by the deviation, in which equal rewards may leave rounding.
+        dead = not group.any() if given else bool(group.min() == group.max())
+        if dead and settings.dead_groups == "leave_out":
+            continue
+        if not given:
+            group = np.zeros(len(group)) if dead else group - group.mean()
+            if settings.scale == "group":
+                group = group / ((group.std(ddof=1) if len(group) > 1 else 0.0) + EPSILON)
+        found[mine] = group
+    if settings.truncated == "mask":
+        found[paths.value(TRUNCATED, "training.policy.truncated") > 0] = np.nan
+    return found
+
+
+def slot_temperatures(paths: RowPaths, trained: Any) -> Any:
+    """float64 [T] temperature at which each slot's target was sampled; 1 where the data do not say.
+
+    Args:
+        paths: Of a row of T slots.
+        trained: bool [T], whether a slot's target is trained.
+
+    Raises:
+        ConfigError: A temperature is not above 0, or paths of different temperatures share a trained token.
+    """
+    found = np.ones(len(trained))
+    if TEMPERATURE not in paths.values:
+        return found
+    inner = _trained_entries(paths, trained)
+    slots, each = paths.slots[inner], np.nan_to_num(paths.values[TEMPERATURE][paths.owners[inner]], nan=1.0)
+    if not (each > 0).all():
+        raise ConfigError(f"an answer has temperature {each.min():g}; expected above 0, as ratios need probabilities")
+    found[slots] = each
+    if (found[slots] != each).any():
+        raise ConfigError(
+            "answers that were sampled at different temperatures share a token; give their log-probabilities as the "
+            f"column {OLD_COLUMN!r}, or build_tree(share=False)"
+        )
+    return found
+
+
+def policy_loss(
+    scores: PathScores, logs: Tensor, reference: Tensor | None, settings: PolicySettings, divisor: float
+) -> tuple[Tensor, Figures]:
+    """A row's share of the step's loss; and sums for figures.
+
+    Args:
+        scores: The row's paths.
+        logs: float64 [n] log-probabilities of the trained targets, at the temperature of their answers.
+        reference: The same by the reference model; None: kl is 0.
+        settings: Clips, weights, normalisation.
+        divisor: Of the whole step: answers (`sequence`), trained tokens of all answers (`token`), or answers × length.
+    """
+    of_paths = torch.from_numpy(advantages(scores.paths, settings)).to(logs.device)
+    known = ~of_paths.isnan()
+    keep = known[scores.owners]
+    entries, owners = scores.entries[keep], scores.owners[keep]
+    gain = of_paths.nan_to_num()[owners]
+    new = logs[entries]
+
+    def shared(change: Tensor) -> Tensor:
+        """A change of each token, or for importance sequence its mean over the answer, as the change of each."""
+        if settings.importance == "token":
+            return change
+        # Its gradient spreads evenly over the answer's tokens.
+        sums = change.new_zeros(len(scores.paths)).index_add(0, owners, change)
+        return (sums / scores.counts.clamp(min=1))[owners]
+
+    column = old_column(settings, scores.columns)
+    old = new.detach() if column is None else scores.columns[column][entries]
+    ratio = shared(new - old).exp()
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    if settings.kind == "cispo":
+        each = -clipped.detach() * gain * new
+        active = clipped != ratio
+    else:
+        each = -torch.minimum(ratio * gain, clipped * gain)
+        active = clipped * gain < ratio * gain
+    figures = {
+        "clipped": float(active.sum()),
+        "entropy_estimate": float(-new.detach().sum()),
+        "tokens": float(len(entries)),
+        "log_ratio": float((new - old).detach().abs().sum()),
+    }
+    if settings.importance_cap is not None:
+        gap = old - scores.columns[OLD_COLUMN][entries]
+        weight = shared(gap).exp()
+        each = each * weight.clamp(max=settings.importance_cap)
+        figures["sampler_gap"] = float(gap.abs().sum())
+        figures["capped"] = float((weight > settings.importance_cap).sum())
+    if settings.kl and reference is not None:
+        gap = reference[entries] - new
+        divergence = gap.exp() - gap - 1
+        each = each + settings.kl * divergence
+        figures["kl"] = float(divergence.detach().sum())
+    if settings.normalise == "sequence":
+        each = each / scores.counts.clamp(min=1)[owners]
+    return each.sum() / divisor, figures
+
+
+def old_column(settings: PolicySettings, columns: Collection[str]) -> str | None:
+    """The column with log π_old; None: it is the model itself."""
+    if TRAINER_COLUMN in columns:
+        return TRAINER_COLUMN
+    return OLD_COLUMN if OLD_COLUMN in columns and settings.importance_cap is None else None

@@ -1,0 +1,258 @@
+"""LoRA through peft: only small matrices next to frozen ones are trained; for export they are merged.
+
+Source: LoRA, arXiv:2106.09685; rsLoRA, arXiv:2312.03732. Initial weights are a function of the seed and of each
+matrix's name, drawn on the CPU, like those of models. Embeddings and whole modules can be trained next to it
+(`trained_parts`).
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.core.randomness import key_for
+from penstock.models.lora.settings import LoraSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.models.language_model import LanguageModel
+
+
+def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -> None:
+    """Freeze a model and add LoRA to its matrices, in place; its output does not change.
+
+    Raises:
+        ConfigError: It already has LoRA, or no matrices of these names.
+        MissingExtraError: peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingExtraError("peft", "lora") from error
+    import torch
+
+    if model.lora is not None:
+        raise ConfigError("the model already has LoRA; call merge_lora(model) first")
+    if not (hasattr(model, "inner") or hasattr(model, "unembedding")):
+        raise ConfigError("lora: a model of your own has none here; train a transformer of ours or one of transformers")
+    saved = _modules(model, settings.modules_to_save)
+    names = _targets(model, settings, saved)
+    inner = getattr(model, "inner", model)
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        target_modules=names,
+        lora_dropout=settings.dropout,
+        use_rslora=settings.rslora,
+        rank_pattern=dict(settings.rank_pattern),
+        alpha_pattern=dict(settings.alpha_pattern),
+    )
+    with warnings.catch_warnings():
+        # Of each matrix that is stored transposed (Conv1D), which peft then sets right.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
+        # A model of transformers itself, not what wraps it: peft reads its attributes.
+        inject_adapter_in_model(config, inner)  # type: ignore[arg-type]
+    for _, _, layer in _layers(model):
+        # Its dropout begins in training mode.
+        layer.train(model.training)  # type: ignore[attr-defined]
+    for name, weight in lora_weights(model.state_dict()).items():
+        if "lora_A" in name:
+            generator = torch.Generator("cpu").manual_seed(key_for(seed, "lora", name))
+            drawn = torch.empty(weight.shape)
+            torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
+            with torch.no_grad():
+                weight.copy_(drawn)
+    _train_embeddings(model, settings)
+    _train_modules(model, [name for name, _ in saved])
+    model.lora = settings
+
+
+def merge_lora(model: "LanguageModel") -> None:
+    """Merge LoRA into the model's matrices, in place; all weights become trainable again."""
+    for _, _, layer in _layers(model):
+        layer.merge()
+    settle_parts(model)
+    remove_lora(model)
+
+
+def settle_parts(model: "LanguageModel") -> None:
+    """Write embeddings and modules that were trained next to LoRA into the model, in place and exactly; LoRA stays."""
+    from penstock.models.lora.trained_parts import remove_parts
+
+    remove_parts(model, keep=True)  # type: ignore[arg-type]
+
+
+def remove_lora(model: "LanguageModel") -> None:
+    """Take LoRA out of a model, in place, so that it is what it was before; all weights become trainable again."""
+    from penstock.models.lora.trained_parts import remove_parts
+
+    remove_parts(model, keep=False)  # type: ignore[arg-type]
+    for parent, name, layer in list(_layers(model)):
+        setattr(parent, name, layer.get_base_layer())
+    # By it peft knows that a model has adapters.
+    vars(getattr(model, "inner", model)).pop("peft_config", None)
+    for weight in model.parameters():
+        weight.requires_grad_(True)
+    model.lora = None
+
+
+@contextmanager
+def lora_switched_off(model: "LanguageModel") -> Iterator[None]:
+    """Inside, the model computes what it would without LoRA: with the weights that it had before."""
+    from penstock.models.lora.trained_parts import trained_parts
+
+    layers = [layer for _, _, layer in _layers(model)]
+    parts = [part for _, _, part in trained_parts(model)]
+
+    def switch(off: bool) -> None:
+        for layer in layers:
+            layer._disable_adapters = off
+        for part in parts:
+            part.off = off
+
+    switch(True)
+    try:
+        yield
+    finally:
+        switch(False)
+
+
+def is_adapter_weight(name: str) -> bool:
+    """Whether a weight of this name is trained next to the model's own: of LoRA, or a part of another weight."""
+    from penstock.models.lora.trained_parts import is_trained_part
+
+    return ".lora_" in name or is_trained_part(name)
+
+
+def lora_weights(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """The weights that are trained next to the model's own; they share memory with the model if `weights` do.
+
+    One that several modules share comes once, under its first name.
+    """
+    found = {name: weight.detach().contiguous() for name, weight in weights.items() if is_adapter_weight(name)}
+    first = {weight.data_ptr(): name for name, weight in reversed(found.items())}
+    return {name: weight for name, weight in found.items() if first[weight.data_ptr()] == name}
+
+
+def without_lora(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """The other weights, under their names without LoRA."""
+    from penstock.models.lora.trained_parts import weight_of
+
+    others = {name: weight for name, weight in weights.items() if not is_adapter_weight(name)}
+    return {
+        weight_of(name.replace(".base_layer.", ".")): weight.detach().contiguous() for name, weight in others.items()
+    }
+
+
+def embedding_of(model: Any) -> Any:
+    """The embedding as a module."""
+    inner = getattr(model, "inner", None)
+    return model.embedding if inner is None else inner.get_input_embeddings()
+
+
+def head_of(model: Any) -> Any:
+    """The output matrix as a module; None: the model has none of its own."""
+    inner = getattr(model, "inner", None)
+    return model.unembedding if inner is None else inner.get_output_embeddings()
+
+
+def _targets(model: Any, settings: LoraSettings, saved: Sequence[tuple[str, Any]]) -> list[str]:
+    """Names of the matrices that get LoRA, as peft sees them."""
+    head, wanted = head_of(model), settings.targets
+    known = {name: module for name, module in _named(model) if is_matrix(module) and module is not head}
+    whole = [name for name in known if any(name == one or name.startswith(f"{one}.") for one, _ in saved)]
+    found = [name for name in known if name not in whole and (not wanted or name.endswith(wanted))]
+    if clash := [name for name in whole if wanted and name.endswith(wanted)]:
+        raise ConfigError(f"lora: {clash[0]} is in targets and in modules_to_save; choose one")
+    if not found:
+        ends = sorted({name.rsplit(".", 1)[-1] for name in known})
+        there = f"known: {', '.join(ends)}" if ends else "it has no linear layers, which alone can have LoRA here"
+        raise ConfigError(f"lora.targets {list(wanted)} match no matrix of the model; {there}")
+    for which in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(settings, which):
+            # As peft compares them.
+            if not any(re.match(rf"(.*\.)?({pattern})$", name) for name in found):
+                raise ConfigError(
+                    f"lora.{which}: {pattern!r} fits no matrix with LoRA; there are, among others, "
+                    f"{', '.join(found[:: max(1, len(found) // 6)])}"
+                )
+    return found
+
+
+def is_matrix(module: Any) -> bool:
+    """Whether LoRA can be added: a linear layer, also of GPT-2's kind, whose weight is transposed."""
+    from torch import nn
+
+    if isinstance(module, nn.Linear):
+        return True
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and module.weight.ndim == 2
+
+
+def _named(model: Any) -> Iterator[tuple[str, Any]]:
+    """Modules by the names that peft sees."""
+    inner = getattr(model, "inner", model)
+    yield from inner.named_modules()
+
+
+def _modules(model: Any, wanted: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """The modules with weights that are trained whole."""
+    named = list(_named(model))
+    chosen = [name for name, _ in named if name and wanted and name.endswith(wanted)]
+    for one in wanted:
+        if not any(name.endswith(one) for name in chosen):
+            ends = sorted(
+                {name.rsplit(".", 1)[-1] for name, _ in named if not name.rsplit(".", 1)[-1].isdigit()} - {""}
+            )
+            raise ConfigError(f"lora.modules_to_save: {one!r} is the end of no module's name; known: {', '.join(ends)}")
+    return [
+        (name, module)
+        for name, module in named
+        if any(name == one or name.startswith(f"{one}.") for one in chosen)
+        and next(module.parameters(recurse=False), None) is not None
+    ]
+
+
+def _train_modules(model: Any, names: Sequence[str]) -> None:
+    from penstock.models.lora.trained_parts import train_part
+
+    if names:
+        # Those of an embedding that is trained already are parametrizations of it.
+        modules = dict(_named(model))
+        weights = [weight for name in names for weight in modules[name].parameters(recurse=False)]
+        train_part(getattr(model, "inner", model), weights, None)
+
+
+def _train_embeddings(model: Any, settings: LoraSettings) -> None:
+    from penstock.models.lora.trained_parts import train_part
+
+    if settings.train_embeddings is None:
+        return
+    inner, head = getattr(model, "inner", model), head_of(model)
+    tables = [embedding_of(model), *([] if head is None else [head])]
+    weights = [weight for table in tables for weight in table.parameters(recurse=False)]
+    if settings.train_embeddings == "all":
+        train_part(inner, weights, None)
+        return
+    if model.new_rows is None:
+        raise ConfigError(
+            "lora.train_embeddings: new, but the tokenizer of the data has no entries that the model's had not; leave "
+            "it out, or set all"
+        )
+    chosen = {id(module) for _, module in _modules(model, settings.modules_to_save)}
+    if any(id(table) in chosen for table in tables):
+        raise ConfigError(
+            "lora: modules_to_save trains whole embeddings, and train_embeddings: new only their new rows; choose one"
+        )
+    train_part(inner, weights, (model.new_rows.first, model.new_rows.end))
+
+
+def _layers(model: Any) -> Iterator[tuple[Any, str, Any]]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer):
+                yield parent, name, child

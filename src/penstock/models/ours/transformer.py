@@ -1,0 +1,516 @@
+"""A decoder-only transformer over packed rows, written to be read from top to bottom.
+
+RMSNorm before each part (Zhang & Sennrich 2019), rotary positions (RoFormer, arXiv:2104.09864; halves of a head rotate,
+as in Llama's Hugging Face layout), grouped-query attention (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), no biases.
+Further prediction heads are blocks on the trunk that share norm and unembedding (Gloeckle et al. 2024,
+arXiv:2404.19737): the last block of the plain model is the head of distance 1.
+
+Positions and the attention function are given from outside. So the same code runs a packed row, sequences with a cache,
+and a part of a row; it knows nothing about documents.
+
+Initial weights are a function of the seed and of each weight's name, drawn on the CPU: the same on every device and
+rank, and for every weight that two models of different depth share.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+from penstock.core.errors import ConfigError
+from penstock.core.randomness import key_for
+from penstock.models.cache import Cache, LayerAttend
+from penstock.models.image_features import FeatureCache
+from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.lora.settings import LoraSettings, NewRows
+from penstock.models.ours.experts import Balance, Experts
+from penstock.models.ours.layers import Linear, RMSNorm, SwiGLU
+from penstock.models.ours.vision import VisionTower, check_images, with_images
+from penstock.models.recurrent.borders import Borders
+from penstock.models.recurrent.mixers import Carried, Mixer, RowDocuments, make_mixer
+from penstock.models.settings import BlockSettings, ModelSettings
+from penstock.models.vocabulary import with_mean_rows
+from penstock.plan.inputs import RowSlice
+from penstock.plan.inputs.media import BlankImage, RowMedia
+from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.prompt_images import PromptImages
+
+
+def rotary_angles(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., 1, head_width / 2] of positions [...]; angles in float32, as in transformers."""
+    steps = torch.arange(0, head_width, 2, device=positions.device).float() / head_width
+    angles = positions[..., None, None].float() * (1.0 / theta**steps)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate each pair (i, i + half) of a head by its angle; a new tensor, [..., heads, head_width]."""
+    cos, sin = rotary
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+@final
+class Attention(nn.Module):
+    """Projections to queries, keys and values, and to the output; `attend` does the rest."""
+
+    def __init__(self, settings: ModelSettings, qk_norm: bool) -> None:
+        super().__init__()
+        self.head_width = settings.each_head
+        queries, keys = settings.heads * self.head_width, settings.key_heads * self.head_width
+        self.query = Linear(settings.width, queries)
+        self.key = Linear(settings.width, keys)
+        self.value = Linear(settings.width, keys)
+        self.output = Linear(queries, settings.width)
+        self.query_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend) -> Tensor:
+        """[..., width] → the same."""
+        q, k, v = (part(x).unflatten(-1, (-1, self.head_width)) for part in (self.query, self.key, self.value))
+        q, k = self.query_norm(q), self.key_norm(k)
+        out: Tensor = self.output(attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(-2))
+        return out
+
+
+@final
+class Block(nn.Module):
+    """Attention or a recurrence, then the SwiGLU or one of experts, each added to its input.
+
+    A stochastic block has several ways to mix tokens, of which the first is its main one.
+    """
+
+    def __init__(self, settings: ModelSettings, kind: BlockSettings) -> None:
+        super().__init__()
+        main, *others = settings.mixers(kind)
+        self.attention_norm = RMSNorm(settings.width, settings.norm_eps)
+        self.mixer = make_mixer(settings, main) if main.is_recurrent else None
+        self.attention = None if main.is_recurrent else Attention(settings, main.qk_norm)
+        self.others = nn.ModuleList(
+            make_mixer(settings, other) if other.is_recurrent else Attention(settings, other.qk_norm)
+            for other in others
+        )
+        self.mlp_norm = RMSNorm(settings.width, settings.norm_eps)
+        self.mlp = SwiGLU(settings.width, settings.inner_width) if kind.experts is None else Experts(settings, kind)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        place: int,
+        attend: LayerAttend,
+        carried: Carried | None = None,
+        balance: Balance | None = None,
+        choice: int = 0,
+    ) -> Tensor:
+        """[..., width] → the same; `place` counts the attentions, or the recurrences, of the model."""
+        normed = self.attention_norm(x)
+        chosen = (self.attention or self.mixer) if choice == 0 else self.others[choice - 1]
+        if isinstance(chosen, Attention):
+            x = x + chosen(normed, rotary, place, attend)
+        else:
+            assert chosen is not None
+            if carried is None:
+                raise ConfigError("recurrent blocks must know the documents; give run(carried=…)")
+            x = x + chosen(normed, place, carried)
+        normed = self.mlp_norm(x)
+        out: Tensor = x + (self.mlp(normed, balance) if isinstance(self.mlp, Experts) else self.mlp(normed))
+        return out
+
+
+@final
+@dataclass(slots=True)
+class StepOfTraining:
+    """What a model must know of a training step.
+
+    Attributes:
+        seed: Of the training.
+        number: From 0.
+        tokens: Of all ranks, without padding.
+        evenness: Σ over experts' blocks and tokens of this rank; see `Balance`.
+    """
+
+    seed: int
+    number: int
+    tokens: int
+    evenness: Tensor | float = 0.0
+
+
+@final
+class Transformer(nn.Module):
+    """The model; make it with `build_model`, which initialises its weights.
+
+    Attributes:
+        settings: Its size and shape.
+        lora: The LoRA that trains next to it; see `add_lora`.
+        new_rows: Rows for entries that its tokenizer gained.
+        origin: The run or folder that its weights came from; None: they are new.
+        blocks: `layers` blocks, the last of which is the head of distance 1, then one for each further distance.
+        draws: Whether stochastic blocks draw their mixer in training; False: they take their main one.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        if settings.vocab_size is None:
+            raise ConfigError("model.vocab_size is not known yet; settings.with_vocabulary(tokenizer.vocab_size)")
+        self.settings = settings
+        self.lora: LoraSettings | None = None
+        self.new_rows: NewRows | None = None
+        self.origin: str | None = None
+        self.embedding = nn.Embedding(settings.vocab_size, settings.width)
+        kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
+        self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
+        self._places = settings.places()
+        self._step: StepOfTraining | None = None
+        self.draws = True
+        self.norm = RMSNorm(settings.width, settings.norm_eps)
+        self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
+        self.vision = None if settings.vision is None else VisionTower(settings, _plain_block, Linear, RMSNorm)
+
+    divisible_rows = True
+
+    @property
+    def uses_our_attention(self) -> bool:
+        """Whether attention alone mixes tokens."""
+        return not self.settings.is_recurrent
+
+    def forward(self, row: RowTensors) -> Tensor:
+        """Final hidden states [D, T, width] of a row, for each target distance."""
+        embedded = None
+        if self.vision is not None and row.source.media is not None:
+            embedded = with_images(self.embedding(row.tokens).to(self.compute_dtype), self.vision, row.source.media)
+        carried = None
+        if self.settings.is_recurrent:
+            carried = RowDocuments(Borders([0, *row.rule.pieces[:, 2]], self.device))
+        balance = None
+        if self.settings.has_experts and self._trains:
+            balance = Balance(row)
+        attention = row.attention
+        # A compiled model must not depend on the row's own arrays, which it would through the row's method.
+        attend = row.attend if row.others else lambda layer, q, k, v: attention(q, k, v)
+        hidden = self.run(row.tokens, row.positions, attend, embedded=embedded, carried=carried, balance=balance)
+        if balance is not None:
+            step = self._begun()
+            step.evenness = step.evenness + balance.evenness
+            hidden = balance.attach(hidden, step.tokens)
+        return hidden
+
+    def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
+        """Say which training step comes: stochastic blocks draw by it, and balance losses are divided by its tokens.
+
+        Args:
+            seed: Of the training.
+            number: Of the step, from 0.
+            tokens: Of all ranks, without padding.
+        """
+        self._step = StepOfTraining(seed, number, tokens)
+
+    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+        """Figures of the step.
+
+        Args:
+            total: Sums numbers over all ranks.
+
+        Returns:
+            `experts.evenness`, for a model with experts: 1 if each document uses all experts alike; at most the number
+            of experts by the number that a token goes to.
+        """
+        if not self.settings.has_experts:
+            return {}
+        step = self._begun()
+        [evenness] = total([float(step.evenness)])
+        blocks = sum(self.settings.block(layer).experts is not None for layer in range(self.settings.num_blocks))
+        return {"experts.evenness": evenness / (step.tokens * blocks)}
+
+    @property
+    def _trains(self) -> bool:
+        return self.training and torch.is_grad_enabled()
+
+    def _begun(self) -> StepOfTraining:
+        if self._step is None:
+            raise ConfigError(
+                "a model with experts or stochastic blocks must know the training step: call "
+                "model.begin_step(seed=…, number=step.index, tokens=step.num_tokens) before each; or model.eval()"
+            )
+        return self._step
+
+    def _choice(self, layer: int) -> int:
+        """Which way of mixing tokens a block takes: 0, its main one, unless it is stochastic and trains."""
+        kind = self.settings.block(layer)
+        if kind.mixer != "stochastic" or not (self._trains and self.draws):
+            return 0
+        step = self._begun()
+        bounds = list(accumulate(kind.shares))
+        drawn = bisect_right(bounds, key_for(step.seed, "mixer", step.number, layer) / 2**64 * bounds[-1])
+        return kind.ways.index(kind.choices[min(drawn, len(bounds) - 1)])
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: LayerAttend,
+        distances: int | None = None,
+        embedded: Tensor | None = None,
+        carried: Carried | None = None,
+        balance: Balance | None = None,
+    ) -> Tensor:
+        """Final hidden states, with `attend` as the attention.
+
+        Args:
+            tokens: int64 [...].
+            positions: int64 [...].
+            attend: Called once per block with attention, in order.
+            distances: Number of prediction heads to run; None: all.
+            embedded: [..., width] embeddings in place of those of the tokens, with features of images among them.
+            carried: The documents, for recurrent blocks.
+            balance: Where experts add how evenly they are used.
+
+        Returns:
+            [D, ..., width].
+        """
+        dtype, trunk = self.compute_dtype, self.settings.layers - 1
+        rotary = rotary_angles(positions, self.settings.each_head, self.settings.rope_theta, dtype)
+        x = self.embedding(tokens).to(dtype) if embedded is None else embedded
+
+        def block(layer: int, x: Tensor) -> Tensor:
+            choice = self._choice(layer)
+            out: Tensor = self.blocks[layer](x, rotary, self._places[layer][choice], attend, carried, balance, choice)
+            return out
+
+        for layer in range(trunk):
+            x = block(layer, x)
+        heads = range(trunk, trunk + (distances or self.settings.prediction_heads))
+        found = [block(layer, x) for layer in heads]
+        out: Tensor = self.norm(torch.stack(found))
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in float32 or wider."""
+        weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
+        scores = linear(hidden, weight.to(hidden.dtype))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if (most := self.settings.logit_softcap) is not None:
+            scores = most * (scores / most).tanh()
+        return scores
+
+    def packing(self, slots: int) -> PackingVerdict:
+        """Documents may share any row: only attention mixes tokens, and it sees one document at a time."""
+        return PackingVerdict(slots)
+
+    def new_cache(self, sequences: int, capacity: int) -> Cache:
+        """An empty cache for `sequences` sequences of at most `capacity` tokens."""
+        # Only main mixers write texts.
+        mains = [self.settings.mixers(self.settings.block(layer))[0] for layer in range(self.settings.layers)]
+        windows = tuple(main.sliding_window for main in mains if not main.is_recurrent)
+        return Cache(
+            layers=len(windows),
+            sequences=sequences,
+            capacity=capacity,
+            kv_heads=self.settings.key_heads,
+            head_width=self.settings.each_head,
+            device=self.device,
+            dtype=self.compute_dtype,
+            windows=windows,
+            softcap=self.settings.attention_softcap,
+            recurrent=any(main.is_recurrent for main in mains),
+        )
+
+    @torch.no_grad()
+    def extend(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Cache,
+        sequences: Tensor | None = None,
+        images: Sequence[PromptImages | None] | None = None,
+    ) -> Tensor:
+        """Append new tokens to sequences, which grow by `lengths`.
+
+        Args:
+            tokens: int64 [B, n] on the model's device, right-padded with any id.
+            lengths: int64 [B], preferably on the CPU: tokens of each row. Results of a row with 0 are undefined.
+            cache: From `new_cache`.
+            sequences: int64 [B]: the cache's sequence of each row; None: all, in order.
+            images: Of each row's prompt; None: there are none.
+
+        Returns:
+            Logits [B, vocab] after each row's last new token.
+
+        Raises:
+            ConfigError: Shapes do not fit, or a sequence exceeds the cache's capacity.
+        """
+        growth = cache.growth(tokens, lengths, sequences)
+        embedded = None if images is None else self._embedded(tokens, growth.parts(images))
+        carried = growth if self.settings.is_recurrent else None
+        hidden = self.run(tokens, growth.positions, growth.attend, distances=1, embedded=embedded, carried=carried)[0]
+        growth.done()
+        return self.logits(hidden[growth.last])
+
+    def _embedded(self, tokens: Tensor, parts: Sequence[RowMedia | None]) -> Tensor | None:
+        """Embeddings [B, n, width] of new tokens, with features of images at their slots; None: there are none."""
+        if self.vision is None or not any(parts):
+            return None
+        found = list(self.embedding(tokens).to(self.compute_dtype))
+        for row, media in enumerate(parts):
+            if media:
+                found[row] = with_images(found[row], self.vision, media)
+        return torch.stack(found)
+
+    def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
+        """Keep the features of images in a folder."""
+        self.expect_images(blank)
+        assert self.vision is not None
+        self.vision.cache = FeatureCache(folder, dict(self.vision.named_parameters()))
+
+    def expect_images(self, blank: BlankImage) -> None:
+        """Check that its vision tower reads images of this kind."""
+        if self.vision is None:
+            raise ConfigError("the model has no vision tower, so it cannot read images; set model.vision")
+        check_images(self.vision, blank)
+
+    def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
+        """A row on the model's device, ready for this model's attention.
+
+        Raises:
+            ConfigError: As `RowTensors.of`.
+        """
+        return RowTensors.of(
+            row,
+            device=self.device,
+            dtype=self.compute_dtype,
+            backend=backend,
+            windows=self.settings.windows,
+            softcap=self.settings.attention_softcap,
+            vocab_size=self.vocab_size,
+        )
+
+    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+        """This rank's part of a row that several ranks share, ready for this model's attention.
+
+        Args:
+            part: What `row.split` gives.
+            group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension; None: all ranks.
+            backend: per_document, varlen, dense or auto.
+
+        Raises:
+            ConfigError: The model has recurrent blocks or experts, or as `RowTensors.of_slice`.
+            DistributedError: The group is not the one that the row was split for.
+        """
+        if self.settings.is_recurrent:
+            raise ConfigError("recurrent blocks need whole documents; train this model without context parallelism")
+        if self.settings.has_experts:
+            raise ConfigError(
+                "the balance loss of experts needs whole documents; train this model without context parallelism"
+            )
+        return RowTensors.of_slice(
+            part,
+            group,
+            device=self.device,
+            dtype=self.compute_dtype,
+            backend=backend,
+            windows=self.settings.windows,
+            softcap=self.settings.attention_softcap,
+            vocab_size=self.vocab_size,
+        )
+
+    def requirements(self) -> InputRequirements:
+        """What a loader must provide for it."""
+        return self.settings.requirements()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding, under transformers' name: `check_isolation` needs it to trace tokens."""
+        return self.embedding
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of known ids."""
+        return self.embedding.num_embeddings
+
+    def grow_vocabulary(self, size: int) -> int:
+        """See `LanguageModel`."""
+        tables: list[Any] = [self.embedding, *([] if self.unembedding is None else [self.unembedding])]
+        first = len(self.embedding.weight)
+        for table in tables:
+            old = table.weight
+            table.weight = nn.Parameter(with_mean_rows(old.detach(), size), requires_grad=old.requires_grad)
+        self.embedding.num_embeddings = size
+        if self.unembedding is not None:
+            self.unembedding.out_features = size
+        self.settings = replace(self.settings, vocab_size=size)
+        return first
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.embedding.weight.device
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of the settings if weights are in float32, otherwise that of the weights."""
+        kept = self.embedding.weight.dtype
+        return getattr(torch, self.settings.dtype) if kept == torch.float32 else kept
+
+    @property
+    def prediction_weights(self) -> tuple[float, ...]:
+        """How much each target distance counts in the loss."""
+        return self.settings.distance_weights
+
+
+def _plain_block(settings: ModelSettings) -> Block:
+    return Block(settings, BlockSettings())
+
+
+def empty_transformer(settings: ModelSettings, device: torch.device | str, dtype: torch.dtype) -> Transformer:
+    """A transformer with uninitialised weights."""
+    with torch.device("meta"), _WithoutInit():
+        model = Transformer(settings)
+
+    def allocated(weight: Tensor) -> Tensor:
+        # As `to_empty` does, which imports sympy for it.
+        return torch.empty(weight.shape, dtype=dtype if weight.is_floating_point() else weight.dtype, device=device)
+
+    model._apply(allocated)
+    return model
+
+
+@final
+class _WithoutInit(TorchFunctionMode):
+    """Leaves out `torch.nn.init`, which imports torch's compiler (seconds) to fill weights without memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def initialise(model: Transformer, seed: int) -> None:
+    """Initialise weights: norms with 1, all others from a normal distribution.
+
+    Weights that write to the residual stream are smaller by √(2 × layers), so that its variance does not grow with
+    depth.
+
+    Source: GPT-2 (Radford et al. 2019), section 2.3.
+    """
+    settings = model.settings
+    for name, module in model.named_modules():
+        if isinstance(module, Mixer):
+            module.initialise(torch.Generator("cpu").manual_seed(key_for(seed, "weights", name)))
+    for name, weight in model.named_parameters():
+        if name.endswith(("decay_log", "step_bias")):
+            continue
+        if weight.ndim == 1:
+            nn.init.ones_(weight)
+            continue
+        writes = name.endswith(("output.weight", "down.weight"))
+        std = settings.init_std / (2 * settings.layers) ** 0.5 if writes else settings.init_std
+        generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * std)

@@ -1,0 +1,107 @@
+"""The vision tower of our transformer: patches of images become features of the text's width.
+
+A Vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929) without a class token: a linear embedding of each
+patch, a learned vector for its place, blocks in which all patches of an image see each other, and a projection to the
+width of the text. The features take the places of the image's slots in the text (as in LLaVA, Liu et al. 2023,
+arXiv:2304.08485).
+"""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from penstock.core.errors import ConfigError
+from penstock.models.image_features import FeatureCache
+from penstock.models.settings import ModelSettings
+from penstock.plan.inputs.media import BlankImage, RowMedia
+
+MakeBlock = Callable[[ModelSettings], nn.Module]
+
+
+@final
+class VisionTower(nn.Module):
+    """Features of images.
+
+    Args:
+        settings: Of the whole model.
+        make_block, make_linear, make_norm: The parts that text and images share.
+    """
+
+    def __init__(self, settings: ModelSettings, make_block: MakeBlock, make_linear: Any, make_norm: Any) -> None:
+        super().__init__()
+        assert settings.vision is not None
+        own = settings.vision
+        self.settings = own
+        self.cache: FeatureCache | None = None
+        inner = settings.of_vision
+        self.embedding = make_linear(own.patch_values, own.width)
+        self.places = nn.Parameter(torch.empty(own.patches, own.width))
+        self.blocks = nn.ModuleList(make_block(inner) for _ in range(own.layers))
+        self.norm = make_norm(own.width, settings.norm_eps)
+        self.projection = make_linear(own.width, settings.width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[images, patches, 3 × patch²] → [images × patches, width of the text]."""
+        x = self.embedding(pixels) + self.places.to(pixels.dtype)
+        # Places are learned, so nothing is rotated: cosines of 1, sines of 0.
+        half = self.settings.width // self.settings.heads // 2
+        rotary = x.new_ones(half), x.new_zeros(half)
+        for number, block in enumerate(self.blocks):
+            x = block(x, rotary, number, _attend)
+        out: Tensor = self.projection(self.norm(x)).flatten(0, 1)
+        return out
+
+
+def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of all patches of an image to each other, [images, patches, heads, dim]."""
+    q, k, v = (part.transpose(1, 2) for part in (query, key, value))
+    return scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def check_images(tower: VisionTower, blank: BlankImage) -> None:
+    """Refuse images of another processor.
+
+    Raises:
+        ConfigError: The images were made for other patches, or stand at another token.
+    """
+    settings = tower.settings
+    found, expected = int(blank.tokens[0]), settings.image_token
+    shape = tuple(blank.arrays["pixel_values"].shape[1:])
+    if found != expected or shape != (settings.patches, settings.patch_values):
+        raise ConfigError(
+            f"the data's images stand at token {found} with patches of {shape[1]} values, {shape[0]} an image; the "
+            f"model expects token {expected}, {settings.patch_values} values, {settings.patches} an image: set "
+            "model.vision as the processor of the data"
+        )
+
+
+def with_images(x: Tensor, tower: VisionTower, media: RowMedia) -> Tensor:
+    """Embeddings [T, width] with the features of a row's images at their slots.
+
+    Raises:
+        ConfigError: As `check_images`.
+    """
+    check_images(tower, media.blank)
+    settings = tower.settings
+    arrays = media.arrays if len(media) else media.blank.arrays
+
+    def features_of_all() -> Tensor:
+        found: Tensor = tower(torch.from_numpy(arrays["pixel_values"]).to(x.device, x.dtype))
+        return found
+
+    if tower.cache is not None and media.keys:
+        slots = [settings.patches] * len(media)
+        [features] = tower.cache.rows(media.keys, slots, lambda: [features_of_all()], x.device)
+        features = features.to(x.dtype)
+    else:
+        features = features_of_all()
+    if not len(media):
+        # All weights have gradients on each rank, whatever its rows hold.
+        nothing: Tensor = 0 * features.sum()
+        return x + nothing
+    places = torch.from_numpy(media.slots).to(x.device)
+    placed: Tensor = x.index_copy(0, places, features)
+    return placed

@@ -1,0 +1,258 @@
+"""Puts our attention into a model of transformers, and provides the reference that shows whether this is exact.
+
+The reference is the model's logits for one document alone, as transformers runs it; all other results are compared with
+it. A model with unusable logits is refused when it is loaded.
+
+Our attention is a function named "penstock" in transformers' attention interface. Models pass keyword arguments down
+to it, and `penstock_attend` among them is the function to call.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import ConfigError
+from penstock.models.isolation import WINDOWS, describe, largest_difference, spread, tolerance
+from penstock.models.recurrent.packages import PACKAGES, is_installed
+from penstock.models.without_dropout import evaluating
+
+Result = TypeVar("Result")
+TRIAL, PROMPT = 16, 9
+"""Tokens of the test document, and of its beginning that serves as a prompt."""
+
+NAME = "penstock"
+"""Of our attention in transformers' attention interface."""
+_UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
+"""Arguments of some models to their attention that ours does not support."""
+
+
+def trial_tokens(inner: Any) -> Tensor:
+    """The test document, int64 [TRIAL], on the model's device."""
+    weight = inner.get_input_embeddings().weight
+    # Not from 0, which often is padding: RoBERTa counts positions from 1, but from 0 where padding comes first.
+    return (torch.arange(TRIAL, device=weight.device) * 7 + 3) % len(weight)
+
+
+def true_logits(inner: Any) -> Tensor:
+    """[TRIAL, vocabulary]: transformers' own logits of the test document alone.
+
+    Raises:
+        ConfigError: The model cannot be run, its logits are NaN, or it is not causal.
+    """
+    with evaluating(inner):
+        whole, part = attempt(inner, lambda: [_document(inner, trial_tokens(inner)[:n]) for n in (TRIAL, PROMPT)])
+    if bool(whole.isnan().any()):
+        raise ConfigError(f"{describe(inner)}: its logits of {TRIAL} tokens are NaN; load it with dtype float32")
+    # The median, not the maximum: in half precision a mixture of experts may route a token differently.
+    far = float((part - whole[:PROMPT]).float().nan_to_num().abs().amax(-1).median()) / spread(whole)
+    if not far <= tolerance(whole.dtype):
+        raise ConfigError(
+            f"{describe(inner)} is not a causal language model: logits of a token change by {far:.2g} standard "
+            "deviations with later tokens, so it cannot be trained, scored or used for generation; take another model"
+        )
+    return whole
+
+
+def _document(inner: Any, tokens: Tensor) -> Tensor:
+    restart_rotary(inner)
+    logits: Tensor = inner(input_ids=tokens[None], use_cache=False).logits
+    if logits.shape[:2] != (1, len(tokens)):
+        raise ValueError(f"logits of shape {list(logits.shape)} for {len(tokens)} tokens")
+    return logits[0]
+
+
+def distance(found: Tensor, truth: Tensor) -> float:
+    """Largest difference of logits, in standard deviations of the true ones."""
+    return largest_difference(found.to(truth.dtype), truth) / spread(truth)
+
+
+def rounding(inner: Any) -> float:
+    """The largest `distance` that counts as rounding."""
+    return tolerance(next(inner.parameters()).dtype)
+
+
+def attempt(inner: Any, run: Callable[[], Result]) -> Result:
+    """Run a model with code that is not ours.
+
+    Raises:
+        ConfigError: It raised an error other than lack of memory.
+    """
+    try:
+        return run()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        found = f"{describe(inner)} cannot be run on tokens alone by {_transformers()}: {one_line(error)}"
+        kernels = [name for name in PACKAGES if is_installed(name)]
+        if kernels and next(inner.parameters()).device.type == "cpu":
+            raise ConfigError(
+                f"{found}. Perhaps because {', '.join(kernels)} are installed, need CUDA, and are taken by "
+                "transformers on the CPU too: uninstall them, or load the model on a GPU"
+            ) from error
+        raise ConfigError(
+            f"{found}; install what it needs or another version of transformers, or take a text-only model"
+        ) from error
+
+
+def _transformers() -> str:
+    from transformers import __version__
+
+    return f"transformers {__version__}"
+
+
+def one_line(error: BaseException) -> str:
+    """An error of other people's code, in one line of at most 300 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+def restart_rotary(inner: Any) -> None:
+    """Reset rotary frequencies of type `dynamic`, which depend on the longest document so far."""
+    for module in inner.modules():
+        if "dynamic" not in str(getattr(module, "rope_type", "")):
+            continue
+        for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+            setattr(module, name, module.original_max_seq_len)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            original = getattr(module, name.replace("inv_freq", "original_inv_freq"), None)
+            if name.endswith("inv_freq") and "original" not in name and original is not None:
+                setattr(module, name, original.to(buffer.device))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """The attention that a model needs."""
+
+    layers: int
+    kv_heads: int
+    head_width: int
+    windows: tuple[int | None, ...]
+    """Of each layer."""
+    softcap: float | None = None
+    """Scores are kept within ± this number."""
+
+    @property
+    def window(self) -> int | None:
+        """The smallest; None: no layer has one."""
+        return min((one for one in self.windows if one is not None), default=None)
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention function: [B, heads, n, dim] each → [B, n, heads, dim]."""
+    attend = given.get("penstock_attend")
+    unsupported = [name for name in _UNSUPPORTED if given.get(name) is not None]
+    if given.get("dropout"):
+        unsupported.append("dropout")
+    if attend is None or unsupported or attention_mask is not None:
+        raise ConfigError(
+            f"{type(module).__name__}: our attention cannot replace its own ({', '.join(unsupported) or 'a mask'}); "
+            "load it with attn_implementation='sdpa'"
+        )
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    scaling, dim = given.get("scaling"), query.shape[-1]
+    if scaling is not None and abs(scaling * dim**0.5 - 1) > 1e-6:
+        q = q * (scaling * dim**0.5)
+    return attend(module.layer_idx, q, k, v, given.get("sliding_window"), given.get("softcap")), None
+
+
+def use_attention(inner: Any, name: str) -> None:
+    """Choose the attention of a model's text; that of a tower for images or sounds stays transformers' own."""
+    config = inner.config
+    has_tower = any(getattr(config, name, None) is not None for name in ("vision_config", "audio_config"))
+    if has_tower and getattr(config, "text_config", None) is not None:
+        inner.set_attn_implementation({"text_config": name})
+    else:
+        inner.set_attn_implementation(name)
+
+
+@contextmanager
+def with_our_attention(inner: Any) -> Iterator[None]:
+    """Our attention in a model's text within the block; calls must give `penstock_attend`."""
+    config = inner.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def values_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None) -> Tensor:
+    """Attention of each token to itself only: its own values; for testing a model."""
+    return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
+
+
+@final
+class UnfitAttentionError(Exception):
+    """Why our attention cannot replace a model's own."""
+
+
+def take_attention(inner: Any) -> AttentionShape:
+    """Put our attention into a model; returns what the model needs of it.
+
+    Raises:
+        UnfitAttentionError: Our attention does not fit.
+    """
+    # Here, not at the top: our own models load without transformers.
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attend)
+    seen: list[tuple[int, tuple[int, int]]] = []
+    windows: dict[int, int | None] = {}
+    softcaps: set[float | None] = set()
+
+    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None) -> Tensor:
+        if k.shape != v.shape or q.shape[3] != k.shape[3]:
+            raise UnfitAttentionError("heads of keys and values differ in width")
+        seen.append((layer, (k.shape[2], k.shape[3])))
+        windows[layer] = window
+        softcaps.add(softcap)
+        return values_alone(layer, q, k, v, window, softcap)
+
+    with evaluating(inner):
+        try:
+            use_attention(inner, NAME)
+            # Dropout is passed only in training mode.
+            inner.train()
+            inner(input_ids=trial_tokens(inner)[None, :2], use_cache=False, penstock_attend=record)
+        except (UnfitAttentionError, torch.OutOfMemoryError):
+            raise
+        except ConfigError as error:
+            # The message's cure is for users who chose our attention themselves.
+            raise UnfitAttentionError(str(error).partition(";")[0]) from None
+        except Exception as error:
+            raise UnfitAttentionError(f"our attention cannot replace its own ({one_line(error)})") from None
+    layers, shapes = [layer for layer, _ in seen], {shape for _, shape in seen}
+    if not seen or len(set(layers)) != len(layers):
+        raise UnfitAttentionError(
+            "a layer attends several times" if seen else "its layers have their own attention code"
+        )
+    if sorted(layers) != list(range(len(layers))) or len(shapes) != 1:
+        raise UnfitAttentionError("its layers are of different kinds")
+    kv_heads, head_width = shapes.pop()
+    config = inner.config.get_text_config()
+    if len(layers) != getattr(config, "num_hidden_layers", None):
+        raise UnfitAttentionError(f"it has layers other than the {len(layers)} with attention")
+    if len(softcaps) > 1:
+        raise UnfitAttentionError("its layers keep scores within different numbers")
+    each = tuple(windows[layer] for layer in sorted(layers))
+    if _masks_more(config, set(each)):
+        raise UnfitAttentionError("its mask hides more than its attention function can know")
+    return AttentionShape(
+        layers=len(layers), kv_heads=kv_heads, head_width=head_width, windows=each, softcap=softcaps.pop()
+    )
+
+
+def _masks_more(config: Any, windows: set[int | None]) -> bool:
+    """Whether the model's settings name a window that its attention function does not receive."""
+    named = {name: getattr(config, name, None) for name in WINDOWS}
+    if not getattr(config, "use_sliding_window", True):
+        named = {name: length for name, length in named.items() if "sliding" not in name}
+    return any(isinstance(length, int) and length > 0 and length not in windows for length in named.values())

@@ -1,0 +1,84 @@
+"""Rows and steps as torch tensors, for any loop.
+
+Arrays become tensors without a copy where the dtype is right and the device is the CPU.
+"""
+
+from collections import deque
+from typing import Any
+
+from penstock.core.errors import MissingExtraError
+from penstock.core.suggestions import suggests
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "train") from error
+
+import numpy as np
+
+from penstock.plan.inputs.model_input import ModelInput
+
+_INT64 = ("tokens", "targets", "positions")
+"""Fields that torch needs in int64; converted on the device, so that fewer bytes are copied."""
+
+_in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
+"""Copies to a GPU in progress, with the page-locked memory that they read: the loader must not refill it until then."""
+
+
+@suggests
+def to_torch(
+    row: ModelInput, device: torch.device | str | None = None, non_blocking: bool = True
+) -> dict[str, torch.Tensor | int | None]:
+    """The fields of a row by name: arrays as tensors (tokens, targets, positions in int64), numbers as they are.
+
+    Args:
+        row: A row of a loader.
+        device: Target device; None: the CPU, sharing memory with the row's arrays if dtypes agree.
+        non_blocking: Copy from page-locked memory without waiting.
+    """
+    fields = {
+        name: getattr(row, name)
+        for name in (
+            "tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "max_seqlen", "num_tokens",
+            "source_ids", "prefix_lengths", "prefix", "reach", "columns",
+        )
+    }  # fmt: skip
+    return as_tensors(fields, device, non_blocking)
+
+
+def as_tensors(fields: dict[str, Any], device: torch.device | str | None, non_blocking: bool) -> dict[str, Any]:
+    """Arrays as tensors, those of `_INT64` in int64; numbers as they are."""
+    held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+    moved: dict[str, Any] = (
+        dict(held) if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
+    )
+    if device is not None and non_blocking and torch.device(device).type == "cuda":
+        _hold(list(held.values()), torch.device(device))
+    for name in _INT64:
+        if (tensor := moved.get(name)) is not None and tensor.dtype != torch.int64:
+            moved[name] = tensor.long()
+    if fields.get("columns"):
+        moved["columns"] = as_tensors(dict(fields["columns"]), device, non_blocking)
+    return {**fields, **moved}
+
+
+def unknown_id(row: ModelInput, known: int) -> str | None:
+    """A token id of a row that is not below `known`, with its place, for messages; None: there is none."""
+    slot = int(row.tokens.argmax())
+    if row.tokens[slot] < known:
+        return None
+    place = "padding (the loader's pad_id)" if slot >= row.num_tokens else f"slot {slot} of a row"
+    return f"token id {int(row.tokens[slot])} in {place}"
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _hold(tensors: list[torch.Tensor], device: torch.device) -> None:
+    while _in_flight and _in_flight[0][0].query():
+        _in_flight.popleft()
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()
+        event.record()
+    _in_flight.append((event, tensors))

@@ -1,0 +1,614 @@
+"""The loader: steps of model inputs, blended, shuffled, packed, resumable at every step.
+
+Every rank runs the same plan and fills only its own rows. With `threads` > 0, worker threads take turns planning and
+fill steps in parallel; with 0, everything runs in the caller's thread. The steps are the same bit for bit. Prefetching
+is never part of a state: `step.resume_state` is the position after that step.
+
+Only the consumer knows which of the returned steps are trained, since some consumers take steps ahead of training. So
+`state_dict()` is refused while an iterator that returned a step is alive.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, cast, final
+
+from penstock.core.errors import ConfigError, StateError
+from penstock.core.notebook import card, table
+from penstock.core.suggestions import suggests
+from penstock.data.shards import Corpus, TokenizerInfo
+from penstock.plan.inputs import EVERYTHING, Attention
+from penstock.plan.inputs.media import BlankImage
+from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.loader import companion as companions
+from penstock.plan.loader import state as states
+from penstock.plan.loader.buffers import heap, pinned
+from penstock.plan.loader.companion import Companion
+from penstock.plan.loader.data_parallel import DataParallel, refuse_worker_process
+from penstock.plan.loader.explain import PieceOrigin, explain
+from penstock.plan.loader.extras import Extras
+from penstock.plan.loader.fetching import Fetching, StepsAhead, Traffic
+from penstock.plan.loader.fill import Fill
+from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
+from penstock.plan.loader.mixture import Mixture, Sources, whole
+from penstock.plan.loader.places import Start, read_place
+from penstock.plan.loader.plan import Plan
+from penstock.plan.loader.plan_settings import PlanSettings
+from penstock.plan.loader.standing import place_after
+from penstock.plan.loader.step_iterator import StepPipeline
+from penstock.plan.loader.steps import Step, StepPlan, StepPlanner, StepState, Watch, replay_progress
+from penstock.plan.loader.target_watch import TargetWatch
+from penstock.plan.packing import Packing
+
+
+@suggests
+@final
+class Loader:
+    """Model inputs from a mixture, one optimiser step after another.
+
+    ```python
+    loader = ps.Loader({"data/web": 0.7, "data/code": 0.3}, sequence_length=4096, rows_per_step=64, seed=7)
+    for step in loader:
+        for row in step: ...
+        save(step.resume_state)
+    ```
+
+    Iterating goes on where the last iteration stopped being consumed; it ends when every source has had its
+    `max_epochs`. A last, short step is filled up with empty rows, so that all ranks have as many.
+
+    Args:
+        mixture: The sources; a single `Source`, a path, an opened dataset, a list of these, or a mapping of path →
+            share will do.
+        sequence_length: Token slots of a row.
+        rows_per_step: Rows of one optimiser step over all ranks; or a batch ramp, first step → rows from it on:
+            `{0: 32, 1000: 64}`.
+        seed: Seed of orders and keys.
+        data_parallel: This process's rank: `DataParallel`, (rank, size), or a torch DeviceMesh, whose dimensions for
+            tensor, pipeline, expert and context parallelism give the same rows. May be left out only when there is one
+            process.
+        packing: `best_fit` (default), `best_fit_decreasing`, `next_fit`, `concat` or `none`.
+        window_rows: Rows that are open together when packing. With `next_fit`, `concat` and `none` it changes no row,
+            only how many are planned at a time.
+        patches_per_row: Maximum patches of the images of a row (packing `best_fit`), so that no step needs much more
+            memory or time for its vision tower than others; a document with more is too long. 1.25 times the mean need
+            leaves hardly any slot empty. None: no limit.
+        documents_per_row: Maximum documents of a row, with any packing; a row that has as many is full. By default what
+            `cu_seqlens_capacity` of the requirements has room for, else no limit.
+        max_document_tokens: Maximum tokens of a document: a longer one is treated as its source's `too_long` says, as
+            if rows were this long. Sources may have their own. None: as many as a row holds.
+        requirements: What the model needs; everything in int32 when None.
+        attention: "row" lets the documents of a row see each other: positions and `cu_seqlens` then run over the row,
+            while targets, loss weights and `document_ids` stay as they are. It is there to reproduce baselines. By
+            default what `requirements` say, and "document" when they say nothing. Plan and states are the same.
+        pad_id: Token id in padding; it is never a target.
+        threads: Filling threads; 0 does all in the caller's thread.
+        prefetch: Steps that are prepared ahead, at most; none are without threads.
+        pin_memory: Write into page-locked memory; by default when CUDA is there and torch is already imported. Copy
+            such rows with `penstock.to_torch`: it holds them until the GPU has read them, and the loader fills
+            buffers again that have no holder.
+        companion: Makes something more of each row, in the filling threads; it becomes the row's `distillation`.
+        sum_over_ranks: Sums numbers over all ranks in float64, such as an all-reduce: called with a list on every
+            rank, for each step in order, by the thread that takes the step. With it, objectives written in Python run
+            only for this rank's rows, and the ranks' loss weights are added up; without it, each rank runs them for
+            all rows, because every rank needs the sum. It is not called if no source has such an objective.
+        image_cache: Folder for processed images, without loss; from the second time on, an image costs a fifth or less.
+            Several processes and runs may share it. None: images are decoded and processed whenever they are needed.
+        image_cache_bytes: Maximum bytes of that folder, 64 GiB by default; beyond it, what was least used goes.
+        prefetch_bytes: Maximum bytes of processed images in steps that are prepared ahead, 4 GiB by default; one step
+            is always made.
+        cache: Folder for what is fetched of sources in object stores; ranks and runs may share it. None: the
+            environment's `PENSTOCK_CACHE`, else the user's cache folder.
+        cache_bytes: Maximum bytes of all remote sources in that folder; beyond it, what was used least recently goes.
+            Ranks of one machine share the folder, and should have the same number. None: no limit.
+        continue_from: Where the sources of another loader stood after one of its steps, `Step.place`: sources of the
+            same name go on there, and new ones begin at their beginning. Shares, limits, objectives and the form of
+            rows may be others; a dataset may have grown at its end. None: all begin at their beginning.
+        first_step: Number of the first step, for changes of shares and a batch ramp that count on.
+
+    Raises:
+        ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
+        DistributedError: Several processes, and `data_parallel` was left out.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture | Sources,
+        *,
+        sequence_length: int,
+        rows_per_step: int | Mapping[int, int],
+        seed: int = 0,
+        data_parallel: DataParallel | tuple[int, int] | Any | None = None,
+        packing: Packing = "best_fit",
+        window_rows: int = 1024,
+        patches_per_row: int | None = None,
+        documents_per_row: int | None = None,
+        max_document_tokens: int | None = None,
+        requirements: InputRequirements | None = None,
+        attention: Attention | None = None,
+        pad_id: int = 0,
+        threads: int = 1,
+        prefetch: int = 2,
+        pin_memory: bool | None = None,
+        companion: Companion | None = None,
+        sum_over_ranks: Callable[[list[float]], Sequence[float]] | None = None,
+        image_cache: str | Path | None = None,
+        image_cache_bytes: int = BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        cache: str | Path | None = None,
+        cache_bytes: int | None = None,
+        continue_from: Mapping[str, Any] | None = None,
+        first_step: int = 0,
+    ) -> None:
+        given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
+        self.settings = PlanSettings(
+            sequence_length=whole("sequence_length", sequence_length),
+            rows_per_step=rows_per_step,
+            seed=whole("seed", seed),
+            packing=packing,
+            window_rows=whole("window_rows", window_rows),
+            patches_per_row=_whole_or_none("patches_per_row", patches_per_row),
+            documents_per_row=_whole_or_none("documents_per_row", documents_per_row),
+            max_document_tokens=_whole_or_none("max_document_tokens", max_document_tokens),
+        )
+        threads, prefetch, pad_id = whole("threads", threads), whole("prefetch", prefetch), whole("pad_id", pad_id)
+        if not 0 <= pad_id < 2**31:
+            raise ConfigError(f"pad_id must be a token id, 0 … 2^31 − 1, got {pad_id}")
+        self.data_parallel = DataParallel.of(data_parallel)
+        for _, rows in self.settings.ramp.phases:
+            self.data_parallel.rows(rows)
+        if threads < 0 or prefetch < 1:
+            raise ConfigError(f"threads must be at least 0 and prefetch at least 1, got {threads} and {prefetch}")
+        self.requirements = EVERYTHING if requirements is None else requirements
+        if not isinstance(self.requirements, InputRequirements):
+            raise ConfigError(f"requirements must be penstock.InputRequirements, got {requirements!r}")
+        if attention is not None:
+            own = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
+            self.requirements = self.requirements.merge(own)
+        self.requirements.require_effect()
+        self.settings = self.settings.within(self.requirements)
+        if cache_bytes is not None and (cache_bytes := whole("cache_bytes", cache_bytes)) < 1:
+            raise ConfigError(f"cache_bytes must be at least 1, got {cache_bytes}")
+        self.datasets: list[Any] = [source.open(cache) for source in given.sources]
+        self.mixture = given.weighed(self.datasets)
+        _require_one_tokenizer(self.mixture, self.datasets)
+        self._threads, self._prefetch_steps, self._companion = threads, prefetch, companion
+        self._prefetch_bytes = whole("prefetch_bytes", prefetch_bytes)
+        if self._prefetch_bytes < 1:
+            raise ConfigError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
+        self._for_pickling: dict[str, Any] = {
+            "pad_id": pad_id,
+            "threads": threads,
+            "prefetch": prefetch,
+            "pin_memory": pin_memory,
+            "prefetch_bytes": self._prefetch_bytes,
+        }
+        if image_cache is not None:
+            self._for_pickling |= {"image_cache": str(image_cache), "image_cache_bytes": image_cache_bytes}
+        if cache is not None or cache_bytes is not None:
+            self._for_pickling |= {"cache": None if cache is None else str(cache), "cache_bytes": cache_bytes}
+        self._start = Start(
+            step=_step_number(first_step), place=None if continue_from is None else read_place(continue_from)
+        )
+        pin = _cuda_in_use() if pin_memory is None else pin_memory
+        self._plan = self.new_plan()
+        self._extras = Extras(
+            self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing,
+            self.settings.sequence_length, (image_cache, whole("image_cache_bytes", image_cache_bytes)),
+        )  # fmt: skip
+        self._fill = Fill(
+            self.datasets,
+            self.settings.sequence_length,
+            self.requirements,
+            pad_id,
+            self._plan.rewritings,
+            self._extras,
+            keep=2 * (prefetch + threads + 2),
+            allocate=pinned if pin else heap,
+        )
+        self._accompany = companions.begin(companion, self.mixture, self.datasets, self._plan.rewritings)
+        in_python = any(rewriting.runs_in_python for rewriting in self._plan.rewritings)
+        self._sum = sum_over_ranks if in_python and self.data_parallel.size > 1 else None
+        self._fetching = Fetching(
+            self.mixture.sources, self.datasets, self._plan.rewritings, self.settings,
+            self.requirements.target_distances or 1, cache_bytes, rewrites_own=self._sum is not None,
+        )  # fmt: skip
+        self._ahead: StepsAhead | None = None
+        self._description, self._epochs = states.describe(self._plan), states.epochs_of(self._plan)
+        self._planner = StepPlanner(self._plan, self.data_parallel.size)
+        self._run: StepPipeline[StepPlan, Step] | None = None
+        self._after = self._planner.first
+        self._skipped, self._untrained = self._after.window_start.skipped, self._after.window_start.untrained
+        # The iterator that gave the last step, as long as it has a holder.
+        self._giver: weakref.ref[Iterator[Step]] | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        """Steps from the current state on.
+
+        Raises:
+            DistributedError: In a worker process of torch's `DataLoader`, where every worker would give every row.
+            ConfigError: While iterating: a whole epoch of a source had no target (see `plan.loader.untrained`).
+        """
+        refuse_worker_process()
+        itself: list[weakref.ref[Iterator[Step]]] = []
+        steps = self._steps(itself)
+        itself.append(weakref.ref(steps))
+        return steps
+
+    def _steps(self, itself: "list[weakref.ref[Iterator[Step]]]") -> Iterator[Step]:
+        """The iterator; `itself` refers to it."""
+        self._move(self._after)
+        names = [source.name for source in self.mixture.sources]
+        watch = TargetWatch(names, self._plan.sizes, self._after, self._planner.first.step)
+        # Only images are counted: other arrays are as large in every step.
+        size = None if self._extras.media is None else _image_bytes
+        plan_next, ahead = self._planner.next, None
+        if self._fetching and not self._fetching.hold_all():
+            ahead = self._ahead = self._fetching.ahead(self._planner.next, self._own_rows)
+            plan_next = ahead.next
+        run = self._run = StepPipeline(
+            plan_next, self._build_step, self._threads, self._prefetch_steps, size, self._prefetch_bytes
+        )
+        try:
+            while (item := run.next()) is not None:
+                plan, step = item
+                if self._sum is not None:
+                    step.loss_denominators = tuple(map(float, self._sum([*step.loss_denominators])))
+                watch.see(plan.after, step.loss_denominators)
+                self._after, self._giver = plan.after, itself[0]
+                self._skipped, self._untrained = plan.skipped, plan.untrained
+                yield step
+            self._fetching.let_go()
+            watch.end()
+        finally:
+            # What was planned ahead and not taken is forgotten when the loader is used again.
+            run.stop()
+            if ahead is not None:
+                ahead.stop()
+            self._fetching.report()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled are settings and state; datasets are opened again where it is unpickled.
+
+        Raises:
+            ConfigError: It has a companion, which may hold what belongs to this process.
+            StateError: An iterator of it is held, as in `state_dict`.
+        """
+        if self._companion is not None:
+            raise ConfigError(
+                "a Loader with a companion (for a teacher, say) cannot be pickled; make it in the process that uses it"
+            )
+        settings = {
+            **asdict(self.settings),
+            **self._for_pickling,
+            "requirements": self.requirements,
+            "data_parallel": self.data_parallel,
+            **self._start.arguments,
+        }
+        return _unpickled, (self.mixture, settings, self.state_dict())
+
+    def __repr__(self) -> str:
+        settings, data_parallel = self.settings, self.data_parallel
+        dropped = "".join(
+            f", {what}: {', '.join(f'{count:,} of {name}' for name, count in counts.items())}"
+            for what, counts in (("documents dropped", self.dropped), ("untrained parts left out", self.untrained))
+            if counts
+        )
+        return (
+            f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
+            f"steps of {settings.ramp} rows of {settings.sequence_length} tokens, at step {self.step}, "
+            f"rank {data_parallel.rank} of {data_parallel.size}{dropped})"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how steps are made, and what flows into them."""
+        settings = self.settings
+        facts = [
+            ("step", f"{settings.ramp} rows of {settings.sequence_length:,} tokens"),
+            ("packing", settings.packing_text),
+            ("next step", self.step),
+            ("rank", f"{self.data_parallel.rank} of {self.data_parallel.size}"),
+        ]
+        sources = [
+            (source.name, f"{source.share:g}", type(source.objective).__name__, source.max_epochs or "no limit")
+            for source in self.mixture.sources
+        ]
+        return card("Loader", facts, table(("source", "share", "objective", "epochs at most"), sources))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Source → documents dropped so far, through the window of rows that the last step ended in.
+
+        They have no tokens, or are longer than a row (or `max_document_tokens`) in a source with `too_long="drop"`.
+        Sources without any are not listed.
+        """
+        counts = (self._skipped["empty"] + self._skipped["dropped"]).tolist()
+        return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=True) if count}
+
+    @property
+    def untrained(self) -> dict[str, int]:
+        """Source → parts of documents left out so far because loss weights leave no target in them, counted likewise.
+
+        They are of documents longer than a row (or `max_document_tokens`) in a source with `drop_untrained`; a document
+        that is truncated counts as one part. Sources without any are not listed.
+        """
+        counts = [] if self._untrained is None else self._untrained["parts"].tolist()
+        return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=False) if count}
+
+    @property
+    def step(self) -> int:
+        """Number of the step that comes next."""
+        return self._after.step
+
+    @property
+    def filling(self) -> dict[str, Any]:
+        """The arguments that change no plan: `pad_id`, `threads`, `prefetch`, `pin_memory`, and those of a cache."""
+        return dict(self._for_pickling)
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """Source name → bytes fetched and used so far by this process, of each source in an object store."""
+        return self._fetching.traffic
+
+    @property
+    def companion(self) -> Companion | None:
+        """What else is made of each row."""
+        return self._companion
+
+    @property
+    def needs_isolation(self) -> bool:
+        """Whether its rows hold several documents that must not see each other."""
+        return self.settings.needs_isolation(self.requirements.attention)
+
+    @property
+    def bidirectional_source(self) -> str | None:
+        """Name of the first source with an objective that makes bidirectional prefixes; None where there is none."""
+        pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
+        return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that rows have."""
+        return tuple(column.name for column in self._extras.columns)
+
+    @property
+    def blank_image(self) -> BlankImage | None:
+        """A blank image as the processor of its sources makes it, for trials of models; None: no source has images."""
+        return None if self._extras.media is None else self._extras.media.blank
+
+    @property
+    def path_values(self) -> dict[str, tuple[str, ...] | None]:
+        """Source name → names of the values of its paths; None: it has no trees."""
+        return dict(zip((source.name for source in self.mixture.sources), self._extras.path_values, strict=True))
+
+    def has_compared(self, source: str) -> bool:
+        """Whether any of a source's first documents has a path with a value: answers that are better or worse."""
+        number = [one.name for one in self.mixture.sources].index(source)
+        return self._extras.has_compared(number, len(self.datasets[number]))
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Source name → the largest token id that its objective adds to documents, where it adds any."""
+        pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
+        added = {source.name: getattr(rewriting.objective, "added_tokens", ()) for source, rewriting in pairs}
+        return {name: max(ids) for name, ids in added.items() if ids}
+
+    def new_plan(self) -> Plan:
+        """Its plan from the beginning, for looking at; the loader itself does not move."""
+        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1, self._start)
+
+    @property
+    def start(self) -> Start:
+        """Its first step, and where its sources begin."""
+        return self._start
+
+    def count_steps(self) -> int:
+        """Steps up to its end, those before `first_step` among them; costs the whole plan once (millions of documents
+        a second).
+
+        Never ends where some source has no `max_epochs`.
+        """
+        plan = self.new_plan()
+        if self._after.known_from:
+            plan.restore(self._after.window_start)
+        for _ in plan.windows():
+            pass
+        return self._planner.steps_of(plan.state().row)
+
+    @property
+    def known_from(self) -> int:
+        """Steps before this one are not those of its plan: its sources had ended there, and got more `max_epochs`."""
+        return self._after.known_from
+
+    def rows_before(self, step: int) -> int:
+        """Rows of its plan before a step, over all ranks."""
+        return self._planner.row_of(step)
+
+    @property
+    def made_from(self) -> dict[str, Any]:
+        """What the plan is made from: settings by name, and digests of the sources; states hold it."""
+        return dict(self._description)
+
+    def differences(self, first: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[str]:
+        """In what `made_from` of rank 0 and that of a process elsewhere differ, in words; empty: in nothing."""
+        return states.differences(
+            self._plan,
+            dict(first),
+            dict(other),
+            lambda name, one, two: f"{name} is {one!r} on rank 0, {two!r} on {where}",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of a loader at rest: after the last step that was handed out, as that step's `resume_state`.
+
+        Refused while an iterator is held that gave a step, even at its end: who holds it may have taken steps that are
+        not trained yet (Lightning takes one ahead), and a resume would leave them out. The state to save in a loop is
+        `step.resume_state` of the last step that was trained. An iterator is given up when a `for` loop ends or is
+        left, and when the loader is moved (`seek`, `load_state_dict`) or iterated again.
+
+        Raises:
+            StateError: Such an iterator is held.
+        """
+        if self._giver is not None and self._giver() is not None:
+            raise StateError(
+                f"state_dict() of a Loader with an iterator under way, after step {self.step - 1}: whoever iterates "
+                "may have taken steps that are not trained yet, which a resume would leave out; save "
+                "`step.resume_state` of the last step that was trained"
+            )
+        return states.save(self._description, self._epochs, self._after)
+
+    def load_state_dict(self, state: dict[str, Any], *, say: Callable[[str], None] | None = None) -> None:
+        """Go on after the step that `state` was saved from, on any number of ranks that divides the step.
+
+        Only `max_epochs` of the sources may be others than then, where that changes no row before the state, or where
+        all sources had ended.
+
+        Args:
+            state: What `state_dict` or `Step.resume_state` gave.
+            say: Called with a sentence for each source that has another `max_epochs`; by default rank 0 prints it on
+                standard error.
+
+        Raises:
+            StateError: The state was made from other data or settings; the message names them.
+        """
+        self._move(states.load(self._plan, state, say or self._say))
+
+    def _say(self, sentence: str) -> None:
+        if self.data_parallel.rank == 0:
+            print(f"penstock: {sentence}", file=sys.stderr)
+
+    def seek(self, step: int) -> Self:
+        """Go on at step number `step`, replaying the plan from the nearest known state.
+
+        The replay passes millions of documents a second; a bar is shown when it takes longer than a second.
+
+        Raises:
+            ConfigError: The sources end before it, or it is not a whole number from 0 on.
+        """
+        step = _step_number(step)
+        self._move(self._after)
+        try:
+            with self._replay_progress() as watch:
+                self._after = self._planner.find(step, near=self._after, watch=watch)
+        finally:
+            self._move(self._after)
+        return self
+
+    def explain(self, step: int, row: int | None = None) -> list[PieceOrigin]:
+        """Where the tokens of a step come from: source, file, line, epoch and text of every piece of its rows.
+
+        Costs a replay of the plan from the nearest known state; the loader itself does not move.
+
+        Args:
+            step: Number of the step.
+            row: Number of a row in the whole step (over all ranks); all rows when None.
+        """
+        step, row = _step_number(step), None if row is None else whole("row", row)
+        plan = self.new_plan()
+        planner = StepPlanner(plan, self.data_parallel.size, self._planner)
+        with self._replay_progress() as watch:
+            planner.start(planner.find(step, near=self._after, watch=watch))
+        step_plan = planner.next()
+        return [] if step_plan is None else explain(self.mixture, self.datasets, plan.rewritings, step_plan, row)
+
+    def _replay_progress(self) -> AbstractContextManager[Watch]:
+        return replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0)
+
+    def _move(self, state: StepState) -> None:
+        """Make `state` the current one; an iterator that works ahead ends, and says so when it is asked again."""
+        if self._run is not None:
+            self._run.stop()
+            if self._ahead is not None:
+                self._ahead.stop()
+            self._run.join()
+            if self._ahead is not None:
+                self._ahead.join()
+            self._run = self._ahead = None
+            self._fetching.let_go()
+        self._after, self._giver = state, None
+        self._skipped, self._untrained = state.window_start.skipped, state.window_start.untrained
+        self._planner.start(state)
+
+    def _own_rows(self, plan: StepPlan) -> tuple[int, int]:
+        """This rank's rows of a step."""
+        return self.data_parallel.rows(len(plan.row_starts) - 1)
+
+    def _build_step(self, plan: StepPlan) -> Step:
+        """Build one step, with its documents on this machine."""
+        if not self._fetching:
+            return self._fill_step(plan)
+        rows = self._own_rows(plan)
+        with self._fetching.held(plan, *rows):
+            return self._fetching.renewing(plan, *rows, lambda: self._fill_step(plan))
+
+    def _fill_step(self, plan: StepPlan) -> Step:
+        """Build one step: run Python objectives, fill this rank's rows, sum loss weights.
+
+        The weights are those of all ranks' rows, or of this rank's if others will be added.
+        """
+        begin, end = self._own_rows(plan)
+        self._fill.check_capacity(plan.pieces, plan.row_starts)
+        pieces, row_starts, tokens = plan.pieces, plan.row_starts[begin : end + 1], None
+        if self._sum is not None:
+            tokens = int(pieces["length"].sum())
+            pieces, row_starts = pieces[row_starts[0] : row_starts[-1]], row_starts - row_starts[0]
+        python_output = self._fill.run_python(pieces)
+        rows = self._fill.rows(pieces, row_starts, python_output)
+        if self._accompany is not None:
+            rows.accompany(self._accompany, pieces)
+        weights, weighed = self._fill.weigh(pieces, python_output)
+        return Step(
+            plan.index,
+            rows,
+            weights,
+            weighed if tokens is None else tokens,
+            partial(states.save, self._description, self._epochs, plan.after),
+            self._extras.units(plan.pieces),
+            partial(place_after, self._plan, plan),
+        )
+
+
+def _unpickled(mixture: Mixture, settings: dict[str, Any], state: dict[str, Any]) -> Loader:
+    loader = Loader(mixture, **settings)
+    loader.load_state_dict(state)
+    return loader
+
+
+def _image_bytes(step: Step) -> int:
+    return max(1, step._rows.image_bytes)
+
+
+def _whole_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else whole(name, value)
+
+
+def _step_number(value: Any) -> int:
+    step = whole("step", value)
+    if step < 0:
+        raise ConfigError(f"steps are numbered from 0, got {step}")
+    return step
+
+
+def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
+    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron) pass."""
+    first: tuple[str, TokenizerInfo] | None = None
+    for source, dataset in zip(mixture.sources, datasets, strict=True):
+        info = dataset.tokenizer
+        if info is None or not info.fingerprint:
+            continue
+        if first is None:
+            first = source.name, info
+        elif info.fingerprint != first[1].fingerprint:
+            raise ConfigError(
+                f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
+                f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
+                "prepare both with one tokenizer"
+            )
+
+
+def _cuda_in_use() -> bool:
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and torch.cuda.is_available())

@@ -1,0 +1,233 @@
+"""One source's objective at work: what the plan measures and the fill writes.
+
+BOS and EOS are kept out of it: where all documents of a dataset have them, they are taken off before a document is
+measured and rewritten, and put back at the very beginning and end. The key of a document, or of a part of one, is of
+(seed, source, epoch, document, part).
+"""
+
+from typing import Annotated, Any, final
+
+import numpy as np
+
+from penstock.core.arrays import Int64, Records, UInt64
+from penstock.core.compiled import address_of
+from penstock.core.errors import ConfigError
+from penstock.core.randomness import key_for, mix_array
+from penstock.data.shards import Corpus
+from penstock.plan.loader._document_kernels import CAUSAL, COMPILED, PYTHON
+from penstock.plan.loader._plan_kernels import PIECE
+from penstock.plan.loader.mixture import Source
+from penstock.plan.objectives import Facts, Objective, Written
+from penstock.plan.objectives.objective import Causal
+from penstock.plan.sampling._kernels import ENTRY
+from penstock.tokenizers import Tokenizer
+
+
+@final
+class Rewriting:
+    """The objective of one source, resolved.
+
+    Args:
+        source: The source that has the objective.
+        dataset: Its documents.
+        size: Documents of an epoch.
+        seed: The run's.
+        sequence_length: Token slots of a row.
+        longest: Maximum tokens of a document; None: as many as fit a row.
+
+    Raises:
+        ConfigError: The objective cannot work with this tokenizer or row, or its repr contains a memory
+            address, so it differs between processes.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        dataset: Corpus,
+        size: int,
+        seed: int,
+        sequence_length: int,
+        longest: int | None = None,
+    ) -> None:
+        self.where, self.sequence_length = f"source {source.name!r}", sequence_length
+        self._dataset, self._size, self._longest = dataset, size, longest
+        self._key = np.uint64(key_for(seed, "objective", source.name))
+        self.objective: Objective = self._resolved(source.objective)
+        self.is_causal = isinstance(self.objective, Causal)
+        self.limit = int(self.objective.document_limit(sequence_length))
+        if self.limit < 1:
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} can use no document in rows of {sequence_length} "
+                f"tokens (its document_limit is {self.limit}); raise sequence_length"
+            )
+        self.limit = min(self.limit, longest or self.limit)
+        program = getattr(self.objective, "program", None)
+        # The array is held here, because kernels read it by address.
+        self._program: Int64 | None = None if program is None else program()
+        self._framed: tuple[bool, bool] = (False, False) if self.is_causal else dataset.framed
+        if " at 0x" in repr(self.objective):
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} has no repr of its own, which a state needs to tell "
+                "objectives apart; make it a frozen dataclass"
+            )
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether documents may have a prefix with tokens that see each other."""
+        return bool(getattr(self.objective, "bidirectional", False))
+
+    @property
+    def runs_in_python(self) -> bool:
+        """Whether documents are rewritten in Python, before the compiled fill copies them."""
+        return not self.is_causal and self._program is None
+
+    def _resolved(self, objective: Objective) -> Objective:
+        resolve = getattr(objective, "resolve", None)
+        if resolve is None:
+            return objective
+        longest = self._dataset.longest
+        facts = Facts(
+            where=self.where,
+            tokenizer=self._tokenizer,
+            sequence_length=self.sequence_length,
+            longest=min(longest, self._longest or longest),
+        )
+        resolved: Objective = resolve(facts)
+        return resolved
+
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = self._dataset.loaded_tokenizer
+        if tokenizer is None:
+            raise ConfigError(
+                f"{self.where}: no tokenizer lies in the dataset's folder, so tokens have no names; give ids instead"
+            )
+        return tokenizer
+
+    def describe(self, record: np.void) -> None:
+        """Fill in the fields of a `SOURCE_RECORD` that say what is done with its documents."""
+        record["key"], record["epoch_documents"] = self._key, self._size
+        record["begins_with_bos"], record["ends_with_eos"] = self._framed
+        record["objective"] = CAUSAL if self.is_causal else PYTHON
+        if self._program is not None:
+            record["objective"] = COMPILED
+            record["program"], record["program_length"] = address_of(self._program), len(self._program)
+
+    def framing(
+        self, pieces: Annotated[Records, "pieces"]
+    ) -> tuple[Annotated[Int64, "pieces"], Annotated[Int64, "pieces"], Annotated[Int64, "pieces"]]:
+        """For each piece, or each entry: whether BOS is taken off, whether EOS is, and how many tokens are left.
+
+        Where nothing would be left, nothing is taken off, and 0 tokens are left.
+        """
+        stored = self._dataset.table.lengths[pieces["document"], 0].astype(np.int64)
+        head = ((pieces["begin"] == 0) & self._framed[0]).astype(np.int64)
+        tail = ((pieces["begin"] + pieces["tokens"] == stored) & self._framed[1]).astype(np.int64)
+        inner = pieces["tokens"] - head - tail
+        head[inner <= 0] = tail[inner <= 0] = 0
+        return head, tail, np.maximum(inner, 0)
+
+    def keys(self, pieces: Annotated[Records, "pieces"]) -> Annotated[UInt64, "pieces"]:
+        """The key of each piece, or of each entry."""
+        epoch = pieces["position"] // self._size
+        return mix_array(mix_array(mix_array(self._key, epoch), pieces["document"]), pieces["begin"])
+
+    def measure(self, entries: Annotated[Records, ENTRY, "entries"]) -> None:
+        """Write how many slots each entry takes into its `length`.
+
+        Raises:
+            ConfigError: The objective gives an impossible number.
+        """
+        head, tail, inner = self.framing(entries)
+        some = inner > 0
+        measured = np.asarray(self.objective.measure(inner[some], self.keys(entries[some])))
+        if measured.shape != (some.sum(),) or measured.dtype.kind not in "iu":
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} measures {some.sum()} documents as {measured.dtype} "
+                f"{list(measured.shape)}; expected a whole number for each"
+            )
+        lengths = entries["length"]
+        lengths[some] = measured + head[some] + tail[some]
+        if len(bad := np.flatnonzero((lengths < 1) | (lengths > self.sequence_length))):
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} measures a document of {entries['tokens'][bad[0]]} "
+                f"tokens as {lengths[bad[0]]}; rows hold 1 … {self.sequence_length}"
+            )
+
+    def task(self, piece: np.void) -> str:
+        """The name of what is done to a piece; empty where the objective has no names."""
+        name = getattr(self.objective, "task", None)
+        inner = int(self.framing(_alone(piece))[2][0])
+        return "" if name is None or not inner else str(name(inner, int(self.keys(_alone(piece))[0])))
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """What `tasks` may give."""
+        return tuple(getattr(self.objective, "task_names", ())) or (self.objective.name,)
+
+    def tasks(self, pieces: Annotated[Records, PIECE, "pieces"]) -> list[str]:
+        """What is done to each piece, one of `task_names`; the first of them where nothing of it can be trained."""
+        first, *others = self.task_names
+        if not others:
+            return [first] * len(pieces)
+        name: Any = self.objective.task  # type: ignore[attr-defined]
+        inner, keys = self.framing(pieces)[2].tolist(), self.keys(pieces).tolist()
+        return [name(length, key) if length else first for length, key in zip(inner, keys, strict=True)]
+
+    def write(self, piece: np.void) -> Written:
+        """Rewrite one piece in Python: equivalent to the compiled rewriting, and works for every objective.
+
+        Raises:
+            ConfigError: The objective does not write what it measured.
+        """
+        head, tail, inner = (int(part[0]) for part in self.framing(_alone(piece)))
+        document = self._dataset[int(piece["document"])]
+        here = slice(int(piece["begin"]), int(piece["begin"] + piece["tokens"]))
+        if document.tokens[here].max(initial=0) >= 2**31:
+            raise ConfigError(
+                f"{self.where}: document {int(piece['document'])} has a token id of 2^31 or more; objective "
+                f"{self.objective.name!r} works on ids below 2^31 only"
+            )
+        tokens, weights = document.tokens[here].astype(np.int32), document.loss_weights[here]
+        if not inner:
+            return Written(tokens=tokens, weights=np.zeros_like(weights))
+        between = slice(head, head + inner)
+        weighted = self._dataset.table.has_spans
+        written = self.objective.write(
+            tokens[between], weights[between] if weighted else None, int(self.keys(_alone(piece))[0])
+        )
+        self._check(written, int(piece["length"]) - head - tail)
+        inside = np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
+        kept, eos = len(inside) - written.padding, slice(head + inner, None)
+        parts = [written.tokens[:kept], tokens[eos], written.tokens[kept:]]
+        parts_weights = [inside[:kept], weights[eos], inside[kept:]]
+        return Written(
+            tokens=np.concatenate([tokens[:head], *parts]).astype(np.int32),
+            weights=np.concatenate([weights[:head], *parts_weights]).astype(np.float32),
+            prefix=written.prefix + head if written.prefix else 0,
+            padding=written.padding,
+        )
+
+    def _check(self, written: Written, slots: int) -> None:
+        name, tokens, weights = self.objective.name, np.asarray(written.tokens), written.weights
+        problem = None
+        if tokens.shape != (slots,) or tokens.dtype.kind not in "iu":
+            problem = f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {slots}"
+        elif weights is not None and (np.shape(weights) != (slots,) or not np.isfinite(weights).all()):
+            problem = f"wrote weights of shape {list(np.shape(weights))} that are not {slots} finite numbers"
+        elif tokens.min(initial=0) < 0 or tokens.max(initial=0) >= 2**31:
+            problem = "wrote ids outside 0 … 2^31 − 1"
+        elif not 0 <= written.prefix <= slots or (written.prefix and not self.bidirectional):
+            problem = f"wrote a prefix of {written.prefix} in {slots} tokens, with bidirectional = {self.bidirectional}"
+        elif not 0 <= written.padding < slots or (written.padding and weights is None):
+            problem = f"wrote {written.padding} slots of padding in {slots}, which need weights of 0"
+        elif weights is not None and np.any(weights[slots - written.padding :]):
+            problem = f"wrote {written.padding} slots of padding with weights other than 0"
+        if problem:
+            raise ConfigError(
+                f"{self.where}: objective {name!r} {problem}; penstock.objectives.check_objective tries an objective"
+            )
+
+
+def _alone(piece: np.void) -> Annotated[Records, "1"]:
+    """A piece as an array of one."""
+    return np.asarray(piece).reshape(1)

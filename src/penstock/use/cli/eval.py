@@ -1,0 +1,146 @@
+"""`penstock eval`: a model's loss on held-out data, and its scores on benchmarks."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.use.cli.model_options import ContextLength, Device, Model, Threads
+from penstock.use.cli.options import AsJson
+
+
+def run(
+    model: Model,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", "-d", metavar="DATASET", help="Dataset folder, or a glob; may be repeated."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            "-t",
+            metavar="NAME",
+            help="mmlu, gsm8k, humaneval, humaneval_plus, mbpp, mbpp_plus, bits_per_byte or lm-eval:NAME; may be "
+            "repeated.",
+        ),
+    ] = None,
+    task_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task-data", metavar="NAME=PATH", help="Location of a task's data; by default the Hugging Face hub."
+        ),
+    ] = None,
+    shots: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Number of solved examples in the prompt; by default as published.", min=0),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum problems of each task; for MMLU, of each subject.", min=1)
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--plain", metavar="", help="Prompt through the model's chat template.")
+    ] = False,
+    samples: Annotated[int, typer.Option(metavar="N", help="Replies per problem.", min=1)] = 1,
+    temperature: Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", min=0)] = 0.0,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", help="Maximum tokens of a reply.", min=1)
+    ] = 512,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", metavar="", help="Run code written by the model even if there is no sandbox.")
+    ] = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Save answers and results.json here, and resume from them."),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", help="Use about N rows of each dataset; by default all.", min=1)
+    ] = None,
+    context_length: ContextLength = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    r"""Measure a model: its loss on datasets (--data), and its scores on tasks (--task).
+
+    Each document of a dataset counts once. Documents are packed as in training and isolated from each other. Bits per
+    byte are comparable between tokenizers; they are reported if all text of a dataset is trained and all rows are used.
+    The task bits_per_byte measures any text file with any model.
+
+    Code that a model writes runs in a sandbox. A stopped evaluation resumes if it is started again with the same -o.
+
+    Example:
+        penstock eval runs/first --data data/stories/validation
+        penstock eval runs/first --task bits_per_byte \
+            --task-data bits_per_byte=held-out.txt
+    """
+    from penstock.core.errors import ConfigError
+    from penstock.use.runs.actions import evaluate
+    from penstock.use.runs.opening import load_opened
+
+    if not data and not task:
+        raise ConfigError("nothing to measure: give --data DATASET, --task NAME, or both")
+    settings = _settings(
+        task or [], task_data or [], shots=shots, limit=limit, chat=chat, samples=samples, temperature=temperature,
+        max_tokens=max_tokens, unsafe=unsafe, seed=seed,
+    )  # fmt: skip
+    figures, scores = evaluate(
+        lambda: load_opened(model, context_length=context_length, device=device, threads=threads),
+        data or [],
+        settings,
+        output,
+        rows,
+    )
+    if as_json:
+        import json
+
+        print(json.dumps(figures))
+    else:
+        _print(figures["results"], scores)
+
+
+def _settings(names: list[str], places: list[str], **options: Any) -> list[Any]:
+    """The settings of each requested task.
+
+    Raises:
+        ConfigError: --task-data names a task that --task does not.
+    """
+    from penstock.core.errors import ConfigError
+    from penstock.learn.evaluation.tasks import TaskSettings
+
+    data = {}
+    for one in places:
+        name, sign, path = one.partition("=")
+        if not sign or not path or name not in names:
+            raise ConfigError(f"--task-data {one}: expected NAME=PATH, with a NAME that --task also gives")
+        data[name] = path
+    return [TaskSettings(name=name, data=data.get(name), **options) for name in dict.fromkeys(names)]
+
+
+def _print(losses: list[dict[str, Any]], scores: list[Any]) -> None:
+    from penstock.use.inspection import make_console
+
+    console = make_console()
+    if losses:
+        console.print(_loss_table(losses))
+    if losses and scores:
+        console.print()
+    if scores:
+        from penstock.learn.evaluation.results import table
+
+        console.print(table(scores))
+
+
+def _loss_table(results: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("dataset", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("targets", "nats a target", "bits a byte"):
+        table.add_column(name, justify="right")
+    for found in results:
+        bits = found.get("bits_per_byte")
+        table.add_row(
+            found["data"], f"{found['targets']:,.0f}", f"{found['loss']:.4f}", "–" if bits is None else f"{bits:.4f}"
+        )
+    return table

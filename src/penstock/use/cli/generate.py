@@ -1,0 +1,131 @@
+"""`penstock generate`: text from a trained model."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.use.cli.model_options import (
+    ContextLength,
+    Device,
+    MinP,
+    Model,
+    OwnTemperature,
+    Seed,
+    Stop,
+    Threads,
+    TopK,
+    TopP,
+    given_sampling,
+)
+from penstock.use.cli.options import AsJson
+
+
+def run(
+    model: Model,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Prompt; may be repeated. By default empty."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read a prompt from a file; - is standard input.")
+    ] = None,
+    num: Annotated[
+        int, typer.Option("--num", "-n", metavar="N", help="Texts per prompt, with seeds --seed, --seed + 1, …", min=1)
+    ] = 1,
+    temperature: OwnTemperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = 0,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Maximum tokens of each text; by default the model's own, or 256.", min=1),
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)] = 0,
+    stop: Stop = None,
+    context_length: ContextLength = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Generate text with a trained model.
+
+    A single text is streamed; several are printed one after another, each with its prompt. Each prompt is preceded by
+    BOS if the model was trained so. Control tokens are never generated.
+
+    Example:
+        penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
+    """
+    from penstock.learn.training.run_folder import RunFolder
+    from penstock.use.runs.actions import MOST_AT_ONCE, ask, own_sampling, prompt_ids, sampling_of
+    from penstock.use.runs.opening import load_writer
+
+    prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
+    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens)
+    given |= {"min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
+    found = RunFolder.open(model)
+    asked = ask(prompts, num, sampling_of(given, own_sampling(found)))
+    writer = load_writer(
+        found,
+        context_length=context_length,
+        device=device,
+        threads=threads,
+        slots=min(len(asked), MOST_AT_ONCE),
+    )
+    ids = prompt_ids(writer, asked)
+    ways = [way for _, way in asked]
+    if as_json:
+        _print_json(writer, asked, writer.engine.generate_all(ids, ways))
+    elif len(asked) == 1:
+        _show(asked[0][0])
+        for event in writer.engine.generate(ids, ways):
+            _show(event.text)
+        print()
+    else:
+        _print_texts(asked, writer.engine.generate_all(ids, ways))
+
+
+def _read(file: Path) -> str:
+    from penstock.core.errors import RecordError
+
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{file}: cannot be read as a prompt: {error}") from None
+
+
+def _show(text: str) -> None:
+    """Print text at once. In a terminal, characters that would move the cursor are made visible."""
+    from penstock.core.terminal import visible
+
+    print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _print_texts(asked: list[tuple[str, Any]], written: list[Any]) -> None:
+    from penstock.use.inspection import make_console
+
+    console = make_console()
+    for number, ((prompt, way), found) in enumerate(zip(asked, written, strict=True), 1):
+        console.rule(
+            f"{number} of {len(asked)}, seed {way.seed}, {len(found.tokens)} tokens", style="dim", align="left"
+        )
+        _show(prompt + found.text)
+        print()
+
+
+def _print_json(writer: Any, asked: list[tuple[str, Any]], written: list[Any]) -> None:
+    import json
+
+    texts = [
+        {
+            "prompt": prompt,
+            "text": found.text,
+            "finish_reason": found.finish_reason,
+            "seed": way.seed,
+            "tokens": list(found.tokens),
+        }
+        for (prompt, way), found in zip(asked, written, strict=True)
+    ]
+    print(json.dumps({"model": writer.name, "step": writer.step, "texts": texts}, ensure_ascii=False))

@@ -1,0 +1,130 @@
+"""`penstock train`: train a model from a run file."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.use.cli.options import AsJson, Assignments
+
+PLANNED_ROWS = 200_000
+"""Maximum rows that a dry run plans, which takes some seconds."""
+
+
+def run(
+    run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="A run file with data, model and training.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="RUN", help="Folder of the run: new, or one to resume.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", metavar="", help="Resume from the newest complete checkpoint of the folder.")
+    ] = False,
+    continue_from: Annotated[
+        str | None,
+        typer.Option(
+            "--continue-from",
+            metavar="RUN",
+            help="Begin a new run with weights, optimizer, schedule and place in the data of another run's newest "
+            "checkpoint; training.continue_from says which of them, and which checkpoint.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            metavar="",
+            help="Run every check of a real start, print sizes, memory and the plan, and write nothing. With "
+            "--output and --resume, also check the folder and its checkpoint.",
+        ),
+    ] = False,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model as a run file describes; use `torchrun … -m penstock train` for several processes.
+
+    If training is killed, `--resume` continues from the newest complete checkpoint with the same losses as without the
+    interruption.
+
+    Example:
+        penstock train run.yaml --dry-run
+        penstock train run.yaml -o runs/first
+        penstock train run.yaml -o runs/second --set training.optimizer.kind=muon
+        penstock train more.yaml -o runs/more --continue-from runs/first
+    """
+    from penstock.core.errors import ConfigError
+    from penstock.core.yaml_files import parse_yaml
+    from penstock.learn.training import TrainSettings
+    from penstock.learn.training.distributed import Ranks, local_device
+    from penstock.use.config import load_run
+    from penstock.use.config.run_file import resolved_text
+    from penstock.use.config.training import describe, make_trainer
+    from penstock.use.runs.training import silent, speak, train_to_end
+
+    if output is None and (resume or not dry_run):
+        raise ConfigError("--output is missing: give the folder of the run")
+    assignments = [*(assignments or []), *beginning(continue_from)]
+    settings = load_run(run_file, assignments)
+    text = resolved_text(run_file, assignments)
+    training = settings.training or TrainSettings()
+    with Ranks(local_device(training.device), training.context_parallel) as ranks:
+        say = speak if ranks.is_first else silent
+        folder = None if output is None else Path(output)
+        trainer = make_trainer(
+            settings,
+            run_file=run_file,
+            text=text,
+            output=folder,
+            resume=resume,
+            ranks=ranks,
+            say=say,
+            dry_run=dry_run,
+        )
+        facts = describe(trainer, settings.model)
+        if dry_run:
+            if ranks.is_first:
+                _print_plan(settings, run_file, trainer, facts, as_json)
+            return
+        if ranks.is_first and not as_json:
+            for name, value in facts:
+                say(f"{name}: {value}")
+        last = train_to_end(trainer, parse_yaml(text, run_file)[1])
+        if ranks.is_first and as_json:
+            print(json.dumps(last))
+
+
+def beginning(run: str | None) -> list[str]:
+    """`--continue-from` as an assignment."""
+    return [] if run is None else [f"training.continue_from={json.dumps(run)}"]
+
+
+def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[str, str]], as_json: bool) -> None:
+    import dataclasses
+
+    from penstock.use.config import make_loader
+    from penstock.use.inspection import dry_run, make_console, plan_view
+
+    ramp, start = settings.data.loader.ramp, trainer.loader.start
+    left = trainer.steps - start.step
+    steps = min(left, max(1, ramp.steps(ramp.before(start.step) + PLANNED_ROWS) - start.step))
+    # The limits and target distances that the model asks for belong to its plan.
+    needs = trainer.loader.requirements
+    data = dataclasses.replace(settings.data, loader=trainer.loader.settings, target_distances=needs.target_distances)
+    whole = make_loader(data, run_file=run_file, data_parallel=(0, ramp.divisor), **start.arguments)
+    report = dry_run(whole, steps)
+    if report.ended and report.steps < steps:
+        from penstock.core.errors import ConfigError
+
+        raise ConfigError(
+            f"{run_file}: the sources end after {start.step + report.steps} steps, before {trainer.steps}; lower "
+            "training.steps, or raise max_epochs"
+        )
+    planned = f"all {steps:,} steps" if steps == left else f"the first {steps:,} of {left:,} steps"
+    facts = [*facts, ("planned below", planned)]
+    if as_json:
+        print(json.dumps({**dict(facts), "plan": dataclasses.asdict(report), "warnings": report.warnings}))
+        return
+    console = make_console()
+    for name, value in facts:
+        console.print(f"{name}: {value}", highlight=False)
+    console.print(plan_view(report))

@@ -1,0 +1,69 @@
+"""`penstock verify`: check datasets against their checksums."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.use.cli.options import AsJson, Dtype, EosId
+
+
+def run(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Dataset folders, Megatron prefixes or .npy files, or globs of them ('data/web-*')."
+        ),
+    ],
+    dtype: Dtype = None,
+    eos_id: EosId = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Megatron and .npy: check that every id is below N. A dataset stores its own."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Check every byte of datasets against their checksums, and name the shard and document of each fault.
+
+    Exits with 1 if anything is wrong.
+
+    Example:
+        penstock verify data/chats data/stories/train
+    """
+    from penstock.data.shards import verify
+    from penstock.data.shards.joined import dataset_paths
+
+    reports = []
+    for path in (path for given in paths for path in dataset_paths(given)):
+        reports.append(verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json))
+        if not json:
+            _print_text(reports[-1])
+    if json:
+        _print_json(reports)
+    if not all(report.sound for report in reports):
+        raise typer.Exit(1)
+
+
+def _print_json(reports) -> None:  # type: ignore[no-untyped-def]
+    """Print a JSON object for one dataset, a list of objects for several."""
+    import json
+    from dataclasses import asdict
+
+    found = [{"sound": report.sound, **asdict(report)} for report in reports]
+    print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
+
+
+def _print_text(report) -> None:  # type: ignore[no-untyped-def]
+    from penstock.core.terminal import visible
+
+    print(
+        f"{visible(report.path)} ({report.kind}): {report.documents:,} documents, {report.tokens:,} tokens, "
+        f"{report.bytes:,} bytes"
+    )
+    for line in report.checked:
+        print(f"  checked      {line}")
+    for line in report.unchecked:
+        print(f"  not checked  {visible(line)}")
+    for fault in report.faults:
+        print(f"  FAULT        {visible(str(fault), lines=True)}")
+    count = f"{len(report.faults):,} {'fault' if len(report.faults) == 1 else 'faults'}"
+    print("sound" if report.sound else f"{count}: copy the named files again, or prepare again")

@@ -1,0 +1,417 @@
+"""The section `training` of an axolotl configuration: optimizer, schedule, adapters, preferences, intervals."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.core.errors import ConfigError
+from penstock.use.config.axolotl.datasets import Prepared
+from penstock.use.config.axolotl.notes import Keys
+
+ADAMW = (
+    "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_apex_fused", "adamw_hf", "adamw_anyprecision",
+    "optimi_adamw", "flash_adamw",
+)  # fmt: skip
+"""Optimizers that are AdamW in 32 bits."""
+SMALL_ADAMW = (
+    "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw", "adamw_torch_8bit",
+    "adamw_torch_4bit", "ao_adamw_8bit", "ao_adamw_4bit", "ao_adamw_fp8",
+)  # fmt: skip
+"""AdamW with states of fewer bits, or on the CPU."""
+SHAPES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo", "kto": "kto"}
+DPO_LOSSES = {
+    "sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "sigmoid_norm": "sigmoid_norm",
+    "apo_zero_unpaired": "apo_zero_unpaired",
+}  # fmt: skip
+AT_END = 1_000_000_000
+"""Steps between checkpoints of a run that is saved at its end only."""
+
+
+def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict[str, Any]:
+    """The section `training`, without evaluators.
+
+    Args:
+        keys: The configuration.
+        steps: Optimizer steps of the run; None: unknown.
+        epochs: Passes over the data.
+        rl: Method of learning from answers, or "".
+    """
+    training: dict[str, Any] = {}
+    if keys.get("max_steps") is not None:
+        training["steps"] = keys.whole("max_steps")
+    training |= {"optimizer": _optimizer(keys), "schedule": _schedule(keys, steps), "seed": keys.whole("seed", 42)}
+    if lora := _lora(keys):
+        training["lora"] = lora
+    if keys.get("freeze_mm_modules"):
+        training["frozen"] = ["*vision*", "*visual*", "*audio*", "*multi_modal_projector*"]
+        keys.note("freeze_mm_modules", "decide", "training.frozen: check that the patterns fit the model's names")
+    if rl:
+        training["preference"] = _preference(keys, rl)
+    if keys.get("torch_compile"):
+        training["compile"] = True
+    keys.mapped("torch_compile", "training.compile")
+    _placement(keys, training)
+    training["checkpoints"] = _checkpoints(keys, steps, epochs)
+    if keys.get("use_tensorboard"):
+        training["tensorboard"] = True
+    keys.mapped("use_tensorboard", "training.tensorboard")
+    if keys.get("use_wandb") or (keys.get("wandb_project") and keys.get("use_wandb") is not False):
+        training["wandb"] = str(keys.get("wandb_project", "penstock"))
+    keys.mapped("use_wandb", "training.wandb")
+    keys.mapped("wandb_project", "training.wandb")
+    _precision(keys)
+    return training
+
+
+def _placement(keys: Keys, training: dict[str, Any]) -> None:
+    shared = keys.whole("context_parallel_size") or keys.whole("sequence_parallel_degree") or 1
+    names = ("context_parallel_size", "sequence_parallel_degree")
+    if shared > 1 and "preference" not in training:
+        training["context_parallel"] = shared
+    for name in names:
+        if "preference" in training and keys.get(name):
+            keys.note(name, "unsupported", "rows are not shared by processes while learning from answers", shown=True)
+        else:
+            keys.mapped(name, "training.context_parallel")
+    shards = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
+    if shards and "lora" not in training:
+        training["shard"] = True
+    for name in ("deepspeed", "fsdp", "fsdp_config"):
+        if keys.get(name) and "lora" in training:
+            keys.note(name, "differs", "training.shard and LoRA do not go together: each process holds the whole base")
+        else:
+            keys.mapped(name, "training.shard: weights, gradients and states are sharded (FSDP2) over the processes")
+
+
+def _precision(keys: Keys) -> None:
+    for name in ("bf16", "bfloat16"):
+        if keys.get(name):
+            keys.note(
+                name, "differs", "a model of transformers (hf:) is trained in float32: more memory, less rounding; "
+                "model: from:FOLDER, of a Llama-like model whose config says bfloat16, computes in it", shown=True,
+            )  # fmt: skip
+        elif keys.get(name) is not None:
+            keys.note(name, "no effect", "it is off, as it always is here")
+
+
+def _optimizer(keys: Keys) -> dict[str, Any]:
+    name = str(keys.get("optimizer", "adamw_torch_fused"))
+    kind = "muon" if name == "muon" else "adamw"
+    if name in (*ADAMW, "muon"):
+        keys.mapped("optimizer", f"training.optimizer.kind: {kind}")
+    elif name in SMALL_ADAMW:
+        keys.note(
+            "optimizer",
+            "differs",
+            "training.optimizer.kind: adamw, with states in 32 bits: more memory, less rounding",
+            shown=True,
+        )
+    else:
+        keys.note(
+            "optimizer", "unsupported", "adamw is written instead; its learning rate may need another value", shown=True
+        )
+    rate = keys.number("learning_rate")
+    if rate is None:
+        raise ConfigError(f"{keys.file}: learning_rate is missing; axolotl requires it")
+    decay, norm = keys.number("weight_decay", 0.0), keys.number("max_grad_norm", 1.0)
+    factors = _rate_factors(keys, rate)
+    found: dict[str, Any] = {
+        "kind": kind,
+        "learning_rate": rate,
+        "betas": [keys.number("adam_beta1", 0.9), keys.number("adam_beta2", 0.999)],
+        "eps": keys.number("adam_epsilon", 1e-8),
+        "weight_decay": decay,
+        "clip_norm": norm or None,
+    }
+    if decay and not factors and kind == "adamw":
+        # The Trainer decays embeddings; axolotl's own parameter groups, which other rates need, do not.
+        found["decay_embeddings"] = True
+    if factors:
+        found["learning_rate_factors"] = factors
+    for name, ours in (
+        ("learning_rate", "learning_rate"), ("adam_beta1", "betas"), ("adam_beta2", "betas"), ("adam_epsilon", "eps"),
+        ("weight_decay", "weight_decay"), ("max_grad_norm", "clip_norm"),
+    ):  # fmt: skip
+        keys.mapped(name, f"training.optimizer.{ours}")
+    return found
+
+
+def _rate_factors(keys: Keys, rate: float) -> dict[str, float]:
+    """Patterns of weights with a learning rate of their own."""
+    factors: dict[str, float] = {}
+    own, scale = keys.number("embedding_lr"), keys.number("embedding_lr_scale")
+    if own or scale:
+        factors |= dict.fromkeys(("*embed_tokens*", "*lm_head*"), scale or (own or rate) / rate)
+    for group in keys.get("lr_groups", []):
+        factors |= {f"*{module}*": float(group["lr"]) / rate for module in group["modules"]}
+    if ratio := keys.number("loraplus_lr_ratio"):
+        factors["*lora_B*"] = ratio
+    for name in ("embedding_lr", "embedding_lr_scale", "lr_groups", "loraplus_lr_ratio"):
+        keys.mapped(name, "training.optimizer.learning_rate_factors")
+    return factors
+
+
+def _schedule(keys: Keys, steps: int | None) -> dict[str, Any]:
+    name = str(keys.get("lr_scheduler", "cosine"))
+    more = dict(keys.get("lr_scheduler_kwargs", {}))
+    found: dict[str, Any] = {"shape": SHAPES.get(name, "cosine")}
+    floor = keys.number("cosine_min_lr_ratio")
+    if name == "cosine_with_min_lr" and set(more) == {"min_lr_rate"}:
+        found["floor"] = float(more["min_lr_rate"])
+        keys.mapped("lr_scheduler", "training.schedule: cosine with floor")
+        keys.mapped("lr_scheduler_kwargs", "training.schedule.floor")
+    elif name in SHAPES:
+        keys.mapped("lr_scheduler", f"training.schedule.shape: {found['shape']}")
+    else:
+        keys.note(
+            "lr_scheduler",
+            "unsupported",
+            "cosine is written instead; there are constant, linear, cosine and wsd",
+            shown=True,
+        )
+    if more and "floor" not in found:
+        keys.note("lr_scheduler_kwargs", "unsupported", "see the keys of training.schedule", shown=True)
+    if floor is not None and name == "cosine":
+        found["floor"] = floor
+        keys.mapped("cosine_min_lr_ratio", "training.schedule.floor")
+    elif floor is not None:
+        keys.note("cosine_min_lr_ratio", "no effect", "it goes with lr_scheduler: cosine")
+    warmup = _warmup(keys, steps, has_one=name != "constant")
+    if warmup is not None:
+        found["warmup_steps"] = warmup
+    return found
+
+
+def _warmup(keys: Keys, steps: int | None, *, has_one: bool) -> int | None:
+    """Steps of warm-up; None: unknown, as the number of steps is."""
+    given, ratio = keys.whole("warmup_steps"), keys.number("warmup_ratio")
+    if not has_one:
+        for name in ("warmup_steps", "warmup_ratio"):
+            if keys.get(name) is not None:
+                keys.note(name, "no effect", "lr_scheduler: constant has no warm-up")
+        return 0
+    if given is not None:
+        keys.note(
+            "warmup_steps",
+            "mapped",
+            "training.schedule.warmup_steps; the first step has 1 / warmup_steps of the rate here, not 0",
+        )
+        return given
+    if steps is None:
+        share = 0.03 if ratio is None else ratio
+        keys.note(
+            "warmup_ratio", "decide",
+            f"set training.schedule.warmup_steps to {share:g} × the steps, which `penstock train --dry-run` tells "
+            "(or run this command again with --steps)"
+            + ("" if ratio is not None else "; it is axolotl's default, at most 100"),
+        )  # fmt: skip
+        return None
+    keys.mapped("warmup_ratio", "training.schedule.warmup_steps")
+    return int(ratio * steps) if ratio is not None else min(int(0.03 * steps), 100)
+
+
+_OF_PEFT = {
+    "lora_dropout": "dropout",
+    "peft_use_rslora": "rslora",
+    "lora_rank_pattern": "rank_pattern",
+    "lora_alpha_pattern": "alpha_pattern",
+    "lora_modules_to_save": "modules_to_save",
+}
+"""Setting of axolotl → ours of the same meaning."""
+
+
+def _lora(keys: Keys) -> dict[str, Any] | None:
+    adapter = keys.get("adapter")
+    rank, alpha = keys.whole("lora_r", 8), keys.number("lora_alpha", 8.0)
+    targets, linear = keys.get("lora_target_modules"), keys.get("lora_target_linear")
+    more = {ours: keys.get(name) for name, ours in _OF_PEFT.items()}
+    names = ("lora_r", "lora_alpha", "lora_target_modules", "lora_target_linear", *_OF_PEFT)
+    if not adapter:
+        for name in names:
+            if keys.get(name) is not None:
+                keys.note(name, "no effect", "there is no adapter")
+        return None
+    if adapter == "qlora":
+        keys.note(
+            "adapter",
+            "differs",
+            "training.lora next to a base in full precision, not in 4 bits: more memory, less rounding",
+            shown=True,
+        )
+    elif adapter == "lora":
+        keys.mapped("adapter", "training.lora")
+    else:
+        keys.note("adapter", "unsupported", "LoRA is written instead", shown=True)
+    for name in names:
+        keys.mapped(name, "training.lora")
+    assert rank is not None
+    assert alpha is not None
+    found: dict[str, Any] = {"rank": rank, "alpha": alpha}
+    found |= {name: value for name, value in more.items() if value}
+    if isinstance(targets, list):
+        found["targets"] = [str(one) for one in targets]
+    elif targets is None and not linear:
+        keys.note(
+            "lora_target_modules",
+            "decide",
+            "peft chooses by architecture; here all linear layers but the output get LoRA: set training.lora.targets",
+        )
+    elif isinstance(targets, str) and targets != "all-linear":
+        keys.note(
+            "lora_target_modules",
+            "decide",
+            "a pattern is not read: list the names in training.lora.targets",
+            shown=True,
+        )
+    return found
+
+
+def _preference(keys: Keys, rl: str) -> dict[str, Any]:
+    keys.mapped("rl", f"training.preference.kind: {PREFERENCES[rl]}")
+    found: dict[str, Any] = {"kind": PREFERENCES[rl]}
+    trl = keys.get("trl", {})
+    beta = trl.get("beta") if isinstance(trl, Mapping) else None
+    for name in ("rl_beta", "dpo_beta", "orpo_alpha"):
+        if keys.get(name) is None:
+            continue
+        if name == "orpo_alpha" and rl != "orpo":
+            keys.note(name, "no effect", "it is for rl: orpo")
+            continue
+        beta = keys.number(name) if beta is None else beta
+        keys.mapped(name, "training.preference.beta")
+    if trl and set(trl) <= {"beta"}:
+        keys.mapped("trl", "training.preference.beta")
+    elif trl:
+        keys.note(
+            "trl", "unsupported", "only beta is read of it; the others are for methods that sample answers", shown=True
+        )
+    found["beta"] = 0.1 if beta is None else float(beta)
+    smoothing = keys.number("dpo_label_smoothing", 0.0)
+    if smoothing and rl == "dpo":
+        found |= {"kind": "cdpo", "label_smoothing": smoothing}
+    keys.mapped("dpo_label_smoothing", "training.preference.label_smoothing, kind cdpo")
+    _dpo_losses(keys, rl, found)
+    if rl == "simpo":
+        found |= {"gamma": keys.number("simpo_gamma", 0.5), "sft_weight": keys.number("cpo_alpha", 1.0)}
+        keys.mapped("simpo_gamma", "training.preference.gamma")
+        keys.note(
+            "cpo_alpha",
+            "differs",
+            "training.preference.sft_weight (axolotl's default is 1), a mean over pairs here, not over their tokens",
+        )
+    elif rl == "orpo":
+        found["sft_weight"] = 1.0
+    for name in ("simpo_gamma", "cpo_alpha"):
+        if name not in keys.noted and keys.get(name) is not None:
+            keys.note(name, "no effect", "it is for rl: simpo")
+    return found
+
+
+def _dpo_losses(keys: Keys, rl: str, found: dict[str, Any]) -> None:
+    given = keys.get("dpo_loss_type")
+    given = [given] if isinstance(given, str) else given
+    if not given:
+        return
+    weights = keys.get("dpo_loss_weights") or [1.0] * len(given)
+    unknown = [one for one in given if one not in (*DPO_LOSSES, "sft")]
+    if rl != "dpo" or unknown:
+        keys.note("dpo_loss_type", "unsupported", "known here: " + ", ".join(DPO_LOSSES), shown=True)
+        return
+    kinds = {DPO_LOSSES[one]: float(weight) for one, weight in zip(given, weights, strict=True) if one != "sft"}
+    first, *others = kinds.items()
+    if first[1] != 1.0:
+        keys.note(
+            "dpo_loss_weights",
+            "differs",
+            "the first loss has weight 1 and others are relative to it; multiply the learning rate instead",
+        )
+    found["kind"] = first[0]
+    if others:
+        found["also"] = {name: weight / first[1] for name, weight in others}
+    if "sft" in given:
+        found["sft_weight"] = float(weights[given.index("sft")]) / first[1]
+    keys.mapped("dpo_loss_type", "training.preference.kind and also")
+    keys.mapped("dpo_loss_weights", "training.preference.also")
+
+
+def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"keep": keys.whole("save_total_limit") or 4}
+    keys.mapped("save_total_limit", "training.checkpoints.keep")
+    if keys.get("save_strategy") == "no":
+        found["every"] = AT_END
+        keys.mapped("save_strategy", "training.checkpoints.every: at the end only")
+        return found
+    every = _interval(keys, "save_steps", "saves_per_epoch", steps, epochs, "training.checkpoints.every")
+    if every is None and keys.get("save_steps") is None and keys.get("saves_per_epoch") is None:
+        # With max_steps, the steps of an epoch follow from the data.
+        known = steps is not None and keys.get("max_steps") is None
+        every = max(1, round(steps / epochs)) if known and steps is not None else None
+        name = "save_strategy"
+        if every is None:
+            keys.note(
+                name,
+                "decide",
+                "axolotl saves after each epoch; set training.checkpoints.every to its steps (500 by default)",
+            )
+        else:
+            keys.mapped(name, "training.checkpoints.every")
+    else:
+        keys.mapped("save_strategy", "training.checkpoints.every")
+    return found if every is None else {"every": every, **found}
+
+
+def _interval(keys: Keys, name: str, by_epoch: str, steps: int | None, epochs: float, target: str) -> int | None:
+    """Steps between two checkpoints or evaluations; None: not given, or not known without the number of steps."""
+    every, times = keys.number(name), keys.number(by_epoch)
+    asked = name if every is not None else by_epoch
+    if every is None and times is None:
+        return None
+    if every is not None and every >= 1:
+        keys.mapped(name, target)
+        return int(every)
+    share = every if every is not None else 1 / (float(times or 1) * epochs)
+    if steps is None:
+        keys.note(
+            asked, "decide", f"set {target} to {share:.4g} × the steps, which `penstock train --dry-run` tells (or run "
+            "this command again with --steps)", shown=True,
+        )  # fmt: skip
+        return None
+    keys.mapped(asked, target)
+    return max(1, round(share * steps))
+
+
+def read_evaluation(
+    keys: Keys, data: Sequence[Prepared], held: Sequence[Prepared], steps: int | None, epochs: float, rl: str
+) -> tuple[float, dict[str, Any] | None]:
+    """The share of documents that is held out, and the evaluator of what is held out."""
+    share = keys.number("val_set_size", 0.0) or 0.0
+    if share >= 1:
+        keys.note(
+            "val_set_size",
+            "decide",
+            "give a share of the documents: `penstock prepare --validation 0.01`; nothing is held out",
+            shown=True,
+        )
+        share = 0.0
+    elif share:
+        keys.note(
+            "val_set_size",
+            "mapped",
+            "penstock prepare --validation, which chooses by a hash of the text: the same share, other documents",
+        )
+    paths = [f"data/{one.name}/validation" for one in data] if share else []
+    paths += [f"data/{one.name}" for one in held]
+    strategy = keys.get("eval_strategy", keys.get("evaluation_strategy"))
+    every = _interval(keys, "eval_steps", "evals_per_epoch", steps, epochs, "every of training.evaluators")
+    for name in ("eval_strategy", "evaluation_strategy"):
+        keys.mapped(name, "training.evaluators")
+    if not paths or strategy == "no":
+        return share, None
+    if every is None and strategy == "epoch" and steps is not None and keys.get("max_steps") is None:
+        every = max(1, round(steps / epochs))
+    found: dict[str, Any] = {"kind": "preference" if rl else "loss"}
+    if len(paths) == 1:
+        found["data"] = paths[0]
+    else:
+        found["sources"] = [{"path": path, "name": path.removeprefix("data/")} for path in paths]
+    return share, found if every is None else {**found, "every": every}

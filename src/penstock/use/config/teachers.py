@@ -1,0 +1,366 @@
+"""The teachers of a run file's section `teacher`, opened for training; and the cache of a teacher's answers.
+
+The cache is made by the run's own loader, which passes over each document once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from penstock.core.errors import ConfigError
+from penstock.data.shards import Corpus
+from penstock.learn.distillation.settings import DistillationSettings, TeacherSettings
+from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.learn.distillation.cache_format import CacheManifest
+    from penstock.learn.distillation.distiller import Distiller, OpenTeacher
+    from penstock.learn.distillation.projection import Projection
+    from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
+    from penstock.learn.distillation.teachers import Teacher
+    from penstock.learn.training import RunFolder
+    from penstock.models import LanguageModel, PackedRows
+    from penstock.tokenizers import Tokenizer
+
+HUGGING_FACE = "hf:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught:
+    """What the loader and the trainer need for the section `teacher`."""
+
+    companion: "TeacherRows"
+    """Makes the teachers' rows in the loader's threads."""
+    distiller: "Distiller"
+    """Runs the teachers in the trainer."""
+
+
+def open_teachers(
+    settings: DistillationSettings | None, data: DataSettings, device: "torch.device", say: Callable[[str], None]
+) -> Taught | None:
+    """The teachers of a run; None if the run file has no section `teacher`. Sources must be open.
+
+    Raises:
+        ConfigError: A loss does not fit a teacher's tokenizer, or no source has a tokenizer.
+        FormatError: A path has no model, cache or projection.
+        IsolationError: A teacher's rows hold several documents, and its model does not isolate them.
+        PenstockError: A teacher in its own process could not be loaded there.
+    """
+    if settings is None:
+        return None
+    from penstock.learn.distillation.distiller import Distiller
+    from penstock.learn.distillation.teacher_rows import TeacherRows
+
+    student = student_tokenizer(data)
+    found = [_find(one) for one in settings.teachers]
+    prints = [cast(Corpus, source.path).fingerprint for source in data.sources]
+    texts = [teacher_text(one.settings, student, one.tokenizer, one.context_length) for one in found]
+    opened = [
+        _open(one, f"teacher.teachers.{number}", student, prints, packed_rows(text, student, data), device, say)
+        for number, (one, text) in enumerate(zip(found, texts, strict=True))
+    ]
+    for one in opened:
+        # A teacher in its own process reports here whether it loaded. All have been started, so they load in parallel.
+        one.teacher.ask(())
+    return Taught(
+        companion=TeacherRows(student, texts),
+        distiller=Distiller(settings, opened, vocab_size=student.vocab_size, device=device),
+    )
+
+
+def student_tokenizer(data: DataSettings) -> "Tokenizer":
+    """The tokenizer stored with the sources."""
+    for source in data.sources:
+        found: Tokenizer | None = getattr(source.path, "loaded_tokenizer", None)
+        if found is not None:
+            return found
+    raise ConfigError(
+        "no source stores its tokenizer, which a teacher needs to decode the text; use datasets of penstock prepare"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A teacher on disk. A run is opened only once, because that reads its whole checkpoint to verify checksums."""
+
+    settings: TeacherSettings
+    run: "RunFolder | None"
+    """The run of its model; None for a cache."""
+    tokenizer: "Tokenizer"
+    context_length: int | None
+    """Maximum tokens per document that it reads, or that the cache holds."""
+    weights: str
+    """Fingerprint of the teacher's model, or of the model that filled the cache."""
+
+
+def _find(settings: TeacherSettings) -> _Found:
+    """Locate a teacher, or a cache of its answers, without loading its model."""
+    from penstock.tokenizers.loading import load_tokenizer
+
+    if settings.cache is not None:
+        from penstock.learn.distillation.cached_teacher import CachedTeacher
+
+        tokenizer, made = CachedTeacher.reading_of(settings.cache)
+        return _Found(
+            settings=settings, run=None, tokenizer=tokenizer, context_length=made.max_tokens, weights=made.weights
+        )
+    run = open_teacher_run(settings)
+    return _Found(
+        settings=settings,
+        run=run,
+        tokenizer=load_tokenizer(run.tokenizer),
+        context_length=run.context_length,
+        weights=run.fingerprint(),
+    )
+
+
+def open_teacher_run(settings: TeacherSettings) -> "RunFolder":
+    """The run, or the Hugging Face folder, of a teacher that has a model."""
+    from penstock.learn.training import RunFolder
+
+    assert settings.model is not None
+    return RunFolder.open(settings.model.removeprefix(HUGGING_FACE))
+
+
+def load_teacher(model: Path, tokenizer: Path, device: str) -> "tuple[LanguageModel, Tokenizer]":
+    """Load a teacher's model and tokenizer; called in the process that runs it."""
+    from penstock.models.saving import load_model
+    from penstock.tokenizers.loading import load_tokenizer
+
+    return load_model(model, device), load_tokenizer(tokenizer)
+
+
+def teacher_text(
+    settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", context_length: int | None
+) -> "TeacherText":
+    """How a teacher reads the sources' text: by default at most its context of each document."""
+    from penstock.learn.distillation.teacher_rows import TeacherText
+
+    return TeacherText(
+        tokenizer,
+        settings.documents,
+        control_pairs=_control_pairs(settings, student, tokenizer),
+        bos=settings.bos,
+        max_tokens=settings.max_tokens or context_length,
+        multiple=settings.multiple,
+    )
+
+
+def packed_rows(text: "TeacherText", student: "Tokenizer", data: DataSettings) -> "PackedRows | None":
+    """The size of a teacher's rows if they hold several documents that must be isolated; else None.
+
+    With the student's tokenizer the teacher reads the student's rows, and documents have the same lengths. With another
+    tokenizer documents have at most `max_tokens` tokens, or a row's length if that is not set; the number of tokens in
+    a row is unknown in advance.
+    """
+    from penstock.models import PackedRows
+
+    slots, most = data.loader.sequence_length, text.max_tokens
+    same = text.tokenizer.fingerprint == student.fingerprint and not text.documents
+    own_rows = same and text.bos is None and (most is None or most >= slots)
+    if not data.loader.needs_isolation(data.attention if own_rows else "document"):
+        return None
+    # BOS may be added to a document that fills a row.
+    longest = min(slots + bool(text.bos), most or slots + 1) if same else most or slots
+    return PackedRows(max(slots, longest), longest)
+
+
+def _control_pairs(settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer") -> dict[int, int]:
+    """Student id → teacher id of control tokens with the same meaning."""
+    return {
+        _control_id(student, mine): _control_id(tokenizer, theirs) for mine, theirs in settings.control_tokens.items()
+    }
+
+
+def _control_id(tokenizer: "Tokenizer", text: str) -> int:
+    if text not in tokenizer.special_tokens:
+        known = ", ".join(sorted(tokenizer.special_tokens)[:12])
+        raise ConfigError(
+            f"teacher control_tokens: {tokenizer.name!r} has no control token {text!r}; it has {known or 'none'}"
+        )
+    return tokenizer.special_tokens[text]
+
+
+def _open(
+    found: _Found,
+    where: str,
+    student: "Tokenizer",
+    sources: Sequence[str],
+    packed: "PackedRows | None",
+    device: "torch.device",
+    say: Callable[[str], None],
+) -> "OpenTeacher":
+    """Open one teacher with everything its loss needs. `sources` are the fingerprints of the mixture's datasets."""
+    import torch
+
+    from penstock.learn.distillation.distiller import OpenTeacher
+    from penstock.learn.distillation.teachers import starts_boundary
+
+    settings, tokenizer = found.settings, found.tokenizer
+    kind = settings.loss.kind
+    if kind == "kl" and tokenizer.fingerprint != student.fingerprint:
+        raise ConfigError(
+            f"{where}: loss kl needs one tokenizer, but the teacher has {tokenizer.name!r} and the student "
+            f"{student.name!r}; use p_kl, h_kl or alm (`penstock distill audit` says which fits)"
+        )
+    debiased = kind == "alm" and settings.loss.debias
+    boundary = torch.from_numpy(starts_boundary(student)).to(device) if debiased else None
+    return OpenTeacher(
+        settings=settings,
+        teacher=_teacher(found, sources, packed, device),
+        projection=_projection(settings, student, tokenizer, say) if kind in ("p_kl", "h_kl") else None,
+        boundary=boundary,
+        weights=found.weights,
+    )
+
+
+def _projection(
+    settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", say: Callable[[str], None]
+) -> "Projection":
+    from penstock.learn.distillation.projection import Projection, project
+
+    if settings.projection is None:
+        say(f"projecting the student's vocabulary onto that of {settings.model or settings.cache}")
+        return project(student, tokenizer, control_pairs=_control_pairs(settings, student, tokenizer))
+    found = Projection.load(settings.projection)
+    found.check(student, tokenizer)
+    return found
+
+
+def _teacher(found: _Found, sources: Sequence[str], packed: "PackedRows | None", device: "torch.device") -> "Teacher":
+    from penstock.learn.distillation.distiller import wanted_of
+
+    settings, tokenizer, run = found.settings, found.tokenizer, found.run
+    wanted = wanted_of(settings.loss)
+    if settings.cache is not None:
+        from penstock.learn.distillation.cached_teacher import CachedTeacher
+
+        return CachedTeacher(settings.cache, tokenizer, wanted, sources, device=device)
+    assert run is not None
+    if settings.process == "own":
+        from penstock.learn.distillation.process_teacher import ProcessTeacher
+
+        load = partial(load_teacher, run.model, run.tokenizer, str(device))
+        return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)
+    from penstock.learn.distillation.teachers import ModelTeacher
+    from penstock.models.saving import load_model
+
+    return ModelTeacher(load_model(run.model, device), tokenizer, wanted, packed=packed)
+
+
+TOP_K = 64
+"""Tokens stored per prediction if neither the loss nor the caller sets a number."""
+ROWS_AT_ONCE = 8
+"""Rows per step of the pass. Only affects where a killed pass resumes, not the contents of the cache."""
+
+
+def cache_teacher(
+    settings: RunSettings,
+    output: str | Path,
+    *,
+    run_file: str = "run file",
+    number: int = 0,
+    model: str | None = None,
+    top_k: int | None = None,
+    temperature: float | None = None,
+    precision: Literal["float16", "float32"] = "float16",
+    device: "torch.device | str" = "cpu",
+    progress: bool = False,
+) -> "CacheManifest":
+    """Write a teacher's predictions for all documents of a run's sources to a cache.
+
+    Args:
+        settings: Of the run file. The rows are those of training.
+        output: Folder of the cache.
+        run_file: Its name, for errors.
+        number: Index of the teacher in the section `teacher`.
+        model: A run or a transformers model, used instead of that teacher's.
+        top_k: Tokens stored per distribution; None: the loss's `top_k`, or `TOP_K`.
+        temperature: Of the log-probabilities; None: the loss's.
+        precision: Of the stored log-probabilities.
+        device: Device of the teacher.
+        progress: Show a progress bar.
+
+    Raises:
+        ConfigError: There is no such teacher, or its rows cannot be cached.
+        IsolationError: Rows hold several documents, and the teacher's model does not isolate them.
+        OutputError: The folder contains something else.
+    """
+    from penstock.learn.distillation.cache_writer import write_cache
+    from penstock.learn.distillation.outputs import Wanted
+    from penstock.learn.distillation.teacher_rows import TeacherRows
+    from penstock.learn.distillation.teachers import ModelTeacher
+
+    chosen = _choose(settings, run_file, number, model)
+    if settings.teacher is not None and top_k is None:
+        _refuse_all_tokens(chosen, f"{run_file}: teacher.teachers.{number}")
+    wanted = Wanted(
+        temperature=chosen.loss.temperature if temperature is None else temperature,
+        top_k=top_k or chosen.loss.top_k or TOP_K,
+        boundary=True,
+    )
+    data = open_sources(settings.data, run_file)
+    run, student = open_teacher_run(chosen), student_tokenizer(data)
+    network, tokenizer = load_teacher(run.model, run.tokenizer, str(device))
+    text = teacher_text(chosen, student, tokenizer, run.context_length)
+    loader = make_loader(
+        replace(
+            data,
+            sources=[replace(source, max_epochs=1) for source in data.sources],
+            loader=replace(data.loader, rows_per_step=ROWS_AT_ONCE),
+        ),
+        run_file=run_file,
+        threads=1,
+        companion=TeacherRows(student, [text]),
+    )
+    return write_cache(
+        loader,
+        ModelTeacher(network, tokenizer, wanted, packed=packed_rows(text, student, data)),
+        output,
+        tokenizer=tokenizer,
+        wanted=wanted,
+        name=run.path.resolve().name,
+        weights=run.fingerprint(),
+        precision=precision,
+        max_tokens=text.max_tokens,
+        progress=progress,
+    )
+
+
+def _refuse_all_tokens(chosen: TeacherSettings, where: str) -> None:
+    """Refuse to make a cache that the same run file could not train with."""
+    loss = chosen.loss
+    if loss.kind in ("h_kl", "uld"):
+        raise ConfigError(
+            f"{where}: loss {loss.kind} needs full distributions, which a cache does not store; use p_kl with "
+            "top_k, or alm"
+        )
+    if loss.kind != "alm" and loss.top_k is None:
+        raise ConfigError(
+            f"{where}: loss {loss.kind} uses all tokens, but a cache stores only some of each distribution; set "
+            f"loss.top_k there ({TOP_K} suits most), or set top_k for another run file"
+        )
+
+
+def _choose(settings: RunSettings, run_file: str, number: int, model: str | None) -> TeacherSettings:
+    """The settings of the chosen teacher, which must have a model."""
+    teachers = [] if settings.teacher is None else list(settings.teacher.teachers)
+    if not teachers and model is not None:
+        return TeacherSettings(model=model)
+    if number >= len(teachers):
+        raise ConfigError(
+            f"{run_file}: has {len(teachers)} teachers, so there is no number {number}; give a teacher, "
+            "or a section teacher"
+        )
+    chosen = teachers[number]
+    if model is not None:
+        return replace(chosen, model=model, cache=None)
+    if chosen.model is None:
+        raise ConfigError(
+            f"{run_file}: teacher.teachers.{number} reads from a cache; give the teacher, the model to make one with"
+        )
+    return chosen

@@ -1,0 +1,481 @@
+"""From a run file to a trainer: assembles datasets, model, loader and run folder.
+
+Cheap checks come first: the run's folder, packages and datasets; then the model, the evaluators with their files and
+sandbox, the teachers (their projection can take minutes), and the loader. The run's folder is created only after all of
+them succeed. A dry run does the same up to that point, reads the checkpoint that it would resume, and writes nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.core.errors import ConfigError, StateError
+from penstock.core.folders import check_unlocked
+from penstock.core.urls import shown_urls
+from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
+from penstock.learn.training import TrainSettings
+from penstock.models import ModelSettings
+from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.loader import Companion
+from penstock.plan.loader.agreement import check_values
+from penstock.plan.loader.loader import Loader
+from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
+from penstock.use.config.vocabularies import fit_vocabulary, frozen_rows, tokenizer_of, vocabulary_size
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.learn.distillation.distiller import Distiller
+    from penstock.learn.training import Trainer
+    from penstock.learn.training.continued import Continued
+    from penstock.learn.training.distributed import Ranks
+    from penstock.models import LanguageModel
+
+FILLING_THREADS = 1
+GIVEN = "given"
+"""Name of a model that was passed as a Python object."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Python objects that replace or extend sections of a run file."""
+
+    model: "LanguageModel | None" = None
+    """The model with its initial weights."""
+    requirements: InputRequirements | None = None
+    """Fields that rows must have in addition to the model's."""
+    companion: Companion | None = None
+    """Makes additional data for each row; see `Loader`."""
+    filling: Mapping[str, Any] = field(default_factory=lambda: {"threads": FILLING_THREADS})
+    """Loader settings that do not affect the rows: threads, prefetch and so on."""
+
+
+NOTHING = Given()
+READ_BY_TEACHERS = InputRequirements(asked_by="the teacher", positions=True, cu_seqlens=True)
+"""Fields for teachers: one with the student's tokenizer reads the student's own rows."""
+TRAINED = "from:"
+"""Prefix of `model` that names a run or a model folder to take the initial weights from."""
+
+
+def make_trainer(
+    settings: RunSettings,
+    *,
+    run_file: str,
+    text: str,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Any,
+    dry_run: bool = False,
+    given: Given = NOTHING,
+) -> "Trainer":
+    """The trainer of a run file, at the step that its run has reached.
+
+    Args:
+        settings: Of the run file.
+        run_file: Its name, for errors.
+        text: The run file as saved in the run's folder, with overrides; URLs are saved without user info and query.
+        output: The run's folder; None for a dry run without one.
+        resume: Continue an existing run from its newest complete checkpoint, and replace its saved run file.
+        ranks: The processes of this training.
+        say: Called with progress messages.
+        dry_run: Run every check of a real start, and write nothing.
+        given: Python objects in place of sections.
+
+    Raises:
+        ConfigError: A section is missing, or model and data do not match.
+        IsolationError: Rows hold several documents, and the model does not isolate them.
+        MissingExtraError: TensorBoard or W&B is requested but not installed.
+        OutputError: The run's folder is in use or holds something else.
+        StateError: The existing run has another plan or model.
+    """
+    # These modules need torch; reading a run file does not.
+    from penstock.learn.training import Trainer
+    from penstock.learn.training.processes import in_step
+    from penstock.learn.training.run_folder import LOCK, begin_run, change_run, check_run
+    from penstock.models.facts import facts_of
+    from penstock.use.inspection.targets import target_warnings
+
+    if ranks.several:
+        check_values(_common(settings))
+    continued = _continued(settings, output, resume, ranks, say)
+    settings, text = _with_beginning(settings, shown_urls(text), continued, output)
+    settings, text = _with_rate(settings, text, given, continued, say)
+    if ranks.several:
+        # With the learning rate that each rank has chosen, or found in the other run.
+        check_values(_common(settings))
+    if settings.model is None and given.model is None and (continued is None or "weights" not in continued.take):
+        raise ConfigError(
+            f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path, or take the weights of a run "
+            "with continue_from"
+        )
+    # What fails on one rank, such as a dataset that its machine does not have, is an error on all.
+    with in_step():
+        data = open_sources(settings.data, run_file)
+        datasets = [source.path for source in data.sources]
+        if ranks.is_first:
+            check_run(output, datasets, resume=resume)
+            if dry_run and output is not None:
+                check_unlocked(output, output / LOCK, doing="training")
+    settings = replace(settings, data=data)
+    with in_step():
+        parts = _make_parts(settings, run_file, output, resume, ranks, say, given, continued)
+    trainer = Trainer(run=output or Path(), ranks=ranks, say=say, **parts)
+    if ranks.is_first:
+        for warning in target_warnings(trainer.loader, max_steps=trainer.steps):
+            say(warning)
+    if continued is not None and not _has_checkpoint(output, resume):
+        trainer.take(continued)
+    if output is None:
+        return trainer
+    with in_step():
+        if ranks.is_first and not dry_run:
+            facts = facts_of(trainer.model).with_data(datasets, say)
+            begin_run(output, text, datasets, facts=facts, continued=continued, resume=resume, hold=ranks.hold)
+    if resume:
+        trainer.resume(writes=not dry_run)
+        if ranks.is_first and not dry_run:
+            change_run(output, text, say)
+    return trainer
+
+
+def _common(settings: RunSettings) -> dict[str, str]:
+    """What all ranks must share of a run file; its data are compared with the plans."""
+    from penstock.learn.training.agreement import shared_settings
+
+    data = settings.data
+    return shared_settings(
+        settings.training or TrainSettings(),
+        settings.model,
+        settings.teacher,
+        {source.name: source.objective for source in data.sources},
+        {"target_distances": data.target_distances, "attention": data.attention},
+    )
+
+
+def _continued(
+    settings: RunSettings, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+) -> "Continued | None":
+    """What the run takes, or has taken when it began, from another run; None: nothing.
+
+    Raises:
+        ConfigError, StateError: There is no such checkpoint, it is not what the run began with, or ranks find others.
+    """
+    from penstock.learn.training.processes import in_step
+
+    with in_step():
+        found = _found_beginning(settings, output, resume, say)
+    step = -1 if found is None else found.step
+    if ranks.differ(step):
+        what = "none" if found is None else f"step {step} of {found.run}"
+        raise StateError(
+            f"continue_from: the ranks find different checkpoints, this one {what}; give continue_from.step, and the "
+            "same folder to all of them"
+        )
+    return found
+
+
+def _found_beginning(settings: RunSettings, output: Path | None, resume: bool, say: Any) -> "Continued | None":
+    from penstock.learn.training.continued import Continued
+    from penstock.learn.training.continuing import begin_from
+    from penstock.learn.training.run_folder import RUN_FILE
+
+    asked = None if settings.training is None else settings.training.beginning
+    if resume and output is not None and (output / RUN_FILE).is_file():
+        found = Continued.load(output)
+        if found is not None:
+            found.require(asked)
+        elif asked is not None:
+            raise StateError(
+                f"{output}: the run there began by itself, and cannot continue from {asked.run} any more; resume it "
+                "without continue_from, or take another folder"
+            )
+        return found
+    return None if asked is None else begin_from(asked, say)
+
+
+def _with_beginning(
+    settings: RunSettings, text: str, continued: "Continued | None", output: Path | None
+) -> tuple[RunSettings, str]:
+    """Settings and run file that say what the run began with, where a resume leaves it out."""
+    from penstock.learn.training.run_folder import RUN_FILE
+
+    training = settings.training or TrainSettings()
+    if continued is None or training.beginning is not None:
+        return settings, text
+    assert output is not None, "only a run's folder knows what it began with"
+    kept = (read_yaml(output / RUN_FILE)[1] or {}).get("training") or {}
+    values = parse_yaml(text, "run file")[1] or {}
+    written = {"continue_from": kept.get("continue_from", continued.run)}
+    values["training"] = {**(values.get("training") or {}), **written}
+    settings = replace(settings, training=replace(training, continue_from=continued.settings))
+    return settings, write_yaml(values, "run file")
+
+
+def _with_rate(
+    settings: RunSettings, text: str, given: Given, continued: "Continued | None", say: Any
+) -> tuple[RunSettings, str]:
+    """Settings and run file with the learning rate that is chosen where none is set.
+
+    The run's folder has the number, so that a run which goes on keeps it, whatever it is then opened from.
+    """
+    training = settings.training or TrainSettings()
+    if training.optimizer.learning_rate is not None:
+        return settings, text
+    pretrained = isinstance(settings.model, str) and settings.model.startswith((TRAINED, "hf:"))
+    pretrained |= given.model is not None and given.model.origin is not None
+    pretrained |= continued is not None and "weights" in continued.take
+    rate = training.default_rate(pretrained=pretrained)
+    kind = "a pretrained model" if pretrained else "a model with new weights"
+    kind += " with LoRA" if pretrained and training.lora is not None else ""
+    why = f"the default for {kind}"
+    if continued is not None and continued.learning_rate is not None:
+        rate, why = continued.learning_rate, f"that of {continued.run}, whose schedule goes on"
+    say(f"learning_rate {rate:g}: {why}")
+    optimizer = replace(training.optimizer, learning_rate=rate)
+    values = parse_yaml(text, "run file")[1] or {}
+    section = values.get("training") or {}
+    values["training"] = {**section, "optimizer": {**(section.get("optimizer") or {}), "learning_rate": rate}}
+    settings = replace(settings, training=replace(training, optimizer=optimizer))
+    return settings, write_yaml(values, "run file")
+
+
+def _make_parts(
+    settings: RunSettings,
+    run_file: str,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Any,
+    given: Given,
+    continued: "Continued | None",
+) -> dict[str, Any]:
+    """What a trainer is made of. The datasets of `settings.data` must be open. Writes nothing.
+
+    Ranks do not talk to each other here: any of them may fail.
+    """
+    from penstock.learn.training.checks import check_memory, check_writers, freeze, prepare_torch
+    from penstock.learn.training.evaluators import make_evaluators
+    from penstock.learn.training.loss_groups import LossGroups
+    from penstock.learn.training.trainer import count_steps
+    from penstock.models.lora.lora import add_lora
+    from penstock.use.config.teachers import open_teachers
+
+    data, training, start = settings.data, settings.training or TrainSettings(), settings.model or GIVEN
+    continues = settings.model is None and given.model is None and continued is not None
+    if continued is not None and continues:
+        start = f"{TRAINED}{continued.run}"
+    check_writers(training)
+    prepare_torch(training)
+    itself = resume and output is not None and _is_gone(start)
+    if itself:
+        # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
+        start = f"{TRAINED}{output}"
+    check_memory(start, vocabulary_size(data), training, data.loader, device=ranks.device, ranks=ranks.data.size)
+    if given.model is not None:
+        model = _fit(given.model, ranks)
+        fit_vocabulary(model, data, tokenizer_of(model.origin), name=_named(model), say=say)
+    elif itself:
+        model = _trained_model(str(output), ranks.device, merged=False)
+        fit_vocabulary(model, data, tokenizer_of(model.origin), name=f"the model {start}", say=say)
+    else:
+        model = _make_model(data, start, training, ranks.device, say, merged=not continues)
+    if training.lora is not None and model.lora != training.lora:
+        add_lora(model, training.lora, seed=training.seed)
+    if continued is not None and "weights" in continued.take:
+        _take_weights(model, continued, training, resumed=_has_checkpoint(output, resume))
+    freeze(model, training.frozen)
+    if (notice := frozen_rows(model)) is not None:
+        say(notice)
+    _choose_recurrent(model, training)
+    datasets = [source.path for source in data.sources]
+    evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
+    taught = open_teachers(settings.teacher, data, ranks.device, say)
+    groups = LossGroups(given.companion if taught is None else taught.companion)
+    requirements = model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS)
+    loader = make_loader(
+        data,
+        run_file=run_file,
+        data_parallel=(ranks.data.rank, ranks.data.size),
+        requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
+        companion=groups,
+        sum_over_ranks=ranks.sum_of_rows,
+        **({} if continued is None else continued.start.arguments),
+        **given.filling,
+    )
+    if training.feature_cache is not None:
+        if loader.blank_image is None:
+            raise ConfigError("training.feature_cache: the data have no images; leave it out")
+        model.cache_features(training.feature_cache, loader.blank_image)
+    return {
+        "model": model,
+        "settings": training,
+        "loader": loader,
+        "steps": count_steps(loader, training),
+        "distiller": None if taught is None else taught.distiller,
+        "groups": groups,
+        "evaluators": evaluators,
+    }
+
+
+def _take_weights(model: "LanguageModel", continued: "Continued", training: TrainSettings, *, resumed: bool) -> None:
+    """Load the weights that a run begins with; a run with checkpoints needs them only for its reference model.
+
+    Where the other run is gone by then, the reference is compared with what the run noted of it.
+    """
+    from penstock.learn.training.continuing import checkpoint_of
+    from penstock.learn.training.restoring import take_weights
+
+    if resumed and training.preference is None and training.policy is None:
+        return
+    try:
+        checkpoint = checkpoint_of(continued)
+    except StateError:
+        if resumed:
+            return
+        raise
+    take_weights(checkpoint, model)
+
+
+def _has_checkpoint(output: Path | None, resume: bool) -> bool:
+    """Whether a run goes on from a checkpoint of its own."""
+    from penstock.learn.training.run_folder import CHECKPOINTS
+
+    return resume and output is not None and any((output / CHECKPOINTS).glob("step-*"))
+
+
+def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
+    """Take the backends of `training.recurrent`, also in place of an earlier run's."""
+    from penstock.models import use_recurrent
+
+    try:
+        use_recurrent(model, training.recurrent_backends)
+    except ConfigError as error:
+        raise ConfigError(f"training.recurrent: {error}") from None
+
+
+def _fit(model: "LanguageModel", ranks: "Ranks") -> "LanguageModel":
+    """Move a model passed from Python to this rank's device, with weights in at least float32."""
+    import torch
+
+    for weight in model.parameters():
+        # In half precision an optimiser step is often smaller than the spacing of numbers, and would be lost.
+        weight.data = weight.data.to(ranks.device, torch.promote_types(weight.dtype, torch.float32))
+    assert isinstance(model, torch.nn.Module)
+    return model.to(ranks.device).train()
+
+
+def _named(model: "LanguageModel") -> str:
+    return "model" if model.origin is None else f"the model {model.origin}"
+
+
+def _is_gone(model: ModelSettings | str) -> bool:
+    """Whether the model is `from:` a path that no longer exists."""
+    return isinstance(model, str) and model.startswith(TRAINED) and not Path(model.removeprefix(TRAINED)).exists()
+
+
+def _make_model(
+    data: DataSettings,
+    model: ModelSettings | str,
+    training: TrainSettings,
+    device: "torch.device",
+    say: Any,
+    *,
+    merged: bool = True,
+) -> "LanguageModel":
+    """Build the model with its initial weights; `merged`: as for `_trained_model`."""
+    from penstock.models.building import HUGGING_FACE, build_model
+
+    if isinstance(model, str) and model.startswith(TRAINED):
+        made = _trained_model(model.removeprefix(TRAINED), device, merged=merged)
+    elif isinstance(model, str) and model.startswith(HUGGING_FACE):
+        made = build_model(model, vocab_size=1, device=device)
+        made.origin = model.removeprefix(HUGGING_FACE)
+    else:
+        return build_model(model, vocab_size=vocabulary_size(data), device=device, seed=training.seed)
+    fit_vocabulary(made, data, tokenizer_of(made.origin), name=f"the model {model}", say=say)
+    return made
+
+
+def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
+    """Load a trained model to continue with other data or another schedule. Weights in float32.
+
+    LoRA is merged, or with `merged` false taken out, for a run that goes on itself: its base must stay what it was.
+    """
+    import torch
+
+    from penstock.learn.training import RunFolder
+    from penstock.models import merge_lora
+    from penstock.models.facts import with_facts
+    from penstock.models.lora.lora import remove_lora
+    from penstock.models.saving import load_model
+
+    run = RunFolder.open(path)
+    model = with_facts(load_model(run.model, device), run.facts)
+    model.origin = path
+    if model.lora is not None:
+        (merge_lora if merged else remove_lora)(model)
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
+    return model
+
+
+def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
+    """Summary of a run as (name, value): parameters, memory, tokens, steps."""
+    from penstock.models.recurrent.choice import recurrent_operations
+
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
+    memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
+    held = trainer.reference_parameters
+    if trainer.settings.shard:
+        memory //= trainer.ranks.place.size
+    loader: Loader = trainer.loader
+    if model is None and trainer.settings.beginning is not None:
+        model = f"that of {trainer.settings.beginning.run}"
+    plan = loader.settings
+    first = loader.start.step
+    slots = plan.sequence_length * loader.rows_before(trainer.steps)
+    of_step = "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
+    way = _packing_way(trainer) if loader.needs_isolation else ""
+    recurrent = recurrent_operations(trainer.model)
+    return [
+        ("model", f"{model.layers} layers of {model.width}" if isinstance(model, ModelSettings) else str(model)),
+        ("parameters", f"{parameters:,}"),
+        ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
+        ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
+        ("steps", f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens"),
+        *([("documents of a row", way)] if way else []),
+        *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
+        *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
+        *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
+        ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}{_shared(trainer.ranks)}"),
+        ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),
+    ]
+
+
+def _packing_way(trainer: "Trainer") -> str:
+    """How rows of several documents run, and what the first row costs more than one pass."""
+    import numpy as np
+
+    model: Any = trainer.model
+    way: str = model.packing(trainer.loader.settings.sequence_length).way
+    # Only models of transformers may. Where they do not, the plan need not be replayed.
+    if not getattr(model, "runs_several_passes", False):
+        return way
+    pieces = trainer.loader.explain(trainer.loader.step, row=0)
+    begins = np.array([piece.begin for piece in pieces], np.int64)
+    ends = begins + np.array([piece.num_tokens for piece in pieces], np.int64)
+    return f"{way} (the first row: {model.packing_cost(begins, ends)})"
+
+
+def _shared(ranks: "Ranks") -> str:
+    return f"; {ranks.context.size} share each row" if ranks.context.size > 1 else ""
+
+
+def _teachers(distiller: "Distiller") -> str:
+    """The teachers with their losses, in one line."""
+    named = (one.settings for one in distiller.teachers)
+    return ", ".join(f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named)

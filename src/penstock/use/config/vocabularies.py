@@ -1,0 +1,135 @@
+"""Fits a model to the tokenizer of its data: entries that the tokenizer gained get rows of their own, and it is said.
+
+Only a tokenizer that is the model's own plus entries fits; any other gives ids another meaning, and is refused.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.models.lora.lora import embedding_of, head_of
+from penstock.models.lora.settings import NewRows
+from penstock.use.config.run_file import DataSettings
+
+if TYPE_CHECKING:
+    from penstock.models import LanguageModel
+    from penstock.tokenizers import Tokenizer
+
+
+def vocabulary_size(data: DataSettings) -> int:
+    """Required vocabulary size: the ids of the datasets, and those that objectives add.
+
+    Raises:
+        ConfigError: A source stores no tokenizer.
+    """
+    from penstock.tokenizers.loading import load_tokenizer
+
+    sizes: list[int] = []
+    for source in data.sources:
+        info = getattr(source.path, "tokenizer", None)
+        if info is None:
+            raise ConfigError(
+                f"source {source.name!r}: stores no tokenizer, which a model needs; make a "
+                "dataset with `penstock prepare`"
+            )
+        sizes.append(info.vocab_size)
+        extended = getattr(source.objective, "tokenizer", None)
+        if extended is not None:
+            sizes.append(load_tokenizer(extended).vocab_size)
+    return max(sizes)
+
+
+def tokenizer_of(origin: str | Path | None) -> "Tokenizer | None":
+    """The tokenizer of the run, folder or hub's model that a model came from; None: unknown."""
+    from penstock.learn.training.run_folder import RUN_FILE, RunFolder
+    from penstock.tokenizers.loading import load_tokenizer
+
+    if origin is None:
+        return None
+    try:
+        is_run = (Path(origin) / RUN_FILE).is_file()
+        return load_tokenizer(RunFolder.open(origin).tokenizer if is_run else origin)
+    except PenstockError:
+        return None
+
+
+def fit_vocabulary(
+    model: "LanguageModel", data: DataSettings, tokenizer: "Tokenizer | None", *, name: str, say: Any
+) -> None:
+    """Give a model rows for all ids of its data, in place; the new ones are the mean of the old ones.
+
+    Args:
+        model: The model, without LoRA.
+        data: Its training data, opened.
+        tokenizer: That of the model; None: unknown.
+        name: The model as its user named it.
+        say: Called with each notice.
+
+    Raises:
+        ConfigError: A source was prepared with a tokenizer that is not the model's plus entries, or the model has too
+            few rows and no tokenizer to compare with.
+    """
+    needed, rows = vocabulary_size(data), model.vocab_size
+    if tokenizer is None:
+        if needed > rows:
+            raise ConfigError(
+                f"{name}: has {rows} ids, but the data and its objectives need {needed}, and no tokenizer next to the "
+                f"model says which of them are new; build it with vocab_size={needed}, prepare the data with the "
+                "model's tokenizer, or name the folder that has it"
+            )
+        if model.origin is not None:
+            say(
+                f"there is no tokenizer next to {name}, so it cannot be compared with that of the data: ids mean the "
+                "same only if it is the same"
+            )
+        return
+    _refuse_others(data, tokenizer, name)
+    first = min(tokenizer.vocab_size, rows)
+    if needed > rows:
+        model.grow_vocabulary(needed)
+        say(
+            f"the tokenizer of the data has more entries than {name}: embeddings and output matrix grow from {rows} to "
+            f"{needed} rows; the new ones begin as the mean of the old ones"
+        )
+    elif needed > first:
+        say(
+            f"the tokenizer of the data has ids {first} to {needed - 1} that {name} was not trained with; its matrices "
+            f"have {rows} rows, and those of the new ids keep the values that they have"
+        )
+    if needed > first:
+        model.new_rows = NewRows(first=first, end=needed, grown=needed > rows)
+
+
+def _refuse_others(data: DataSettings, tokenizer: "Tokenizer", name: str) -> None:
+    from penstock.tokenizers.training import not_extended
+
+    for source in data.sources:
+        info = getattr(source.path, "tokenizer", None)
+        if info is None or info.fingerprint == tokenizer.fingerprint:
+            continue
+        stored = getattr(source.path, "loaded_tokenizer", None)
+        reason = "it is not stored with the data" if stored is None else not_extended(tokenizer, stored)
+        if reason is not None:
+            raise ConfigError(
+                f"source {source.name!r}: was prepared with another tokenizer ({info.name}) than {name}: {reason}; "
+                "prepare it with the model's tokenizer, or with that plus entries (penstock tokenizer add)"
+            )
+
+
+def frozen_rows(model: "LanguageModel") -> str | None:
+    """A notice if rows of new entries are not trained; None if they are, or there are none."""
+    if model.new_rows is None:
+        return None
+    tables = {"embedding": embedding_of(model), "output": head_of(model)}
+    frozen = [
+        which
+        for which, table in tables.items()
+        if table is not None and not any(weight.requires_grad for weight in table.parameters())
+    ]
+    if not frozen:
+        return None
+    return (
+        f"the rows of new tokens ({model.new_rows.first} to {model.new_rows.end - 1}) are frozen in the "
+        f"{' and the '.join(frozen)} matrix, so these tokens stay what they are; to train them next to LoRA, set "
+        "lora.train_embeddings to new"
+    )

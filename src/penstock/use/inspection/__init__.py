@@ -1,0 +1,45 @@
+"""Inspection: shows datasets, rows and mixtures in a terminal, or gives them as plain values. Does not need torch.
+
+Pages and raw conversations are in modules that are imported only when needed: `page`, `page_model`, `pages`,
+`conversations` and `conversation_views`.
+"""
+
+from penstock.core.lazy_imports import public_names
+from penstock.use.inspection.datasets import (
+    DatasetSummary,
+    DocumentView,
+    PlanReport,
+    SourcePlan,
+    dry_run,
+    summarise,
+    view_document,
+)
+from penstock.use.inspection.rows import RowView, view_rows
+from penstock.use.inspection.targets import CutDocuments
+from penstock.use.inspection.terminal import dataset_view, document_view, plan_view, row_view, slots_view
+from penstock.use.inspection.terminal_tokens import Style, make_console
+from penstock.use.inspection.text import token_texts, tokenizer_of
+
+__all__ = [
+    "CutDocuments",
+    "DatasetSummary",
+    "DocumentView",
+    "PlanReport",
+    "RowView",
+    "SourcePlan",
+    "Style",
+    "dataset_view",
+    "document_view",
+    "dry_run",
+    "make_console",
+    "plan_view",
+    "row_view",
+    "slots_view",
+    "summarise",
+    "token_texts",
+    "tokenizer_of",
+    "view_document",
+    "view_rows",
+]
+
+__dir__ = public_names(__name__)

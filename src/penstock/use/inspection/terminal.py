@@ -1,0 +1,406 @@
+"""Views for a terminal, in colour or with brackets instead of colours.
+
+A rewritten document is shown part by part, then in its original form. A sentinel appears as the number of its span, in
+the span's colour, both in the inputs and before the span, so a gap and its text are easy to match.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from penstock.plan.inputs import IGNORE
+from penstock.plan.loader.ramp import Ramp
+from penstock.use.inspection.datasets import DatasetSummary, DocumentView, PlanReport
+from penstock.use.inspection.rows import RowDocument, RowView, Stretch
+from penstock.use.inspection.terminal_tokens import COLOURS, Style, colour_of, letter_of, tree_view
+
+CHARACTERS = 5
+"""Characters of an original document to show, per token of the limit."""
+FEW = 4
+"""Up to this number of parts (including spans), long ones are each shown from both ends."""
+QUANTILE_NAMES = {"0": "shortest", "0.5": "median", "1": "longest"}
+BAR = 40
+"""Characters of the longest bar."""
+
+
+# -- datasets ----------------------------------------------------------------------------------------------------------
+
+
+def dataset_view(summary: DatasetSummary) -> Group:
+    """Counts and the histogram of a dataset."""
+    facts = _facts()
+    facts.add_row("dataset", f"{summary.name}  {summary.path}")
+    facts.add_row("documents", f"{summary.documents:,} in {summary.shards:,} {_plural('shard', summary.shards)}")
+    facts.add_row("tokens", f"{summary.tokens:,} ({summary.token_bytes} bytes each)")
+    facts.add_row(
+        "trained", f"{summary.trained_tokens:,} are targets{' (some spans are not)' if summary.has_spans else ''}"
+    )
+    if summary.text_bytes is not None:
+        rate = f", {summary.bytes_per_token:.2f} bytes per token" if summary.bytes_per_token else ""
+        facts.add_row("text", f"{summary.text_bytes:,} bytes{rate}")
+    if summary.tokenizer is not None:
+        size = f", {summary.vocab_size:,} ids" if summary.vocab_size else ""
+        facts.add_row("tokenizer", f"{summary.tokenizer}{size}")
+    facts.add_row("checksums", "one for every 256 tokens" if summary.has_checksums else "none")
+    facts.add_row("fingerprint", summary.fingerprint)
+    lengths = "  ".join(
+        f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}" for q, value in summary.length_quantiles.items()
+    )
+    facts.add_row("length", f"{lengths} tokens")
+    return Group(facts, Text(), _histogram(summary))
+
+
+def _histogram(summary: DatasetSummary) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("documents", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("of all tokens", justify="right", no_wrap=True)
+    most = max((part.documents for part in summary.histogram), default=1)
+    for part in summary.histogram:
+        span = f"{part.low:,}" if part.low == part.high else f"{part.low:,}–{part.high:,}"
+        share = part.tokens / max(1, summary.tokens)
+        table.add_row(span, f"{part.documents:,}", _bar(part.documents / most, BAR), f"{share:.1%}")
+    return table
+
+
+def document_view(document: DocumentView, style: Style, max_tokens: int) -> Group:
+    """One document with its origin; a long one is shown from both ends."""
+    head = Text(f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens", style="bold")
+    weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
+    if not document.branches:
+        return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
+    parts: list[Any] = []
+    each = max(2, max_tokens // len(document.branches))
+    for number, branch in enumerate(document.branches):
+        inside = slice(branch.begin, branch.end)
+        parts.append(Text(f"{letter_of(number)} {branch}", style=f"bold {colour_of(number)}"))
+        parts.append(_flow(document.texts[inside], weights[inside], colour_of(number), style, each))
+    return Group(head, tree_view(document.branches, style.width), *parts, Text())
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
+    """A row: a strip of its documents, then the text of each as it is trained."""
+    padding = row.sequence_length - row.num_tokens
+    head = Text.assemble(
+        (f"step {row.step} row {row.row}", "bold"),
+        f"  {row.sequence_length:,} slots, {len(row.documents)} {_plural('document', len(row.documents))}, "
+        f"{padding:,} padding ({padding / row.sequence_length:.1%}), targets trained: "
+        + ", ".join(f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1))
+        + "".join(f", {task} {count:,}" for task, count in row.tasks.items()).replace(",", "; tasks:", 1),
+    )
+    weights = row.learned_weights
+    parts: list[Any] = [head, _strip(row, style.width)]
+    for number, document in enumerate(row.documents):
+        begin, end = document.begin, document.end
+        parts.append(_document_head(row, document, number))
+        if document.stretches:
+            parts += parts_of_document(row, document, weights, style, max_tokens)
+            continue
+        parts.append(_flow(row.texts[begin:end], weights[begin:end].tolist(), colour_of(number), style, max_tokens))
+    if padding:
+        parts.append(Text(f"· padding  slots {row.num_tokens}–{row.sequence_length - 1}, never a target", style="dim"))
+    return Group(*parts, Text())
+
+
+def slots_view(row: RowView, begin: int, end: int) -> Table:
+    """Slots [begin, end), one per line: token, position, and the targets at every distance with their weights."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("slot", "doc", "pos", "id"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("token", no_wrap=True)
+    for distance in range(1, len(row.targets) + 1):
+        table.add_column(f"target +{distance}", no_wrap=True)
+        table.add_column("weight", justify="right", no_wrap=True)
+    roles = _roles(row)
+    if roles:
+        table.add_column("role", no_wrap=True)
+    owners = {slot: i for i, document in enumerate(row.documents) for slot in range(document.begin, document.end)}
+    for slot in range(begin, min(end, row.sequence_length)):
+        owner = owners.get(slot)
+        cells: list[str | Text] = []
+        for targets, weights in zip(row.targets, row.loss_weights, strict=True):
+            target = int(targets[slot])
+            cells += ["–" if target == IGNORE else Text(row.spell(target)), f"{weights[slot]:g}"]
+        cells += [roles.get(slot, "")] if roles else []
+        letter = "·" if owner is None else letter_of(owner)
+        token = Text("padding" if owner is None else row.texts[slot])
+        style = "dim" if owner is None else colour_of(owner)
+        table.add_row(str(slot), letter, str(row.positions[slot]), str(row.tokens[slot]), token, *cells, style=style)
+    return table
+
+
+def _roles(row: RowView) -> dict[int, str]:
+    """Purpose of each slot of rewritten documents."""
+    return {
+        slot: f"{each.role} {each.span}" if each.role in ("sentinel", "target") else each.role
+        for document in row.documents
+        for each in document.stretches
+        for slot in range(each.begin, each.end)
+    }
+
+
+def _document_head(row: RowView, document: RowDocument, number: int) -> Text:
+    begin, end = document.begin, document.end
+    part = f" from its token {document.first_token}" if document.first_token else ""
+    epoch = f", epoch {document.epoch}" if document.epoch else ""
+    first, last = row.positions[begin], row.positions[end - 1]
+    return Text.assemble(
+        (f"{letter_of(number)} ", f"bold {colour_of(number)}"),
+        (f"{document.source}", "bold"),
+        _task(document),
+        f"  {document.origin} (document {document.document}{part}{epoch})",
+        f"  slots {begin}–{end - 1}, positions {first}–{last}",
+    )
+
+
+def _task(document: RowDocument) -> str:
+    """The task of a document and its number of spans."""
+    count = document.num_spans
+    spans = f", {count:,} {_plural('span', count)}" if count else ""
+    return f"  {document.task}{spans}" if document.task else ""
+
+
+def _strip(row: RowView, width: int) -> Text:
+    """The whole row in one line: letters for documents, dots for padding."""
+    cells = min(width - 2, row.sequence_length)
+    owners = [-1] * row.sequence_length
+    for number, document in enumerate(row.documents):
+        owners[document.begin : document.end] = [number] * (document.end - document.begin)
+    strip = Text()
+    for cell in range(cells):
+        owner = owners[(2 * cell + 1) * row.sequence_length // (2 * cells)]
+        strip.append(*("·", "dim") if owner < 0 else (letter_of(owner), f"reverse {colour_of(owner)}"))
+    return strip
+
+
+def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_tokens: int) -> Padding:
+    """Running text with one style per run of equal weight; the middle of a long text is left out and counted."""
+    count = len(texts)
+    half = max(1, max_tokens // 2)
+    pieces = [(0, count)] if count <= max_tokens else [(0, half), (count - half, count)]
+    flow = Text(overflow="fold")
+    for number, (begin, end) in enumerate(pieces):
+        if number:
+            flow.append(f" …{count - 2 * half:,} tokens… ", "bold")
+        start = begin
+        for slot in range(begin + 1, end + 1):
+            if slot == end or weights[slot] != weights[start]:
+                flow.append_text(style.run("".join(texts[start:slot]), weights[start], colour))
+                start = slot
+    return Padding(flow, (0, 0, 0, 2), expand=False)
+
+
+# -- rewritten documents -----------------------------------------------------------------------------------------------
+
+
+def parts_of_document(row: RowView, document: RowDocument, weights: Any, style: Style, max_tokens: int) -> list[Any]:
+    """The lines of a rewritten document below its heading.
+
+    Args:
+        row: Its row.
+        document: A document with stretches.
+        weights: [T] loss weight of each slot as a target.
+        style: How the terminal shows trained tokens.
+        max_tokens: Maximum number of tokens to show of each part.
+    """
+    lines: list[Any] = []
+    for name, group in groupby(document.stretches, key=lambda each: each.part):
+        stretches = list(group)
+        begin, end = stretches[0].begin, stretches[-1].end
+        seen = ", see each other" if end - document.begin <= document.prefix else ""
+        lines.append(_label(name, f"{end - begin:,} {'slot' if end - begin == 1 else 'slots'}{seen}"))
+        lines.append(_indented(_rewritten_flow(row, stretches, weights, style, max_tokens)))
+    if document.restored:
+        lines += [_label("as it was", ""), _indented(_as_it_was(document, style, CHARACTERS * max_tokens))]
+    return lines
+
+
+def _label(name: str, about: str) -> Text:
+    return Text.assemble((f"  ▌{name}", "bold"), f"  {about}")
+
+
+def _indented(flow: Text) -> Padding:
+    return Padding(flow, (0, 0, 0, 3), expand=False)
+
+
+def _rewritten_flow(row: RowView, stretches: list[Stretch], weights: Any, style: Style, max_tokens: int) -> Text:
+    """The tokens of a part; the middle of a long one is left out and counted."""
+    begin, end = stretches[0].begin, stretches[-1].end
+    half = max(1, max_tokens // 2)
+    left_out = range(begin + half, end - half) if end - begin > max_tokens else range(end, end)
+    flow = Text(overflow="fold")
+    waiting: list[tuple[str, float | None, str]] = []
+    for stretch in stretches:
+        for slot in range(stretch.begin, stretch.end):
+            if slot in left_out:
+                if slot == left_out.start:
+                    waiting.append((f" …{len(left_out):,} tokens… ", None, "bold"))
+                continue
+            waiting.append((_said(row.texts[slot], stretch, style), float(weights[slot]), _look(stretch, style)))
+    # Without colours, neighbours of equal weight share one pair of brackets.
+    for (weight, look), group in groupby(waiting, key=lambda unit: (unit[1], "" if style.marks else unit[2])):
+        text = "".join(unit[0] for unit in group)
+        if weight is None or (weight == 0 and not style.marks):
+            flow.append(text, f"{look} dim" if weight == 0 else "bold")
+        else:
+            flow.append_text(style.run(text, weight, look))
+    return flow
+
+
+def _said(text: str, stretch: Stretch, style: Style) -> str:
+    """The text of a token, or the number of the span that a sentinel represents."""
+    if stretch.role == "sentinel":
+        return f"⟪{stretch.span}⟫" if style.marks else f" {stretch.span} "
+    return f"⟪{text}⟫" if stretch.is_added and style.marks else text
+
+
+def _look(stretch: Stretch, style: Style) -> str:
+    """Style of a stretch if its tokens are trained."""
+    colour = COLOURS[stretch.span % len(COLOURS)] if stretch.span >= 0 else "default"
+    if stretch.role == "sentinel":
+        return f"{colour} reverse"
+    return f"{colour} italic bold" if stretch.is_added else colour
+
+
+def _as_it_was(document: RowDocument, style: Style, characters: int) -> Text:
+    """The original text, with spans underlined in their colours, or in brackets with their numbers."""
+    flow = Text(overflow="fold")
+    for text, span in _shortened(list(document.restored), characters):
+        if span is None:
+            flow.append(text, "bold")
+        elif span < 0:
+            flow.append(text)
+        elif style.marks:
+            flow.append(f"⟪{span}: {text}⟫")
+        else:
+            flow.append(text, f"underline {COLOURS[span % len(COLOURS)]}")
+    return flow
+
+
+def _shortened(parts: list[tuple[str, int]], characters: int) -> Iterator[tuple[str, int | None]]:
+    """Shorten a text: few parts each lose their middle; of many parts, the middle ones go. Notes have span None."""
+    if len(parts) > FEW:
+        total, at = sum(len(text) for text, _ in parts), 0
+        noted = total <= characters
+        for text, span in parts:
+            if total <= characters or not characters / 2 <= at < total - characters / 2:
+                yield text, span
+            elif not noted:
+                yield f" …{total - characters:,} characters… ", None
+                noted = True
+            at += len(text)
+        return
+    half = characters // len(parts) // 2
+    for text, span in parts:
+        if len(text) <= 2 * half:
+            yield text, span
+            continue
+        yield text[:half], span
+        yield f" …{len(text) - 2 * half:,} characters… ", None
+        yield text[-half:], span
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def plan_view(report: PlanReport) -> Group:
+    """The figures of a dry run."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("source", overflow="fold")
+    untrained = any(source.untrained_parts for source in report.sources)
+    titles = ("share", "given", "tokens", "documents", "epochs", "dropped", "cut off")
+    for title in (*titles, "untrained after the cut") if untrained else titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for source in report.sources:
+        asked = f"{source.share:.2%}"
+        if source.share_at_end != source.share:
+            asked += f" → {source.share_at_end:.2%}"
+        table.add_row(
+            source.name,
+            asked,
+            f"{source.share_given:.2%}",
+            f"{source.tokens:,}",
+            f"{source.documents:,} of {source.available_documents:,}",
+            f"{source.epochs:.3f}",
+            f"{source.dropped_documents + source.empty_documents:,}"
+            + (f" ({source.dropped_tokens:,} tokens)" if source.dropped_tokens else ""),
+            f"{source.truncated_tokens:,}",
+            *([f"{source.untrained_parts:,} ({source.untrained_tokens:,} tokens)"] if untrained else []),
+        )
+    facts = _facts()
+    ending = ", where the sources end" if report.ended else ""
+    facts.add_row(
+        "planned", f"{report.steps:,} {_plural('step', report.steps)} of {Ramp(report.rows_per_step)} rows{ending}"
+    )
+    per_row = report.pieces / max(1, report.rows)
+    facts.add_row(
+        "rows", f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a row{_bounds(report)}"
+    )
+    if without := report.rows_without_targets:
+        facts.add_row("no target", f"{without:,} {_plural('row', without)}, in which nothing is trained")
+    facts.add_row("tokens", f"{report.tokens:,}")
+    for source in report.sources:
+        if source.tasks:
+            tasks = ", ".join(f"{name} {share:.1%}" for name, share in source.tasks.items())
+            facts.add_row("tasks", f"{source.name}: {tasks} of documents")
+    facts.add_row("padding", f"{report.padding:,} slots ({report.padding_share:.2%}), packing {report.packing}")
+    if report.row_patches is not None:
+        mean, most = report.row_patches
+        facts.add_row("patches", f"{mean:,.0f} of images a row, at most {most:,}{_spread(report)}")
+    facts.add_row("planning", f"{report.planning_seconds:.2f} s, loading the compiled kernels included")
+    facts.add_row("memory", f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}")
+    facts.add_row("state", f"{report.state_bytes:,} bytes after the last step")
+    warnings = [Text(f"! {one}", style="yellow") for one in report.warnings]
+    return Group(table, Text(), facts, *([Text()] if warnings else []), *warnings)
+
+
+def _bounds(report: PlanReport) -> str:
+    """The limits of a row's documents, in words."""
+    bounds = ""
+    if report.documents_per_row is not None:
+        bounds += f", at most {report.documents_per_row:,} ({report.rows_full_of_documents:,} rows have as many)"
+    if report.max_document_tokens is not None:
+        bounds += f", each of at most {report.max_document_tokens:,} tokens"
+    return bounds
+
+
+def _spread(report: PlanReport) -> str:
+    """How unequal the ranks' images are, in words."""
+    if not report.patch_spread:
+        return ""
+    ratios = ", ".join(f"{ratio:.2f} of {ranks}" for ranks, ratio in report.patch_spread.items())
+    return f"; the busiest rank of a step has, times the mean: {ratios} ranks"
+
+
+def _facts() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _bar(share: float, width: int) -> str:
+    """A bar in eighths of a character; at least one eighth for shares above 0."""
+    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _size(size: float) -> str:
+    """1234567 → "1.23 MB"."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= limit:
+            return f"{size / limit:.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,202 @@
+"""The keyword arguments of `ps.train`, `ps.distil` and the methods of `Run`, with types that editors complete.
+
+They are the settings of a run file by the same names; `tests/training/test_keywords.py` compares each with its class.
+Settings of the sections `optimizer` and `schedule` may be given directly: `learning_rate=1e-3` is
+`optimizer={"learning_rate": 1e-3}`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from penstock.learn.distillation.settings import Kind, LossSettings, TeacherSettings
+from penstock.learn.evaluation.tasks import TaskSettings
+from penstock.learn.training.continued import ContinueSettings
+from penstock.learn.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
+from penstock.learn.training.settings import (
+    AttentionBackend,
+    CheckpointSettings,
+    EvaluatorSettings,
+    OptimizerSettings,
+    RecurrentBackend,
+    ScheduleSettings,
+    Shape,
+    TensorLogSettings,
+)
+from penstock.models.lora.settings import LoraSettings
+from penstock.models.settings import BlockSettings, Dtype, VisionSettings
+from penstock.plan.loader.mixture import Mixture, Source
+
+Values = Mapping[str, Any]
+"""Settings of a section by their names."""
+Evaluation = EvaluatorSettings | TaskSettings | Source | Mixture | Values | str | Callable[..., Any]
+"""Settings; a task; held-out data (a source, a mixture, a dataset's folder); or a function of your own."""
+TeacherLike = str | TeacherSettings | Values
+"""A run's folder or a model of transformers, or settings of a teacher."""
+
+
+class OptimizerKeywords(TypedDict, total=False):
+    """Settings of `optimizer`; see `OptimizerSettings`."""
+
+    learning_rate: float | None
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    learning_rate_factors: Mapping[str, float]
+    decay_embeddings: bool
+    momentum: float
+    clip_norm: float | None
+    fused: bool | None
+
+
+class ScheduleKeywords(TypedDict, total=False):
+    """Settings of `schedule`; see `ScheduleSettings`."""
+
+    warmup_steps: int | None
+    decay: float
+    floor: float
+
+
+class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
+    steps: int | None
+    continue_from: ContinueSettings | Values | str | None
+    optimizer: OptimizerSettings | Values | Literal["adamw", "muon"]
+    schedule: ScheduleSettings | Values | Shape
+    on_step: Callable[..., Any] | str | None
+    preference: PreferenceSettings | Values | PreferenceKind | None
+    policy: PolicySettings | Values | None
+    z_loss: float
+    lora: LoraSettings | Values | None
+    frozen: tuple[str, ...]
+    feature_cache: str | None
+    micro_sequences: int
+    rows_per_pass: int | None
+    attention: AttentionBackend
+    recurrent: RecurrentBackend | tuple[RecurrentBackend, ...]
+    device: str
+    threads: int | None
+    compile: bool
+    deterministic: bool
+    seed: int
+    context_parallel: int
+    shard: bool
+    checkpoints: CheckpointSettings | Values
+    evaluators: Mapping[str, Evaluation]
+    log_every: int
+    tensorboard: bool
+    wandb: str | None
+    tensor_logs: TensorLogSettings | Values
+
+
+class TrainKeywords(_Common, total=False):
+    """Settings of `training`; see `TrainSettings`."""
+
+    loss: Callable[..., Any] | str | None
+
+
+class DistilKeywords(_Common, total=False):
+    """Settings of `training` and of `teacher`; see `TrainSettings` and `DistillationSettings`."""
+
+    cross_entropy: float
+    distillation: float
+    balance: Literal["fixed", "balanced"]
+    choose: Literal["all", "by_score", "best"]
+    score: Literal["likelihood", "entropy", "confidence"]
+    sharpness: float
+
+
+DistilLoss = LossSettings | Values | Kind
+"""The loss between student and teacher."""
+
+
+class ModelKeywords(TypedDict, total=False):
+    """Settings of a transformer; see `ModelSettings`."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int | None
+    head_width: int | None
+    mlp_width: int | None
+    rope_theta: float
+    norm_eps: float
+    tied: bool
+    prediction_heads: int
+    prediction_weights: tuple[float, ...]
+    sliding_window: int | None
+    attention_softcap: float | None
+    logit_softcap: float | None
+    init_std: float
+    dtype: Dtype
+    vision: VisionSettings | Values | None
+    blocks: Mapping[str, BlockSettings | Values]
+    pattern: tuple[str, ...]
+
+
+class OpeningKeywords(TypedDict, total=False):
+    """How a model is opened for use."""
+
+    context_length: int | None
+    device: str
+    threads: int | None
+
+
+class GenerateKeywords(OpeningKeywords, total=False):
+    """How texts are generated; see `Sampling`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    seed: int
+    min_tokens: int
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    logprobs: int | None
+    tempered_logprobs: bool
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    json_schema: str | None
+
+
+class EvaluateKeywords(OpeningKeywords, total=False):
+    """How tasks are run; see `TaskSettings`."""
+
+    data: str | None
+    limit: int | None
+    shots: int | None
+    chat: bool
+    samples: int
+    temperature: float
+    max_tokens: int
+    overlap: int | None
+    unsafe: bool
+    seed: int
+
+
+class ServeKeywords(OpeningKeywords, total=False):
+    """Address and limits of a server; see `ServeSettings`."""
+
+    host: str
+    port: int
+    api_keys: tuple[str, ...]
+    sequences: int
+    waiting: int
+    waiting_seconds: float
+    requests_per_client: int
+    requests_per_second: float
+    burst: int
+    body_bytes: int
+    body_seconds: float
+    image_bytes: int
+    images: int
+    image_folder: str | None
+    messages: int
+    max_tokens: int
+    choices: int
+    grace_seconds: float
+
+
+Teachers = TeacherLike | Sequence[TeacherLike]
+"""One teacher, or several."""

@@ -1,0 +1,280 @@
+"""Models from what a user names (a folder, a run, a hub name, code, settings), and engines that generate with them."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from penstock.core.errors import ConfigError, FormatError
+from penstock.core.folders import may_be_of_hub
+from penstock.core.suggestions import suggests
+from penstock.learn.training.run_folder import RunFolder
+from penstock.models.facts import with_facts
+from penstock.models.settings import ModelSettings
+from penstock.use.runs.keywords import ModelKeywords
+from penstock.use.runs.run_document import check_names
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.learn.generation.images import ImageReader
+    from penstock.models import LanguageModel
+
+_log = logging.getLogger("penstock.runs")
+
+
+@suggests
+def load_model(
+    path: str | Path,
+    *,
+    device: "torch.device | str" = "cpu",
+    dtype: "torch.dtype | None" = None,
+    module: "torch.nn.Module | None" = None,
+) -> "LanguageModel":
+    """Load a model from a run (its newest checkpoint), a model folder of penstock, or a model of transformers.
+
+    Args:
+        path: A folder, or the name of a model on the Hugging Face hub.
+        device: Device of the model.
+        dtype: Dtype of the weights; None: as stored. Training keeps weights in float32 or wider.
+        module: A torch module of your own, into which the folder's weights are loaded.
+
+    Raises:
+        FormatError: There is no model at the path, or its weights are quantised.
+        CorruptionError: Its weights are damaged.
+        ConfigError: transformers has no causal model for it, or cannot run it.
+    """
+    from penstock.learn.training import RunFolder
+    from penstock.learn.training.run_folder import RUN_FILE
+    from penstock.models.saving import load_model as load_folder
+
+    folder = Path(path)
+    if (folder / RUN_FILE).is_file():
+        run = RunFolder.open(folder)
+        model = with_facts(load_folder(run.model, device, dtype, module=module), run.facts)
+    elif folder.exists():
+        model = load_folder(folder, device, dtype, module=module)
+    elif not may_be_of_hub(str(path)):
+        raise FormatError(f"{path}: there is no such folder; give a run, a model's folder, or owner/name on the hub")
+    else:
+        from penstock.models.theirs.model import load_huggingface
+
+        model = load_huggingface(path, device=device, dtype=dtype)
+    model.origin = str(path)
+    return model
+
+
+def build_model(
+    *,
+    vocab_size: int,
+    device: "torch.device | str" = "cpu",
+    seed: int = 0,
+    **settings: Unpack[ModelKeywords],
+) -> "LanguageModel":
+    """Build a transformer with freshly initialised weights.
+
+    Args:
+        vocab_size: Number of ids of the tokenizer, `Dataset.tokenizer.vocab_size`.
+        device: Device of the model.
+        seed: Seed of the weights, which are the same on every device.
+        settings: See `ModelSettings`: layers, width, heads and so on.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range.
+    """
+    from penstock.models.building import build_model as build
+
+    check_names("ps.build_model", settings, ModelKeywords, "vocab_size", "device", "seed")
+    given: dict[str, Any] = dict(settings)
+    return build(ModelSettings.of({"vocab_size": vocab_size, **given}), vocab_size=vocab_size, device=device, seed=seed)
+
+
+def model_section(path: str | Path) -> str:
+    """The value of `model` in a run file for a model named in Python.
+
+    Raises:
+        ConfigError: There is no such folder, and it cannot be a name on the hub.
+    """
+    from penstock.models.own_code import is_own_code
+
+    text = str(path)
+    if text.startswith(("hf:", "from:")) or is_own_code(text):
+        return text
+    if Path(path).exists():
+        return f"from:{text}"
+    if not may_be_of_hub(text):
+        raise ConfigError(f"model {text!r}: there is no such folder; give that of a run or a model, or owner/name")
+    return f"hf:{text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model from its folder, ready to use."""
+
+    run: RunFolder
+    """The run that it comes from."""
+    model: Any
+    """The model, in evaluation mode."""
+    tokenizer: Any
+    template: Any
+    """Chat template; None if there is none."""
+    context_length: int
+    begin_ids: tuple[int, ...]
+    """The ids before a text."""
+    row_length: int
+    """Slots of a row for held-out data: as in training, unless the context was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """A model with an engine that generates texts."""
+
+    name: str
+    step: int | None
+    engine: Any
+    tokenizer: Any
+    template: Any
+    """Chat template; None if there is none."""
+    begin_ids: tuple[int, ...] = ()
+    """The ids before a text."""
+    images: Any = None
+    """An `ImageReader` for images that messages themselves hold; None: the model reads no images."""
+    parameters: int | None = None
+    """Number of the model's weights; None: unknown."""
+
+
+def load_opened(
+    run: RunFolder | str | Path,
+    *,
+    context_length: int | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    module: "torch.nn.Module | None" = None,
+) -> Opened:
+    """Open the model of a run, or of a folder in the Hugging Face layout.
+
+    Args:
+        run: The run, or its folder.
+        context_length: Maximum number of tokens that the model sees; None: what its base reads, or, of a model without
+            a base, its training length.
+        device: cpu, cuda, …; auto: a GPU if there is one.
+        threads: Torch's threads on the CPU; None: unchanged.
+        module: Your own torch module, into which the run's weights are loaded.
+
+    Raises:
+        FormatError: There is no model.
+        ConfigError: The model's context is unknown, or there is no such device.
+    """
+    import torch
+
+    from penstock.learn.training.distributed import local_device
+    from penstock.models.lora.lora import settle_parts
+    from penstock.models.saving import load_model
+    from penstock.tokenizers.loading import load_tokenizer
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    length = context_length or context_of(found)
+    tokenizer = load_tokenizer(found.tokenizer)
+    model: Any = load_model(found.model, local_device(device), module=module)
+    if model.lora is not None:
+        # Otherwise each token would make the whole embedding again.
+        settle_parts(model)
+    # Some models of transformers have dropout.
+    model.eval()
+    template = None if found.template is None else template_of(found, tokenizer)
+    return Opened(
+        run=found,
+        model=model,
+        tokenizer=tokenizer,
+        template=template,
+        context_length=length,
+        begin_ids=found.facts.begin(tokenizer),
+        row_length=context_length or found.trained_length or length,
+    )
+
+
+def load_writer(
+    path: RunFolder | str | Path,
+    *,
+    context_length: int | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    slots: int,
+) -> Writer:
+    """Like `load_opened`, with an engine that generates `slots` texts at the same time.
+
+    Raises:
+        PenstockError: As for `load_opened`.
+    """
+    return writer_of(load_opened(path, context_length=context_length, device=device, threads=threads), slots)
+
+
+def writer_of(found: Opened, slots: int) -> Writer:
+    """Build an engine for an opened model."""
+    from penstock.learn.generation import Engine
+    from penstock.learn.generation.tool_calls import allowed_controls
+
+    images = reader_of(found)
+    template = "" if found.template is None else found.template.source
+    engine = Engine(
+        found.model,
+        found.tokenizer,
+        context_length=found.context_length,
+        stop_ids=found.run.stop_ids,
+        allowed_controls=allowed_controls(template, found.tokenizer.special_tokens),
+        slots=slots,
+        images=None if images is None else images.blank,
+    )
+    return Writer(
+        name=found.run.name,
+        step=found.run.step,
+        engine=engine,
+        tokenizer=found.tokenizer,
+        template=found.template,
+        begin_ids=found.begin_ids,
+        images=images,
+        parameters=sum(weight.numel() for weight in found.model.parameters()),
+    )
+
+
+def reader_of(found: Opened) -> "ImageReader | None":
+    """What reads the images of prompts, if the model has a processor and reads images with it."""
+    if found.run.processor is None:
+        return None
+    from penstock.learn.generation.images import ImageReader
+    from penstock.media.images import ImageSettings
+    from penstock.media.processor import load_processor
+
+    try:
+        settings = ImageSettings(**found.run.image_settings)
+        reader = ImageReader(load_processor(found.run.processor), settings)
+        found.model.expect_images(reader.blank)
+    except ConfigError as error:
+        # Text can be written without.
+        _log.warning("%s: images in prompts are refused: %s", found.run.path, error)
+        return None
+    return reader
+
+
+def template_of(run: RunFolder, tokenizer: Any) -> Any:
+    """The chat template with the variables used when the conversations were prepared."""
+    from penstock.chat import load_template
+    from penstock.data.shards import ChatInfo
+
+    chat = ChatInfo.load(run.path)
+    assert run.template is not None
+    return load_template(run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables))
+
+
+def context_of(run: RunFolder) -> int:
+    """Maximum number of tokens that a run's model, or a model in the Hugging Face layout, reads.
+
+    Raises:
+        ConfigError: It does not say.
+    """
+    found = run.context_length
+    if found is None:
+        raise ConfigError(f"{run.path}: does not say how many tokens it reads; set context_length")
+    return found

@@ -1,0 +1,236 @@
+"""Rollouts: answers sampled from a model, judged by a function of yours, as a dataset that a policy learns from.
+
+Each prompt becomes one document: a prefix tree of its answers, with their rewards, with what a policy must know of the
+sampler (temperature, whether an answer was cut, filters), and with the log-probability that the model gave each token
+at that temperature (the column `log_probabilities`).
+"""
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from penstock.core.errors import ConfigError, RecordError
+from penstock.core.folders import local_path
+from penstock.core.terminal import Progress
+from penstock.data.shards import ChatInfo, TreeDocument, build_tree
+from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.memory import weight_spans, write_dataset
+from penstock.data.shards.trees import REWARD, TEMPERATURE, TRUNCATED
+from penstock.data.sources.opening import open_sources
+from penstock.data.sources.records import stop_at_damage
+from penstock.learn.generation.settings import Generated, Sampling
+from penstock.learn.training.path_settings import OLD_COLUMN
+from penstock.models.own_code import check_signature, load_own_code
+from penstock.use.runs.opening import Opened, writer_of
+
+Reward = Callable[..., float]
+"""(record with the prompt, text of the answer) → its reward. A function with a parameter `finish_reason` is told by it
+why the answer ended: stop or length."""
+FINISH_REASON = "finish_reason"
+AT_ONCE = 32
+"""Answers that are written at the same time."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """What was written."""
+
+    dataset: Dataset
+    prompts: int
+    mean_reward: float
+    spread: int
+    """Prompts whose answers have different rewards: only these teach anything."""
+    answer_tokens: float
+    """Mean tokens of an answer."""
+    stopped: float
+    """Share of answers that ended by themselves."""
+    examples: tuple[tuple[str, str, float], ...]
+    """(prompt, answer, reward) of the first answer to a few prompts."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompts:,} prompts: mean reward {self.mean_reward:.3f}, {self.spread:,} with different rewards, "
+            f"{self.answer_tokens:.1f} tokens an answer, {100 * self.stopped:.0f} % ended by themselves"
+        )
+
+
+def write_rollouts(
+    opened: Opened,
+    records: Iterable[Mapping[str, Any]],
+    reward: Reward | str,
+    output: str | Path,
+    *,
+    samples: int = 8,
+    sampling: Sampling | None = None,
+    progress: bool = True,
+) -> Rollouts:
+    """Sample answers, judge them, and write a dataset.
+
+    Args:
+        opened: The model.
+        records: Each with `prompt`, a text, or `messages`, a conversation that the model's chat template renders.
+        reward: The function, or its name (`module:function`, `path/to/file.py:function`); see `Reward`.
+        output: A new folder.
+        samples: Answers to each prompt, with different draws.
+        sampling: How tokens are chosen; by default at temperature 1, of all tokens, as importance ratios assume. A
+            policy uses the temperature; filters are stored, and refused by default.
+        progress: Show a bar.
+
+    Raises:
+        ConfigError: A setting is out of range, or the reward is no finite number.
+        RecordError: A record has no prompt, or one that fills the context.
+        OutputError: The folder is not empty, or cannot be written.
+    """
+    if samples < 2:
+        raise ConfigError(f"samples must be at least 2, as answers to a prompt are compared; got {samples}")
+    judge = load_own_code(reward, "reward")
+    told = _is_told(judge)
+    if sampling is not None and sampling.temperature == 0:
+        raise ConfigError("temperature is 0, so all answers to a prompt would be the same; give one above 0")
+    base = replace(sampling or Sampling(), logprobs=0, tempered_logprobs=True)
+    output = local_path(output, "the output of rollouts")
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError(f"{output}: is not empty; choose another folder")
+    given = list(records)
+    prompts = [_prompt_ids(opened, record, number) for number, record in enumerate(given)]
+    if not prompts:
+        raise RecordError("there are no prompts")
+    engine = writer_of(opened, min(AT_ONCE, samples * len(prompts))).engine
+    # A model that cannot read trees learns from its answers, too: they are stored one after the other.
+    share = opened.model.requirements().trees is True
+    made: list[TreeDocument] = []
+    tokens = stopped = spread = 0
+    total = 0.0
+    examples: list[tuple[str, str, float]] = []
+    together = max(1, 4 * AT_ONCE // samples)
+    with Progress("sampling", total=len(prompts) * samples, unit=" answers", enabled=progress) as bar:
+        for begin in range(0, len(prompts), together):
+            part = range(begin, min(begin + together, len(prompts)))
+            asked = [prompts[number] for number in part for _ in range(samples)]
+            how = [
+                replace(base, seed=base.seed + number * samples + sample)
+                for number in part
+                for sample in range(samples)
+            ]
+            written = engine.generate_all(asked, how)
+            for place, number in enumerate(part):
+                group = written[place * samples : (place + 1) * samples]
+                rewards = [_judge(judge, given[number], one, told) for one in group]
+                made.append(_tree_of(prompts[number], group, rewards, base.temperature, share=share))
+                total += sum(rewards)
+                spread += len(set(rewards)) > 1
+                tokens += sum(len(one.tokens) for one in group)
+                stopped += sum(one.finish_reason != "length" for one in group)
+                if len(examples) < 3:
+                    examples.append((_shown(given[number]), group[0].text, rewards[0]))
+            bar.advance(len(part) * samples)
+    answers = samples * len(prompts)
+    return Rollouts(
+        dataset=_write(opened, made, output, base),
+        prompts=len(prompts),
+        mean_reward=total / answers,
+        spread=spread,
+        answer_tokens=tokens / answers,
+        stopped=stopped / answers,
+        examples=tuple(examples),
+    )
+
+
+def read_records(path: str | Path) -> Iterator[Mapping[str, Any]]:
+    """The records of a file of any format, in order.
+
+    Raises:
+        RecordError: One cannot be read; names its place.
+    """
+    for part in open_sources([str(path)]):
+        for block in part.objects(stop_at_damage):
+            if block.rejects:
+                raise RecordError(str(block.rejects[0]))
+            yield from block.objects
+
+
+def _prompt_ids(opened: Opened, record: Mapping[str, Any], number: int) -> list[int]:
+    from penstock.learn.generation.session import fit_chat
+
+    if isinstance(record.get("prompt"), str):
+        ids = [*opened.begin_ids, *opened.tokenizer.encode(record["prompt"]).tolist()]
+    elif isinstance(record.get("messages"), Sequence):
+        if opened.template is None:
+            raise RecordError(f"prompt {number}: has messages, but {opened.run.path} has no chat template; give texts")
+        room = opened.context_length - 1
+        ids = list(fit_chat(record["messages"], opened.template, opened.tokenizer, room=room).ids)
+    else:
+        raise RecordError(f"prompt {number}: expected a text in 'prompt', or 'messages'; it has {', '.join(record)}")
+    if not 0 < len(ids) < opened.context_length:
+        raise RecordError(f"prompt {number}: has {len(ids)} tokens; expected 1 to {opened.context_length - 1}")
+    return ids
+
+
+def _is_told(judge: Any) -> bool:
+    """Whether a reward function asks why answers ended.
+
+    Raises:
+        ConfigError: It takes other arguments than those of `Reward`.
+    """
+    try:
+        told = FINISH_REASON in inspect.signature(judge).parameters
+    except (TypeError, ValueError):
+        # Some built-in functions do not say what they take.
+        told = False
+    asked = partial(judge, **{FINISH_REASON: "stop"}) if told else judge
+    check_signature(asked, "reward", ("record", "answer"))
+    return told
+
+
+def _judge(judge: Any, record: Mapping[str, Any], answer: Generated, told: bool) -> float:
+    text = answer.text
+    found = judge(record, text, **({FINISH_REASON: answer.finish_reason} if told else {}))
+    if not isinstance(found, int | float | np.number) or not math.isfinite(float(found)):
+        raise ConfigError(f"reward: gave {found!r:.60} for the answer {text!r:.60}; expected a finite number")
+    return float(found)
+
+
+def _tree_of(
+    prompt: list[int], group: Sequence[Generated], rewards: list[float], temperature: float, *, share: bool
+) -> TreeDocument:
+    zeros = [0.0] * len(prompt)
+    return build_tree(
+        [[*prompt, *one.tokens] for one in group],
+        [[*zeros, *[1.0] * len(one.tokens)] for one in group],
+        values={
+            REWARD: rewards,
+            TEMPERATURE: [temperature] * len(group),
+            TRUNCATED: [float(one.finish_reason == "length") for one in group],
+        },
+        columns={OLD_COLUMN: [np.array([*zeros, *(step.token for step in one.logprobs)], np.float32) for one in group]},
+        share=share,
+    )
+
+
+def _write(opened: Opened, made: Sequence[TreeDocument], output: Path, sampling: Sampling) -> Dataset:
+    return write_dataset(
+        output,
+        [one.tokens for one in made],
+        spans=[weight_spans(one.loss_weights) for one in made],
+        tokenizer=opened.tokenizer,
+        columns={OLD_COLUMN: [one.columns[OLD_COLUMN] for one in made]},
+        trees=[one.tree for one in made],
+        # So that a run on these data keeps the template.
+        chat=ChatInfo.load(opened.run.path),
+        # As JSON holds it: ids of biases become texts.
+        sampling=json.loads(json.dumps(sampling.filters())),
+    )
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    if isinstance(record.get("prompt"), str):
+        return str(record["prompt"])
+    return str(record["messages"][-1].get("content"))

@@ -1,0 +1,296 @@
+"""`Run`: a trained model in its folder, with methods to generate, evaluate, serve, export, plot and resume."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Unpack, final, overload
+
+from penstock.core.notebook import card, curve
+from penstock.core.suggestions import suggests
+from penstock.learn.training.run_folder import RunFolder
+from penstock.plan.loader.loader import Loader
+from penstock.plan.loader.mixture import Mixture, Source
+from penstock.use.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords, TrainKeywords
+from penstock.use.runs.opening import Opened, load_opened
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.use.runs.actions import Exported
+    from penstock.use.runs.rollouts import Rollouts
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Run(RunFolder):
+    """A run's folder at its newest complete checkpoint, or a model in the Hugging Face layout.
+
+    ```python
+    run = ps.open_run("runs/a")
+    run.generate("def ", max_tokens=64)
+    run.evaluate("gsm8k", limit=100)["tasks"]
+    run.metrics[-1]["loss"]
+    ```
+    """
+
+    module: "torch.nn.Module | None" = field(default=None, compare=False)
+    """Your own torch module, into which the weights are loaded; None: the run describes its model."""
+    _opened: dict[Any, Opened] = field(default_factory=dict, compare=False, init=False)
+
+    @classmethod
+    def open(cls, path: str | Path, *, module: "torch.nn.Module | None" = None) -> Self:
+        """Find the newest complete checkpoint of a run, or a model in the Hugging Face layout.
+
+        Args:
+            path: The folder, or the name of a model on the Hugging Face hub.
+            module: Your own torch module, into which the run's weights are loaded; needed if the run names no code
+                that makes the module.
+
+        Raises:
+            FormatError: The folder is neither, or has no complete checkpoint yet; or the hub has nothing by that name.
+            CorruptionError: The run file is damaged.
+            MissingExtraError: It is a name on the hub, and huggingface_hub is not installed.
+        """
+        found = RunFolder.open(path)
+        values = {name: getattr(found, name) for name in RunFolder.__dataclass_fields__}
+        return cls(**values, module=module)
+
+    def __repr__(self) -> str:
+        step = "a model of transformers" if self.step is None else f"{self.step:,} steps"
+        length = "" if self.trained_length is None else f", rows of {self.trained_length:,}"
+        return f"Run({str(self.path)!r}: {step}{length}{', chats' if self.template is not None else ''})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: where the run is, its last figures, and the curve of its loss."""
+        facts: list[tuple[str, object]] = [("folder", self.path), ("chats", "yes" if self.template else "no")]
+        if self.step is None:
+            return card("Model in the Hugging Face layout", facts)
+        steps = [record for record in self.metrics if "loss" in record]
+        facts += [("steps", f"{self.step:,}"), ("tokens in a row", self.trained_length or "unknown")]
+        if steps:
+            facts += [("loss", f"{steps[-1]['loss']:.4f}"), ("learning rate", f"{steps[-1]['learning_rate']:.3g}")]
+        return card("Run", facts, curve([record["loss"] for record in steps], "loss of each step"))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The figures of each step, in order; see `Trainer.train` for their names.
+
+        Raises:
+            FormatError: There are none, as for a model of transformers.
+        """
+        from penstock.learn.training.metrics import read_metrics
+
+        return read_metrics(self.path)
+
+    def _open_model(self, options: OpeningKeywords) -> Opened:
+        """Open the model; it stays open for the next call with the same options."""
+        key = tuple(sorted(options.items()))
+        if key not in self._opened:
+            self._opened.clear()
+            self._opened[key] = load_opened(self, **options, module=self.module)
+        return self._opened[key]
+
+    @overload
+    def generate(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> str: ...
+    @overload
+    def generate(self, prompt: list[str] | tuple[str, ...], **settings: Unpack[GenerateKeywords]) -> list[str]: ...
+    def generate(
+        self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[GenerateKeywords]
+    ) -> str | list[str]:
+        """Generate texts; prompts are not included in them.
+
+        Args:
+            prompt: One prompt, or several, which are generated together.
+            settings: See `Sampling` (temperature 0.8 by default), and context_length, device, threads.
+
+        Returns:
+            The text; for several prompts a list.
+
+        Raises:
+            ConfigError: A setting is unknown or out of range, or a prompt fills the context.
+        """
+        from penstock.use.runs.actions import write_texts
+
+        written = write_texts(self._open_model, [prompt] if isinstance(prompt, str) else prompt, dict(settings))
+        return written[0] if isinstance(prompt, str) else written
+
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], **settings: Unpack[GenerateKeywords]) -> str:
+        """The assistant's reply to a message, or to a conversation.
+
+        Args:
+            messages: The user's message, or messages with role and content, the last one the user's.
+            settings: As for `generate`.
+
+        Returns:
+            The text of the reply.
+
+        Raises:
+            ConfigError: The run has no chat template, or a setting is unknown or out of range.
+            ConversationError: The last message does not fit the context.
+        """
+        from penstock.use.runs.actions import write_reply
+
+        asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return write_reply(self._open_model, asked, dict(settings))
+
+    def rollouts(
+        self,
+        prompts: Sequence[str | Mapping[str, Any]],
+        reward: Callable[..., float] | str,
+        output: str | Path,
+        *,
+        samples: int = 8,
+        progress: bool = True,
+        **settings: Unpack[GenerateKeywords],
+    ) -> "Rollouts":
+        """Sample several answers to each prompt, judge them, and write them as a dataset for `training.policy`.
+
+        Args:
+            prompts: Texts; or records with `prompt` or `messages`, and what the reward needs besides.
+            reward: Function of (record, answer) that gives a number, or its name. With a parameter `finish_reason` it
+                is told why the answer ended: stop or length.
+            output: A new folder for the dataset.
+            samples: Answers to each prompt.
+            progress: Show progress.
+            settings: As for `generate`; temperature is 1 by default. A policy refuses answers that were filtered
+                (top_k, top_p, …) unless it is told to accept them.
+
+        Returns:
+            The dataset, the mean reward, and a few examples.
+
+        Raises:
+            ConfigError: A setting is unknown or out of range, or a reward is no finite number.
+            RecordError: A prompt is missing, or fills the context.
+        """
+        from penstock.use.runs.actions import sample_rollouts
+
+        return sample_rollouts(self._open_model, prompts, reward, output, samples, progress, dict(settings))
+
+    def evaluate(
+        self,
+        *what: str | Path | Source | Mixture,
+        output: str | Path | None = None,
+        rows: int | None = None,
+        **settings: Unpack[EvaluateKeywords],
+    ) -> dict[str, Any]:
+        """Measure the model: its scores on tasks, and its loss on held-out data.
+
+        Args:
+            what: Names of tasks (mmlu, gsm8k, humaneval, …, lm-eval:NAME), datasets' folders, sources, mixtures.
+            output: Save answers and results.json in this folder, and continue from them.
+            rows: Approximate number of rows to use of each dataset; None: all.
+            settings: See `TaskSettings`, and context_length, device, threads.
+
+        Returns:
+            `results`, the losses (by source, task and prediction head if there are several); `tasks`, the scores.
+
+        Raises:
+            ConfigError: There is no such task or dataset, or it does not fit the model.
+        """
+        from penstock.use.runs.actions import evaluate_run
+
+        return evaluate_run(self._open_model, what, None if output is None else Path(output), rows, dict(settings))
+
+    def serve(self, *, name: str | None = None, **settings: Unpack[ServeKeywords]) -> None:
+        """Serve the model over the OpenAI API, until SIGTERM or Ctrl-C.
+
+        Args:
+            name: The model's id; None: the name of the folder.
+            settings: See `ServeSettings`, and context_length, device, threads.
+
+        Raises:
+            ConfigError: A setting is unknown or out of range.
+            MissingExtraError: The extra `serve` is not installed.
+        """
+        from penstock.use.runs.actions import serve
+
+        serve(self._open_model, name, dict(settings))
+
+    def export(
+        self,
+        output: str | Path,
+        *,
+        context_length: int | None = None,
+        overwrite: bool = False,
+        adapter: bool = False,
+    ) -> "Exported":
+        """Write the model as a folder that transformers, vLLM and llama.cpp read; LoRA is merged.
+
+        Args:
+            output: A folder, new or empty.
+            context_length: Maximum number of tokens; None: that of the base, or, of a model without one, the
+                training length.
+            overwrite: Replace an earlier export in the folder; other files there are kept.
+            adapter: Write the LoRA alone, as peft and vLLM read it; its base too, unless the run began with hf:NAME.
+
+        Raises:
+            OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be
+                written.
+            ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA.
+        """
+        from penstock.use.runs.actions import export_run
+
+        return export_run(self, Path(output), context_length, overwrite=overwrite, adapter=adapter)
+
+    def plot(
+        self,
+        output: str | Path | None = None,
+        *,
+        over: str = "step",
+        compare: Sequence["Run | str | Path"] = (),
+        smoothing: float = 0.01,
+        log_x: bool = False,
+        log_y: bool = False,
+    ) -> Path:
+        """Draw loss, throughput, learning rate and evaluations.
+
+        Args:
+            output: A page (.html) or a picture (.png, needs matplotlib); None: curves.html in the run's folder.
+            over: step, or tokens.
+            compare: Other runs, or their folders, to draw on the same axes.
+            smoothing: Share of the horizontal axis after which a value weighs half in the smoothed curve; 0: none.
+            log_x: Logarithmic horizontal axis.
+            log_y: Logarithmic vertical axes.
+
+        Raises:
+            ConfigError: The suffix is another one, or there is nothing to draw.
+        """
+        from penstock.core.errors import ConfigError
+        from penstock.learn.training.curve_picture import plot_runs
+        from penstock.learn.training.curves import View
+
+        if over not in ("step", "tokens"):
+            raise ConfigError(f"Run.plot: over is {over!r}; expected step or tokens")
+        others = [run.path if isinstance(run, Run) else run for run in compare]
+        view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
+        return plot_runs([self.path, *others], output or self.path / "curves.html", over=over, view=view)  # type: ignore[arg-type]
+
+    def resume(
+        self,
+        *,
+        model: Any = None,
+        loader: Loader | None = None,
+        progress: bool = True,
+        **settings: Unpack[TrainKeywords],
+    ) -> "Run":
+        """Continue training from the newest checkpoint, with the settings of the folder.
+
+        Args:
+            model: The model; needed if it was your own module. None: the run's model.
+            loader: The loader; needed if its sources had objects. None: made from the section `data` of the run.
+            progress: Show progress.
+            settings: Settings to change, such as steps; as for `ps.train`.
+
+        Raises:
+            ConfigError: The run had an object that is not given again.
+            StateError: Data, plan, model or optimizer differ from the checkpoint's.
+        """
+        from penstock.use.runs.training import resume_run
+
+        return resume_run(self, model, loader, settings, progress)
+
+
+@suggests
+def open_run(path: str | Path, *, module: "torch.nn.Module | None" = None) -> Run:
+    """`Run.open`: a run's folder, or a model in the Hugging Face layout."""
+    return Run.open(path, module=module)

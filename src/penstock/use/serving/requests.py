@@ -1,0 +1,636 @@
+"""Requests: the body, read within limits of size and time, and its fields.
+
+A body is refused if it has another content type, is too large or too slow, is not a JSON object, or holds invalid
+UTF-8, NaN or infinities, lone surrogates, nesting deeper than 200, numbers with thousands of digits, or anything after
+the object.
+
+Fields have OpenAI's names, types and ranges; `top_k`, `min_p` and `min_tokens` are added. Three rules hold. A field
+that neither OpenAI nor we know is refused by name. A field of OpenAI that would change the answer, but is not
+supported, is accepted only with a value that has no effect. A field that never changes the answer (`user`, `metadata`,
+…) is accepted and ignored. null means that a field is left out. Types are strict: "0.5" is not a number.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+
+from penstock.learn.generation import Sampling
+from penstock.learn.generation.session import Ending
+from penstock.learn.generation.settings import LEAST_REPETITION, MOST_REPETITION
+from penstock.learn.generation.tool_calls import forced_schema
+from penstock.use.serving.refusals import ClientLeft, Refusal, bad_request
+from penstock.use.serving.settings import ServeSettings
+
+IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+"""Fields that never change an answer."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "suffix": ("",),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields that are not supported, with the values that have no effect."""
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""What templates read that is no variable of theirs."""
+KINDS = frozenset(
+    {"text", "image_url", "input_audio", "message", "function_call", "function_call_output", "input_text",
+     "output_text", "input_image"}
+)  # fmt: skip
+"""Types of parts of messages, and of items."""
+MOST_BIASES, MOST_TOOLS = 1024, 128
+MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
+
+
+async def read_object(request: Request, settings: ServeSettings, most: int) -> dict[str, Any]:
+    """The JSON object in the body of a request, of at most `most` bytes.
+
+    Raises:
+        Refusal: 400, 408, 413 or 415.
+        ClientLeft: The connection ended before the body did.
+    """
+    _check_headers(request)
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            body = await _read(request, most)
+    except TimeoutError:
+        raise Refusal(
+            408, f"the body did not arrive within {settings.body_seconds:g} s", code="body_too_slow", close=True
+        ) from None
+    except ClientDisconnect:
+        raise ClientLeft from None
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refusal(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body is a JSON {_kind(value)}, expected an object", code="invalid_json")
+    return value
+
+
+def _check_headers(request: Request) -> None:
+    kind = request.headers.get("content-type", "")
+    media, _, parameters = kind.partition(";")
+    charset = parameters.partition("charset=")[2].strip().strip('"').lower()
+    if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
+        raise Refusal(
+            415,
+            f"content-type is {kind!r}, expected application/json in UTF-8",
+            param="content-type",
+            code="unsupported_media_type",
+            close=True,
+        )
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Refusal(
+            415, "send the body uncompressed", param="content-encoding", code="unsupported_media_type", close=True
+        )
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    announced = request.headers.get("content-length", "0")
+    if not announced.isdecimal() or int(announced[:20]) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, f"the body is larger than {limit:,} bytes; send less", code="body_too_large", close=True)
+
+
+def _kind(value: object) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _stops(value: object) -> object:
+    """A text or texts → texts."""
+    if isinstance(value, list) and len(value) > MOST_STOPS:
+        raise ValueError(f"{len(value):,} texts, at most {MOST_STOPS} are allowed")
+    return [value] if isinstance(value, str) else value
+
+
+def _prompts(value: object) -> list[Any]:
+    """A text, texts, ids, or lists of ids → a list of prompts."""
+    prompts = (
+        [value] if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None))) else value
+    )
+    if not isinstance(prompts, list) or not prompts:
+        raise ValueError("expected a text, token ids, or a list of either")
+    if len(prompts) > MOST_PROMPTS:
+        raise ValueError(f"{len(prompts):,} prompts, at most {MOST_PROMPTS} are allowed")
+    for prompt in prompts:
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt and all(map(_is_id, prompt))):
+            raise ValueError("expected prompts of text, or lists of token ids (whole numbers from 0)")
+    return prompts
+
+
+def _biases(value: object) -> object:
+    """Ids as JSON's names, which are texts → numbers."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MOST_BIASES:
+        raise ValueError(f"{len(value):,} ids, at most {MOST_BIASES} are allowed")
+    wrong = next((name for name in value if not str(name).isdecimal() or len(str(name)) > 12), None)
+    if wrong is not None:
+        raise ValueError(f"{str(wrong)[:40]!r} is not a token id")
+    return {int(name): bias for name, bias in value.items()}
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a chat template, without those that are fields of the request."""
+    taken = next((name for name in value if name in OWN_VARIABLES), None)
+    if taken is not None:
+        raise ValueError(f"{taken!r} is no variable of a template; give it as a field of the request")
+    return value
+
+
+def _parts(value: object) -> object:
+    """Content as text or as parts → parts."""
+    if isinstance(value, list) and len(value) > MOST_PARTS:
+        raise ValueError(f"{len(value):,} parts, at most {MOST_PARTS} are allowed")
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Strict(BaseModel):
+    """A part of a request: types are strict, and unknown fields are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """Leave out nulls, and report the first unknown field."""
+        if not isinstance(value, dict):
+            return value
+        given = {name: item for name, item in value.items() if item is not None}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise ValueError(f"unknown field {unknown[:60]!r}")
+        return given
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(Strict):
+    """Where an image is."""
+
+    url: str
+    detail: Literal["auto", "high"] = "auto"
+    """Images are always read at the size that the model's processor gives them."""
+
+
+class ImagePart(Strict):
+    """An image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class InputAudio(Strict):
+    """A sound, as base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Strict):
+    """A sound of a message."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
+
+
+class CalledFunction(Strict):
+    """The function of a call."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+    """A JSON object, as text."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_object(cls, arguments: str) -> str:
+        try:
+            found = from_json(arguments or "{}", allow_inf_nan=False)
+        except ValueError as error:
+            raise ValueError(f"not valid JSON: {error}") from None
+        if not isinstance(found, dict):
+            # pydantic takes no TypeError for a fault of the field.
+            raise ValueError(f"a JSON {_kind(found)}, expected an object")  # noqa: TRY004
+        return arguments or "{}"
+
+
+class ToolCall(Strict):
+    """A call in a reply that is part of the conversation."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[Part], BeforeValidator(_parts)]
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] = []
+    tool_call_id: str | None = None
+    refusal: None = None
+    """In replies that a client sends back; always null here."""
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only messages of the assistant have tool_calls")
+        if (self.tool_call_id is None) != (self.role != "tool"):
+            raise ValueError("messages of a tool have a tool_call_id, and no others")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_content(cls, value: object) -> object:
+        """A reply may have none, or null, such as one that only calls."""
+        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
+            return {**value, "content": []}
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, content: list[Part], given: ValidationInfo) -> list[Part]:
+        """A user message must have text, an image or a sound; a system message or a reply may be empty."""
+        images = any(not isinstance(part, TextPart) for part in content)
+        if given.data.get("role") == "user" and not images and not _text(content).strip():
+            raise ValueError("the user's message is blank; give some text")
+        return content
+
+    @property
+    def num_images(self) -> int:
+        """Number of its images and sounds."""
+        return sum(not isinstance(part, TextPart) for part in self.content)
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it."""
+        role = "system" if self.role == "developer" else self.role
+        named: dict[str, Any] = {} if self.name is None else {"name": self.name}
+        # None of a reply is null, which the template may write otherwise than an empty text.
+        content: Any = _text(self.content) if self.content or self.role != "assistant" else None
+        if self.num_images:
+            content = [_for_template(part) for part in self.content]
+        if self.tool_calls:
+            content = content or None
+            named["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            named["tool_call_id"] = self.tool_call_id
+        return {"role": role, "content": content, **named}
+
+
+def _for_template(part: Part) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, AudioPart):
+        return {"type": "audio", "audio": {"base64": part.input_audio.data}}
+    return {"type": "image", "image": part.image_url.url}
+
+
+def _text(content: list[Part]) -> str:
+    return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+class Function(Strict):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: bool = False
+
+    @field_validator("parameters")
+    @classmethod
+    def _are_those_of_an_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters and parameters.get("type", "object") != "object":
+            raise ValueError("the schema of a function's parameters must have type object")
+        return parameters
+
+
+class Tool(Strict):
+    """A tool of a request."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function = {"name": self.function.name, "description": self.function.description or ""}
+        parameters = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+class ChosenFunction(Strict):
+    """The function that a reply must call."""
+
+    name: str
+
+
+class ToolChoice(Strict):
+    """Whether a reply may call tools, must call one, or which."""
+
+    type: Literal["none", "auto", "required", "function"]
+    function: ChosenFunction | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if self.type == "function" and self.function is None:
+            raise ValueError('type function needs the function\'s name: {"function": {"name": …}}')
+        return self
+
+
+def _choice(value: object) -> object:
+    """A word, or an object that names a function → an object."""
+    words = ("none", "auto", "required")
+    if isinstance(value, dict) and value.get("type") == "function":
+        return value
+    if value not in words:
+        raise ValueError(f"expected {', '.join(words)}, or a function by its name")
+    return {"type": value}
+
+
+class JsonSchema(Strict):
+    """A schema that the reply must meet."""
+
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+    """A schema is always kept."""
+
+
+class ResponseFormat(Strict):
+    """What the reply must be: any text, a JSON object, or JSON that meets a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to type json_schema")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema as JSON; None: the reply is any text."""
+        if self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return '{"type": "object"}' if self.type == "json_object" else None
+
+
+class StreamOptions(Strict):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Request(Strict):
+    """The fields of both kinds of requests."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """0 and −1: all, as without it."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    return_token_ids: bool = False
+    """Also give the ids of prompts and replies, as vLLM does."""
+    n: Annotated[int, Field(ge=1)] = 1
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
+        BeforeValidator(_stops),
+    ] = []
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] = 1.0
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_tokens: int, logprobs: int | None, json_schema: str | None = None) -> Sampling:
+        """The sampling for the engine; without a seed, a random one is used."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
+            repetition_penalty=self.repetition_penalty,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            min_tokens=min(self.min_tokens, max_tokens),
+            max_tokens=max_tokens,
+            stop=tuple(self.stop),
+            logprobs=logprobs,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=self.logit_bias,
+            json_schema=json_schema,
+        )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    @property
+    def schema_field(self) -> str:
+        """The field that a schema comes from."""
+        return "response_format"
+
+
+class CompletionRequest(_Request):
+    """`POST /v1/completions`."""
+
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    """Texts, or token ids."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0: only the prompt comes back, with `echo`."""
+    echo: bool = False
+    """Give the prompt back before the text, with the log-probabilities of its tokens if these are asked for."""
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+
+class ChatRequest(_Request):
+    """`POST /v1/chat/completions`."""
+
+    min_tokens: Annotated[int, Field(ge=0)] = 1
+    """1 by default, so that replies are not empty."""
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    tool_choice: Annotated[ToolChoice, BeforeValidator(_choice)] = ToolChoice(type="auto")
+    parallel_tool_calls: bool = True
+    """False: of several calls of a reply, only the first is given back."""
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = {}
+    """Variables of the chat template, such as enable_thinking."""
+    add_generation_prompt: bool = True
+    """Begin the assistant's reply at the end of the prompt."""
+    continue_final_message: bool = False
+    """Continue the last message, which is the assistant's, instead."""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def ending(self) -> Ending:
+        """What the prompt ends with."""
+        if self.continue_final_message:
+            return "continue"
+        return "reply" if self.add_generation_prompt else "message"
+
+    @property
+    def most(self) -> int | None:
+        """The requested maximum of tokens, under either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as chat templates expect them."""
+        return [] if self.tool_choice.type == "none" else [tool.for_template() for tool in self.tools]
+
+    @property
+    def callable(self) -> list[dict[str, Any]]:
+        """The tools of which the reply must call one; empty: it need not."""
+        chosen = self.tool_choice.function
+        if chosen is not None:
+            return [tool for tool in self.offered if tool["function"]["name"] == chosen.name]
+        return self.offered if self.tool_choice.type == "required" else []
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that the reply must meet; None: it is any text."""
+        if self.callable:
+            single = self.tool_choice.type == "function" or not self.parallel_tool_calls
+            return json.dumps(forced_schema(self.callable, 1 if single else None))
+        return None if self.response_format is None else self.response_format.schema_text
+
+    @property
+    def schema_field(self) -> str:
+        """The field that the schema comes from."""
+        return "tools" if self.callable else "response_format"
+
+    @model_validator(mode="after")
+    def _agree_on_chat(self) -> Self:
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise ValueError("max_tokens and max_completion_tokens are the same setting; give one of them")
+        if self.offered and self.response_format is not None and self.response_format.schema_text is not None:
+            raise ValueError("tools and response_format exclude each other, as a call is no such JSON; give one")
+        if self.tool_choice.type in ("required", "function") and not self.callable:
+            raise ValueError("tool_choice wants a call, but tools has no such function; add it")
+        if not self.callable and any(tool.function.strict for tool in self.tools):
+            raise ValueError("strict: true of a function is kept only if tool_choice wants a call; leave one out")
+        if len({tool.function.name for tool in self.tools}) < len(self.tools):
+            raise ValueError("two tools have the same name")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.continue_final_message:
+            self._check_continued()
+        return self
+
+    def _check_continued(self) -> None:
+        last = self.messages[-1]
+        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other; give one")
+        if last.role != "assistant" or last.tool_calls:
+            raise ValueError("continue_final_message needs a last message of the assistant, without tool_calls")
+
+
+Parsed = TypeVar("Parsed", bound=Strict)
+
+
+def parse(
+    kind: type[Parsed],
+    body: dict[str, Any],
+    most_messages: int,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> Parsed:
+    """Parse a body; `neutral`: fields that are not supported, with the values that have no effect.
+
+    Raises:
+        Refusal: 400: names the first field at fault.
+    """
+    for name, value in body.items():
+        if name in neutral and value is not None and value not in neutral[name]:
+            raise bad_request(f"{name} is not supported here; leave it out", name, "unsupported_value")
+    messages = body.get("messages")
+    if isinstance(messages, list) and len(messages) > most_messages:
+        message = f"{len(messages):,} messages, at most {most_messages} are allowed"
+        raise bad_request(message, "messages", "too_many_messages")
+    given = {name: value for name, value in body.items() if name not in IGNORED and name not in neutral}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _refusal(error, given) from None
+
+
+def _refusal(error: ValidationError, body: dict[str, Any]) -> Refusal:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    place = list(first["loc"])
+    # pydantic adds the type by which it chose the kind of a part or an item.
+    place = [name for at, name in enumerate(place) if not (at and isinstance(place[at - 1], int) and name in KINDS)]
+    path = ".".join(map(str, place))
+    if message.startswith("unknown field"):
+        name = message.split("'")[1]
+        path = f"{path}.{name}" if path else name
+    code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_value")
+    return bad_request(f"{path or 'body'}: {message}", path or None, code)
