@@ -12,6 +12,7 @@ from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.use.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords, TrainKeywords
 from penstock.use.runs.opening import Opened, load_opened
+from penstock.use.runs.starting import resume
 
 if TYPE_CHECKING:
     import torch
@@ -285,9 +286,8 @@ class Run(RunFolder):
             ConfigError: The run had an object that is not given again.
             StateError: Data, plan, model or optimizer differ from the checkpoint's.
         """
-        from penstock.use.runs.training import resume_run
-
-        return resume_run(self, model, loader, settings, progress)
+        module = resume(self, self.module, model, loader, settings, progress)
+        return Run.open(self.path, module=module)
 
 
 @suggests
