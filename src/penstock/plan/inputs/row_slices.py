@@ -183,7 +183,7 @@ def _check(row: ModelInput, rank: int, size: int, chunks: int) -> None:
     if row.distillation is not None:
         raise ConfigError(
             "RowSlice: what a companion of the loader made of a row (for teachers, say) cannot be shared by ranks; "
-            "give replace(row, distillation=None) if this is not needed, or distil without context parallelism"
+            "give replace(row, distillation=None) if this is not needed, or distill without context parallelism"
         )
 
 

@@ -1,4 +1,4 @@
-"""Train and distil from Python: the same trainer, settings and run folder as `penstock train`."""
+"""Train and distill from Python: the same trainer, settings and run folder as `penstock train`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -8,8 +8,8 @@ from typing import Any, Unpack
 from penstock.core.errors import ConfigError
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.plan.loader.loader import Loader
-from penstock.use.runs.keywords import DistilKeywords, DistilLoss, Teachers, TrainKeywords
-from penstock.use.runs.run import Run
+from penstock.use.runs.keywords import DistillKeywords, DistillLoss, Teachers, TrainKeywords
+from penstock.use.runs.run import Run, open_run
 from penstock.use.runs.run_document import plain, training_section
 from penstock.use.runs.starting import Model, start
 
@@ -47,19 +47,19 @@ def train(
     """
     section = training_section(settings, "ps.train", ("output", "resume", "progress"))
     module = start("ps.train", model, loader, section, None, output, resume, progress)
-    return Run.open(output, module=module)
+    return open_run(output, module=module)
 
 
-def distil(
+def distill(
     model: Model,
     loader: Loader,
     *,
     teacher: Teachers,
-    loss: DistilLoss | None = None,
+    loss: DistillLoss | None = None,
     output: str | Path,
     resume: bool = False,
     progress: bool = True,
-    **settings: Unpack[DistilKeywords],
+    **settings: Unpack[DistillKeywords],
 ) -> Run:
     """Train a model with one or several teachers, with the same tokenizer or others.
 
@@ -81,16 +81,16 @@ def distil(
     given: dict[str, Any] = dict(settings)
     taught = {name: given.pop(name) for name in _OF_TEACHER if name in given}
     if "loss" in given or callable(loss):
-        raise ConfigError("ps.distil: a loss of your own does not go with a teacher; use ps.train")
+        raise ConfigError("ps.distill: a loss of your own does not go with a teacher; use ps.train")
     one = isinstance(teacher, str | Path | TeacherSettings | Mapping)
     listed: Sequence[Any] = [teacher] if one else list(teacher)  # type: ignore[arg-type]
     taught["teachers"] = [_teacher(each, loss) for each in listed]
-    section = training_section(given, "ps.distil", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER))
-    module = start("ps.distil", model, loader, section, taught, output, resume, progress)
-    return Run.open(output, module=module)
+    section = training_section(given, "ps.distill", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER))
+    module = start("ps.distill", model, loader, section, taught, output, resume, progress)
+    return open_run(output, module=module)
 
 
-def _teacher(given: Any, loss: DistilLoss | None) -> dict[str, Any]:
+def _teacher(given: Any, loss: DistillLoss | None) -> dict[str, Any]:
     if isinstance(given, str | Path):
         given = {"model": str(given)}
     found: dict[str, Any] = plain(given, (), {})
