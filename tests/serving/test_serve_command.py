@@ -60,9 +60,9 @@ def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
     assert set(report.codes) <= {200, 400, 413, 429}
     assert min(report.complete, report.left, report.codes[400], report.codes[413]) > 0
     metrics = httpx.get(f"{command.url}/metrics").text.splitlines()
-    assert "penstock_sequences_running 0" in metrics
-    assert "penstock_requests_waiting 0" in metrics
-    assert "penstock_requests_in_flight 1" in metrics
+    assert "penstock_sequences_running 0.0" in metrics
+    assert "penstock_requests_waiting 0.0" in metrics
+    assert "penstock_requests_in_flight 1.0" in metrics
     assert not [line for line in metrics if 'code="5' in line]
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(PATIENCE_SECONDS) is not None

@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from penstock.core import formats
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.data.shards.files import usual_mode
 from penstock.models.language_model import LanguageModel
@@ -31,7 +32,6 @@ from penstock.models.theirs.attention import one_line
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 LORA_ALONE = "lora"
 """Kind of a folder that has no weights but LoRA's."""
-_FORMAT = 1
 
 
 def save_model(
@@ -56,7 +56,7 @@ def save_model(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict() if weights is None else weights
-    described: dict[str, Any] = {"format": _FORMAT}
+    described: dict[str, Any] = {**formats.MODEL.fields()}
     if base is None:
         described |= _save_base(model, folder, without_lora(weights))
     else:
@@ -247,13 +247,13 @@ def own_weights(folder: Path) -> dict[str, Tensor]:
 def _described(path: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found, kind = described["format"], described["kind"]
+        _, kind = described["format"], described["kind"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
-    if found != _FORMAT or kind not in ("transformer", "huggingface", "own", LORA_ALONE):
+    formats.MODEL.check(described, path, cure="save the model again")
+    if kind not in (known := ("transformer", "huggingface", "own", LORA_ALONE)):
         raise FormatError(
-            f"{path}: a model of format {found} and kind {kind!r}, but this version of penstock reads format "
-            f"{_FORMAT}; use the version that wrote it"
+            f"{path}: the model's kind is {kind!r}, expected one of {', '.join(known)}; use the version that wrote it"
         )
     return described
 

@@ -25,9 +25,11 @@ from starlette.responses import HTMLResponse, Response
 
 from penstock.learn.generation.tool_calls import FORCED, Family, family_of
 from penstock.use.serving.admission import Admission, Ask, Generating
-from penstock.use.serving.guard import MEDIA_TYPE, Guard, Metrics
+from penstock.use.serving.bodies import read_object
+from penstock.use.serving.guard import Guard
+from penstock.use.serving.metrics import MEDIA_TYPE, Metrics
 from penstock.use.serving.refusals import JsonResponse, Refusal, bad_request, internal_error
-from penstock.use.serving.requests import ChatRequest, CompletionRequest, parse, read_object
+from penstock.use.serving.requests import ChatRequest, CompletionRequest, parse
 from penstock.use.serving.response_answers import ResponsesWriter
 from penstock.use.serving.response_requests import ResponsesRequest, parse_response, renamed
 from penstock.use.serving.responses import Answering, ChatWriter, CompletionWriter, Writer, unless_left
@@ -74,8 +76,8 @@ class Service:
     def __init__(self, model: ServedModel, settings: ServeSettings) -> None:
         self.model, self.settings = model, settings
         self.engine, self.admission, self.metrics = EngineThread(model.engine), Admission(settings), Metrics()
-        self.metrics.gauges["sequences_running"] = ("Sequences in the batch.", lambda: self.engine.running)
-        self.metrics.gauges["requests_waiting"] = ("Requests in the queue.", lambda: self.admission.waiting)
+        self.metrics.watch("sequences_running", "Sequences in the batch.", lambda: self.engine.running)
+        self.metrics.watch("requests_waiting", "Requests in the queue.", lambda: self.admission.waiting)
         self._names = TokenTexts(model.tokenizer)
         self._prompts = ThreadPoolExecutor(1, "penstock-prompts")
         self.app = self._routes(FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None))

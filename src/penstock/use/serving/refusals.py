@@ -87,3 +87,9 @@ class JsonResponse(Response):
 
     def __init__(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(json_bytes(content), status, headers)
+
+
+def json_kind(value: object) -> str:
+    """JSON's word for the type of a value, for messages."""
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from penstock.use.serving.messages import MOST_PARTS, MOST_TOOLS, Strict
 from penstock.use.serving.refusals import Refusal, bad_request
-from penstock.use.serving.requests import MOST_PARTS, MOST_TOOLS, ChatRequest, Strict, parse
+from penstock.use.serving.requests import ChatRequest, parse
 from penstock.use.serving.settings import ServeSettings
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
