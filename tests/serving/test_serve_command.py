@@ -86,7 +86,7 @@ def test_a_run_is_served_from_python(folder):
     assert (line.startswith("penstock: mine at http://127.0.0.1:"), "Traceback" in errors) == (True, False), errors
     expected = ps.open_run(folder).generate("Once", max_tokens=4, temperature=0, threads=1, device="cpu")
     assert (answer["model"], answer["choices"][0]["text"]) == ("mine", expected)
-    with pytest.raises(ConfigError, match=r"Run\.serve: unknown argument 'prot'; did you mean 'port'"):
+    with pytest.raises(ConfigError, match=r"Run\.serve.*'prot'.*'port'"):
         ps.open_run(folder).serve(prot=8000)
 
 

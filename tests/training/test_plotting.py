@@ -289,7 +289,7 @@ def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path):
     run = make_run(tmp_path / "a", 3)
     text = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + text)
-    with pytest.raises(FormatError, match=r"metrics.jsonl:1: is not a record of metrics"):
+    with pytest.raises(FormatError, match=r"metrics.jsonl:1.*record.*metrics"):
         plot_runs([run], tmp_path / "curves.html")
 
 
