@@ -109,7 +109,7 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
 
 
 def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """Write the weights of a model of one's own; what `model.json` says of it."""
+    """Write the weights of a user module; returns its entry in `model.json`."""
     from safetensors.torch import save_file
 
     # A file holds no weight twice; one that has two names is written under both.
@@ -230,7 +230,7 @@ def _load_own(
 
 
 def own_weights(folder: Path) -> dict[str, Tensor]:
-    """Weights of a model of one's own, by the names that they have behind our door.
+    """Weights of a user module, by their names in our wrapper.
 
     Raises:
         CorruptionError: They cannot be read.

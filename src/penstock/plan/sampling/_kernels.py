@@ -243,7 +243,7 @@ def draw(
     look-ups at once where none depends on another.
 
     Lengths that come in ranges of `range_documents` documents are read where `here` (uint8 [ranges]) is not 0; an empty
-    `here` means that all are there. At the first one that is not, the draw stops: it goes on from what it returns.
+    `here` means that all are there. The draw stops at the first missing length; call again with the returned cursor.
 
     Returns:
         (entries written, next position, next begin, number of a document that is refused, NOT_REFUSED or NOT_HERE). A
