@@ -365,7 +365,7 @@ def test_manifest_of_another_version(write: Any) -> None:
     cache = write()
     value = json.loads((cache / "cache.json").read_bytes())
     (cache / "cache.json").write_text(json.dumps({**value, "version": 2}))
-    with pytest.raises(FormatError, match=r"version 2.*reads 1"):
+    with pytest.raises(FormatError, match=r"cache format version 2.*reads version 1"):
         CacheManifest.load(cache)
 
 

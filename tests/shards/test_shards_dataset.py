@@ -181,7 +181,7 @@ def test_what_is_not_a_dataset(tmp_path):
     with pytest.raises(FormatError, match="no such folder"):
         Dataset.open(tmp_path / "absent")
     (tmp_path / "empty" / MANIFEST).write_text('{"format": "other"}')
-    with pytest.raises(FormatError, match="not a manifest of penstock"):
+    with pytest.raises(FormatError, match="not a dataset"):
         open_dataset(tmp_path / "empty")
 
 

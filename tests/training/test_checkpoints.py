@@ -120,7 +120,7 @@ def test_other_formats_and_names_are_refused(tmp_path):
         load_checkpoint(tmp_path / "step-00000005")
     manifest = json.loads((saved / "manifest.json").read_text())
     (saved / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(FormatError, match="checkpoint format 99"):
+    with pytest.raises(FormatError, match="checkpoint format version 99"):
         load_checkpoint(saved)
 
 

@@ -37,6 +37,10 @@ class Format:
         return {"format": self.version if self.spelling == "number" else self.text}
 
     @property
+    def _kind(self) -> str:
+        return self.name.removeprefix("penstock ")
+
+    @property
     def text(self) -> str:
         """Name and version in one text."""
         return f"{self.name} {self.version}"
@@ -74,14 +78,15 @@ class Format:
         """
         found = self.found_in(value)
         if found is None:
-            given, expected = value.get("format"), self.fields()["format"]
-            raise error(f"{where}: not a {self.name}: its format is {given!r}, expected {expected!r}; {cure}")
+            expected = ", ".join(f"{name} {one!r}" for name, one in self.fields().items())
+            given = value.get("format")
+            raise error(f"{where}: not a {self._kind}: its format is {given!r}, expected {expected}; {cure}")
         if found == self.version or found in self.reads:
             return found
         first = "upgrade penstock" if found > self.version else "use the version of penstock that wrote it"
         known = " and ".join(map(str, (*self.reads, self.version)))
         raise error(
-            f"{where}: {self.name}: format version {found}, but this penstock reads version {known}; {first}, or {cure}"
+            f"{where}: {self._kind} format version {found}, but this penstock reads version {known}; {first}, or {cure}"
         )
 
 
