@@ -15,6 +15,7 @@ import numpy as np
 
 import penstock as ps
 from common import arguments, table
+from penstock.plan.inputs import RowSlice
 
 RANKS = (2, 4, 8)
 ROWS = ((8192, 1000), (32768, 2000), (131072, 2000), (131072, 30000), (131072, None))
@@ -55,7 +56,7 @@ def main() -> None:
         rows = [row_of(lengths) for lengths in drawn]
         for ranks in RANKS:
             begun = process_time()
-            parts = [row.split(0, ranks) for row in rows]
+            parts = [RowSlice.of(row, 0, ranks) for row in rows]
             each = (process_time() - begun) / len(rows)
             ours = [float(part.loads.max() / part.loads.mean()) for part in parts]
             theirs = [zigzag(lengths, ranks) for lengths in drawn]

@@ -29,7 +29,7 @@ def train(dataset, steps, mesh):
     for step in loader:
         total = torch.zeros(())
         for row in step:  # ranks that share a row get the same
-            part = row.split(rank, size)  # this rank's slots of it
+            part = ps.inputs.RowSlice.of(row, rank, size)  # this rank's slots of it
             loss = ps.loss(model, model.slice_tensors(part, cp), step.loss_denominators)
             loss.backward()
             total += loss.detach()

@@ -92,8 +92,8 @@ TOPICS = (
         rooms=("runs", "training", "config"),
     ),
     Topic(
-        file="distil",
-        title="Distil",
+        file="distill",
+        title="Distill",
         text="Learn from teachers, whatever their tokenizers. How: [distillation](../../how-to/distillation.md).",
         rooms=("distillation",),
     ),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.use.runs.inspecting import inspect
     from penstock.use.runs.opening import build_model, load_model
     from penstock.use.runs.run import Run, open_run
-    from penstock.use.runs.training import distil, train
+    from penstock.use.runs.training import distill, train
 
 _NAMES = {
     "PenstockError": "core.errors",
@@ -62,7 +62,7 @@ _NAMES = {
     "to_torch": "plan.inputs.torch_tensors",
     "Run": "use.runs.run",
     "build_model": "use.runs.opening",
-    "distil": "use.runs.training",
+    "distill": "use.runs.training",
     "inspect": "use.runs.inspecting",
     "load_model": "use.runs.opening",
     "open_run": "use.runs.run",
@@ -124,7 +124,7 @@ __all__ = [
     "build_model",
     "chat",
     "check_isolation",
-    "distil",
+    "distill",
     "distillation",
     "errors",
     "evaluation",

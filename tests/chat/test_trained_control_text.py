@@ -27,7 +27,7 @@ def count(chat, tokenizer, text):
 def test_it_is_an_error_that_names_message_text_and_choices(tokenizer):
     with pytest.raises(
         ConversationError,
-        match=r"message 3.*'\[INST\]' \(and 1.*trained_control_text: as_text.*as_control_tokens",
+        match=r"3.*'\[INST\]'.*1.*trained_control_text: as_text.*as_control_tokens",
     ):
         encode_chat(ask("u", "a", "u", TYPED + "<|end|>"), tokenizer)
 

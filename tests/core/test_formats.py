@@ -19,7 +19,7 @@ def test_versions_that_are_read_and_refused(one):
     older = Format(one.name, 2, spelling=one.spelling)
     assert one.check(older.fields(), "file", cure="make it again") == 2
     newer = Format(one.name, 4, spelling=one.spelling)
-    with pytest.raises(FormatError, match=r"file: thing format version 4.*2 and 3; upgrade penstock"):
+    with pytest.raises(FormatError, match=r"version.*4.*2.*3.*upgrade.*penstock"):
         one.check(newer.fields(), "file", cure="make it again")
     oldest = Format(one.name, 1, spelling=one.spelling)
     with pytest.raises(StateError, match=r"version 1.*that wrote it.*again"):

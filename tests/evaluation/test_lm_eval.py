@@ -248,7 +248,7 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
     ours, theirs = pair
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     tasks = [CHOICE, WRITE]
-    found = {one.name: one for one in run_lm_eval(ours.subject, tasks, limit=10)}
+    found = {one.name: one for one in run_lm_eval(tasks, ours.subject, limit=10)}
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state[:2]
     assert torch.equal(torch.get_rng_state(), state[2])
     expected = lm_eval.simple_evaluate(
@@ -270,7 +270,7 @@ def test_whole_texts_are_a_task_too(pair: tuple[Any, Any]) -> None:
     from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     ours = pair[0]
-    (found,) = run_lm_eval(ours.subject, [WHOLE])
+    (found,) = run_lm_eval([WHOLE], ours.subject)
     texts = [row["text"] for row in word_questions()["test"]]
     scores = ours.loglikelihood_rolling(requests("loglikelihood_rolling", *((text,) for text in texts)), True)
     assert found.score == pytest.approx(math.exp(-sum(scores) / sum(len(text.encode()) for text in texts)))
@@ -282,18 +282,18 @@ def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
     from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     subject = pair[0].subject
-    first = run_lm_eval(subject, [CHOICE, WRITE], limit=5, cache=tmp_path)
+    first = run_lm_eval([CHOICE, WRITE], subject, limit=5, cache=tmp_path)
     broken = SimpleNamespace(
         **{name: getattr(subject, name) for name in ("model", "tokenizer", "context_length", "stop_ids", "template")},
         begin_ids=subject.begin_ids,
         num_cut=0,
         fingerprint=subject.fingerprint,
     )
-    again = run_lm_eval(broken, [CHOICE, WRITE], limit=5, cache=tmp_path)
+    again = run_lm_eval([CHOICE, WRITE], broken, limit=5, cache=tmp_path)
     assert [(one.name, one.score) for one in again] == [(one.name, one.score) for one in first]
     broken.fingerprint = lambda: "another model"
     with pytest.raises(AttributeError, match="log_likelihoods"):
-        run_lm_eval(broken, [CHOICE], limit=5, cache=tmp_path)
+        run_lm_eval([CHOICE], broken, limit=5, cache=tmp_path)
 
 
 def test_groups_have_their_tasks() -> None:
@@ -322,11 +322,11 @@ def test_what_lm_eval_refuses_is_told(pair: tuple[Any, Any]) -> None:
 
     subject = pair[0].subject
     with pytest.raises(ConfigError, match="lm-eval: Unknown config shape"):
-        run_lm_eval(subject, [{"output_type": "generate_until"}])
+        run_lm_eval([{"output_type": "generate_until"}], subject)
     with pytest.raises(ConfigError, match=r"own_writing.*unsafe.*in"):
-        run_lm_eval(subject, [{**WRITE, "unsafe_code": True}])
+        run_lm_eval([{**WRITE, "unsafe_code": True}], subject)
     with pytest.raises(ConfigError, match="'num_beams': 4"):
-        run_lm_eval(subject, [{**WRITE, "generation_kwargs": {"until": ["."], "num_beams": 4}}])
+        run_lm_eval([{**WRITE, "generation_kwargs": {"until": ["."], "num_beams": 4}}], subject)
 
 
 def test_data_that_the_hub_does_not_give_are_an_error_with_its_cure(
@@ -341,4 +341,4 @@ def test_data_that_the_hub_does_not_give_are_an_error_with_its_cure(
 
     monkeypatch.setattr(lm_eval, "simple_evaluate", unreachable)
     with pytest.raises(ConfigError, match=r"'allenai/ai2_arc'.*come"):
-        run_lm_eval(pair[0].subject, [CHOICE])
+        run_lm_eval([CHOICE], pair[0].subject)

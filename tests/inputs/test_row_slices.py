@@ -18,7 +18,7 @@ from penstock.plan.inputs.row_slices import _assign
 
 
 def all_slices(row: ModelInput, size: int, **how: Any) -> list[RowSlice]:
-    return [row.split(rank, size, **how) for rank in range(size)]
+    return [RowSlice.of(row, rank, size, **how) for rank in range(size)]
 
 
 @st.composite
@@ -118,13 +118,13 @@ def lognormal_row(random: np.random.Generator, slots: int, mean: int) -> ModelIn
 def test_ranks_have_about_as_much_to_do(size: int, slots: int, mean: int) -> None:
     random = np.random.default_rng(size + slots + mean)
     for _ in range(20):
-        loads = lognormal_row(random, slots, mean).split(0, size).loads
+        loads = RowSlice.of(lognormal_row(random, slots, mean), 0, size).loads
         assert loads.max() <= 1.02 * loads.mean()
 
 
 def test_one_document_is_balanced_too() -> None:
     for size in (2, 4, 8, 16):
-        loads = make_row([4096]).split(0, size).loads
+        loads = RowSlice.of(make_row([4096]), 0, size).loads
         assert loads.max() <= 1.01 * loads.mean()
 
 
@@ -139,7 +139,7 @@ def test_few_chunks_are_divided_nearly_as_well_as_possible(seed: int) -> None:
 
 def test_fields_that_are_absent_stay_absent() -> None:
     row = replace(random_row(), positions=None, document_ids=None, loss_weights=None)
-    part = row.split(1, 2)
+    part = RowSlice.of(row, 1, 2)
     assert part.positions is None
     assert part.document_ids is None
     assert part.loss_weights is None
@@ -155,7 +155,7 @@ def test_columns_are_cut_with_the_row() -> None:
 
 def test_tensors_of_a_slice() -> None:
     torch = pytest.importorskip("torch")
-    part = random_row().split(0, 2)
+    part = RowSlice.of(random_row(), 0, 2)
     tensors = part.torch()
     assert tensors["tokens"].dtype == tensors["targets"].dtype == tensors["order"].dtype == torch.int64
     np.testing.assert_array_equal(tensors["loss_weights"], part.loss_weights)
@@ -173,17 +173,17 @@ def test_tensors_of_a_slice() -> None:
 )
 def test_impossible_ranks_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        random_row().split(*arguments)
+        RowSlice.of(random_row(), *arguments)
     with pytest.raises(ConfigError, match=r"chunks.*number.*1.*got.*0"):
-        random_row().split(0, 2, chunks=0)
+        RowSlice.of(random_row(), 0, 2, chunks=0)
 
 
 @pytest.mark.parametrize(("field", "message"), [("media", "rows with images"), ("distillation", "what a companion .*")])
 def test_what_has_no_slices_is_refused(field: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{message} cannot be shared by ranks"):
-        replace(random_row(), **{field: object()}).split(0, 2)
+        RowSlice.of(replace(random_row(), **{field: object()}), 0, 2)
 
 
 def test_rows_must_say_where_documents_are() -> None:
     with pytest.raises(ConfigError, match="does not say where its documents are"):
-        replace(random_row(), document_ids=None, cu_seqlens=None).split(0, 2)
+        RowSlice.of(replace(random_row(), document_ids=None, cu_seqlens=None), 0, 2)

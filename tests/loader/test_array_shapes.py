@@ -26,7 +26,7 @@ from penstock import (
     write_dataset,
 )
 from penstock.core.arrays import Int64
-from penstock.plan.inputs import AttentionRule, prefix_trees
+from penstock.plan.inputs import AttentionRule, RowSlice, prefix_trees
 from penstock.plan.inputs.blank_images import with_blank
 from penstock.plan.loader import PlanState
 from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption, Written
@@ -99,7 +99,7 @@ def use_everything(data):
             assert step.arrays()["cu_seqlens"][-1] == len(step) * 128
             for row in step:
                 AttentionRule.of(row).dense_mask()
-                assert replace(row, distillation=None).split(1, 3).dense_mask().any()
+                assert RowSlice.of(replace(row, distillation=None), 1, 3).dense_mask().any()
         loader.load_state_dict(state)
         loader.explain(2)
     for row in next(iter(Loader(data[0], sequence_length=64, rows_per_step=2, packing="concat", attention="row"))):
@@ -127,7 +127,7 @@ def use_the_rest(data, folder):
         packing.pack(np.arange(1, 60), 64, name, window_rows=4)
     Permutation(size=700, key=3).images(5, 600)
     packed, _ = inputs.pack_documents([np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32)], [0, 1], multiple=4)
-    part = packed.split(0, 2)
+    part = RowSlice.of(packed, 0, 2)
     assert part.lengths[1][-1] == len(part.keys)
     common = tuple(range(20))
     row, _ = prefix_trees.pack_trees([(*common, 1), (*common, 2, 3), (50,)])

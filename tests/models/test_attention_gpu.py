@@ -7,6 +7,7 @@ from attention_makers import make_rule, random_heads
 from makers.rows import random_row
 from penstock.models.attention import RowAttention, attend
 from penstock.models.attention.slices import prepare_slice
+from penstock.plan.inputs import RowSlice
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -70,7 +71,7 @@ def test_slices_on_cuda_are_dense(backend: str, prefixes: bool, dtype: torch.dty
     lengths, of_prefixes = zip(*PREFIXES, strict=True)
     row = random_row(lengths, padding=0, prefixes=of_prefixes if prefixes else None)
     for rank in range(2):
-        part, results = row.split(rank, 2), []
+        part, results = RowSlice.of(row, rank, 2), []
         for name, kind, device in ((backend, dtype, "cuda"), ("dense", torch.float64, "cpu")):
             made = random_heads(len(part.order), dim=64, dtype=dtype)
             q, k, v = (x.to(device, kind).requires_grad_() for x in made)

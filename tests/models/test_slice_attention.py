@@ -55,7 +55,7 @@ def test_slices_attend_as_the_row(
     kind: str, seed: int, size: int, chunks: int, backend: str, window: int | None, softcap: float | None
 ) -> None:
     row = row_of(kind, seed)
-    parts = [row.split(rank, size, chunks=chunks) for rank in range(size)]
+    parts = [RowSlice.of(row, rank, size, chunks=chunks) for rank in range(size)]
     q, k, v = random_heads(len(parts[0].order), gradients=True)
     if kind == "prefixes" and parts[0].rule.bidirectional:
         window = None
@@ -79,7 +79,7 @@ def test_slices_attend_as_the_row(
 def test_the_operation_is_exact(kind: str) -> None:
     """Against the dense backend, whose arithmetic is torch's own."""
     for seed in range(10):
-        part = row_of(kind, seed).split(1, 2, chunks=2)
+        part = RowSlice.of(row_of(kind, seed), 1, 2, chunks=2)
         q, k, v = random_heads(len(part.order), gradients=True)
         results = []
         for backend in ("per_document", "dense"):
@@ -92,14 +92,14 @@ def test_the_operation_is_exact(kind: str) -> None:
 
 
 def test_the_operation_keeps_the_contracts_of_torch() -> None:
-    part = random_row((20, 5, 7)).split(0, 2, chunks=2)
+    part = RowSlice.of(random_row((20, 5, 7)), 0, 2, chunks=2)
     q, k, v = random_heads(len(part.order), gradients=True)
     calls = torch.from_numpy(slices._calls(part))
     torch.library.opcheck(slices.attend_runs, (q[part.index].detach().requires_grad_(), k, v, calls))
 
 
 def test_half_precision_is_near() -> None:
-    part = random_row((40, 5, 17)).split(1, 2)
+    part = RowSlice.of(random_row((40, 5, 17)), 1, 2)
     q, k, v = random_heads(len(part.order), dtype=torch.bfloat16)
     how: Any = {"device": CPU, "window": None, "softcap": None}
     found = prepare_slice(part, dtype=q.dtype, backend="auto", **how)[1](q[part.index], k, v)
@@ -112,7 +112,7 @@ def test_half_precision_is_near() -> None:
 
 def test_one_rank_needs_no_process_group() -> None:
     row = random_row((9, 4), padding=3)
-    part = row.split(0, 1)
+    part = RowSlice.of(row, 0, 1)
     attention = slice_attention(part, device="cpu", dtype=torch.float64)
     q, k, v = random_heads(len(part.index), gradients=True)
     out = attention(q, k, v)
@@ -126,7 +126,7 @@ def test_one_rank_needs_no_process_group() -> None:
 
 def test_a_slice_of_another_place_is_refused() -> None:
     with pytest.raises(DistributedError, match=r"rank.*1.*2.*process.*without.*rank.*1"):
-        slice_attention(random_row().split(1, 2), device="cpu", dtype=torch.float32)
+        slice_attention(RowSlice.of(random_row(), 1, 2), device="cpu", dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_slice_of_another_place_is_refused() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused(given: dict[str, Any], message: str) -> None:
-    part = random_row((12, 8), prefixes=(5, 3)).split(0, 1)
+    part = RowSlice.of(random_row((12, 8), prefixes=(5, 3)), 0, 1)
     with pytest.raises(ConfigError, match=message):
         slice_attention(part, device="cpu", dtype=torch.float32, **given)
 
@@ -148,7 +148,7 @@ def test_auto_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_varlen", lambda *_: None)
     monkeypatch.setattr(slices, "_masked", lambda *_: None)
     cuda, how = torch.device("cuda"), {"backend": "auto", "window": None, "softcap": None}
-    plain, forked = random_row((12, 8)).split(0, 2), random_forest(3).split(0, 2)
+    plain, forked = RowSlice.of(random_row((12, 8)), 0, 2), RowSlice.of(random_forest(3), 0, 2)
     assert len(forked.full_runs)
     for part, dtype, more, due in (
         (plain, torch.bfloat16, {}, "varlen"),
@@ -181,7 +181,7 @@ def test_varlen_gets_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     row = random_row((30, 1, 13, 9), padding=4)
     for window in (None, 1, 5):
         for rank in range(3):
-            part = row.split(rank, 3, chunks=2)
+            part = RowSlice.of(row, rank, 3, chunks=2)
             q, k, v = random_heads(len(part.order))
             found = slices._varlen(part, CPU, window)(q[part.index], k, v)
             due = slow(part, q, k, v, window, None)[part.index]

@@ -76,7 +76,7 @@ def test_a_teacher_with_another_tokenizer_helps(
 
     ps.train(str(smollm2), loader(), output=tmp_path / "alone", **common)
     for name, weight in {"both": 1.0, "teacher": 0.0}.items():
-        run = ps.distil(
+        run = ps.distill(
             str(smollm2),
             loader(),
             teacher=str(gemma3),

@@ -123,7 +123,7 @@ CASES: dict[str, Settings] = {
         )
     },
 }
-"""Arguments of `ps.train` or `ps.distil`; `only`: what it does not go with. All begin with an untied head if they can:
+"""Arguments of `ps.train` or `ps.distill`; `only`: what it does not go with. All begin with an untied head if they can:
 there a missing gradient shows."""
 
 
@@ -184,7 +184,7 @@ def run_case(
         ps.train(model, loader, output=output, **settings)
     else:
         places = {"same": data / "same", "other": data / "another" / "run"}
-        ps.distil(model, loader, teacher={**taught, "model": str(places[taught["model"]])}, output=output, **settings)
+        ps.distill(model, loader, teacher={**taught, "model": str(places[taught["model"]])}, output=output, **settings)
     return read_metrics(output)
 
 

@@ -50,7 +50,7 @@ SCRIPT = """
 
     def compare(model, row, group=None, distances=1, chunks=8, backend="auto", part_of=lambda row: row):
         whole, due = learn(model, row, model.tensors(row), distances)
-        part = part_of(row).split(rank, size, chunks=chunks)
+        part = RowSlice.of(part_of(row), rank, size, chunks=chunks)
         mine, gradients = learn(model, row, model.slice_tensors(part, group, backend), distances)
         for one in (*mine, gradients):
             dist.all_reduce(one)
@@ -90,15 +90,15 @@ SCRIPT = """
             call()
         except PenstockError as error:
             refused[name] = str(error)
-    part = long.split(rank, size)
+    part = RowSlice.of(long, rank, size)
     dp_cp = init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "cp"))
     delta = BlockSettings(mixer="gated_delta", heads=2, head_width=5, state_width=4)
-    refuse("place", lambda: plain.slice_tensors(long.split((rank + 1) % size, size)))
+    refuse("place", lambda: plain.slice_tensors(RowSlice.of(long, (rank + 1) % size, size)))
     refuse("dimensions", lambda: plain.slice_tensors(part, dp_cp))
     refuse("recurrent", lambda: tiny_model(61, blocks={"delta": delta}, pattern=("delta",)).slice_tensors(part))
     refuse("experts", lambda: tiny_model(
         61, blocks={"sparse": BlockSettings(experts=3)}, pattern=("sparse",)).slice_tensors(part))
-    refuse("positions", lambda: plain.slice_tensors(replace(long, positions=None).split(rank, size)))
+    refuse("positions", lambda: plain.slice_tensors(RowSlice.of(replace(long, positions=None), rank, size)))
     refuse("ids", lambda: tiny_model(7, dtype=torch.float64).slice_tensors(part))
     theirs, rope = tiny_huggingface("bloom"), {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     growing = tiny_huggingface(rope_parameters=rope, max_position_embeddings=32)

@@ -50,8 +50,8 @@ TRAINING |= settings_of(ScheduleSettings, without=("shape",))
 OPENING = get_type_hints(keywords.OpeningKeywords)
 CASES = {
     "train": (keywords.TrainKeywords, TRAINING),
-    "distil": (
-        keywords.DistilKeywords,
+    "distill": (
+        keywords.DistillKeywords,
         {name: hint for name, hint in TRAINING.items() if name != "loss"}
         | settings_of(DistillationSettings, without=("teachers",)),
     ),

@@ -162,9 +162,9 @@ def test_a_narrow_terminal_loses_what_matters_least():
         "loss": 3.214, "distillation": 0.42, "learning_rate": 1e-3, "tokens_per_second": 12345, "seconds": 1.0,
         "wait_seconds": 0.02,
     }  # fmt: skip
-    whole = "loss 3.2140 · distil 0.4200 · rate 1.0e-03 · 12.3 k tok/s · data 2%"
+    whole = "loss 3.2140 · distill 0.4200 · rate 1.0e-03 · 12.3 k tok/s · data 2%"
     assert note(record) == note(record, len(whole)) == whole
     assert note(record, len(whole) - 1) == whole.removesuffix(" · data 2%")
-    assert note(record, 44) == "loss 3.2140 · distil 0.4200 · 12.3 k tok/s"
-    assert note(record, 40) == "loss 3.2140 · distil 0.4200"
+    assert note(record, 44) == "loss 3.2140 · distill 0.4200 · 12.3 k tok/s"
+    assert note(record, 40) == "loss 3.2140 · distill 0.4200"
     assert note(record, 5) == "loss 3.2140"

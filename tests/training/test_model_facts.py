@@ -87,7 +87,7 @@ def test_texts_begin_in_use_as_in_training(folder: Path, tmp_path: Path, name: s
     begin = [0] if ps.open_dataset(data)[0].tokens[0] == 0 else []
     run = trained(built(), data, tmp_path / "run")
     shutil.move(tmp_path / "run", tmp_path / "moved")
-    run = ps.Run.open(tmp_path / "moved")
+    run = ps.open_run(tmp_path / "moved")
     opened = load_opened(run, device="cpu")
     body = opened.tokenizer.encode("the cat").tolist()
     asked = actions.ask(["the cat"], 1, actions.sampling_of({}, {}))
@@ -151,7 +151,7 @@ def test_a_context_can_be_shrunk_and_that_is_said(folder: Path, tmp_path: Path, 
     assert made.notices == ["the context is shrunk to 48 tokens; the base reads 128"]
     written = {name: json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in SETTINGS}
     assert written["tokenizer_config"]["model_max_length"] == 48
-    assert ps.Run.open(tmp_path / "out").context_length == 48
+    assert ps.open_run(tmp_path / "out").context_length == 48
     assert load_opened(run, context_length=48, device="cpu").context_length == 48
 
 
@@ -160,7 +160,7 @@ def test_a_model_built_here_reads_what_it_was_trained_on(folder: Path, tmp_path:
     assert (run.context_length, run.facts.context_length) == (32, None)
     run.export(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    assert (ps.Run.open(tmp_path / "out").context_length, config["model_max_length"]) == (32, 32)
+    assert (ps.open_run(tmp_path / "out").context_length, config["model_max_length"]) == (32, 32)
 
 
 def test_the_base_gives_defaults_of_sampling_which_arguments_override(folder: Path, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_base_gives_defaults_of_sampling_which_arguments_override(folder: Pa
     (folder / "llama" / "generation_config.json").write_text(json.dumps(broken))
     try:
         with pytest.raises(ConfigError, match=r"generation_config\.json"):
-            ps.Run.open(folder / "llama").generate("the", max_tokens=1)
+            ps.open_run(folder / "llama").generate("the", max_tokens=1)
     finally:
         (folder / "llama" / "generation_config.json").write_text(json.dumps(GENERATION))
 

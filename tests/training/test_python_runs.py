@@ -317,15 +317,15 @@ def test_evaluators_of_sources_and_heads(data, tmp_path):
     assert [record["step"] for record in run.metrics if "settings/loss" in record] == [3, 6]
 
 
-def test_distil(data, tmp_path, made):
+def test_distill(data, tmp_path, made):
     student = make_model(data, width=8)
     more = {**SETTINGS, "steps": 6, "cross_entropy": 0.5}
-    run = ps.distil(student, make_loader(data), teacher=str(made.path), loss="kl", output=tmp_path / "run", **more)
+    run = ps.distill(student, make_loader(data), teacher=str(made.path), loss="kl", output=tmp_path / "run", **more)
     assert run.metrics[-1]["distillation"] < run.metrics[0]["distillation"]
     kept = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["teacher"]
     assert kept == {"cross_entropy": 0.5, "teachers": [{"model": str(made.path), "loss": {"kind": "kl"}}]}
     with pytest.raises(KilledError, match="after step"):
-        ps.distil(
+        ps.distill(
             make_model(data, width=8), make_loader(data), teacher=[{"model": str(made.path)}], loss="kl",
             output=tmp_path / "killed", on_step=KillAfter(3), **more,
         )  # fmt: skip

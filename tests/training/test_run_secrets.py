@@ -12,7 +12,7 @@ import penstock as ps
 from makers.secret_server import found_secrets, leaks, printed, secret_server
 from penstock.core.errors import PenstockError
 from penstock.learn.training.distributed import Ranks
-from penstock.use.runs.training import train_to_end
+from penstock.use.runs.starting import train_to_end
 
 pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.usefixtures("plain_torch")

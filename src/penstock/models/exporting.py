@@ -35,7 +35,7 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls
 
 def export(
     model: LanguageModel,
-    folder: str | Path,
+    output: str | Path,
     *,
     tokenizer: Tokenizer | None = None,
     template: Template | None = None,
@@ -49,7 +49,7 @@ def export(
 
     Args:
         model: The model; its LoRA must be merged first.
-        folder: Target folder, new or empty; emptied again if writing fails.
+        output: Target folder, new or empty; emptied again if writing fails.
         overwrite: Replace an earlier export in the folder, which stays complete if writing fails.
         tokenizer: Its files are exported too.
         processor: Of the model's images; its files are exported too.
@@ -74,18 +74,18 @@ def export(
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
     facts = facts_of(model) if facts is None else facts
-    with output_folder(Path(folder), overwrite) as folder:
+    with output_folder(Path(output), overwrite) as output:
         # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
         if processor is not None:
-            processor.save(folder)
+            processor.save(output)
         if tokenizer is not None:
-            export_tokenizer(tokenizer, folder, context_length, facts)
+            export_tokenizer(tokenizer, output, context_length, facts)
         if template is not None:
-            (folder / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
+            (output / "chat_template.jinja").write_text(template_text(template), encoding="utf-8")
         if isinstance(model, Transformer):
             written = _generation(tokenizer, stop_ids, facts) | _cached(model.settings)
-            _write_json(folder / GENERATION, written)
-            _export_transformer(model, folder, tokenizer, list(stop_ids), context_length, facts)
+            _write_json(output / GENERATION, written)
+            _export_transformer(model, output, tokenizer, list(stop_ids), context_length, facts)
         else:
             from penstock.models.theirs.model import HuggingFaceModel
 
@@ -94,11 +94,11 @@ def export(
                     "export: a model of your own has no layout that transformers knows; read its weights from "
                     "RUN/checkpoints/step-…/model/model.safetensors"
                 )
-            model.inner.save_pretrained(folder)
-            _shrink(folder, context_length, facts)
-            _write_json(folder / GENERATION, _generation(tokenizer, stop_ids, facts))
-        usual_mode(*folder.glob("*.safetensors"))
-        remove_places(folder)
+            model.inner.save_pretrained(output)
+            _shrink(output, context_length, facts)
+            _write_json(output / GENERATION, _generation(tokenizer, stop_ids, facts))
+        usual_mode(*output.glob("*.safetensors"))
+        remove_places(output)
     return tuple(_notices(model, tokenizer, context_length, facts))
 
 

@@ -36,7 +36,7 @@ LORA_ALONE = "lora"
 
 def save_model(
     model: LanguageModel,
-    folder: str | Path,
+    output: str | Path,
     weights: Mapping[str, Tensor] | None = None,
     *,
     base: "Base | None" = None,
@@ -46,28 +46,28 @@ def save_model(
 
     Args:
         model: The model.
-        folder: Target folder.
+        output: Target folder.
         weights: All weights, if the model itself holds only a shard of them; None: the model's.
         base: Where the model without its LoRA is already; the folder then holds the LoRA alone.
         with_lora: Whether the LoRA is written too.
     """
     from safetensors.torch import save_file
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    output = Path(output)
+    output.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict() if weights is None else weights
     described: dict[str, Any] = {**formats.MODEL.fields()}
     if base is None:
-        described |= _save_base(model, folder, without_lora(weights))
+        described |= _save_base(model, output, without_lora(weights))
     else:
         described |= {"kind": LORA_ALONE, "base": {"folder": base.folder, "checksum": base.checksum}}
     if model.new_rows is not None:
         described |= {"new_rows": asdict(model.new_rows)}
     if model.lora is not None and with_lora:
-        save_file(lora_weights(weights), folder / LORA)
+        save_file(lora_weights(weights), output / LORA)
         described |= {"lora": asdict(model.lora)}
-    usual_mode(*folder.glob("*.safetensors"))
-    (folder / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    usual_mode(*output.glob("*.safetensors"))
+    (output / MODEL).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 @final

@@ -310,20 +310,20 @@ class Tokenizer:
         data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
         return token_ends(self.byte_table, Ragged(data, offsets), ids)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, output: str | Path) -> None:
         """Write the vocabulary's files; `load_tokenizer(folder)` reads them, and transformers a tokenizer.json.
 
         Raises:
             OutputError: The folder cannot be written.
             ConfigError: It is a URL.
         """
-        folder = local_path(folder, "a tokenizer's folder")
+        output = local_path(output, "a tokenizer's folder")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            output.mkdir(parents=True, exist_ok=True)
             for name, content in self.source_bytes.items():
-                (folder / name).write_bytes(content)
+                (output / name).write_bytes(content)
         except OSError as error:
-            raise OutputError(f"{folder}: cannot save the tokenizer there: {error}") from error
+            raise OutputError(f"{output}: cannot save the tokenizer there: {error}") from error
 
     @cached_property
     def _fast(self) -> tuple[Any, int] | None:

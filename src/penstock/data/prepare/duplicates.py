@@ -27,15 +27,8 @@ from penstock.core.errors import CorruptionError, OutputError
 from penstock.core.terminal import Progress
 from penstock.data.prepare.answers import PATH_VALUES
 from penstock.data.prepare.hashes import HASH
-from penstock.data.prepare.part import (
-    UNSETTLED,
-    PartRecord,
-    Workshop,
-    has_hashes,
-    hashes_path,
-    load_record,
-    save_record,
-)
+from penstock.data.prepare.part import Workshop
+from penstock.data.prepare.part_record import UNSETTLED, PartRecord, has_hashes, hashes_path, load_record, save_record
 from penstock.data.prepare.pool import Pool
 from penstock.data.prepare.stored_shards import get_shard
 from penstock.data.shards.dropping import count_origins, drop_documents

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import final
 
 from penstock.data.prepare.hashes import copy_hashes
-from penstock.data.prepare.part import (
+from penstock.data.prepare.part import Workshop, copy_lines, digest_of, stamp_of
+from penstock.data.prepare.part_record import (
     HASHES,
     PARTS,
     REJECTED,
     REPORT,
     UNSETTLED,
     PartRecord,
-    Workshop,
-    copy_lines,
-    digest_of,
     files_of,
     finished_numbers,
     forget_part,
@@ -35,7 +33,6 @@ from penstock.data.prepare.part import (
     rejects_path,
     save_record,
     shard_name,
-    stamp_of,
 )
 from penstock.data.shards.files import output_errors
 from penstock.data.shards.store import ShardStore, reopen_dataset

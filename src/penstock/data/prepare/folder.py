@@ -20,7 +20,7 @@ from typing import Any, final
 
 from penstock.core.errors import OutputError
 from penstock.core.folders import lock_folder
-from penstock.data.prepare.part import HASHES, PARTS, REJECTED, REPORT, WORK
+from penstock.data.prepare.part_record import HASHES, PARTS, REJECTED, REPORT, WORK
 from penstock.data.prepare.settings import RETIRED, fingerprint
 from penstock.data.shards import Manifest
 from penstock.data.shards.files import output_errors, write_json

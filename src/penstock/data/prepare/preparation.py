@@ -26,7 +26,8 @@ from penstock.data.prepare.documents import Framing
 from penstock.data.prepare.duplicates import drop_duplicates
 from penstock.data.prepare.earlier_parts import Earlier, Interrupted, finished_records
 from penstock.data.prepare.folder import OutputFolder, Place, begun_on, input_changes
-from penstock.data.prepare.part import COPIES, REPORT, WORK, PartRecord, Task, Workshop, prepare_part, using_copies
+from penstock.data.prepare.part import COPIES, Task, Workshop, prepare_part, using_copies
+from penstock.data.prepare.part_record import REPORT, WORK, PartRecord
 from penstock.data.prepare.pool import Crew, Pool, Processes
 from penstock.data.prepare.probe import check_encoder, checked_first, say
 from penstock.data.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray

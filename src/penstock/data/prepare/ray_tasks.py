@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from penstock.core.errors import MissingExtraError, OutputError, PenstockError, StoreError
-from penstock.data.prepare.part import WORK
+from penstock.data.prepare.part_record import WORK
 from penstock.data.prepare.pool import Function, Message
 from penstock.data.shards.files import output_errors
 

@@ -23,16 +23,15 @@ from penstock.core.errors import OutputError, PenstockError, RecordError
 from penstock.core.notebook import card
 from penstock.data.prepare.answers import PATH_VALUES
 from penstock.data.prepare.chat_summary import ChatSummary, describe_chat
-from penstock.data.prepare.part import (
+from penstock.data.prepare.part import Workshop, join_files
+from penstock.data.prepare.part_record import (
     HASHES,
     PARTS,
     REJECTED,
     REPORT,
     PartRecord,
-    Workshop,
     forget_part,
     hashes_path,
-    join_files,
     rejects_path,
 )
 from penstock.data.prepare.reasons import Reasons

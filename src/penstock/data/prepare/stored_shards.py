@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from penstock.core.daemons import DaemonPool
 from penstock.core.errors import CorruptionError, OutputError
+from penstock.data.prepare.part_record import PartRecord
 from penstock.data.shards import Manifest, ShardInfo, ShardLayout
 from penstock.data.shards.copying import SPLITS, fetch_file
 from penstock.data.shards.files import checksum, map_file, output_errors, write_file
@@ -28,9 +29,6 @@ from penstock.data.shards.images import ASSETS, assets_path
 from penstock.data.shards.manifest import MANIFEST
 from penstock.data.shards.stores import Store, StoredFile
 from penstock.data.shards.stubs import ENDING, Stub, load_stub, save_stub, stub_path, upload_shard
-
-if TYPE_CHECKING:
-    from penstock.data.prepare.part import PartRecord
 
 MAKING = "making-"
 """Prefix of temporary folders in the working folder."""
@@ -146,7 +144,7 @@ class StoreOutput:
         shards = [path.with_name(path.name.removesuffix(ENDING)) for path in home.rglob(f"part-*{ENDING}")]
         return not self._forget_lost(shards, self._store.listing()) if shards else True
 
-    def find_lost(self, output: Path, records: Mapping[int, "PartRecord"]) -> list[int]:
+    def find_lost(self, output: Path, records: Mapping[int, PartRecord]) -> list[int]:
         """Numbers of the parts of which shards are no longer in the store as they were uploaded; forgets these stubs.
 
         A task that Ray runs again may have replaced them by equal ones, a task of a killed run by others.
@@ -165,7 +163,7 @@ class StoreOutput:
             )
         return sorted({owners[shard] for shard in lost})
 
-    def keep_only(self, output: Path, records: Mapping[int, "PartRecord"], splits: Sequence[str]) -> None:
+    def keep_only(self, output: Path, records: Mapping[int, PartRecord], splits: Sequence[str]) -> None:
         """Remove the shards in the store that belong to no part: a killed run may have had other or more of them."""
         expected = {
             name

@@ -81,7 +81,7 @@ def import_corpus(
 
 def write_megatron(
     corpus: Dataset | InPlaceCorpus | JoinedCorpus,
-    prefix: str | Path,
+    output: str | Path,
     *,
     drop_spans: bool = False,
     progress: bool = False,
@@ -90,7 +90,7 @@ def write_megatron(
 
     Args:
         corpus: The documents.
-        prefix: Target path without ending; `.bin` and `.idx` are added. The index is written last.
+        output: Target path without ending; `.bin` and `.idx` are added. The index is written last.
         drop_spans: Allow losing loss weights, which the format cannot hold.
         progress: Show a bar.
 
@@ -101,7 +101,7 @@ def write_megatron(
         ConfigError: Loss weights would be lost, or an id does not fit int32.
         OutputError: The files already exist, or cannot be written.
     """
-    prefix, table = megatron_prefix(local_path(prefix, "a Megatron corpus")), corpus.table
+    output, table = megatron_prefix(local_path(output, "a Megatron corpus")), corpus.table
     if getattr(corpus, "media", None) is not None:
         raise ConfigError(
             f"{corpus.name} has images, which a Megatron corpus cannot hold; train it with penstock's loader"
@@ -112,7 +112,7 @@ def write_megatron(
             "set drop_spans to lose them"
         )
     token_type = "uint16" if table.token_bytes == 2 else "int32"
-    paths = [prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx")]
+    paths = [output.with_name(output.name + ending) for ending in (".bin", ".idx")]
     for path in paths:
         if path.exists():
             raise OutputError(f"{path}: already exists; choose another prefix")
@@ -126,7 +126,7 @@ def write_megatron(
         for part, path in zip(partial, paths, strict=True):
             sync(part)
             os.replace(part, path)
-    return prefix
+    return output
 
 
 def _documents(corpus: Dataset | InPlaceCorpus | JoinedCorpus, progress: bool) -> Iterator[tuple[int, Ragged]]:

@@ -56,7 +56,7 @@ class _File:
 
 def copy_dataset(
     source: str | Path,
-    target: str | Path,
+    output: str | Path,
     *,
     progress: bool = False,
     check: bool = True,
@@ -73,7 +73,7 @@ def copy_dataset(
 
     Args:
         source: A dataset's folder, or its URL.
-        target: A new folder, or a URL; or one with an interrupted copy of the same dataset.
+        output: A new folder, or a URL; or one with an interrupted copy of the same dataset.
         progress: Show a bar.
         check: Refuse files that differ from their checksums; else only those of another size.
         stored: Files that are in the target already, and need not be in the source, by name.
@@ -88,7 +88,7 @@ def copy_dataset(
         StoreError: A store cannot be read or written.
         ConfigError: Source and target are the same.
     """
-    origin, goal = _place(source), _place(target)
+    origin, goal = _place(source), _place(output)
     if origin.where("") == goal.where(""):
         raise ConfigError(f"{goal.where('')}: source and target are the same")
     manifests = _manifests(origin)

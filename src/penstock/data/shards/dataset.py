@@ -26,8 +26,10 @@ from penstock.data.shards.document import (
     Document,
     DocumentTable,
     Origin,
+    _numbers,
     documents_at,
     location_of,
+    loss_weights_at,
 )
 from penstock.data.shards.files import check_regular, checksum, map_numbers, read_json, unreadable
 from penstock.data.shards.for_datasets import TargetColumn, to_datasets
@@ -372,26 +374,6 @@ def load_saved_tokenizer(path: Path) -> Tokenizer | None:
     for file in folder.iterdir():
         check_regular(file)
     return load_tokenizer(folder)
-
-
-def _numbers(data: Array, place: int, dtype: Any, first: int, count: int) -> Array:
-    """Numbers `first` to `first + count` of an array that begins at byte `place`."""
-    begin = place + first * np.dtype(dtype).itemsize
-    return data[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)
-
-
-def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
-    """Loss weights of a document, float32 [length]; its spans must have been checked."""
-    bitmap = int(line["span_bitmap"])
-    if bitmap and not data[bitmap + row // 8] >> (row % 8) & 1:
-        return np.ones(length, np.float32)
-    weights = np.zeros(length, np.float32)
-    first, last = _numbers(data, int(line["span_offsets"]), np.int64, row, 2).tolist()
-    fields = (("span_begins", np.uint32), ("span_ends", np.uint32), ("span_weights", np.float32))
-    spans = [_numbers(data, int(line[name]), dtype, first, last - first).tolist() for name, dtype in fields]
-    for begin, end, weight in zip(*spans, strict=True):
-        weights[begin:end] = weight
-    return weights
 
 
 def _table(

@@ -418,3 +418,23 @@ def location_of(corpus: Any) -> str:
 def is_corpus(value: Any) -> bool:
     """Whether a value is an opened dataset, rather than a path to one."""
     return hasattr(value, "table")
+
+
+def _numbers(data: Array, place: int, dtype: Any, first: int, count: int) -> Array:
+    """Numbers `first` to `first + count` of an array that begins at byte `place`."""
+    begin = place + first * np.dtype(dtype).itemsize
+    return data[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)
+
+
+def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
+    """Loss weights of a document, float32 [length]; its spans must have been checked."""
+    bitmap = int(line["span_bitmap"])
+    if bitmap and not data[bitmap + row // 8] >> (row % 8) & 1:
+        return np.ones(length, np.float32)
+    weights = np.zeros(length, np.float32)
+    first, last = _numbers(data, int(line["span_offsets"]), np.int64, row, 2).tolist()
+    fields = (("span_begins", np.uint32), ("span_ends", np.uint32), ("span_weights", np.float32))
+    spans = [_numbers(data, int(line[name]), dtype, first, last - first).tolist() for name, dtype in fields]
+    for begin, end, weight in zip(*spans, strict=True):
+        weights[begin:end] = weight
+    return weights

@@ -6,7 +6,8 @@ are compared with their checksums once, when the dataset is made (a pass at the 
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +15,10 @@ import pyarrow as pa
 from penstock.core.arrow import from_numpy
 from penstock.core.errors import ConfigError, CorruptionError, MissingExtraError
 from penstock.core.system import mappings_cure
+from penstock.data.shards.document import DocumentTable, loss_weights_at
+from penstock.data.shards.images import MediaInfo
+from penstock.data.shards.manifest import Manifest
 from penstock.data.shards.mappings import MappedShards
-
-if TYPE_CHECKING:
-    from penstock.data.shards.dataset import Dataset
 
 IGNORE = -100
 TargetColumn = Literal["assistant_masks", "labels", "loss_weights"]
@@ -26,7 +27,31 @@ trained, else −100, int32, not shifted. `loss_weights`: how much each token co
 TARGET_COLUMNS: tuple[str, ...] = ("assistant_masks", "labels", "loss_weights")
 
 
-def to_datasets(dataset: "Dataset", targets: TargetColumn, *, verify: bool) -> Any:
+class Prepared(Protocol):
+    """What is read of a prepared `Dataset`."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its content."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What describes it."""
+
+    @property
+    def media(self) -> MediaInfo | None:
+        """The processor of its images; None: it has none."""
+
+    @property
+    def table(self) -> DocumentTable:
+        """Where the bytes lie."""
+
+
+def to_datasets(dataset: Prepared, targets: TargetColumn, *, verify: bool) -> Any:
     """See `Dataset.to_datasets`."""
     try:
         import datasets
@@ -54,7 +79,7 @@ def to_datasets(dataset: "Dataset", targets: TargetColumn, *, verify: bool) -> A
 _TYPES = {"assistant_masks": pa.uint8(), "labels": pa.int32(), "loss_weights": pa.float32()}
 
 
-def _refuse(dataset: "Dataset", targets: str) -> None:
+def _refuse(dataset: Prepared, targets: str) -> None:
     if targets not in TARGET_COLUMNS:
         raise ConfigError(f"targets must be one of {', '.join(TARGET_COLUMNS)}, got {targets!r}")
     if dataset.manifest.path_values is not None:
@@ -76,7 +101,7 @@ def _refuse(dataset: "Dataset", targets: str) -> None:
         )
 
 
-def _batches(dataset: "Dataset") -> Iterator[tuple[int, int, int, int]]:
+def _batches(dataset: Prepared) -> Iterator[tuple[int, int, int, int]]:
     """(shard, batch, first document, one after the last) of all batches in order."""
     table = dataset.table
     for shard, first in enumerate(table.shard_starts[:-1].tolist()):
@@ -87,7 +112,7 @@ def _batches(dataset: "Dataset") -> Iterator[tuple[int, int, int, int]]:
             yield shard, batch, begin, min(begin + table.documents_per_batch, end)
 
 
-def _in_place(dataset: "Dataset", shard: int, batch: int, rows: int) -> Any:
+def _in_place(dataset: Prepared, shard: int, batch: int, rows: int) -> Any:
     """Token lists of one batch, on the mapped file; offsets are checked, so that nothing outside is ever read."""
     table, line = dataset.table, dataset.table.batches[batch]
     data, size = table.mappings[shard], table.token_bytes
@@ -106,10 +131,8 @@ def _in_place(dataset: "Dataset", shard: int, batch: int, rows: int) -> Any:
     return pa.LargeListArray.from_buffers(pa.large_list(kind), rows, lists, children=[values])
 
 
-def _marks(dataset: "Dataset", targets: str, place: tuple[int, int], tokens: Any) -> Any:
+def _marks(dataset: Prepared, targets: str, place: tuple[int, int], tokens: Any) -> Any:
     """What is trained in one batch, whose `tokens` were read, and so checked."""
-    from penstock.data.shards.dataset import loss_weights_at
-
     table, (shard, batch) = dataset.table, place
     sizes = np.diff(tokens.offsets).tolist()
     weights = np.ones(len(tokens.values), np.float32)

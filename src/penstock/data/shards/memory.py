@@ -25,7 +25,7 @@ Span = tuple[int, int, float]
 
 @suggests
 def write_dataset(
-    path: str | Path,
+    output: str | Path,
     documents: Sequence[Any] | Ragged,
     *,
     spans: Sequence[Sequence[Span] | None] | None = None,
@@ -42,7 +42,7 @@ def write_dataset(
     """Write a complete dataset from documents in memory, and open it.
 
     Args:
-        path: A new or empty folder.
+        output: A new or empty folder.
         documents: Token ids of each document, whole numbers.
         spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans have weight 0.
         texts: The raw text of each document, to be stored with it.
@@ -98,7 +98,7 @@ def write_dataset(
     )
     path_values = next((tree.names for tree in trees or () if tree is not None), ())
     shards: list[ShardInfo] = []
-    with new_folder(path) as folder:
+    with new_folder(output) as folder:
         for begin in range(0, len(rows), documents_per_shard):
             part = slice(begin, min(begin + documents_per_shard, len(rows)))
             with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
@@ -120,7 +120,7 @@ def write_dataset(
             folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"],
             path_values=path_values, sealed=sealed, sampling=sampling or {},
         )  # fmt: skip
-    return Dataset.open(Path(path))
+    return Dataset.open(Path(output))
 
 
 def _with_trees(

@@ -38,7 +38,7 @@ PART_SECONDS = 300.0
 def write_cache(
     loader: Loader,
     teacher: Teacher,
-    folder: str | Path,
+    output: str | Path,
     *,
     tokenizer: Tokenizer,
     wanted: Wanted,
@@ -55,7 +55,7 @@ def write_cache(
     Args:
         loader: Reads each source once (`max_epochs=1`), in one process, with `TeacherRows` as its companion.
         teacher: Opened with the same `wanted`.
-        folder: New, or begun with the same settings.
+        output: New, or begun with the same settings.
         tokenizer: The teacher's.
         wanted: What to keep; needs a `top_k` and `boundary`.
         number: Index of the teacher in the companion.
@@ -72,24 +72,24 @@ def write_cache(
         OutputError: The folder holds something else or a cache with other settings, or cannot be written.
         CorruptionError: The folder holds a finished cache with a missing or damaged file.
     """
-    folder = local_path(folder, "a teacher's cache")
+    output = local_path(output, "a teacher's cache")
     settings = _settings(loader, tokenizer, wanted, name, weights, precision, max_tokens)
-    if (folder / layout.MANIFEST).is_file():
-        manifest = CacheManifest.load(folder)
-        _require_same(folder, settings, manifest.settings)
-        layout.open_index(folder, manifest)
-        _clean(folder, len(manifest.part_bytes))
+    if (output / layout.MANIFEST).is_file():
+        manifest = CacheManifest.load(output)
+        _require_same(output, settings, manifest.settings)
+        layout.open_index(output, manifest)
+        _clean(output, len(manifest.part_bytes))
         return manifest
-    with output_errors(folder):
-        _begin(folder, settings, tokenizer)
-        done = _finished_parts(folder)
+    with output_errors(output):
+        _begin(output, settings, tokenizer)
+        done = _finished_parts(output)
         if done:
             loader.load_state_dict(done[-1]["state"])
         total = loader.rows_before(loader.count_steps()) - loader.rows_before(loader.step)
         rates = {"tokens": "tok/s"}
         with Progress("asking the teacher", total=total, unit=" rows", enabled=progress, rates=rates) as bar:
-            done += _parts(loader, teacher, number, folder, settings, len(done), part_bytes, bar)
-        return _finish(folder, settings, done)
+            done += _parts(loader, teacher, number, output, settings, len(done), part_bytes, bar)
+        return _finish(output, settings, done)
 
 
 def _settings(

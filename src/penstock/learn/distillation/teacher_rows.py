@@ -120,7 +120,7 @@ class TeacherRows:
         """
         if pictured := next((one.name for one in sources if getattr(one.dataset, "media", None) is not None), None):
             raise ConfigError(
-                f"source {pictured!r}: documents have images, which teachers do not see yet; distil on text, or train "
+                f"source {pictured!r}: documents have images, which teachers do not see yet; distill on text, or train "
                 "without a teacher"
             )
         for source in sources:
@@ -178,7 +178,7 @@ class Reader:
             if source.is_rewritten and not self.aligner.is_identity:
                 raise ConfigError(
                     f"source {source.name!r}: objective {source.objective!r} rewrites documents, and teacher {name!r} "
-                    "with another tokenizer would read its control tokens as part of the text; distil from this "
+                    "with another tokenizer would read its control tokens as part of the text; distill from this "
                     "teacher with the causal objective, or from a teacher with the same tokenizer"
                 )
             if source.name not in wanted and not self.aligner.is_identity:

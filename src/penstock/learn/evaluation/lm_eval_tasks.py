@@ -26,8 +26,8 @@ Found = Mapping[str, Any]
 
 
 def run_lm_eval(
-    subject: Subject,
     tasks: Sequence[str | Mapping[str, Any]],
+    subject: Subject,
     *,
     limit: int | None = None,
     shots: int | None = None,
@@ -39,8 +39,8 @@ def run_lm_eval(
     """Run tasks of lm-eval.
 
     Args:
-        subject: The model.
         tasks: lm-eval's names of tasks, groups or tags; paths of task files (YAML); or the contents of such a file.
+        subject: The model.
         limit: Maximum problems of each task, from the first in lm-eval's order.
         shots: Solved problems in each prompt; None: as in the task.
         chat: Use the model's chat template.

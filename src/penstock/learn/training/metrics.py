@@ -86,7 +86,7 @@ class ProgressLine:
 
 
 def note(record: Mapping[str, Any], room: int | None = None) -> str:
-    """`loss 3.214 · distil 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a record has.
+    """`loss 3.214 · distill 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a record has.
 
     If it is longer than `room`, parts are dropped: first the share of waiting, then rate, speed and distillation.
     """
@@ -95,7 +95,7 @@ def note(record: Mapping[str, Any], room: int | None = None) -> str:
     if "loss" in record:
         parts["loss"] = f"loss {record['loss']:.4f}"
     if "distillation" in record:
-        parts["distillation"] = f"distil {record['distillation']:.4f}"
+        parts["distillation"] = f"distill {record['distillation']:.4f}"
     if "learning_rate" in record:
         parts["rate"] = f"rate {record['learning_rate']:.1e}"
     if "tokens_per_second" in record:

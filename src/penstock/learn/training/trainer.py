@@ -76,6 +76,7 @@ from penstock.models.ours.micro_sequences import backward_in_parts
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import Base, base_checksum, base_written
 from penstock.models.without_dropout import without_dropout
+from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_ranks, check_values
@@ -606,7 +607,7 @@ class Trainer:
     def _part_of(self, row: ModelInput) -> tuple[RowTensors, Tensor | None]:
         """This rank's part of a row that several share, and the groups of its slots."""
         context, groups = self.ranks.context, self._parts.groups(row)
-        part = replace(row, distillation=None).split(context.rank, context.size)
+        part = RowSlice.of(replace(row, distillation=None), context.rank, context.size)
         if groups is not None:
             # Slots past the end of the row have no targets, so any group does.
             groups = groups[:, np.minimum(part.index, row.sequence_length - 1)]

@@ -1,7 +1,7 @@
 """Context parallelism: ranks share a row, gather its keys and values, and attend with their own queries.
 
 ```python
-part = row.split(rank, size)                                               # this rank's slots, NumPy
+part = ps.inputs.RowSlice.of(row, rank, size)                             # this rank's slots, NumPy
 attention = slice_attention(part, group, device="cuda", dtype=torch.bfloat16)
 hidden = attention(q, k, v)                                                # of this rank's t slots, in each layer
 ```
@@ -118,5 +118,5 @@ def _check_place(part: RowSlice, group: Any) -> None:
         what = "this process of the group" if several else "this process, without a process group,"
         raise DistributedError(
             f"the slice is that of rank {part.rank} of {part.size}, but {what} is rank {rank} of {size}; split the row "
-            "by the group's rank and size: row.split(dist.get_rank(group), dist.get_world_size(group))"
+            "by the group's rank and size: RowSlice.of(row, dist.get_rank(group), dist.get_world_size(group))"
         )

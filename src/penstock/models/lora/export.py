@@ -37,7 +37,7 @@ BASE = "base"
 
 def export_adapter(
     model: "LanguageModel",
-    folder: str | Path,
+    output: str | Path,
     *,
     base: str | None = None,
     tokenizer: Tokenizer | None = None,
@@ -50,9 +50,9 @@ def export_adapter(
 
     Args:
         model: The model; its LoRA is not merged.
-        folder: Target folder, new or empty; emptied again if writing fails.
+        output: Target folder, new or empty; emptied again if writing fails.
         base: Hub name of the model that LoRA was added to, or its folder, of which only the name is written; None: it
-            is written to `folder`/base. A model whose vocabulary grew is not the one by that name.
+            is written to `output`/base. A model whose vocabulary grew is not the one by that name.
         tokenizer: Its files are exported too.
         template: Chat template; exported with the variables of its training as defaults.
         context_length: As for `export`.
@@ -79,7 +79,7 @@ def export_adapter(
     weights, targets, parts = _adapter_weights(model), _short_targets(model), _exported_parts(model)
     weights |= parts.weights
     layers = [layer for _, layer in _matrices(model, with_lora=True)]
-    with output_folder(Path(folder), overwrite) as place:
+    with output_folder(Path(output), overwrite) as place:
         if tokenizer is not None:
             export_tokenizer(tokenizer, place, context_length, facts)
         if template is not None:

@@ -7,7 +7,7 @@ documents one after another into a row for scoring or for a teacher; that takes 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar, final
+from typing import Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,9 +18,6 @@ from penstock.core.notebook import card, row_strip
 from penstock.core.suggestions import suggests
 from penstock.plan.inputs.media import RowMedia
 from penstock.plan.inputs.paths import RowPaths
-
-if TYPE_CHECKING:
-    from penstock.plan.inputs.row_slices import RowSlice
 
 Attention = Literal["document", "row"]
 """Whom a token may see before it: its own document, or the whole row."""
@@ -220,26 +217,6 @@ class ModelInput:
     def num_documents(self) -> int:
         """n, padding not counted."""
         return len(self.source_ids)
-
-    def split(self, rank: int, size: int, *, chunks: int = 8) -> "RowSlice":
-        """The slots that one of several ranks has of this row, which they share (context parallelism).
-
-        ```python
-        part = row.split(rank, size)                        # part.tokens, part.targets, part.positions, …
-        ```
-
-        Args:
-            rank: Of this process among those that share the row.
-            size: Their number.
-            chunks: Parts of the row for each rank: more are better balanced, and make more and shorter calls.
-
-        Raises:
-            ConfigError: The numbers do not fit, the row does not say where its documents are, or it has images or
-                teachers.
-        """
-        from penstock.plan.inputs.row_slices import RowSlice
-
-        return RowSlice.of(self, rank, size, chunks=chunks)
 
 
 ArrayT = TypeVar("ArrayT")

@@ -123,6 +123,7 @@ class RowSlice:
             device: Target device; None: the CPU.
             non_blocking: Copy from page-locked memory without waiting.
         """
+        # Only who has torch asks for tensors.
         from penstock.plan.inputs.torch_tensors import as_tensors
 
         names = ("tokens", "targets", "loss_weights", "positions", "document_ids", "index", "order", "columns")
@@ -130,7 +131,11 @@ class RowSlice:
 
     @classmethod
     def of(cls, row: ModelInput, rank: int, size: int, *, chunks: int = CHUNKS) -> Self:
-        """This rank's slots of a row; `ModelInput.split` is the same.
+        """The slots that one of several ranks has of a row, which they share (context parallelism).
+
+        ```python
+        part = ps.inputs.RowSlice.of(row, rank, size)       # part.tokens, part.targets, part.positions, …
+        ```
 
         Args:
             row: With `cu_seqlens` or `document_ids`.
@@ -170,15 +175,15 @@ def _check(row: ModelInput, rank: int, size: int, chunks: int) -> None:
     numbers: dict[str, tuple[Any, int]] = {"rank": (rank, 0), "size": (size, 1), "chunks": (chunks, 1)}
     for name, (number, least) in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
-            raise ConfigError(f"split: {name} must be a whole number of {least} or more, got {number!r}")
+            raise ConfigError(f"RowSlice: {name} must be a whole number of {least} or more, got {number!r}")
     if rank >= size:
-        raise ConfigError(f"split: rank must be 0 … {size - 1}, got {rank} of {size}")
+        raise ConfigError(f"RowSlice: rank must be 0 … {size - 1}, got {rank} of {size}")
     if row.media is not None:
-        raise ConfigError("split: rows with images cannot be shared by ranks; train without context parallelism")
+        raise ConfigError("RowSlice: rows with images cannot be shared by ranks; train without context parallelism")
     if row.distillation is not None:
         raise ConfigError(
-            "split: what a companion of the loader made of a row (for teachers, say) cannot be shared by ranks; give "
-            "replace(row, distillation=None) if this is not needed, or distil without context parallelism"
+            "RowSlice: what a companion of the loader made of a row (for teachers, say) cannot be shared by ranks; "
+            "give replace(row, distillation=None) if this is not needed, or distill without context parallelism"
         )
 
 

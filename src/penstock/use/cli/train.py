@@ -59,7 +59,7 @@ def run(
     from penstock.use.config import load_run
     from penstock.use.config.run_file import resolved_text
     from penstock.use.config.training import describe, make_trainer
-    from penstock.use.runs.training import silent, speak, train_to_end
+    from penstock.use.runs.starting import silent, speak, train_to_end
 
     if output is None and (resume or not dry_run):
         raise ConfigError("--output is missing: give the folder of the run")

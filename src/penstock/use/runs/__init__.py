@@ -1,4 +1,4 @@
-"""The Python interface: train, distil, resume, and use trained models. The `penstock` command calls the same functions.
+"""The Python interface: train, distill, resume, and use trained models. `penstock` calls the same functions.
 
 ```python
 run = ps.train(model, loader, steps=2000, learning_rate=1e-3, output="runs/a", resume=True)

@@ -239,8 +239,8 @@ def _run_lm_eval(subject: Any, one: TaskSettings, output: Path | None) -> Any:
     from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     return run_lm_eval(
-        subject,
         [one.name.removeprefix(LM_EVAL)],
+        subject,
         limit=one.limit,
         shots=one.shots,
         chat=one.chat,

@@ -1,4 +1,4 @@
-"""The keyword arguments of `ps.train`, `ps.distil` and the methods of `Run`, with types that editors complete.
+"""The keyword arguments of `ps.train`, `ps.distill` and the methods of `Run`, with types that editors complete.
 
 They are the settings of a run file by the same names; `tests/training/test_keywords.py` compares each with its class.
 Settings of the sections `optimizer` and `schedule` may be given directly: `learning_rate=1e-3` is
@@ -93,7 +93,7 @@ class TrainKeywords(_Common, total=False):
     loss: Callable[..., Any] | str | None
 
 
-class DistilKeywords(_Common, total=False):
+class DistillKeywords(_Common, total=False):
     """Settings of `training` and of `teacher`; see `TrainSettings` and `DistillationSettings`."""
 
     cross_entropy: float
@@ -104,7 +104,7 @@ class DistilKeywords(_Common, total=False):
     sharpness: float
 
 
-DistilLoss = LossSettings | Values | Kind
+DistillLoss = LossSettings | Values | Kind
 """The loss between student and teacher."""
 
 

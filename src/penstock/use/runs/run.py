@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 from penstock.core.notebook import card, curve
 from penstock.core.suggestions import suggests
@@ -12,6 +12,7 @@ from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.use.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords, TrainKeywords
 from penstock.use.runs.opening import Opened, load_opened
+from penstock.use.runs.starting import resume
 
 if TYPE_CHECKING:
     import torch
@@ -36,24 +37,6 @@ class Run(RunFolder):
     module: "torch.nn.Module | None" = field(default=None, compare=False)
     """Your own torch module, into which the weights are loaded; None: the run describes its model."""
     _opened: dict[Any, Opened] = field(default_factory=dict, compare=False, init=False)
-
-    @classmethod
-    def open(cls, path: str | Path, *, module: "torch.nn.Module | None" = None) -> Self:
-        """Find the newest complete checkpoint of a run, or a model in the Hugging Face layout.
-
-        Args:
-            path: The folder, or the name of a model on the Hugging Face hub.
-            module: Your own torch module, into which the run's weights are loaded; needed if the run names no code
-                that makes the module.
-
-        Raises:
-            FormatError: The folder is neither, or has no complete checkpoint yet; or the hub has nothing by that name.
-            CorruptionError: The run file is damaged.
-            MissingExtraError: It is a name on the hub, and huggingface_hub is not installed.
-        """
-        found = RunFolder.open(path)
-        values = {name: getattr(found, name) for name in RunFolder.__dataclass_fields__}
-        return cls(**values, module=module)
 
     def __repr__(self) -> str:
         step = "a model of transformers" if self.step is None else f"{self.step:,} steps"
@@ -285,12 +268,24 @@ class Run(RunFolder):
             ConfigError: The run had an object that is not given again.
             StateError: Data, plan, model or optimizer differ from the checkpoint's.
         """
-        from penstock.use.runs.training import resume_run
-
-        return resume_run(self, model, loader, settings, progress)
+        module = resume(self, self.module, model, loader, settings, progress)
+        return open_run(self.path, module=module)
 
 
 @suggests
 def open_run(path: str | Path, *, module: "torch.nn.Module | None" = None) -> Run:
-    """`Run.open`: a run's folder, or a model in the Hugging Face layout."""
-    return Run.open(path, module=module)
+    """The newest complete checkpoint of a run, or a model in the Hugging Face layout.
+
+    Args:
+        path: The folder, or the name of a model on the Hugging Face hub.
+        module: Your own torch module, into which the run's weights are loaded; needed if the run names no code
+            that makes the module.
+
+    Raises:
+        FormatError: The folder is neither, or has no complete checkpoint yet; or the hub has nothing by that name.
+        CorruptionError: The run file is damaged.
+        MissingExtraError: It is a name on the hub, and huggingface_hub is not installed.
+    """
+    found = RunFolder.open(path)
+    values = {name: getattr(found, name) for name in RunFolder.__dataclass_fields__}
+    return Run(**values, module=module)

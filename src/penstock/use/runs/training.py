@@ -1,37 +1,18 @@
-"""Train and distil from Python: the same trainer, settings and run folder as `penstock train`."""
+"""Train and distill from Python: the same trainer, settings and run folder as `penstock train`."""
 
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from penstock.core.errors import ConfigError
-from penstock.core.urls import shown_values
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
-from penstock.learn.training.settings import TrainSettings
-from penstock.models.settings import ModelSettings
-from penstock.plan.inputs.model_input import InputRequirements
 from penstock.plan.loader.loader import Loader
-from penstock.plan.loader.places import BEGINNING
-from penstock.use.config.document import Place
-from penstock.use.config.run_file import DataSettings, RunSettings
-from penstock.use.runs.keywords import DistilKeywords, DistilLoss, Teachers, TrainKeywords
-from penstock.use.runs.opening import model_section
-from penstock.use.runs.run import Run
-from penstock.use.runs.run_document import RunDocument, data_section, plain, training_section
+from penstock.use.runs.keywords import DistillKeywords, DistillLoss, Teachers, TrainKeywords
+from penstock.use.runs.run import Run, open_run
+from penstock.use.runs.run_document import plain, training_section
+from penstock.use.runs.starting import Model, start
 
-if TYPE_CHECKING:
-    from penstock.learn.training import Trainer
-    from penstock.learn.training.distributed import Ranks
-    from penstock.models import LanguageModel
-
-Model = Any
-"""A model of `ps.load_model` or `ps.build_model`, one of transformers, a torch module that meets
-`penstock.models.own_model.OwnModule`, `ModelSettings`, or a name: a run's folder, a folder or hub name of transformers,
-`module:function`; None with `continue_from`."""
 _OF_TEACHER = [one.name for one in fields(DistillationSettings) if one.name != "teachers"]
 
 
@@ -65,19 +46,20 @@ def train(
         StateError: The run in the folder has another plan or model.
     """
     section = training_section(settings, "ps.train", ("output", "resume", "progress"))
-    return _run("ps.train", model, loader, section, None, output, resume, progress)
+    module = start("ps.train", model, loader, section, None, output, resume, progress)
+    return open_run(output, module=module)
 
 
-def distil(
+def distill(
     model: Model,
     loader: Loader,
     *,
     teacher: Teachers,
-    loss: DistilLoss | None = None,
+    loss: DistillLoss | None = None,
     output: str | Path,
     resume: bool = False,
     progress: bool = True,
-    **settings: Unpack[DistilKeywords],
+    **settings: Unpack[DistillKeywords],
 ) -> Run:
     """Train a model with one or several teachers, with the same tokenizer or others.
 
@@ -99,15 +81,16 @@ def distil(
     given: dict[str, Any] = dict(settings)
     taught = {name: given.pop(name) for name in _OF_TEACHER if name in given}
     if "loss" in given or callable(loss):
-        raise ConfigError("ps.distil: a loss of your own does not go with a teacher; use ps.train")
+        raise ConfigError("ps.distill: a loss of your own does not go with a teacher; use ps.train")
     one = isinstance(teacher, str | Path | TeacherSettings | Mapping)
     listed: Sequence[Any] = [teacher] if one else list(teacher)  # type: ignore[arg-type]
     taught["teachers"] = [_teacher(each, loss) for each in listed]
-    section = training_section(given, "ps.distil", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER))
-    return _run("ps.distil", model, loader, section, taught, output, resume, progress)
+    section = training_section(given, "ps.distill", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER))
+    module = start("ps.distill", model, loader, section, taught, output, resume, progress)
+    return open_run(output, module=module)
 
 
-def _teacher(given: Any, loss: DistilLoss | None) -> dict[str, Any]:
+def _teacher(given: Any, loss: DistillLoss | None) -> dict[str, Any]:
     if isinstance(given, str | Path):
         given = {"model": str(given)}
     found: dict[str, Any] = plain(given, (), {})
@@ -117,256 +100,3 @@ def _teacher(given: Any, loss: DistilLoss | None) -> dict[str, Any]:
         # Written even if it is the default, which `plain` would leave out.
         found["loss"] = {"kind": found["loss"].kind, **plain(found["loss"], (), {})}
     return found
-
-
-def resume_run(run: Run, model: Model | None, loader: Loader | None, changes: Mapping[str, Any], progress: bool) -> Run:
-    """Resume a run; see `Run.resume`."""
-    from penstock.learn.training.run_folder import RUN_FILE
-    from penstock.use.config.document import Document, read_document
-    from penstock.use.config.models import check
-    from penstock.use.config.run_file import PYTHON
-    from penstock.use.runs.run_document import OBJECT, check_names
-
-    if not (run.path / RUN_FILE).is_file():
-        raise ConfigError(f"{run.path}: is a model, not a run, so there is nothing to resume; train it with ps.train")
-    check_names("Run.resume", changes, TrainKeywords, "model", "loader", "progress")
-    kept = read_document(run.path / RUN_FILE).values
-    objects = kept.pop(PYTHON, None) or {}
-    section = _merged(kept.get("training") or {}, training_section(changes, "Run.resume"))
-    missing = [name for name in objects if name.startswith("training.") and _at(section, name.split(".")[1:]) == OBJECT]
-    if missing:
-        raise ConfigError(
-            f"{run.path}: {missing[0]} was an object ({objects[missing[0]]}), which a run's folder cannot hold; give "
-            f"it again: run.resume({missing[0].split('.')[1]}=…)"
-        )
-    if loader is None and any(name.startswith("data") for name in objects):
-        raise ConfigError(f"{run.path}: its loader has objects, which a run's folder cannot hold; run.resume(loader=…)")
-    if model is None:
-        model = _checkpointed(run) if "model" in objects else None
-    values: dict[str, Any] = {name: value for name, value in kept.items() if name not in ("training", "data", "model")}
-    found: dict[Place, Any] = {}
-    values |= _model_values(model, found) if model is not None else {"model": kept.get("model")}
-    data = _data_of(loader) if loader is not None else None
-    values["data"] = kept["data"] if data is None else data_section(data, found)
-    values["training"] = plain(section, ("training",), found)
-    document = RunDocument(values=values, objects=found)
-    if data is None:
-        data = check(Document(str(run.path / RUN_FILE), {"data": values["data"]}, {}), RunSettings).data
-    return _start("Run.resume", document, data, loader, str(run.path), True, progress)
-
-
-def _checkpointed(run: Run) -> "LanguageModel":
-    """The checkpoint's model, for a run that was given its model as an object; the checkpoint describes it fully."""
-    from penstock.models.saving import load_model
-
-    return load_model(run.model, module=run.module)
-
-
-def _at(section: Any, place: Sequence[str]) -> Any:
-    """The value of a run file at a place; an object on the way is returned itself."""
-    for part in place:
-        if isinstance(section, list):
-            section = section[int(part)] if int(part) < len(section) else None
-        elif isinstance(section, Mapping):
-            section = section.get(part)
-        else:
-            break
-    return section
-
-
-def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`before` updated by `changes`; sections are merged setting by setting."""
-    merged = {**before}
-    for name, value in changes.items():
-        inner = before.get(name)
-        merged[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _run(
-    call: str,
-    model: Model,
-    loader: Loader,
-    section: dict[str, Any],
-    taught: dict[str, Any] | None,
-    output: str | Path,
-    resume: bool,
-    progress: bool,
-) -> Run:
-    data = _data_of(loader)
-    objects: dict[Place, Any] = {}
-    values = {
-        "data": data_section(data, objects),
-        **_model_values(model, objects),
-        "training": plain(section, ("training",), objects),
-        **({} if taught is None else {"teacher": plain(taught, ("teacher",), objects)}),
-    }
-    return _start(call, RunDocument(values=values, objects=objects), data, loader, output, resume, progress)
-
-
-def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
-    """The key `model` of a run file; a model that is an object goes into `objects`."""
-    if model is None:
-        return {"model": None}
-    if isinstance(model, str | Path):
-        return {"model": model_section(model)}
-    if isinstance(model, ModelSettings):
-        return {"model": plain(model, ("model",), objects)}
-    from penstock.models.building import as_language_model
-
-    objects[("model",)] = as_language_model(model)
-    return {"model": None}
-
-
-def _data_of(loader: Any) -> DataSettings:
-    """The section `data` that makes the same plan as a loader.
-
-    Raises:
-        ConfigError: It is not a loader, or not at step 0.
-    """
-    if not isinstance(loader, Loader):
-        raise ConfigError(
-            f"loader: found {loader!r}, expected a ps.Loader, such as ps.Loader('data/web', sequence_length=1024, "
-            "rows_per_step=32)"
-        )
-    if loader.start != BEGINNING:
-        raise ConfigError(
-            "loader: begins at the place or the step of another (continue_from, first_step), which a run's folder "
-            "cannot hold; make it without, and give ps.train continue_from=RUN"
-        )
-    if loader.step:
-        raise ConfigError(
-            f"loader: is at step {loader.step}, and a run begins at step 0 (or at its checkpoint); loader.seek(0), or "
-            "make another"
-        )
-    needs = loader.requirements
-    return DataSettings(
-        sources=loader.mixture.sources,
-        changes=loader.mixture.changes,
-        loader=loader.settings,
-        target_distances=needs.target_distances,
-        attention=needs.attention or "document",
-    )
-
-
-def _wanted(loader: Loader) -> InputRequirements | None:
-    """What the user requires of rows in addition to the model; None if the loader was made without requirements."""
-    needs = loader.requirements
-    return None if needs.asked_by.startswith("the default") else needs
-
-
-def _start(
-    call: str,
-    document: RunDocument,
-    data: DataSettings,
-    loader: Loader | None,
-    output: str | Path,
-    resume: bool,
-    progress: bool,
-) -> Run:
-    """Check everything, train, and return the run."""
-    from penstock.learn.training.distributed import Ranks, local_device
-    from penstock.use.config.training import NOTHING, Given, make_trainer
-
-    training = document.settings("training", TrainSettings, call)
-    teacher = document.settings("teacher", DistillationSettings, call) if "teacher" in document.values else None
-    with _torch_as_it_was(), Ranks(local_device(training.device), training.context_parallel) as ranks:
-        given = NOTHING
-        if loader is not None:
-            _check_place(loader, ranks)
-            datasets = zip(data.sources, loader.datasets, strict=True)
-            data = replace(data, sources=[replace(source, path=dataset) for source, dataset in datasets])
-            given = Given(requirements=_wanted(loader), companion=loader.companion, filling=loader.filling)
-        given = replace(given, model=document.objects.get(("model",)))
-        settings = RunSettings(data=data, model=_model_settings(document), training=training, teacher=teacher)
-        say = speak if ranks.is_first and progress else silent
-        trainer = make_trainer(
-            settings,
-            run_file=call,
-            text=document.text(),
-            output=Path(output),
-            resume=resume,
-            ranks=ranks,
-            say=say,
-            given=given,
-        )
-        train_to_end(trainer, document.values, progress=progress)
-        ranks.barrier()
-    return Run.open(output, module=getattr(trainer.model, "module", None))
-
-
-def _model_settings(document: RunDocument) -> ModelSettings | str | None:
-    found = document.values["model"]
-    if not isinstance(found, dict):
-        return found  # type: ignore[no-any-return]
-    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
-    return ModelSettings.of(values)
-
-
-def _check_place(loader: Loader, ranks: "Ranks") -> None:
-    mine, theirs, shared = ranks.data, loader.data_parallel, ranks.context.size
-    if mine != theirs:
-        cure = "ps.DataParallel.from_env()" if shared == 1 else f"({mine.rank}, {mine.size})"
-        raise ConfigError(
-            f"loader: has the rows of rank {theirs.rank} of {theirs.size}, and this process is rank {mine.rank} of "
-            f"{mine.size}{'' if shared == 1 else f', as {shared} processes share each row'}; pass data_parallel={cure} "
-            "to ps.Loader"
-        )
-
-
-@contextmanager
-def _torch_as_it_was() -> Iterator[None]:
-    """Restore threads, determinism and the seed, which the trainer sets for the whole process."""
-    import torch
-
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    generator, workspace = torch.get_rng_state(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(strict)
-        torch.set_rng_state(generator)
-        if workspace is None:
-            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-
-
-def train_to_end(trainer: "Trainer", config: Mapping[str, Any], *, progress: bool = True) -> dict[str, Any]:
-    """Train, and write and show each step's record.
-
-    Args:
-        trainer: The trainer, new or resumed.
-        config: The run file's values, which TensorBoard and W&B show next to the curves.
-        progress: Show progress.
-
-    Returns:
-        The last record; empty if there was nothing left to train.
-    """
-    from penstock.learn.training.metrics import Metrics
-
-    watched = trainer.settings
-    with Metrics(
-        trainer.run,
-        total_steps=trainer.steps,
-        done=trainer.loader.step,
-        every=watched.log_every,
-        tensorboard=watched.tensorboard,
-        wandb=watched.wandb,
-        config=shown_values(config),
-        shown=trainer.ranks.is_first,
-        progress=progress,
-    ) as metrics:
-        for record in trainer.train():
-            metrics.see(record)
-    return metrics.last
-
-
-def speak(sentence: str) -> None:
-    """Print a sentence on standard error."""
-    from penstock.core.terminal import visible
-
-    print(f"penstock: {visible(sentence, lines=True)}", file=sys.stderr, flush=True)
-
-
-def silent(sentence: str) -> None:
-    """Print nothing; used on the other ranks."""

@@ -75,7 +75,7 @@ function draw(figure, panel) {
     const aside = { class: "aside", width: 0, points: { show: false } };
     bands.push({ series: [series.length + 1, series.length], fill: faint(0.16) });
     series.push(aside, aside, { ...aside, width: half > 0 ? 1 : 0, stroke: faint(0.4) });
-    series.push({ label: names.get(curve.run), stroke: hue, width: 1.8, dash, value: (_, y) => (y == null ? "–" : short(y)) });
+    series.push({ label: names.get(curve.run), stroke: hue, width: 1.8, dash, points: { fill: hue }, value: (_, y) => (y == null ? "–" : short(y)) });
   }
   const axis = { stroke: style.getPropertyValue("color"), grid: { stroke: style.borderTopColor, width: 1 }, ticks: { show: false },
                  values: (_, ticks) => ticks.map(tick => (tick === null ? null : short(tick))) };
