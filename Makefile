@@ -28,7 +28,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
 TORCH_PIP_OPTIONS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 ROOM ?=
 ARGS ?=
 SOURCE ?=
@@ -76,7 +76,7 @@ test-integrations: $(TRAINERS)/.ready-trainers
 
 test-real: $(REAL)/.ready-real
 	HF_HUB_OFFLINE=1 $(REAL)/bin/python tests/real/make_models.py $(REAL_MODELS)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$(WORKERS) OMP_WAIT_POLICY=passive PENSTOCK_REAL_MODELS=$(abspath $(REAL_MODELS)) \
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive PENSTOCK_REAL_MODELS=$(abspath $(REAL_MODELS)) \
 	  $(REAL)/bin/python -m pytest --real -rs tests/real $(ARGS)
 
 docs: $(DOCS)/.ready-docs

@@ -23,7 +23,7 @@ class Format:
     """One format on disk."""
 
     name: str
-    """What files say, such as "penstock dataset"."""
+    """Name in files, such as "penstock dataset"."""
     version: int
     """The version that is written; it rises when an older penstock could not read the file correctly."""
     reads: tuple[int, ...] = ()

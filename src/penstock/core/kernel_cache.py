@@ -115,7 +115,7 @@ class KernelCache(_Cache):  # type: ignore[misc]
         """Nothing is kept in memory."""
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """What was compiled for a signature; None: nothing that can be used."""
+        """Compiled code for a signature; None: nothing that can be used."""
         if not self._enabled:
             return None
         # Numba's own cache calls `target.refresh()`, which does this, and imports what only compiling needs (0.3 s).

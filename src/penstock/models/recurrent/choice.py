@@ -58,7 +58,7 @@ def use_recurrent(model: LanguageModel, backends: str | Sequence[str]) -> None:
 
 
 def recurrent_operations(model: LanguageModel) -> Operations:
-    """What computes the recurrent operations of a model."""
+    """Backends of the recurrent operations of a model."""
     if hasattr(model, "compute_with"):
         found: Operations = model.operations  # type: ignore[attr-defined]
         return found

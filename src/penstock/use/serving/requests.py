@@ -44,7 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, with the values that have no effect."""
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""What templates read that is no variable of theirs."""
+"""Names that templates read and that are not variables of theirs."""
 KINDS = frozenset(
     {"text", "image_url", "input_audio", "message", "function_call", "function_call_output", "input_text",
      "output_text", "input_image"}
@@ -110,7 +110,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the reply must be: any text, a JSON object, or JSON that meets a schema."""
+    """Required form of the reply: any text, a JSON object, or JSON that meets a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -235,7 +235,7 @@ class ChatRequest(_Request):
 
     @property
     def ending(self) -> Ending:
-        """What the prompt ends with."""
+        """End of the prompt."""
         if self.continue_final_message:
             return "continue"
         return "reply" if self.add_generation_prompt else "message"

@@ -96,7 +96,7 @@ class CallItem(Strict):
 
 
 class ResultItem(Strict):
-    """What a function returned."""
+    """Result of a function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -128,7 +128,7 @@ class FunctionTool(Strict):
 
 
 class TextFormat(Strict):
-    """What the reply must be; a schema has a name."""
+    """Required form of the reply; a schema has a name."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None

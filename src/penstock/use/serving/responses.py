@@ -77,7 +77,7 @@ class Writer(Protocol):
         """A chunk as a server-sent event."""
 
     end: bytes
-    """What follows the last chunk."""
+    """Bytes after the last chunk."""
 
 
 def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:

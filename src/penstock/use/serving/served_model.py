@@ -109,7 +109,7 @@ class ServedModel:
         )
 
     def _sampling(self, request: CompletionRequest | ChatRequest, *given: Any) -> Sampling:
-        """What the request says, else the model's own defaults, else those of the API."""
+        """Settings of the request, else the model's defaults, else those of the API."""
         own = {
             name: value
             for name, value in self.sampling.items()
