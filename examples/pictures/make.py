@@ -84,7 +84,8 @@ def curves(camera: shots.Camera) -> None:
 
     page = Path("curves.html")
     plot_runs([WORK / name for name in water.RATES], page, view=View(log_y=True))
-    camera.look(page.resolve().as_uri(), 1100, 768, "charts[0].setCursor({ left: charts[0].valToPos(60, 'x'), top: 10 }, true, true); 0")
+    moved = "charts[0].setCursor({ left: charts[0].valToPos(60, 'x'), top: 10 }, true, true); 0"
+    camera.look(page.resolve().as_uri(), 1100, 768, moved)
     camera.save(PICTURES / "curves.png")
 
 
