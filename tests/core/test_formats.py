@@ -45,7 +45,7 @@ def test_what_is_on_disk_stays_as_it_was():
 
 def test_no_two_formats_share_a_name():
     names = [one.name for one in vars(formats).values() if isinstance(one, Format)]
-    assert len(names) == len(set(names)) == 8
+    assert len(names) == len(set(names)) == 10
 
 
 def test_a_deprecated_name_warns_once_at_the_line_that_uses_it():

@@ -97,4 +97,9 @@ MODEL = Format("penstock model", 1, spelling="number")
 CHECKPOINT = Format("penstock checkpoint", 1, spelling="number")
 CONTINUED = Format("penstock continued run", 1, spelling="number")
 LOADER_STATE = Format("penstock loader state", 2, spelling="number")
+PREPARATION = Format("penstock preparation", 1)
+"""Part of the identity of prepared parts: rises when `prepare` gives other bytes for the same settings, so that old
+parts are not mixed with new ones."""
+KERNEL = Format("penstock kernel", 1)
+"""Part of the names of compiled kernels: rises when older files can no longer be read."""
 PLACE = Format("penstock place in the data", 1, spelling="number")
