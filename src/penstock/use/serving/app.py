@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -127,7 +127,7 @@ class Service:
         return JsonResponse(self.model.described())
 
     async def _complete(self, request: Request) -> Response:
-        def understand(body: dict[str, Any]) -> tuple[CompletionRequest, Ask]:
+        def understand(body: dict[str, object]) -> tuple[CompletionRequest, Ask]:
             asked = parse(CompletionRequest, body, self.settings.messages)
             self.model.check_name(asked.model)
             return asked, self.model.completion(asked, self.settings)
@@ -140,7 +140,7 @@ class Service:
         return await self._answer(request, understand, writer)
 
     async def _chat(self, request: Request) -> Response:
-        def understand(body: dict[str, Any]) -> tuple[ChatRequest, Ask]:
+        def understand(body: dict[str, object]) -> tuple[ChatRequest, Ask]:
             asked = parse(ChatRequest, body, self.settings.messages)
             self.model.check_name(asked.model)
             return asked, self.model.chat(asked, self.settings)
@@ -154,7 +154,7 @@ class Service:
         return await self._answer(request, understand, writer)
 
     async def _respond(self, request: Request) -> Response:
-        def understand(body: dict[str, Any]) -> tuple[ResponsesRequest, Ask]:
+        def understand(body: dict[str, object]) -> tuple[ResponsesRequest, Ask]:
             asked = parse_response(body, self.settings)
             self.model.check_name(asked.model)
             try:
@@ -180,7 +180,7 @@ class Service:
     async def _answer(
         self,
         request: Request,
-        understand: Callable[[dict[str, Any]], tuple[Kind, Ask]],
+        understand: Callable[[dict[str, object]], tuple[Kind, Ask]],
         writer: Callable[[Kind, Ask], Writer],
     ) -> Response:
         more = 0 if self.model.images is None else self.settings.image_bytes

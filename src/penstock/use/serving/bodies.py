@@ -6,7 +6,6 @@ the object.
 """
 
 import asyncio
-from typing import Any
 
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
@@ -15,7 +14,7 @@ from penstock.use.serving.refusals import ClientLeft, Refusal, json_kind
 from penstock.use.serving.settings import ServeSettings
 
 
-async def read_object(request: Request, settings: ServeSettings, most: int) -> dict[str, Any]:
+async def read_object(request: Request, settings: ServeSettings, most: int) -> dict[str, object]:
     """The JSON object in the body of a request, of at most `most` bytes.
 
     Raises:

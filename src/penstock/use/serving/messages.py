@@ -152,10 +152,10 @@ class Message(Strict):
         """Number of its images and sounds."""
         return sum(not isinstance(part, TextPart) for part in self.content)
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, object]:
         """The message as chat templates expect it."""
         role = "system" if self.role == "developer" else self.role
-        named: dict[str, Any] = {} if self.name is None else {"name": self.name}
+        named: dict[str, object] = {} if self.name is None else {"name": self.name}
         # None of a reply is null, which the template may write otherwise than an empty text.
         content: Any = _text(self.content) if self.content or self.role != "assistant" else None
         if self.num_images:
@@ -168,7 +168,7 @@ class Message(Strict):
         return {"role": role, "content": content, **named}
 
 
-def _for_template(part: Part) -> dict[str, Any]:
+def _for_template(part: Part) -> dict[str, object]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     if isinstance(part, AudioPart):
@@ -185,13 +185,13 @@ class Function(Strict):
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     """A JSON schema."""
     strict: bool = False
 
     @field_validator("parameters")
     @classmethod
-    def _are_those_of_an_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _are_those_of_an_object(cls, parameters: dict[str, object] | None) -> dict[str, object] | None:
         if parameters and parameters.get("type", "object") != "object":
             raise ValueError("the schema of a function's parameters must have type object")
         return parameters
@@ -203,7 +203,7 @@ class Tool(Strict):
     type: Literal["function"]
     function: Function
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self) -> dict[str, object]:
         """As chat templates expect it."""
         function = {"name": self.function.name, "description": self.function.description or ""}
         parameters = self.function.parameters or {"type": "object", "properties": {}}

@@ -30,7 +30,7 @@ IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
 """Fields that never change an answer."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "functions": ([],),
@@ -60,7 +60,7 @@ def _stops(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _prompts(value: object) -> list[Any]:
+def _prompts(value: object) -> list[object]:
     """A text, texts, ids, or lists of ids → a list of prompts."""
     prompts = (
         [value] if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None))) else value
@@ -91,7 +91,7 @@ def _is_id(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _variables(value: dict[str, Any]) -> dict[str, Any]:
+def _variables(value: dict[str, object]) -> dict[str, object]:
     """Variables of a chat template, without those that are fields of the request."""
     taken = next((name for name in value if name in OWN_VARIABLES), None)
     if taken is not None:
@@ -103,7 +103,7 @@ class JsonSchema(Strict):
     """A schema that the reply must meet."""
 
     name: str
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[dict[str, object], Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None
     """A schema is always kept."""
@@ -224,7 +224,7 @@ class ChatRequest(_Request):
     parallel_tool_calls: bool = True
     """False: of several calls of a reply, only the first is given back."""
     response_format: ResponseFormat | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[dict[str, object], AfterValidator(_variables)] = Field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking."""
     add_generation_prompt: bool = True
     """Begin the assistant's reply at the end of the prompt."""
@@ -246,16 +246,16 @@ class ChatRequest(_Request):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def offered(self) -> list[dict[str, Any]]:
+    def offered(self) -> list[dict[str, object]]:
         """The tools that the model may call, as chat templates expect them."""
         return [] if self.tool_choice.type == "none" else [tool.for_template() for tool in self.tools]
 
     @property
-    def callable(self) -> list[dict[str, Any]]:
+    def callable(self) -> list[dict[str, object]]:
         """The tools of which the reply must call one; empty: it need not."""
         chosen = self.tool_choice.function
         if chosen is not None:
-            return [tool for tool in self.offered if tool["function"]["name"] == chosen.name]
+            return [tool.for_template() for tool in self.tools if tool.function.name == chosen.name]
         return self.offered if self.tool_choice.type == "required" else []
 
     @property
@@ -303,9 +303,9 @@ Parsed = TypeVar("Parsed", bound=Strict)
 
 def parse(
     kind: type[Parsed],
-    body: dict[str, Any],
+    body: dict[str, object],
     most_messages: int,
-    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+    neutral: Mapping[str, tuple[object, ...]] = NEUTRAL,
 ) -> Parsed:
     """Parse a body; `neutral`: fields that are not supported, with the values that have no effect.
 
@@ -326,7 +326,7 @@ def parse(
         raise _refusal(error, given) from None
 
 
-def _refusal(error: ValidationError, body: dict[str, Any]) -> Refusal:
+def _refusal(error: ValidationError, body: dict[str, object]) -> Refusal:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     place = list(first["loc"])

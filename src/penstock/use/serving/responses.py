@@ -281,7 +281,7 @@ def _reason(reason: str | None, calls: Sequence[Call]) -> str | None:
     return "tool_calls" if calls and reason == "stop" else reason
 
 
-def _of_chat(tokens: Sequence[Json] | None) -> dict[str, Any] | None:
+def _of_chat(tokens: Sequence[Json] | None) -> dict[str, object] | None:
     return {"content": as_chat(tokens), "refusal": None} if tokens else None
 
 
@@ -361,7 +361,7 @@ class Answering:
             asked = zip(self._generating.ask.prompts, self._generating.scores, self._writer.echo, strict=False)
             self._writer.scored([self._names.of_prompt(*each) for each in asked])
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         return usage(self._generating.ask.prompt_tokens, self._choices)
 
 

@@ -59,7 +59,7 @@ class ServedModel:
     """Number of weights, which the chat page shows; None: unknown."""
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """The entry in `/v1/models`; the last four fields are our additions."""
         return {
             "id": self.name,
