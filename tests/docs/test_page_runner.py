@@ -148,7 +148,7 @@ def test_a_page_is_written_with_new_numbers(tmp_path: Path) -> None:
     assert page.read_text() == text.replace("a 41", "a 42").replace("4\n…", "3\n…")
     page.write_text(text.replace("a 41", "b 41"))
     (tmp_path / "again").mkdir()
-    with pytest.raises(PageError, match=r"page\.md:4.*42\nexpected\nb 41"):
+    with pytest.raises(PageError, match=r"page\.md:4.*\na 42\nexpected\nb 41"):
         rewrite_page(page, tmp_path / "again")
     assert "b 41" in page.read_text()
 
