@@ -45,9 +45,7 @@ def test_a_run_file_is_refused_alike(tmp_path):
         "data:\n  sources:\n    - {path: d, too_long: drop}\n"
         "  loader: {sequence_length: 64, rows_per_step: 8, packing: concat}\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"run\.yaml.*source 'd': too_long='drop' has no effect with packing 'concat'"
-    ):
+    with pytest.raises(ConfigError, match=r"run\.yaml.*source 'd': too_long='drop'.*'concat'"):
         load_run(file)
 
 
@@ -84,5 +82,5 @@ def test_what_changes_rows_with_which_packing_and_shuffle(dataset, packing, shuf
 
 
 def test_a_capacity_for_nothing(dataset):
-    with pytest.raises(ConfigError, match="a layer: cu_seqlens_capacity is 9, but cu_seqlens are not required"):
+    with pytest.raises(ConfigError, match=r"cu_seqlens_capacity.*9.*cu_seqlens"):
         build(dataset, requirements=InputRequirements(asked_by="a layer", cu_seqlens_capacity=9))

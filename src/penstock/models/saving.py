@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from penstock.core import formats
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.data.shards.files import usual_mode
 from penstock.models.language_model import LanguageModel
@@ -32,7 +33,6 @@ from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 LORA_ALONE = "lora"
 """Kind of a folder that has no weights but LoRA's."""
-_FORMAT = 1
 
 
 def save_model(
@@ -57,7 +57,7 @@ def save_model(
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict() if weights is None else weights
-    described: dict[str, Any] = {"format": _FORMAT}
+    described: dict[str, Any] = {**formats.MODEL.fields()}
     if base is None:
         described |= _save_base(model, output, without_lora(weights))
     else:
@@ -109,7 +109,7 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
 
 
 def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """Write the weights of a model of one's own; what `model.json` says of it."""
+    """Write the weights of a user module; returns its entry in `model.json`."""
     from safetensors.torch import save_file
 
     # A file holds no weight twice; one that has two names is written under both.
@@ -227,7 +227,7 @@ def _load_own(
 
 
 def own_weights(folder: Path) -> dict[str, Tensor]:
-    """Weights of a model of one's own, by the names that they have behind our door.
+    """Weights of a user module, by their names in our wrapper.
 
     Raises:
         CorruptionError: They cannot be read.
@@ -244,13 +244,13 @@ def own_weights(folder: Path) -> dict[str, Tensor]:
 def _described(path: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found, kind = described["format"], described["kind"]
+        _, kind = described["format"], described["kind"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
-    if found != _FORMAT or kind not in ("transformer", "huggingface", "own", LORA_ALONE):
+    formats.MODEL.check(described, path, cure="save the model again")
+    if kind not in (known := ("transformer", "huggingface", "own", LORA_ALONE)):
         raise FormatError(
-            f"{path}: a model of format {found} and kind {kind!r}, but this version of penstock reads format "
-            f"{_FORMAT}; use the version that wrote it"
+            f"{path}: the model's kind is {kind!r}, expected one of {', '.join(known)}; use the version that wrote it"
         )
     return described
 

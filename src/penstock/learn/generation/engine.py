@@ -338,7 +338,7 @@ class Engine:
         return found
 
     def _join(self, sequence: sequences.Sequence) -> None:
-        """Give a sequence a slot, and what it shares with a running one as soon as that has it."""
+        """Assign a slot; copy the shared prefix once the running sequence has computed it."""
         self._slots.take(sequence)
         shared = {other: sequence.common(other.keys) for other in self._running.values()}
         leader = max(shared, key=lambda other: (shared[other], other.held), default=None)

@@ -322,7 +322,7 @@ class HuggingFaceModel(nn.Module):
         return logits
 
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
-        """Training steps are nothing to it."""
+        """No-op: this model keeps nothing per step."""
 
     def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
         """No figures."""

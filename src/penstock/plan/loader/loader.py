@@ -74,8 +74,8 @@ class Loader:
         window_rows: Rows that are open together when packing. With `next_fit`, `concat` and `none` it changes no row,
             only how many are planned at a time.
         patches_per_row: Maximum patches of the images of a row (packing `best_fit`), so that no step needs much more
-            memory or time for its vision tower than others; a document with more is too long. 1.25 times the mean need
-            leaves hardly any slot empty. None: no limit.
+            memory or time for its vision tower than others; a document with more is too long. 1.25 times the mean
+            wastes almost no slots. None: no limit.
         documents_per_row: Maximum documents of a row, with any packing; a row that has as many is full. By default what
             `cu_seqlens_capacity` of the requirements has room for, else no limit.
         max_document_tokens: Maximum tokens of a document: a longer one is treated as its source's `too_long` says, as
@@ -88,8 +88,8 @@ class Loader:
         threads: Filling threads; 0 does all in the caller's thread.
         prefetch: Steps that are prepared ahead, at most; none are without threads.
         pin_memory: Write into page-locked memory; by default when CUDA is there and torch is already imported. Copy
-            such rows with `penstock.to_torch`: it holds them until the GPU has read them, and the loader fills
-            buffers again that have no holder.
+            such rows with `penstock.to_torch`: the loader reuses a buffer once nothing references it, and the copy
+            holds it until the GPU has read it.
         companion: Makes something more of each row, in the filling threads; it becomes the row's `distillation`.
         sum_over_ranks: Sums numbers over all ranks in float64, such as an all-reduce: called with a list on every
             rank, for each step in order, by the thread that takes the step. With it, objectives written in Python run

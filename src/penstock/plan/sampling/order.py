@@ -89,7 +89,7 @@ def mixed_with(index: int, size: int, shuffle: Shuffle, runs: int = WINDOW_BLOCK
 
 
 UNIT = 1 << 30
-"""What all shares add up to. A token is worth UNIT credits; those of the longest documents (2^32 tokens) fit int64."""
+"""Sum of all shares. A token is worth UNIT credits; those of the longest documents (2^32 tokens) fit int64."""
 
 
 def integer_shares(shares: Sequence[float], active: Sequence[bool] | None = None) -> Annotated[Int64, "sources"]:

@@ -402,7 +402,7 @@ def _make_model(
 def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
     """Load a trained model to continue with other data or another schedule. Weights in float32.
 
-    LoRA is merged, or with `merged` false taken out, for a run that goes on itself: its base must stay what it was.
+    LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original base.
     """
     import torch
 

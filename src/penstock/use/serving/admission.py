@@ -118,7 +118,7 @@ def _stopping() -> Refusal:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What one request asks of the engine."""
+    """Work of one request for the engine."""
 
     prompts: Sequence[Sequence[int]]
     sampling: Sampling
