@@ -34,8 +34,8 @@ from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import ImagePlace, expand, restore
 from penstock.chat.written import encode_written
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.core.ragged import Ragged
 from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer

@@ -27,8 +27,9 @@ from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.recurrent.operations import Operations
 from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
 from penstock.plan.inputs.media import BlankImage
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.inputs.torch_tensors import to_torch, unknown_id
 
 

@@ -22,8 +22,9 @@ from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.media import BlankImage
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.requirements import InputRequirements
 
 PREFIX = "module."
 """What the names of weights begin with behind the door."""

@@ -23,9 +23,9 @@ from penstock.chat.records.images import images_of, place_images
 from penstock.chat.records.layouts import read_record
 from penstock.chat.render.forms import normalise
 from penstock.chat.tokens.images import joint_difference
-from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.core.urls import Address
 from penstock.data.prepare.answers import Answers, add_mismatched
 from penstock.data.prepare.chat_summary import ChatSummary

@@ -39,8 +39,9 @@ from penstock.models.settings import BlockSettings, ModelSettings
 from penstock.models.vocabulary import with_mean_rows
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.media import BlankImage, RowMedia
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.requirements import InputRequirements
 
 
 def rotary_angles(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -82,8 +82,9 @@ from penstock.models.without_dropout import evaluating
 from penstock.plan.inputs import AttentionRule, RowSlice
 from penstock.plan.inputs.blank_images import with_blank
 from penstock.plan.inputs.media import BlankImage, RowMedia
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.requirements import InputRequirements
 
 _log = logging.getLogger("penstock.models")
 

@@ -21,8 +21,9 @@ from penstock.data.shards.joined import part_of
 from penstock.data.shards.lengths import LazyNumbers
 from penstock.plan.inputs._kernels import join_rows
 from penstock.plan.inputs.media import RowMedia
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput, StepFields
+from penstock.plan.inputs.model_input import ModelInput, StepFields
 from penstock.plan.inputs.paths import RowPaths
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._document_kernels import BAD_MEASURE
 from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
 from penstock.plan.loader._plan_kernels import PIECE

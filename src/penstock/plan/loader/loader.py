@@ -23,7 +23,7 @@ from penstock.core.suggestions import suggests
 from penstock.data.shards import Corpus, TokenizerInfo
 from penstock.plan.inputs import EVERYTHING, Attention
 from penstock.plan.inputs.media import BlankImage
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import companion as companions
 from penstock.plan.loader import state as states
 from penstock.plan.loader.buffers import heap, pinned

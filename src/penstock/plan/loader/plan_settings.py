@@ -6,7 +6,7 @@ from typing import final
 
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import Attention
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.plan.loader.ramp import Ramp
 from penstock.plan.packing import PACKINGS, Packing

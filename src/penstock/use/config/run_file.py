@@ -20,7 +20,7 @@ from penstock.learn.training.continuing import begin_from
 from penstock.learn.training.run_folder import RUN_FILE
 from penstock.models import ModelSettings
 from penstock.plan.inputs import EVERYTHING, Attention
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion, PlanSettings
 from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.plan.loader.loader import Loader

@@ -102,7 +102,7 @@ def inspect(
 
 def open_loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
     """A loader of a run file, or of a single dataset."""
-    from penstock.plan.inputs.model_input import InputRequirements
+    from penstock.plan.inputs.requirements import InputRequirements
     from penstock.plan.loader.loader import Loader
     from penstock.plan.loader.mixture import Mixture, Source
     from penstock.use.config import load_data, make_loader

@@ -15,7 +15,7 @@ from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.learn.training.settings import TrainSettings
 from penstock.models.settings import ModelSettings
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.places import BEGINNING
 from penstock.use.config.document import Document, Place, read_document

@@ -1,0 +1,121 @@
+"""How each field of rows that are put end to end is joined: `ModelInput` says which rule a field has.
+
+A rule gets the field's value in each row: a list, or one array with an axis of rows, from which most rules make a view.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, final
+
+import numpy as np
+
+from penstock.core.arrays import Int32
+from penstock.plan.inputs.media import Array, RowMedia
+from penstock.plan.inputs.paths import RowPaths
+
+RULE = "join"
+"""Where the metadata of a field have its rule."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedRows:
+    """What rules know of the rows."""
+
+    slots: int
+    """Of each row."""
+    padded: Sequence[bool]
+    """Whether a row ends in padding, which becomes a document of the joined row."""
+    documents: Sequence[int]
+    """Documents of each row, its padding among them; a prefix tree counts once."""
+    borders: "Sequence[Annotated[Int32, 'borders'] | None]"
+    """`cu_seqlens` of each row."""
+
+
+Rule = Callable[[Sequence[object], JoinedRows], object]
+
+
+def rule(join: Callable[..., object], *, optional: bool = True) -> Mapping[str, Rule]:
+    """Metadata of a field; None if it is None in all rows, unless the rule is for that, too."""
+
+    def joined(values: Sequence[object], rows: JoinedRows) -> object:
+        nothing = optional and not isinstance(values, np.ndarray) and all(one is None for one in values)
+        return None if nothing else join(values, rows)
+
+    return {RULE: joined}
+
+
+def along_slots(values: Sequence[Array], rows: JoinedRows) -> Array:
+    """[R, T] → [R × T]."""
+    return np.asarray(values).reshape(-1)
+
+
+def by_distance(values: Sequence[Array], rows: JoinedRows) -> Array:
+    """[R, D, T] → [D, R × T]: a view of an array for one distance, a copy for several."""
+    array = np.asarray(values)
+    return array.swapaxes(0, 1).reshape(array.shape[1], -1)
+
+
+def numbered(values: Sequence[Array], rows: JoinedRows) -> Array:
+    """[R, T] numbers of documents, which go on from row to row."""
+    ids = np.asarray(values)
+    counts = ids[:, -1] + 1
+    before = np.cumsum(counts) - counts
+    return (ids + before[:, None]).astype(ids.dtype).reshape(-1)
+
+
+def borders(values: Sequence[Array], rows: JoinedRows) -> Array:
+    """Cumulative lengths; a row's repeated last entries, which only fill up its shape, are left out."""
+    return shifted([one[: int(np.searchsorted(one, rows.slots))] for one in values], rows.slots, end=True)
+
+
+def subtree_ends(values: Sequence[Array | None], rows: JoinedRows) -> Array:
+    """`reach`; a row where nothing forks has the end of each document."""
+    ends = [known[1:] if own is None and known is not None else own for own, known in zip(values, rows.borders, strict=True)]
+    return shifted([end for end in ends if end is not None], rows.slots)
+
+
+def shifted(values: Sequence[Array], slots: int, *, end: bool = False) -> Annotated[Int32, "_"]:
+    """Slots of rows end to end, counted from the first row's begin; `end`: with the end of the last row."""
+    parts = [one + np.int32(number * slots) for number, one in enumerate(values)]
+    return np.concatenate([*parts, np.array([len(parts) * slots] if end else [], np.int32)])
+
+
+def of_documents(padding: int) -> Callable[[Sequence[Array], JoinedRows], Array]:
+    """A number of each document; `padding`: that of a row's padding."""
+
+    def join(values: Sequence[Array], rows: JoinedRows) -> Array:
+        filled = [np.int32([padding] * padded) for padded in rows.padded]
+        return np.concatenate([part for pair in zip(values, filled, strict=True) for part in pair])
+
+    return join
+
+
+def largest(values: Sequence[int], rows: JoinedRows) -> int:
+    """The maximum."""
+    return max(values)
+
+
+def all_slots(values: Sequence[int], rows: JoinedRows) -> int:
+    """All slots are tokens: padding is documents without targets."""
+    return len(values) * rows.slots
+
+
+def columns(values: Sequence[Mapping[str, Array]], rows: JoinedRows) -> dict[str, Array]:
+    """Each column along slots."""
+    return {name: along_slots([one[name] for one in values], rows) for name in values[0]}
+
+
+def paths(values: Sequence[RowPaths], rows: JoinedRows) -> RowPaths:
+    """Paths of the rows."""
+    return RowPaths.join(values, rows.slots, rows.documents)
+
+
+def media(values: Sequence[RowMedia], rows: JoinedRows) -> RowMedia:
+    """Images of the rows."""
+    return RowMedia.join(values, rows.slots, rows.documents)
+
+
+def together(values: Sequence[object], rows: JoinedRows) -> tuple[object, ...]:
+    """One after another, as they are."""
+    return tuple(values)
