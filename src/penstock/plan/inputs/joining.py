@@ -1,6 +1,7 @@
 """How each field of rows that are put end to end is joined: `ModelInput` says which rule a field has.
 
-A rule gets the field's value in each row: a list, or one array with an axis of rows, from which most rules make a view.
+A rule gets the field's value in each row. Rows of one step lie one after another in memory; their arrays are joined
+without a copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, final
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from penstock.core.arrays import Int32
 from penstock.plan.inputs.media import Array, RowMedia
@@ -35,30 +37,41 @@ class JoinedRows:
 Rule = Callable[[Sequence[object], JoinedRows], object]
 
 
-def rule(join: Callable[..., object], *, optional: bool = True) -> Mapping[str, Rule]:
-    """Metadata of a field; None if it is None in all rows, unless the rule is for that, too."""
+def rule(join: Callable[..., object]) -> Mapping[str, Rule]:
+    """Metadata of a field; it is None if it is None in all rows."""
 
     def joined(values: Sequence[object], rows: JoinedRows) -> object:
-        nothing = optional and not isinstance(values, np.ndarray) and all(one is None for one in values)
-        return None if nothing else join(values, rows)
+        return None if all(one is None for one in values) else join(values, rows)
 
     return {RULE: joined}
 
 
+def stacked(values: Sequence[Array]) -> Array:
+    """[R, …] R arrays of one shape: a view if they lie one after another in one block of memory, else a copy."""
+    first = values[0]
+    begin, size = first.ctypes.data, first.nbytes
+    for number, one in enumerate(values):
+        if one.base is not first.base or one.ctypes.data != begin + number * size or not one.flags.c_contiguous:
+            return np.stack(values)
+    if first.base is None:
+        return first[None]
+    return as_strided(first, (len(values), *first.shape), (size, *first.strides))
+
+
 def along_slots(values: Sequence[Array], rows: JoinedRows) -> Array:
     """[R, T] → [R × T]."""
-    return np.asarray(values).reshape(-1)
+    return stacked(values).reshape(-1)
 
 
 def by_distance(values: Sequence[Array], rows: JoinedRows) -> Array:
     """[R, D, T] → [D, R × T]: a view of an array for one distance, a copy for several."""
-    array = np.asarray(values)
+    array = stacked(values)
     return array.swapaxes(0, 1).reshape(array.shape[1], -1)
 
 
 def numbered(values: Sequence[Array], rows: JoinedRows) -> Array:
     """[R, T] numbers of documents, which go on from row to row."""
-    ids = np.asarray(values)
+    ids = stacked(values)
     counts = ids[:, -1] + 1
     before = np.cumsum(counts) - counts
     return (ids + before[:, None]).astype(ids.dtype).reshape(-1)
@@ -69,10 +82,19 @@ def borders(values: Sequence[Array], rows: JoinedRows) -> Array:
     return shifted([one[: int(np.searchsorted(one, rows.slots))] for one in values], rows.slots, end=True)
 
 
-def subtree_ends(values: Sequence[Array | None], rows: JoinedRows) -> Array:
-    """`reach`; a row where nothing forks has the end of each document."""
-    ends = [known[1:] if own is None and known is not None else own for own, known in zip(values, rows.borders, strict=True)]
-    return shifted([end for end in ends if end is not None], rows.slots)
+def subtree_ends(values: Sequence[Array | None], rows: JoinedRows) -> Array | None:
+    """`reach` of each row."""
+    return joined_reach(values, rows.borders, rows.slots)
+
+
+def joined_reach(
+    values: Sequence[Array | None], borders: Sequence[Array | None], slots: int
+) -> Annotated[Int32, "nodes"] | None:
+    """Ends of the subtrees of rows end to end; a row without any has its documents' ends. None: no row has any."""
+    if all(one is None for one in values):
+        return None
+    ends = [known[1:] if own is None and known is not None else own for own, known in zip(values, borders, strict=True)]
+    return shifted([end for end in ends if end is not None], slots)
 
 
 def shifted(values: Sequence[Array], slots: int, *, end: bool = False) -> Annotated[Int32, "_"]:
@@ -101,17 +123,17 @@ def all_slots(values: Sequence[int], rows: JoinedRows) -> int:
     return len(values) * rows.slots
 
 
-def columns(values: Sequence[Mapping[str, Array]], rows: JoinedRows) -> dict[str, Array]:
+def join_columns(values: Sequence[Mapping[str, Array]], rows: JoinedRows) -> dict[str, Array]:
     """Each column along slots."""
     return {name: along_slots([one[name] for one in values], rows) for name in values[0]}
 
 
-def paths(values: Sequence[RowPaths], rows: JoinedRows) -> RowPaths:
+def join_paths(values: Sequence[RowPaths], rows: JoinedRows) -> RowPaths:
     """Paths of the rows."""
     return RowPaths.join(values, rows.slots, rows.documents)
 
 
-def media(values: Sequence[RowMedia], rows: JoinedRows) -> RowMedia:
+def join_media(values: Sequence[RowMedia], rows: JoinedRows) -> RowMedia:
     """Images of the rows."""
     return RowMedia.join(values, rows.slots, rows.documents)
 

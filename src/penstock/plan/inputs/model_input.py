@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 
 from penstock.core.arrays import Bool, Float32, Int32, Int64, Integers
 from penstock.core.notebook import card, row_strip
+from penstock.plan.inputs import joining
+from penstock.plan.inputs.joining import RULE, JoinedRows, rule
 from penstock.plan.inputs.media import RowMedia
 from penstock.plan.inputs.paths import RowPaths
 
@@ -35,40 +37,40 @@ class ModelInput:
     `source_ids` do not change: a model that makes its mask from `document_ids` still keeps documents apart.
     """
 
-    tokens: Annotated[Integers, "slots"]
+    tokens: Annotated[Integers, "slots"] = field(metadata=rule(joining.along_slots))
     """[T] token ids; padding holds `pad_id`."""
-    targets: Annotated[Integers, "distances slots"]
+    targets: Annotated[Integers, "distances slots"] = field(metadata=rule(joining.by_distance))
     """[D, T]; `targets[d - 1][t]` is the token at t + d of the same document, already shifted; −100 = none."""
-    loss_weights: Annotated[Float32, "distances slots"] | None
+    loss_weights: Annotated[Float32, "distances slots"] | None = field(metadata=rule(joining.by_distance))
     """[D, T] how much each target counts; 0 where the target is −100."""
-    positions: Annotated[Integers, "slots"] | None
+    positions: Annotated[Integers, "slots"] | None = field(metadata=rule(joining.along_slots))
     """[T] position of the token in its document in this row, from 0; restarts in the padding."""
-    document_ids: Annotated[Integers, "slots"] | None
+    document_ids: Annotated[Integers, "slots"] | None = field(metadata=rule(joining.numbered))
     """[T] number of the document in this row, from 0; padding has the number n."""
-    cu_seqlens: Annotated[Int32, "borders"] | None
+    cu_seqlens: Annotated[Int32, "borders"] | None = field(metadata=rule(joining.borders))
     """[n + 1], or [n + 2] with padding: where each document begins; the last entry is T."""
-    max_seqlen: int | None
+    max_seqlen: int | None = field(metadata=rule(joining.largest))
     """Tokens of the longest piece between two entries of `cu_seqlens`."""
-    num_tokens: int
+    num_tokens: int = field(metadata=rule(joining.all_slots))
     """Tokens without padding."""
-    source_ids: Annotated[Int32, "documents"]
+    source_ids: Annotated[Int32, "documents"] = field(metadata=rule(joining.of_documents(-1)))
     """[n] number of each document's source in the mixture."""
-    prefix_lengths: Annotated[Int32, "documents"] | None = None
+    prefix_lengths: Annotated[Int32, "documents"] | None = field(default=None, metadata=rule(joining.of_documents(0)))
     """[n] tokens at the beginning of each document that see each other in both directions. A token sees another of its
     document that lies before it, or that is in the prefix with it. None: all attention is causal."""
-    prefix: Annotated[Bool, "slots"] | None = None
+    prefix: Annotated[Bool, "slots"] | None = field(default=None, metadata=rule(joining.along_slots))
     """[T] whether the token is in its document's prefix; None where `prefix_lengths` is."""
-    reach: Annotated[Int32, "nodes"] | None = None
+    reach: Annotated[Int32, "nodes"] | None = field(default=None, metadata=rule(joining.subtree_ends))
     """[n], or [n + 1] with padding, if documents are prefix trees, whose nodes `cu_seqlens` then has: the slot where
     the subtree of each ends. A query at q sees a key at k iff k ≤ q < reach of k's node. None: no trees."""
-    columns: Mapping[str, Annotated[Any, "slots"]] = field(default_factory=dict)
+    columns: Mapping[str, Annotated[Any, "slots"]] = field(default_factory=dict, metadata=rule(joining.join_columns))
     """Name → [T] the numbers that the data have for each token (float32 or int32); a fill value elsewhere."""
-    paths: RowPaths | None = None
+    paths: RowPaths | None = field(default=None, metadata=rule(joining.join_paths))
     """The sequences of prefix trees, with their values; ordinary documents are paths of their own. None: there are
     no trees."""
-    media: RowMedia | None = None
+    media: RowMedia | None = field(default=None, metadata=rule(joining.join_media))
     """The images of the row's documents. None: no source has images."""
-    distillation: Any = None
+    distillation: Any = field(default=None, metadata=rule(joining.together))
     """What the loader's `companion` made of the row: for teachers, a `TeacherRow` of each. None without one."""
 
     def __repr__(self) -> str:
@@ -99,6 +101,39 @@ class ModelInput:
                 documents[self.cu_seqlens[1:-1]] = 1
                 documents = np.cumsum(documents)
         return row_strip(documents, self.targets[0] != IGNORE, self.num_tokens)
+
+    @classmethod
+    def join(
+        cls, rows: "Sequence[ModelInput]", borders: Sequence[Annotated[Int32, "borders"] | None] | None = None
+    ) -> "ModelInput":
+        """Rows of one length end to end, as one row in which the padding of each is a document without targets.
+
+        Each field says how it is joined. Without a copy for rows of one step, but for `document_ids` and several target
+        distances.
+
+        Args:
+            rows: At least one, all with the same fields.
+            borders: `cu_seqlens` of each, where rows have trees but no `cu_seqlens`.
+        """
+        slots = rows[0].sequence_length
+        padded = [row.num_tokens < slots for row in rows]
+        joined = JoinedRows(
+            slots=slots,
+            padded=padded,
+            documents=[row._num_whole_documents + more for row, more in zip(rows, padded, strict=True)],
+            borders=[row.cu_seqlens for row in rows] if borders is None else borders,
+        )
+        made: dict[str, Any] = {
+            one.name: one.metadata[RULE]([getattr(row, one.name) for row in rows], joined) for one in fields(cls)
+        }
+        return cls(**made)
+
+    @property
+    def _num_whole_documents(self) -> int:
+        """Documents, a prefix tree counted once."""
+        if self.paths is None:
+            return self.num_documents
+        return int(self.paths.documents[-1]) + 1 if len(self.paths) else 0
 
     @property
     def sequence_length(self) -> int:
