@@ -54,8 +54,9 @@ def stacked(values: Sequence[Array]) -> Array:
         if one.base is not first.base or one.ctypes.data != begin + number * size or not one.flags.c_contiguous:
             return np.stack(values)
     if first.base is None:
-        return first[None]
-    return as_strided(first, (len(values), *first.shape), (size, *first.strides))
+        return first.reshape(1, *first.shape)
+    block: Array = as_strided(first, (len(values), *first.shape), (size, *first.strides))
+    return block
 
 
 def along_slots(values: Sequence[Array], rows: JoinedRows) -> Array:
@@ -66,7 +67,8 @@ def along_slots(values: Sequence[Array], rows: JoinedRows) -> Array:
 def by_distance(values: Sequence[Array], rows: JoinedRows) -> Array:
     """[R, D, T] → [D, R × T]: a view of an array for one distance, a copy for several."""
     array = stacked(values)
-    return array.swapaxes(0, 1).reshape(array.shape[1], -1)
+    of_rows: Array = array.swapaxes(0, 1)
+    return of_rows.reshape(array.shape[1], -1)
 
 
 def numbered(values: Sequence[Array], rows: JoinedRows) -> Array:
@@ -74,7 +76,8 @@ def numbered(values: Sequence[Array], rows: JoinedRows) -> Array:
     ids = stacked(values)
     counts = ids[:, -1] + 1
     before = np.cumsum(counts) - counts
-    return (ids + before[:, None]).astype(ids.dtype).reshape(-1)
+    joined: Array = (ids + before[:, None]).astype(ids.dtype)
+    return joined.reshape(-1)
 
 
 def borders(values: Sequence[Array], rows: JoinedRows) -> Array:
@@ -107,7 +110,7 @@ def of_documents(padding: int) -> Callable[[Sequence[Array], JoinedRows], Array]
     """A number of each document; `padding`: that of a row's padding."""
 
     def join(values: Sequence[Array], rows: JoinedRows) -> Array:
-        filled = [np.int32([padding] * padded) for padded in rows.padded]
+        filled = [np.full(int(padded), padding, np.int32) for padded in rows.padded]
         return np.concatenate([part for pair in zip(values, filled, strict=True) for part in pair])
 
     return join

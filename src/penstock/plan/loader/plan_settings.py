@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
 
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import Attention
@@ -13,7 +12,6 @@ from penstock.plan.packing import PACKINGS, Packing
 from penstock.plan.packing.pack import check_documents_per_row
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
     """What decides the plan, apart from the mixture."""

@@ -208,7 +208,9 @@ def _start(
             _check_place(loader, ranks)
             datasets = zip(data.sources, loader.datasets, strict=True)
             data = replace(data, sources=[replace(source, path=dataset) for source, dataset in datasets])
-            given = Given(requirements=_wanted(loader), companion=loader.companion, filling=loader.filling)
+            given = Given(
+                requirements=_wanted(loader), companion=loader.companion, filling=loader.loader_settings.filling
+            )
         given = replace(given, model=document.objects.get(("model",)))
         settings = RunSettings(data=data, model=_model_settings(document), training=training, teacher=teacher)
         say = speak if ranks.is_first and progress else silent
