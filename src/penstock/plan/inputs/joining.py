@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.core.arrays import Int32
-from penstock.plan.inputs.media import Array, RowMedia
+from penstock.media.rows import Array, RowMedia
 from penstock.plan.inputs.paths import RowPaths
 
 RULE = "join"

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 
 from penstock.core.arrays import Bool, Float32, Int32, Int64, Integers
 from penstock.core.notebook import card, row_strip
+from penstock.media.rows import RowMedia
 from penstock.plan.inputs import joining
 from penstock.plan.inputs.joining import RULE, JoinedRows, rule
-from penstock.plan.inputs.media import RowMedia
 from penstock.plan.inputs.paths import RowPaths
 
 IGNORE = -100

@@ -19,9 +19,9 @@ from penstock.data.shards._kernels import BAD_TOKEN_ID, OK
 from penstock.data.shards.document import location_of
 from penstock.data.shards.joined import part_of
 from penstock.data.shards.lengths import LazyNumbers
+from penstock.media.rows import RowMedia
 from penstock.plan.inputs._kernels import join_rows
 from penstock.plan.inputs.joining import joined_reach, shifted
-from penstock.plan.inputs.media import RowMedia
 from penstock.plan.inputs.model_input import ModelInput, StepFields
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._document_kernels import BAD_MEASURE

@@ -19,8 +19,8 @@ from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card, table
 from penstock.core.suggestions import suggests
 from penstock.data.shards import Corpus
+from penstock.media.rows import BlankImage
 from penstock.plan.inputs import Attention
-from penstock.plan.inputs.media import BlankImage
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import companion as companions
 from penstock.plan.loader import state as states
