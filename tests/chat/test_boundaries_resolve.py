@@ -9,8 +9,8 @@ from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.chat.masks.boundaries import Boundary, Marker, resolve
 from penstock.chat.masks.scanning import scan
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 from penstock.tokenizers import Tokenizer
 
 CHATML = [

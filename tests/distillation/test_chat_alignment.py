@@ -9,8 +9,8 @@ from makers.datasets import prepare_here
 from makers.texts import write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, CHATML
 from penstock import Dataset, Loader, Source, open_dataset, write_dataset
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, TokenizerInfo, finish_dataset, write_megatron
 from penstock.learn.distillation.companions import align_chats, match_documents
 from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText

@@ -12,7 +12,7 @@ from penstock.core.randomness import key_for, mix
 from penstock.plan.loader import Plan, PlanSettings
 from penstock.plan.packing import PACKINGS
 from penstock.plan.sampling import Permutation, integer_shares
-from penstock.plan.sampling.order import UNIT
+from penstock.plan.sampling.shares import UNIT
 
 
 class Lengths:

@@ -15,12 +15,12 @@ from penstock.core.errors import ConfigError, IsolationError
 from penstock.learn.training.losses import row_loss
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.processor import HuggingFaceProcessor
+from penstock.media.rows import grid_positions
 from penstock.models.isolation import try_images
 from penstock.models.theirs.attention import use_attention
 from penstock.models.theirs.image_rows import image_arguments
 from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
 from penstock.plan.inputs.blank_images import with_blank
-from penstock.plan.inputs.media import grid_positions
 
 WAYS = {"gemma3": "masks", "gemma4": "sliding_masks", "llama4": "own", "lfm2_vl": "borders"}
 """Others run with our attention."""

@@ -15,8 +15,9 @@ from penstock.learn.generation.images import ImageReader
 from penstock.learn.training.losses import row_loss
 from penstock.media import PatchProcessor, load_processor
 from penstock.media.images import read_picture
+from penstock.media.prompts import PromptImages
 from penstock.models.settings import ModelSettings, VisionSettings
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.prompt_images import document_of
 
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<image>"]
 
@@ -201,7 +202,7 @@ def test_a_cache_gives_what_the_whole_gives(home):
         [one.digest for one in document.images],
     )  # fmt: skip
     with torch.no_grad():
-        whole = model.logits(model(model.tensors(images.document(ids))))[0]
+        whole = model.logits(model(model.tensors(document_of(images, ids))))[0]
     for cuts in ([0, len(ids)], [0, images.ends[1], images.ends[1] + 1, len(ids)]):
         cache = model.new_cache(2, len(ids))
         for begin, end in pairwise(cuts):

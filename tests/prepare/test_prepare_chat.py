@@ -17,8 +17,8 @@ from makers.datasets import prepare_here
 from makers.texts import make_chat, write_json_lines
 from makers.tokenizers import CHATML
 from penstock import Dataset, chat, load_tokenizer, prepare
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, OutputError, RecordError
+from penstock.core.ragged import Ragged
 from penstock.data.prepare import ChatSettings
 from penstock.data.prepare.chats import spans_of
 from penstock.data.shards import verify

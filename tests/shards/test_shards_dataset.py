@@ -16,8 +16,8 @@ from shard_data import TOKENIZER, VOCAB, make_dataset, make_documents, make_span
 from makers.datasets import tokenizer_info
 from makers.processes import child_environment, run_code
 from penstock import Dataset, open_dataset, write_dataset
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, SpanBlock, finish_dataset
 from penstock.data.shards.files import release_pages, write_file
 from penstock.data.shards.finish import load_shard

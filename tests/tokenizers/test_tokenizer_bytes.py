@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tiny_tokenizers import change_json, train_sentencepiece
 
 from penstock import load_tokenizer
-from penstock.core.arrays import Ragged
 from penstock.core.errors import TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.tokenizers import ByteTable, Tokenizer
 from penstock.tokenizers.vocabulary import token_ends
 

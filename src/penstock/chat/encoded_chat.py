@@ -9,9 +9,9 @@ import numpy as np
 from penstock.chat.masks.certificate import Certificate
 from penstock.chat.masks.checks import Evidence
 from penstock.chat.masks.reasons import BEHIND, IMAGE, WRITTEN, reasons_of
-from penstock.chat.tokens.images import ImagePlace
 from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, marked_text
+from penstock.media.expansion import ImagePlace
 from penstock.media.loading import LoadedImage
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]

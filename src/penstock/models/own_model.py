@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, FormatError, IsolationError
 from penstock.core.randomness import key_for
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import BlankImage
 from penstock.models.cache import LayerAttend, TextCache
 from penstock.models.isolation import try_isolation, try_tree
 from penstock.models.language_model import PackingVerdict, RowTensors
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
 from penstock.plan.inputs import RowSlice
-from penstock.plan.inputs.media import BlankImage
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.requirements import InputRequirements
 
 PREFIX = "module."
 """What the names of weights begin with behind the door."""

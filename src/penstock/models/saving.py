@@ -23,11 +23,12 @@ from penstock.data.shards.files import usual_mode
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
 from penstock.models.lora.settings import LoraSettings, NewRows
-from penstock.models.ours.importing import refuse_not_finite
+from penstock.models.ours.importing import import_llama, refusal, refuse_not_finite
 from penstock.models.ours.transformer import Transformer, empty_transformer
 from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
 from penstock.models.theirs.attention import one_line
+from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 LORA_ALONE = "lora"
@@ -99,7 +100,6 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
         return {"kind": "transformer", "settings": asdict(model.settings)}
     if isinstance(model, OwnModel):
         return _save_own(model, base, folder)
-    from penstock.models.theirs.model import HuggingFaceModel
 
     assert isinstance(model, HuggingFaceModel)
     model.inner.save_pretrained(
@@ -143,7 +143,6 @@ def load_model(
     if not (folder / MODEL).is_file():
         if not (folder / "config.json").is_file():
             raise FormatError(f"{folder}: has neither {MODEL} nor config.json; give the folder of a model")
-        from penstock.models.ours.importing import import_llama, refusal
 
         if refusal(folder) is None:
             return import_llama(folder, device, dtype)
@@ -208,8 +207,6 @@ def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> N
 
 
 def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
-    from penstock.models.theirs.model import load_huggingface
-
     return load_huggingface(folder, device=device, dtype=dtype)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.chat.records.conversation import RECORD_MASK
 from penstock.chat.records.layout_settings import LayoutSettings
-from penstock.chat.records.media import is_media_field
 from penstock.chat.records.preference_records import INPUTS, LABELS, PROMPTS, RESPONSES, STEPS
+from penstock.media.records import is_media_field
 
 KNOWN = frozenset((
     "role", "content", "tool_calls", "reasoning_content", "thinking", "reasoning", "name", "tool_call_id",

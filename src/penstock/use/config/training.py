@@ -16,7 +16,7 @@ from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.learn.training import TrainSettings
 from penstock.models import ModelSettings
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
 from penstock.plan.loader.loader import Loader

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 from penstock.learn.generation import Event, LogProbabilities, Sampling
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.media.prompts import PromptImages
 
 _log = logging.getLogger("penstock.serving")
 
