@@ -16,7 +16,7 @@ from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, RecordError, StateError
 from penstock.core.randomness import key_for
 from penstock.data.shards import Corpus
-from penstock.data.shards.lengths import LazyNumbers, places_of
+from penstock.data.shards.tables.lengths import LazyNumbers, places_of
 from penstock.plan.loader._plan_kernels import (
     BEST_FIT_DECREASING,
     CURSOR,
