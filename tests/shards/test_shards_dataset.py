@@ -19,10 +19,10 @@ from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, SpanBlock, finish_dataset
-from penstock.data.shards.files import release_pages, write_file
-from penstock.data.shards.finish import load_shard
-from penstock.data.shards.layout import SPAN
-from penstock.data.shards.manifest import MANIFEST
+from penstock.data.shards.format.layout import SPAN
+from penstock.data.shards.format.manifest import MANIFEST
+from penstock.data.shards.writing.finish import load_shard
+from penstock.data.stores.files import release_pages, write_file
 
 
 def is_in_memory(path):

@@ -38,10 +38,10 @@ from penstock.data.prepare.stored_shards import MAKING, StoreOutput
 from penstock.data.prepare.transform import Transform, describe_transform, load_transform, require_picklable
 from penstock.data.prepare.upload import prepare_remote
 from penstock.data.shards import ShardLayout
-from penstock.data.shards.files import output_errors
 from penstock.data.sources import Part, open_records, open_sources
-from penstock.data.sources.copies import Copies
 from penstock.data.sources.json_files import number_lines
+from penstock.data.stores.copies import Copies
+from penstock.data.stores.files import output_errors
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 

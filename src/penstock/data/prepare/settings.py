@@ -27,7 +27,7 @@ from penstock.chat.render.template import own_template
 from penstock.core.errors import ConfigError
 from penstock.core.formats import PREPARATION
 from penstock.core.suggestions import refuse_unknown
-from penstock.data.shards.layout import Column
+from penstock.data.shards.format.layout import Column
 from penstock.data.sources import Fields, OnDamage
 from penstock.data.sources.formats import FORMATS, check_delimiter
 from penstock.data.sources.records import stop_at_damage

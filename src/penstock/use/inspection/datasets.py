@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.arrays import Bool, Int64, Records
 from penstock.core.system import peak_memory_bytes
 from penstock.data.shards import JoinedCorpus
-from penstock.data.shards.trees import BranchView
+from penstock.data.shards.format.trees import BranchView
 from penstock.plan.loader import Plan, PlanState
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader._target_kernels import UNTRAINED
