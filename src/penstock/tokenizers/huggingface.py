@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, final
 
 from penstock.core.errors import TokenizerError
+from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.post_processors import before_a_text
 from penstock.tokenizers.spelling import spell_byte_level, spell_sentencepiece
 from penstock.tokenizers.tokenizer_config import with_configured_entries
@@ -21,7 +22,6 @@ from penstock.tokenizers.vocabulary import (
     END_NAMES,
     PAD_NAMES,
     AddedEntry,
-    ByteTable,
     Positioned,
     is_content,
     named_control,

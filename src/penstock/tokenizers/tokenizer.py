@@ -20,12 +20,14 @@ from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
-from penstock.tokenizers.bpe_files import RankVocabulary
+from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
+from penstock.tokenizers.ranks import RankVocabulary
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
-from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, IntArray, Vocabulary, token_ends
+from penstock.tokenizers.token_ends import token_ends
+from penstock.tokenizers.vocabulary import AddedEntry, Vocabulary
 
 CONFIG = "tokenizer_config.json"
 FALLBACK_TEXTS = 1000

@@ -85,8 +85,8 @@ def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
     """
     if extended is None:
         return facts.tokenizer()
+    from penstock.tokenizers.extension import difference
     from penstock.tokenizers.loading import load_tokenizer
-    from penstock.tokenizers.training import difference
 
     tokenizer, own = load_tokenizer(extended), facts.tokenizer()
     reason = difference(own, tokenizer)
