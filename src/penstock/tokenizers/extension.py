@@ -15,6 +15,7 @@ from penstock.tokenizers.huggingface import ID_SECTIONS
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.tokenizers.tokenizer import Tokenizer
 from penstock.tokenizers.training import check_output
+from tokenizers import Tokenizer as Encoder
 
 SENTINEL = "<extra_id_{}>"
 """Names of added sentinels, as in T5."""
@@ -113,8 +114,6 @@ def _prove(base: Tokenizer, made: Tokenizer, entries: list[dict[str, Any]]) -> N
 
 
 def _encoder(tokenizer: Tokenizer) -> Any:
-    from tokenizers import Tokenizer as Encoder
-
     return Encoder.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
 
 

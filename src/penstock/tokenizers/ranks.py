@@ -14,6 +14,7 @@ from typing import Any, final
 
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.fast import backend_from_merged_ranks, backend_from_ranks
 from penstock.tokenizers.split_patterns import (
     CL100K_PATTERN,
     GPT2_PATTERN,
@@ -166,8 +167,6 @@ class RankVocabulary:
 
     def build_fast(self) -> tuple[Any, int]:
         """See `Vocabulary`."""
-        from penstock.tokenizers.fast import backend_from_merged_ranks, backend_from_ranks
-
         if self._pattern not in SCHEMES:
             raise TokenizerError(
                 f"gigatoken cannot encode it: it does not know the splitting pattern {self._pattern!r}"

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.fast import backend_from_sentencepiece
 from penstock.tokenizers.spelling import spell_sentencepiece
 from penstock.tokenizers.vocabulary import AddedEntry, Positioned, is_content, plain_cuts, split_at_controls
 
@@ -108,8 +109,6 @@ class SentencePieceVocabulary:
 
     def build_fast(self) -> tuple[Any, int]:
         """See `Vocabulary`."""
-        from penstock.tokenizers.fast import backend_from_sentencepiece
-
         return backend_from_sentencepiece(self._model, set(self.controls)), 0
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:

@@ -16,12 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
 from penstock.tokenizers.merges import PieceCounts, learn_merges
 from penstock.tokenizers.tokenizer import Tokenizer
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -132,8 +134,6 @@ def check_output(folder: Path, overwrite: bool) -> None:
 
 
 def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> Any:
-    from tokenizers import AddedToken, models, pre_tokenizers
-
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     entries, pairs = learn_merges(pieces, list(dict.fromkeys([*controls, *alphabet])), vocab_size)
     merges = [(entries[left], entries[right]) for left, right in pairs]
@@ -145,8 +145,6 @@ def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> Any
 
 def _train_small(texts: Sequence[bytes], controls: Sequence[str], vocab_size: int) -> Any:
     """The same with the trainer of the `tokenizers` package."""
-    from tokenizers import pre_tokenizers, trainers
-
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(controls),
@@ -159,9 +157,7 @@ def _train_small(texts: Sequence[bytes], controls: Sequence[str], vocab_size: in
 
 
 def _untrained() -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),

@@ -14,6 +14,7 @@ from penstock.data.shards.layout import Column
 from penstock.data.sources import Fields, OnDamage
 from penstock.data.sources.formats import FORMATS, check_delimiter
 from penstock.data.sources.records import stop_at_damage
+from penstock.tokenizers import Tokenizer
 
 CHAT_PART_BYTES = 4 << 20
 """Approximate raw bytes of a part: a conversation takes far more time per byte than a text."""
@@ -161,7 +162,11 @@ class PrepareSettings:
         return ("train", "validation") if self.validation else ("",)
 
     def as_plan(
-        self, tokenizer: Any, transform: str | None, template: Template | None = None, processor: str | None = None
+        self,
+        tokenizer: Tokenizer,
+        transform: str | None,
+        template: Template | None = None,
+        processor: str | None = None,
     ) -> dict[str, Any]:
         """The settings that determine the bytes of the result, for comparison with an earlier run.
 
@@ -194,7 +199,7 @@ class PrepareSettings:
             **({"delimiter": self.delimiter} if self.delimiter is not None else {}),
         }
 
-    def _begins_otherwise(self, tokenizer: Any) -> dict[str, Any]:
+    def _begins_otherwise(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """What tells a preparation from one of earlier versions, in which a BOS that is not EOS was always added."""
         named = () if tokenizer.bos_id in (None, tokenizer.eos_id) else (tokenizer.bos_id,)
         same = self.chat is not None or self.add_bos != "auto" or tokenizer.begin_ids == named

@@ -28,6 +28,7 @@ from penstock.data.shards.files import (
     write_text,
 )
 from penstock.data.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.tokenizers import Tokenizer
 
 FORMAT = "penstock dataset"
 VERSION = 1
@@ -57,7 +58,7 @@ class TokenizerInfo:
     eos_id: int | None = None
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Self:
+    def of(cls, tokenizer: Tokenizer) -> Self:
         """The information about a `penstock.tokenizers.Tokenizer`."""
         return cls(**{field.name: getattr(tokenizer, field.name) for field in fields(cls)})
 
