@@ -101,7 +101,7 @@ def fit_vocabulary(
 
 
 def _refuse_others(data: DataSettings, tokenizer: "Tokenizer", name: str) -> None:
-    from penstock.tokenizers.training import not_extended
+    from penstock.tokenizers.extension import not_extended
 
     for source in data.sources:
         info = getattr(source.path, "tokenizer", None)

@@ -56,7 +56,7 @@ def inspect(
         ConfigError: There is no such row or document, or raw conversations have no tokenizer.
     """
     from penstock.core.errors import ConfigError
-    from penstock.data.prepare.settings import chat_names
+    from penstock.data.prepare.chat_settings import chat_names
     from penstock.data.shards.joined import open_dataset
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.use.config import run_file_of

@@ -11,6 +11,7 @@ from penstock.core.suggestions import suggests
 from penstock.learn.training.run_folder import RunFolder
 from penstock.models.facts import with_facts
 from penstock.models.settings import ModelSettings
+from penstock.tokenizers import Tokenizer
 from penstock.use.runs.keywords import ModelKeywords
 from penstock.use.runs.run_document import check_names
 
@@ -115,7 +116,7 @@ class Opened:
     """The run that it comes from."""
     model: Any
     """The model, in evaluation mode."""
-    tokenizer: Any
+    tokenizer: Tokenizer
     template: Any
     """Chat template; None if there is none."""
     context_length: int
@@ -132,7 +133,7 @@ class Writer:
     name: str
     step: int | None
     engine: Any
-    tokenizer: Any
+    tokenizer: Tokenizer
     template: Any
     """Chat template; None if there is none."""
     begin_ids: tuple[int, ...] = ()
@@ -258,7 +259,7 @@ def reader_of(found: Opened) -> "ImageReader | None":
     return reader
 
 
-def template_of(run: RunFolder, tokenizer: Any) -> Any:
+def template_of(run: RunFolder, tokenizer: Tokenizer) -> Any:
     """The chat template with the variables used when the conversations were prepared."""
     from penstock.chat import load_template
     from penstock.data.shards import ChatInfo
