@@ -20,6 +20,7 @@ from penstock.plan.loader.loader import Loader
 from penstock.plan.objectives.denoise import Denoise
 from penstock.plan.objectives.infill import Infill
 from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.text import origin_text, part_texts, token_texts
 
@@ -234,8 +235,6 @@ def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
 
 def _speller(tokenizer: Tokenizer | None, objective: Any) -> Tokenizer | None:
     """The tokenizer that knows an objective's added tokens: the objective's if it names one, else the dataset's."""
-    from penstock.tokenizers.loading import load_tokenizer
-
     extended = getattr(objective, "tokenizer", None)
     return tokenizer if tokenizer is None or not isinstance(extended, str) else load_tokenizer(extended)
 
