@@ -13,7 +13,7 @@ from makers.tokenizers import tiny_tokenizer
 from penstock import Loader, Source, open_dataset, prepare
 from penstock.core.errors import CorruptionError
 from penstock.data.shards.joined import read_origins
-from penstock.data.shards.residency import Residency
+from penstock.data.shards.remote.residency import Residency
 
 URL = "s3://bucket/chats"
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 def store(folder, tmp_path, monkeypatch):
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
     with s3_store(folder, monkeypatch) as found:
         yield found
 

@@ -25,7 +25,7 @@ URL = "s3://bucket/web"
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
     return tmp_path / "cache"
 
 
@@ -223,7 +223,7 @@ def test_a_full_disk_names_the_url_and_the_cure(store, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.data.shards.residency.os.pwrite", full)
+    monkeypatch.setattr("penstock.data.shards.remote.residency.os.pwrite", full)
     with pytest.raises(OutputError, match=r"s3://bucket/web.*cache_byt"):
         remote[0]
     monkeypatch.undo()

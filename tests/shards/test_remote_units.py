@@ -15,11 +15,11 @@ from shard_data import TOKENIZER, VOCAB, make_documents, make_spans
 from penstock import Dataset, write_dataset
 from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, finish_dataset
-from penstock.data.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS
-from penstock.data.shards.layout import Column
-from penstock.data.shards.residency import Residency
-from penstock.data.shards.unit_record import ABSENT, PRESENT, UnitRecord
-from penstock.data.shards.units import PAGE, Range, joined_requests, without
+from penstock.data.shards.format.layout import Column
+from penstock.data.shards.remote.residency import Residency
+from penstock.data.shards.remote.units import PAGE, Range, joined_requests, without
+from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS
+from penstock.data.stores.unit_record import ABSENT, PRESENT, UnitRecord
 
 KINDS = (TOKENS, SPANS, ORIGINS, EXTRAS)
 
@@ -48,7 +48,7 @@ def make(folder: Path, count: int, per_shard: int, longest: int, spans: bool, te
 
 
 def _span_block(part):
-    from penstock.data.shards.writer import spans_of
+    from penstock.data.shards.writing.writer import spans_of
 
     return spans_of(Ragged.from_rows([np.arange(len(one)) % 3 == 1 for one in part], np.float32))
 
@@ -155,7 +155,7 @@ def test_ranges_equal_sets_of_bytes(first, second, gap):
 def test_a_file_system_without_holes_is_said_once(tmp_path, caplog, monkeypatch):
     documents = make_documents(1200)
     write_dataset(tmp_path / "d", documents, spans=make_spans(documents), tokenizer=TOKENIZER)
-    monkeypatch.setattr("penstock.data.shards.residency.punch", lambda *_: False)
+    monkeypatch.setattr("penstock.data.shards.remote.residency.punch", lambda *_: False)
     remote = Dataset.open(put_in_memory(tmp_path / "d", "no-holes"), cache=tmp_path / "cache")
     remote.table.holder.budget = 1
     for number in range(0, 1200, 100):

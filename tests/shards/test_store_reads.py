@@ -8,7 +8,7 @@ import pytest
 
 from makers.object_store import s3_store
 from penstock.core.errors import CorruptionError, StoreError
-from penstock.data.shards.stores import Store, _FastReads
+from penstock.data.stores.store import Store, _FastReads
 
 pytest.importorskip("s3fs")
 pytest.importorskip("obstore")

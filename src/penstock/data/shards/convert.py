@@ -14,16 +14,16 @@ from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
 from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
-from penstock.data.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.files import new_folder, output_errors, sync
-from penstock.data.shards.finish import finish_dataset
-from penstock.data.shards.in_place import InPlaceCorpus
+from penstock.data.shards.foreign.in_place import InPlaceCorpus
+from penstock.data.shards.foreign.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
+from penstock.data.shards.format._kernels import DOCUMENTS_PER_BATCH
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER, ShardLayout
+from penstock.data.shards.format.manifest import ShardInfo, TokenizerInfo
 from penstock.data.shards.joined import JoinedCorpus
-from penstock.data.shards.layout import TOKENIZER_FOLDER, ShardLayout
-from penstock.data.shards.manifest import ShardInfo, TokenizerInfo
-from penstock.data.shards.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
-from penstock.data.shards.writer import ShardWriter
+from penstock.data.shards.writing.finish import finish_dataset
+from penstock.data.shards.writing.writer import ShardWriter
+from penstock.data.stores.files import new_folder, output_errors, sync
 from penstock.tokenizers import Tokenizer
 
 SHARD_BYTES = 2**28

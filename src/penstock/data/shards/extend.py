@@ -12,13 +12,13 @@ from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.document import Corpus
-from penstock.data.shards.files import new_folder
-from penstock.data.shards.finish import finish_dataset
-from penstock.data.shards.images import MEDIA, PROCESSOR_FOLDER
-from penstock.data.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.shards.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
-from penstock.data.shards.writer import ShardWriter, spans_of
+from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
+from penstock.data.shards.tables.corpus import Corpus
+from penstock.data.shards.writing.finish import finish_dataset
+from penstock.data.shards.writing.writer import ShardWriter, spans_of
+from penstock.data.stores.files import new_folder
 
 _TOGETHER = 256
 SIDE_DOCUMENTS = 1_000_000

@@ -15,10 +15,11 @@ import pyarrow as pa
 from penstock.core.arrow import from_numpy
 from penstock.core.errors import ConfigError, CorruptionError, MissingExtraError
 from penstock.core.system import mappings_cure
-from penstock.data.shards.document import DocumentTable, loss_weights_at
-from penstock.data.shards.images import MediaInfo
-from penstock.data.shards.manifest import Manifest
-from penstock.data.shards.mappings import MappedShards
+from penstock.data.shards.format.images import MediaInfo
+from penstock.data.shards.format.manifest import Manifest
+from penstock.data.shards.tables.document import loss_weights_at
+from penstock.data.shards.tables.mappings import MappedShards
+from penstock.data.shards.tables.table import DocumentTable
 
 IGNORE = -100
 TargetColumn = Literal["assistant_masks", "labels", "loss_weights"]

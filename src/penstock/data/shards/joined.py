@@ -21,17 +21,21 @@ import numpy as np
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import base_name, is_url, local_path, normal_url
 from penstock.core.suggestions import suggests
-from penstock.data.shards.columns import ExtraTable
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.document import ORIGINS, Document, DocumentTable, Holder, documents_at, is_corpus, location_of
-from penstock.data.shards.files import Array
-from penstock.data.shards.images import MediaInfo
-from penstock.data.shards.in_place import InPlaceCorpus, open_npy
-from penstock.data.shards.layout import other_places
-from penstock.data.shards.length_ranges import join_numbers
-from penstock.data.shards.manifest import ChatInfo, TokenizerInfo
-from penstock.data.shards.mappings import joined_mappings
-from penstock.data.shards.megatron import megatron_prefix, open_megatron
+from penstock.data.shards.foreign.in_place import InPlaceCorpus
+from penstock.data.shards.foreign.megatron import megatron_prefix, open_megatron
+from penstock.data.shards.foreign.npy import open_npy
+from penstock.data.shards.format.images import MediaInfo
+from penstock.data.shards.format.layout import other_places
+from penstock.data.shards.format.manifest import ChatInfo, TokenizerInfo
+from penstock.data.shards.remote.length_ranges import join_numbers
+from penstock.data.shards.tables.columns import ExtraTable
+from penstock.data.shards.tables.corpus import documents_at, is_corpus, location_of
+from penstock.data.shards.tables.document import Document
+from penstock.data.shards.tables.holder import ORIGINS, Holder
+from penstock.data.shards.tables.mappings import joined_mappings
+from penstock.data.shards.tables.table import DocumentTable
+from penstock.data.stores.files import Array
 from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer
 
@@ -262,7 +266,7 @@ def _join_tables(tables: Sequence[DocumentTable]) -> DocumentTable:
 def _joined_holder(tables: Sequence[DocumentTable]) -> Holder | None:
     if all(table.holder is None for table in tables):
         return None
-    from penstock.data.shards.residency import JoinedResidency
+    from penstock.data.shards.remote.joined_residency import JoinedResidency
 
     starts = np.cumsum([0, *(table.num_documents for table in tables)], dtype=np.int64)
     return JoinedResidency(starts.tolist(), [table.holder for table in tables])

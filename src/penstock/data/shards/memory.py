@@ -11,12 +11,12 @@ from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.files import new_folder
-from penstock.data.shards.finish import finish_dataset
-from penstock.data.shards.layout import SPAN, TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.shards.manifest import ChatInfo, ShardInfo, TokenizerInfo
-from penstock.data.shards.trees import Tree
-from penstock.data.shards.writer import ShardWriter, SpanBlock, slice_rows
+from penstock.data.shards.format.layout import SPAN, TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.data.shards.format.manifest import ChatInfo, ShardInfo, TokenizerInfo
+from penstock.data.shards.format.trees import Tree
+from penstock.data.shards.writing.finish import finish_dataset
+from penstock.data.shards.writing.writer import ShardWriter, SpanBlock, slice_rows
+from penstock.data.stores.files import new_folder
 from penstock.tokenizers import Tokenizer
 
 Span = tuple[int, int, float]

@@ -21,16 +21,8 @@ from penstock.data.sources.files import Extent, FilePart, SourceFile, local_file
 from penstock.data.sources.lines import BLOCK_LINES
 from penstock.data.sources.objects import ObjectBlock, block_of_records, rows_as_objects
 from penstock.data.sources.parsing import is_utf8
-from penstock.data.sources.records import (
-    Damage,
-    Fields,
-    OnDamage,
-    RecordBlock,
-    Reject,
-    Unreadable,
-    excerpt,
-    stop_at_damage,
-)
+from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 BATCH_ROWS = 2048
 _FILE_MAGIC = b"ARROW1"

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, CorruptionError, OutputError
 from penstock.core.folders import local_path
 from penstock.core.terminal import Progress
-from penstock.data.shards.files import checksum, output_errors, read_json, sync, write_file, write_json
+from penstock.data.stores.files import checksum, output_errors, read_json, sync, write_file, write_json
 from penstock.learn.distillation import cache_format as layout
 from penstock.learn.distillation.cache_format import CacheManifest, CacheSettings, Precision
 from penstock.learn.distillation.outputs import TeacherOutputs, Wanted

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.data.shards.files import checksum, map_file
+from penstock.data.stores.files import checksum, map_file
 from penstock.learn.distillation import cache_format as layout
 from penstock.learn.distillation.cache_format import CacheManifest, CacheSettings, piece_name
 from penstock.learn.distillation.cache_writer import document_bounds, ids_checksum

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.data.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
+from penstock.data.shards.format.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
 from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.losses import chunked_cross_entropy

@@ -28,9 +28,9 @@ from penstock.core.folders import hub_copy, may_be_of_hub
 from penstock.core.json_files import parse_json
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.data.shards import ChatInfo
-from penstock.data.shards.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.layout import TOKENIZER_FOLDER
-from penstock.data.shards.manifest import CHAT, CHAT_TEMPLATE
+from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER
+from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE
 from penstock.learn.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.metrics import METRICS

@@ -1,6 +1,6 @@
 """Sources in object stores: documents are fetched ahead, in the order of the plan, and held while rows are filled.
 
-One thread plans steps ahead and asks for the units of this rank's rows (`data.shards.units`); it waits where no
+One thread plans steps ahead and asks for the units of this rank's rows (`data.shards.remote.units`); it waits where no
 room is left. Filling waits for the units of its step, and lets them go afterwards. What other ranks' rows hold is
 fetched only where a sum over the whole step needs it: loss-weight spans of documents that are cut, and counts of trees.
 Once all of the sources is on this machine and within the budget, all of it is held by a few locks, and steps are made
@@ -22,13 +22,14 @@ from typing import Annotated, Any, TypeVar, final
 
 import numpy as np
 
-from penstock.core import daemons
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.data.shards import Corpus
-from penstock.data.shards._kernels import RUN_DOCUMENTS
-from penstock.data.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of, renewed
-from penstock.data.shards.mappings import ShardHolder
+from penstock.data.shards.format._kernels import RUN_DOCUMENTS
+from penstock.data.shards.tables.corpus import location_of
+from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, renewed
+from penstock.data.shards.tables.mappings import ShardHolder
+from penstock.data.stores import daemons
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.mixture import Source

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.folders import local_path
-from penstock.data.shards.files import checksum, map_file, output_errors
+from penstock.data.stores.files import checksum, map_file, output_errors
 from penstock.plan.loader._image_kernels import EMPTY, find_codes, look_up
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -14,11 +14,11 @@ from typing import Annotated, Any, final
 import numpy as np
 
 from penstock.core.arrays import Int64, Records
-from penstock.core.daemons import DaemonPool, wait_for
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.data.shards import Corpus
-from penstock.data.shards.columns import ExtraTable
-from penstock.data.shards.images import ImageOf
+from penstock.data.shards.format.images import ImageOf
+from penstock.data.shards.tables.columns import ExtraTable
+from penstock.data.stores.daemons import DaemonPool, wait_for
 from penstock.media.images import ImageSettings
 from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor, join_arrays

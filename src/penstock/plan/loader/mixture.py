@@ -18,8 +18,8 @@ from penstock.core.notebook import card, table
 from penstock.core.suggestions import suggests
 from penstock.core.urls import shown_url
 from penstock.data.shards import Corpus, TokenizerInfo
-from penstock.data.shards.document import is_corpus
 from penstock.data.shards.joined import corpus_name, open_dataset
+from penstock.data.shards.tables.corpus import is_corpus
 from penstock.plan.objectives import Objective
 from penstock.plan.objectives.objective import Causal, missing_members
 from penstock.plan.sampling import Shuffle, integer_shares

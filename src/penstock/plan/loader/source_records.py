@@ -9,10 +9,10 @@ from penstock.core.arrays import Records
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.data.shards import Corpus
-from penstock.data.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS
-from penstock.data.shards.document import location_of
+from penstock.data.shards.format._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS
 from penstock.data.shards.joined import part_of
-from penstock.data.shards.lengths import places_of
+from penstock.data.shards.tables.corpus import location_of
+from penstock.data.shards.tables.lengths import places_of
 from penstock.plan.loader._document_kernels import SOURCE_RECORD
 from penstock.plan.loader.rewriting import Rewriting
 

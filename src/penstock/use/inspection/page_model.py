@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.chat.encoded_chat import EncodedChat
 from penstock.core.errors import ConfigError
-from penstock.data.shards.trees import BranchView
+from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.datasets import DocumentView
 from penstock.use.inspection.images import ShownImage, images_of_chat, with_labels
 from penstock.use.inspection.rows import RowView
