@@ -17,7 +17,7 @@ from penstock import Dataset, open_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError, PenstockError, StoreError
 from penstock.core.folders import cache_folder
 from penstock.data.shards import JoinedCorpus, verify
-from penstock.data.shards.joined import read_origins
+from penstock.data.shards.origins import read_origins
 
 URL = "s3://bucket/web"
 

@@ -3,7 +3,7 @@
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -44,6 +44,8 @@ class Dataset:
     Open it with `Dataset.open`. Pickling keeps the path alone and opens it again. Two datasets are equal when their
     fingerprints are: the same tokens and loss weights, wherever they lie.
     """
+
+    kind = "penstock"
 
     def __init__(
         self,
@@ -144,6 +146,11 @@ class Dataset:
     def tokenizer(self) -> TokenizerInfo:
         """The tokenizer that made it."""
         return self.manifest.tokenizer
+
+    @property
+    def sampling(self) -> Mapping[str, object]:
+        """How the responses of its documents were sampled, as far as it was said."""
+        return self.manifest.sampling
 
     @property
     def longest(self) -> int:
@@ -249,6 +256,15 @@ class Dataset:
             MissingExtraError: `datasets` is not installed.
         """
         return to_datasets(self, targets, verify=verify)
+
+    @property
+    def parts(self) -> tuple[Self]:
+        """As in `Corpus`: itself."""
+        return (self,)
+
+    def part_of(self, document: int) -> tuple[Self, int]:
+        """As in `Corpus`: itself."""
+        return self, document
 
     def __len__(self) -> int:
         return self.table.num_documents

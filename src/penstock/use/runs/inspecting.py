@@ -57,7 +57,7 @@ def inspect(
     """
     from penstock.core.errors import ConfigError
     from penstock.data.prepare.settings import chat_names
-    from penstock.data.shards.joined import open_dataset
+    from penstock.data.shards.opening import open_dataset
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.use.config import run_file_of
 

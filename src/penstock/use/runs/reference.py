@@ -13,7 +13,7 @@ import numpy as np
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Document, extend_dataset
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.joined import open_dataset
+from penstock.data.shards.opening import open_dataset
 from penstock.learn.training.path_settings import REFERENCE_COLUMN, TRAINER_COLUMN
 from penstock.plan.inputs.model_input import IGNORE, ModelInput
 from penstock.plan.inputs.paths import RowPaths
