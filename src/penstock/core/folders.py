@@ -96,7 +96,7 @@ _HUB_REASONS = {
     "GatedRepoError": "the hub gives it only to those who accepted its terms: do so on its page, and `hf auth login`",
     "RevisionNotFoundError": "the hub has it, but not this revision",
 }
-"""What errors of huggingface_hub mean to somebody who gave a name."""
+"""Errors of huggingface_hub → their meaning for a name that a user gave."""
 
 
 def _near(name: str) -> str:

@@ -15,11 +15,11 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
+from penstock.core.ragged import Ragged
 from penstock.tokenizers.bpe_files import RankVocabulary
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary

@@ -30,8 +30,8 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.errors import TokenizerError
+from penstock.core.ragged import Ragged
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]

@@ -25,6 +25,7 @@ from penstock.chat.records.cleaning import CleaningSettings
 from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import own_template
 from penstock.core.errors import ConfigError
+from penstock.core.formats import PREPARATION
 from penstock.core.suggestions import refuse_unknown
 from penstock.data.shards.format.layout import Column
 from penstock.data.sources import Fields, OnDamage
@@ -173,8 +174,6 @@ def _names(settings: type) -> list[str]:
 
 
 Choice = Literal["auto", "yes", "no"]
-FORMAT_VERSION = 1
-"""Changes when `prepare` gives other bytes for the same settings, so that old parts are not mixed with new ones."""
 
 
 RETIRED = ("on_error",)
@@ -329,7 +328,7 @@ class PrepareSettings:
             chat |= {} if processor is None else {"chat.processor": processor}
         return {
             **chat,
-            "version": FORMAT_VERSION,
+            "version": PREPARATION.version,
             "tokenizer": tokenizer.fingerprint,
             "text_field": self.fields.text,
             "weights_field": self.fields.weights,

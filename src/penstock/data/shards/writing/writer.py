@@ -15,9 +15,9 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 from penstock.data.shards.format._batch_kernels import checksum_batch, checksum_counts, summarise_batch
 from penstock.data.shards.format._kernels import DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.images import AssetWriter, ImageOf
