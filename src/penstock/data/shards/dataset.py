@@ -21,6 +21,10 @@ from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.data.shards.format.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.data.shards.format.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
+from penstock.data.shards.remote.length_ranges import lazy_tables, open_tables
+from penstock.data.shards.remote.residency import Residency
+from penstock.data.shards.remote.tables import fetch_tables
+from penstock.data.shards.remote.units import UnitMap
 from penstock.data.shards.tables.columns import ExtraTable
 from penstock.data.shards.tables.corpus import documents_at, location_of
 from penstock.data.shards.tables.document import Document, Origin, loss_weights_at, numbers_at
@@ -85,11 +89,6 @@ class Dataset:
 
     @classmethod
     def _open_remote(cls, url: str | Path, cache: str | Path | None) -> Self:
-        from penstock.data.shards.remote.length_ranges import lazy_tables, open_tables
-        from penstock.data.shards.remote.residency import Residency
-        from penstock.data.shards.remote.tables import fetch_tables
-        from penstock.data.shards.remote.units import UnitMap
-
         remote = fetch_tables(url, cache)
         store, folder, kept = remote.store, remote.folder, remote.kept
         with _in_cache(store.url, kept):
@@ -231,8 +230,6 @@ class Dataset:
         """Read a small file of the folder; of a dataset in a store, a damaged copy is fetched again, once."""
         if self.address is None:
             return read()
-        from penstock.data.shards.remote.tables import fetch_tables
-
         try:
             return read()
         except PenstockError:

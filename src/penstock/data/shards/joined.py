@@ -18,6 +18,7 @@ from penstock.core.errors import ConfigError
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.format.images import MediaInfo
 from penstock.data.shards.format.manifest import ChatInfo, TokenizerInfo
+from penstock.data.shards.remote.joined_residency import JoinedResidency
 from penstock.data.shards.remote.length_ranges import join_numbers
 from penstock.data.shards.tables.columns import ExtraTable
 from penstock.data.shards.tables.corpus import Corpus, documents_at, location_of
@@ -251,8 +252,6 @@ def _join_tables(tables: Sequence[DocumentTable]) -> DocumentTable:
 def _joined_holder(tables: Sequence[DocumentTable]) -> Holder | None:
     if all(table.holder is None for table in tables):
         return None
-    from penstock.data.shards.remote.joined_residency import JoinedResidency
-
     starts = np.cumsum([0, *(table.num_documents for table in tables)], dtype=np.int64)
     return JoinedResidency(starts.tolist(), [table.holder for table in tables])
 

@@ -23,6 +23,7 @@ from typing import Annotated, final, overload
 import numpy as np
 
 from penstock.core.arrays import Bool, Int64, UInt64
+from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.system import explain_cut_files, mapped, mapping_limit
 from penstock.data.stores.daemons import LOOK_SECONDS, refuse_at_end
@@ -357,8 +358,6 @@ def addresses_of(mappings: Sequence[Array]) -> tuple[Annotated[UInt64, "shards"]
     """Address and bytes of each mapping."""
     if isinstance(mappings, MappedShards):
         return mappings.addresses, mappings.sizes.astype(np.uint64)
-    from penstock.core.compiled import address_of
-
     addresses = np.array([address_of(mapping) for mapping in mappings], np.uint64)
     return addresses, np.array([len(mapping) for mapping in mappings], np.uint64)
 
