@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from penstock.core import errors
     from penstock.core.errors import PenstockError
     from penstock.data import shards, sources
+    from penstock.data.prepare.options import ChatOptions
     from penstock.data.prepare.preparation import prepare
-    from penstock.data.prepare.settings import ChatOptions
     from penstock.data.shards.dataset import Dataset
     from penstock.data.shards.memory import write_dataset
     from penstock.data.shards.opening import open_dataset
@@ -44,7 +44,7 @@ _NAMES = {
     "PenstockError": "core.errors",
     "load_tokenizer": "tokenizers.loading",
     "train_tokenizer": "tokenizers.training",
-    "ChatOptions": "data.prepare.settings",
+    "ChatOptions": "data.prepare.options",
     "prepare": "data.prepare.preparation",
     "Dataset": "data.shards.dataset",
     "open_dataset": "data.shards.opening",

@@ -404,7 +404,7 @@ def test_full_disk_is_said(tmp_path):
     """Writing past the allowed size of a file fails as a full disk does."""
     code = (
         "import resource, signal, sys, numpy as np\n"
-        "from penstock.core.arrays import Ragged\n"
+        "from penstock.core.ragged import Ragged\n"
         "from penstock.data.shards import ShardLayout, ShardWriter\n"
         "from penstock.core.errors import OutputError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

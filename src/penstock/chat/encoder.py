@@ -48,6 +48,11 @@ _STRETCHES = 10_000
 _REWRITES = ("rewritten", "context_differs")
 """Kinds of problems that `on_rewrite="split"` splits a conversation for."""
 
+_NOT_OF_THE_MASK = (
+    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
+    "is read: ps.chat.read_conversation"
+)
+
 
 class _Draft(NamedTuple):
     """A conversation in the form that the template accepts, as text, with its turns."""
@@ -356,12 +361,6 @@ def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
     for place in places:
         weights[place.begin : place.end] = 0
     return replace(mask, tokens=weights)
-
-
-_NOT_OF_THE_MASK = (
-    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
-    "is read: ps.chat.read_conversation"
-)
 
 
 def encode(

@@ -27,9 +27,10 @@ from penstock.core.errors import ConfigError, ConversationError, RecordError, To
 from penstock.core.ragged import Ragged
 from penstock.core.urls import Address
 from penstock.data.prepare.answers import Answers, add_mismatched
+from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.documents import Documents, Encoded, split_rows
-from penstock.data.prepare.settings import ChatSettings, PrepareSettings, column_name
+from penstock.data.prepare.settings import PrepareSettings, column_name
 from penstock.data.shards.format.images import ImageOf
 from penstock.data.shards.writing.writer import spans_of
 from penstock.data.sources import ObjectBlock, Reject

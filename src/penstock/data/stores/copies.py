@@ -37,6 +37,8 @@ _ENDINGS = (".data", ".there")
 MEMORY_GRANULES = 4096
 """Most granules that are kept in memory."""
 
+_USED: "ContextVar[Copies | None]" = ContextVar("copies", default=None)
+
 
 class _Store(Protocol):
     """Where the granules of one file are."""
@@ -182,9 +184,6 @@ def _complete(store: _Store, file: "Copied", first: int, last: int) -> None:
         begin = (first + at) * GRANULE
         store.put(first + at, read_range(file.url, begin, min((first + end) * GRANULE, file.size_bytes) - begin))
         at = present.find(0, end)
-
-
-_USED: ContextVar[Copies | None] = ContextVar("copies", default=None)
 
 
 @final

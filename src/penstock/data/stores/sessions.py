@@ -28,6 +28,8 @@ _renewing = threading.Lock()
 _sessions: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 """File system → number of new sessions that it has had."""
 
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
+
 
 def session_of(files: Any) -> int:
     """The number of a file system's session; it changes when another takes its place."""
@@ -88,9 +90,6 @@ def is_s3(files: Any) -> bool:
     """Whether a file system of fsspec is S3."""
     protocol = files.protocol
     return not {"s3", "s3a"}.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
-
-
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
 
 
 def is_refusal(cause: BaseException) -> bool:

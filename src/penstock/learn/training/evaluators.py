@@ -22,6 +22,7 @@ from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.terminal import PLAIN_SECONDS, elapsed_and_left
 from penstock.data.shards import ChatInfo, Corpus
+from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import make_task
@@ -194,7 +195,7 @@ class HeldOutLoss:
         data: str | Source | Mixture,
         *,
         sequence_length: int,
-        tokenizer: Any,
+        tokenizer: Tokenizer | TokenizerInfo | None,
         model: LanguageModel,
         ranks: Ranks,
         rows: int | None = None,
@@ -275,7 +276,7 @@ class HeldOutLoss:
         return figures
 
 
-def _check_tokenizer(corpus: Corpus, tokenizer: Any) -> None:
+def _check_tokenizer(corpus: Corpus, tokenizer: Tokenizer | TokenizerInfo | None) -> None:
     theirs = corpus.tokenizer
     if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
         raise ConfigError(

@@ -51,7 +51,7 @@ class Flags:
                 switches[one.name] = long, next(iter(one.secondary_opts), "")
         if "chat_config" not in options:
             return cls(options, switches, ())
-        from penstock.data.prepare.settings import ChatOptions
+        from penstock.data.prepare.options import ChatOptions
 
         return cls(options, switches, frozenset(ChatOptions.__annotations__))
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.tokenizers import Tokenizer
 from penstock.use.cli.options import AsJson, Delimiter, Format, OnDamagedFile, Separator, TextField
 
 app = typer.Typer(help="Train a tokenizer, add control tokens to one, or describe one.", no_args_is_help=True)
@@ -137,7 +138,7 @@ def show(
     _show(describe(load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
 
 
-def describe(tokenizer: Any) -> dict[str, Any]:
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Properties of a tokenizer, JSON-ready; `byte_table_reason` is None if the table exists."""
     from penstock.core.errors import TokenizerError
 

@@ -24,6 +24,7 @@ from penstock.plan.loader._target_kernels import UNTRAINED
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.ramp import Ramp
 from penstock.plan.loader.steps import balanced_order
+from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.rows import rewritings_of
 from penstock.use.inspection.targets import (
@@ -149,7 +150,7 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
     return tuple(bins)
 
 
-def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = False) -> DocumentView:
+def view_document(dataset: Any, number: int, tokenizer: Tokenizer | None, *, lines: bool = False) -> DocumentView:
     """One document with its text; `tokenizer` and `lines` as in `token_texts`; with lines also pictures, for pages.
 
     Raises:

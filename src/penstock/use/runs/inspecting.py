@@ -1,14 +1,49 @@
 """Show raw conversations, a dataset, a loader or a run file; `ps.inspect` and `penstock inspect` share this code."""
 
+import dataclasses
 import glob
+import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.core.errors import ConfigError
 from penstock.core.folders import base_name
 from penstock.core.suggestions import refuse_unknown
+from penstock.data.prepare.chat_settings import chat_names
+from penstock.data.shards.opening import open_dataset
+from penstock.data.sources.formats import EXTENSIONS
+from penstock.plan.inputs.requirements import InputRequirements
+from penstock.plan.loader.loader import Loader
+from penstock.plan.loader.mixture import Mixture, Source
+from penstock.tokenizers.loading import load_tokenizer
+from penstock.use.config import load_data, make_loader, run_file_of
+from penstock.use.config.run_file import LOOKED_AT, load_chat_settings
+from penstock.use.inspection import (
+    Style,
+    dataset_view,
+    document_view,
+    make_console,
+    row_view,
+    slots_view,
+    summarise,
+    tokenizer_of,
+    view_document,
+    view_rows,
+)
+from penstock.use.inspection.conversation_views import (
+    conversations_as_json,
+    conversations_list,
+    conversations_view,
+    page_of_conversations,
+)
+from penstock.use.inspection.conversations import sample_records, show_conversations
+from penstock.use.inspection.page import write_html
+from penstock.use.inspection.pages import page_of_dataset, page_of_mixture, pages_of, settings_of_chats
+from penstock.use.inspection.terminal_tokens import conversation_view, documents_list, legend
 
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500
@@ -55,12 +90,6 @@ def inspect(
     Raises:
         ConfigError: There is no such row or document, or raw conversations have no tokenizer.
     """
-    from penstock.core.errors import ConfigError
-    from penstock.data.prepare.settings import chat_names
-    from penstock.data.shards.opening import open_dataset
-    from penstock.tokenizers.loading import load_tokenizer
-    from penstock.use.config import run_file_of
-
     refuse_unknown(chat, [*(inspect.__kwdefaults__ or ()), *chat_names()], "an option of inspect")
     if isinstance(target, os.PathLike):
         target = Path(target)
@@ -79,7 +108,6 @@ def inspect(
     if is_path:
         refuse_raw(name)
     is_file = is_path and Path(name).suffix in RUN_FILES
-    from penstock.plan.loader.loader import Loader
 
     given = isinstance(target, Loader)
     dataset = None if is_file or given else open_dataset(target) if is_path else target
@@ -102,12 +130,6 @@ def inspect(
 
 def open_loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
     """A loader of a run file, or of a single dataset."""
-    from penstock.plan.inputs.requirements import InputRequirements
-    from penstock.plan.loader.loader import Loader
-    from penstock.plan.loader.mixture import Mixture, Source
-    from penstock.use.config import load_data, make_loader
-    from penstock.use.config.run_file import LOOKED_AT
-
     if dataset is None:
         return make_loader(load_data(target, assignments), run_file=target)
     return Loader(
@@ -121,11 +143,6 @@ def open_loader(target: str, dataset: Any, assignments: list[str], sequence_leng
 
 def whole_steps(loader: Any) -> Any:
     """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
-    from dataclasses import replace
-
-    from penstock.plan.loader.loader import Loader
-    from penstock.use.config.run_file import LOOKED_AT
-
     asked = loader.requirements
     requirements = replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
     settings = replace(
@@ -138,10 +155,6 @@ def print_rows(
     loader: Any, step: int, rows: list[int], slots: tuple[int, int] | None, tokens: int, override: Any, as_json: bool
 ) -> None:
     """Print packed rows, as text or as JSON."""
-    import json
-
-    from penstock.use.inspection import Style, make_console, row_view, slots_view, tokenizer_of, view_rows
-
     views = view_rows(loader, step, rows, lambda dataset: override or tokenizer_of(dataset))
     refuse_no_rows(views, loader, step, rows)
     if as_json:
@@ -162,8 +175,6 @@ def refuse_no_rows(views: list[Any], loader: Any, step: int, rows: list[int]) ->
     Raises:
         ConfigError: There are no views.
     """
-    from penstock.core.errors import ConfigError
-
     if not views:
         count = loader.settings.ramp.rows(step)
         found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
@@ -174,19 +185,6 @@ def print_dataset(
     dataset: Any, numbers: list[int] | None, count: int | None, tokens: int | None, override: Any, as_json: bool
 ) -> None:
     """Print counts and some documents of a dataset, as text or as JSON."""
-    import dataclasses
-    import json
-
-    from penstock.use.inspection import (
-        Style,
-        dataset_view,
-        document_view,
-        make_console,
-        summarise,
-        tokenizer_of,
-        view_document,
-    )
-
     decoder = override or tokenizer_of(dataset)
     asked = chosen_documents(dataset, numbers, IN_TERMINAL if count is None else count)
     views = [view_document(dataset, number, decoder) for number in asked]
@@ -212,18 +210,11 @@ def print_dataset(
 
 def print_list(dataset: Any, numbers: list[int], override: Any) -> None:
     """Print a line for each of some documents of a dataset."""
-    from penstock.use.inspection import make_console, tokenizer_of
-    from penstock.use.inspection.pages import pages_of
-    from penstock.use.inspection.terminal_tokens import documents_list
-
     make_console().print(documents_list(pages_of(dataset, numbers, override or tokenizer_of(dataset))))
 
 
 def print_chats(console: Any, style: Any, dataset: Any, numbers: list[int], decoder: Any, tokens: int | None) -> None:
     """Print the settings of a dataset of chats, and documents turn by turn."""
-    from penstock.use.inspection.pages import pages_of, settings_of_chats
-    from penstock.use.inspection.terminal_tokens import conversation_view, legend
-
     if tokens is not None:
         settings = (f"{name} {value}" for name, value in settings_of_chats(dataset.chat).items())
         console.print(f"Chats: {', '.join(settings)}\n", markup=False)
@@ -235,8 +226,6 @@ def print_chats(console: Any, style: Any, dataset: Any, numbers: list[int], deco
 
 def chosen_documents(dataset: Any, numbers: list[int] | None, count: int) -> list[int]:
     """The requested documents, or `count` spread over the dataset."""
-    from penstock.core.errors import ConfigError
-
     if numbers is None:
         return [len(dataset) * i // count for i in range(count)] if count < len(dataset) else [*range(len(dataset))]
     wrong = [number for number in numbers if not 0 <= number < len(dataset)]
@@ -257,9 +246,6 @@ def write_page(
     mixed: bool | None = None,
 ) -> None:
     """Write the page of a dataset or of a mixture; `mixed` selects which; None: decided by the target's name."""
-    from penstock.use.inspection import tokenizer_of, view_rows
-    from penstock.use.inspection.page import write_html
-    from penstock.use.inspection.pages import page_of_dataset, page_of_mixture
 
     def tokenizer_for(dataset: Any) -> Any:
         return override or tokenizer_of(dataset)
@@ -298,9 +284,6 @@ def is_raw(target: str) -> bool:
 
 def refuse_raw(target: str) -> None:
     """Refuse a file of raw records, and say how to show it."""
-    from penstock.core.errors import ConfigError
-    from penstock.data.sources.formats import EXTENSIONS
-
     suffixes = Path(target).suffixes
     if any(suffix in EXTENSIONS for suffix in suffixes) and not Path(target).is_dir():
         raise ConfigError(
@@ -313,8 +296,6 @@ def chat_settings_of(
     options: dict[str, Any], path: Path | None, assignments: list[str], compared: list[str]
 ) -> tuple[Any, Any]:
     """(settings of chats, settings to compare them with or None)."""
-    from penstock.use.config.run_file import load_chat_settings
-
     given = options if path is not None else {"template": "auto", **options}
     settings = load_chat_settings(path, assignments, given)
     if not compared:
@@ -331,9 +312,6 @@ def load_conversations(
     chosen: tuple[str | None, list[int] | None, int | None],
 ) -> tuple[Any, Any]:
     """Render raw conversations under one or two settings."""
-    from penstock.core.errors import ConfigError
-    from penstock.use.inspection.conversations import sample_records, show_conversations
-
     if tokenizer is None:
         raise ConfigError(f"{target}: raw conversations need a tokenizer: set tokenizer")
     format, numbers, count = chosen
@@ -353,17 +331,6 @@ def print_conversations(
     listed: bool = False,
 ) -> None:
     """Show conversations in a page, in a terminal (in full, or as a list), or as JSON."""
-    import json
-
-    from penstock.use.inspection import Style, make_console
-    from penstock.use.inspection.conversation_views import (
-        conversations_as_json,
-        conversations_list,
-        conversations_view,
-        page_of_conversations,
-    )
-    from penstock.use.inspection.page import write_html
-
     count, tokens = amounts
     if html is not None:
         write_html(html, page_of_conversations(base_name(target), shown, other))

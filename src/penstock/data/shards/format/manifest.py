@@ -29,6 +29,7 @@ from penstock.data.stores.files import (
     write_json,
     write_text,
 )
+from penstock.tokenizers import Tokenizer
 
 MANIFEST, FILES = "manifest.json", "files.json"
 PREPARING = (".prepare", "lock")
@@ -56,7 +57,7 @@ class TokenizerInfo:
     eos_id: int | None = None
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Self:
+    def of(cls, tokenizer: Tokenizer) -> Self:
         """The information about a `penstock.tokenizers.Tokenizer`."""
         return cls(**{field.name: getattr(tokenizer, field.name) for field in fields(cls)})
 
