@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from penstock.data.prepare.options import ChatOptions
     from penstock.data.prepare.preparation import prepare
     from penstock.data.shards.dataset import Dataset
-    from penstock.data.shards.joined import open_dataset
     from penstock.data.shards.memory import write_dataset
+    from penstock.data.shards.opening import open_dataset
     from penstock.integrations import accelerate, huggingface, jax, lightning, megatron, torchtitan, trl
     from penstock.learn import distillation, evaluation, generation, training
     from penstock.learn.training.losses import loss
@@ -47,7 +47,7 @@ _NAMES = {
     "ChatOptions": "data.prepare.options",
     "prepare": "data.prepare.preparation",
     "Dataset": "data.shards.dataset",
-    "open_dataset": "data.shards.joined",
+    "open_dataset": "data.shards.opening",
     "write_dataset": "data.shards.memory",
     "Causal": "plan.objectives.objective",
     "Denoise": "plan.objectives.denoise",

@@ -12,7 +12,7 @@ from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock import Loader, Source, open_dataset, prepare
 from penstock.core.errors import CorruptionError
-from penstock.data.shards.joined import read_origins
+from penstock.data.shards.origins import read_origins
 from penstock.data.shards.remote.residency import Residency
 
 URL = "s3://bucket/chats"

@@ -101,7 +101,7 @@ def credentials(store, tmp_path, monkeypatch):
 @pytest.mark.parametrize("fast", [True, False])
 def test_keys_that_were_replaced_before_they_ended(store, folder, credentials, code, fast, monkeypatch):
     if not fast:
-        monkeypatch.setattr("penstock.data.stores.store._FastReads.of", lambda files: None)
+        monkeypatch.setattr("penstock.data.stores.store.FastReads.of", lambda files: None)
     local = open_dataset(folder / "bucket" / "chats")
     remote = open_dataset(URL)
     assert remote[0] == local[0]

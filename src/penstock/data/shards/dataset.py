@@ -3,7 +3,7 @@
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -21,6 +21,10 @@ from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.data.shards.format.layout import TOKENIZER_FOLDER, other_places, read_texts
 from penstock.data.shards.format.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
+from penstock.data.shards.remote.length_ranges import lazy_tables, open_tables
+from penstock.data.shards.remote.residency import Residency
+from penstock.data.shards.remote.tables import fetch_tables
+from penstock.data.shards.remote.units import UnitMap
 from penstock.data.shards.tables.columns import ExtraTable
 from penstock.data.shards.tables.corpus import documents_at, location_of
 from penstock.data.shards.tables.document import Document, Origin, loss_weights_at, numbers_at
@@ -44,6 +48,8 @@ class Dataset:
     Open it with `Dataset.open`. Pickling keeps the path alone and opens it again. Two datasets are equal when their
     fingerprints are: the same tokens and loss weights, wherever they lie.
     """
+
+    kind = "penstock"
 
     def __init__(
         self,
@@ -83,11 +89,6 @@ class Dataset:
 
     @classmethod
     def _open_remote(cls, url: str | Path, cache: str | Path | None) -> Self:
-        from penstock.data.shards.remote.length_ranges import lazy_tables, open_tables
-        from penstock.data.shards.remote.residency import Residency
-        from penstock.data.shards.remote.tables import fetch_tables
-        from penstock.data.shards.remote.units import UnitMap
-
         remote = fetch_tables(url, cache)
         store, folder, kept = remote.store, remote.folder, remote.kept
         with _in_cache(store.url, kept):
@@ -144,6 +145,11 @@ class Dataset:
     def tokenizer(self) -> TokenizerInfo:
         """The tokenizer that made it."""
         return self.manifest.tokenizer
+
+    @property
+    def sampling(self) -> Mapping[str, object]:
+        """How the responses of its documents were sampled, as far as it was said."""
+        return self.manifest.sampling
 
     @property
     def longest(self) -> int:
@@ -224,8 +230,6 @@ class Dataset:
         """Read a small file of the folder; of a dataset in a store, a damaged copy is fetched again, once."""
         if self.address is None:
             return read()
-        from penstock.data.shards.remote.tables import fetch_tables
-
         try:
             return read()
         except PenstockError:
@@ -249,6 +253,15 @@ class Dataset:
             MissingExtraError: `datasets` is not installed.
         """
         return to_datasets(self, targets, verify=verify)
+
+    @property
+    def parts(self) -> tuple[Self]:
+        """As in `Corpus`: itself."""
+        return (self,)
+
+    def part_of(self, document: int) -> tuple[Self, int]:
+        """As in `Corpus`: itself."""
+        return self, document
 
     def __len__(self) -> int:
         return self.table.num_documents

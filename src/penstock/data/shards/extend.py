@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
@@ -140,8 +141,6 @@ def open_side(path: str | Path, dataset: Corpus) -> Dataset:
 
 
 def _write(writer: ShardWriter, part: list[Any], names: Mapping[str, int], more: Mapping[str, list[Any]]) -> None:
-    import pyarrow as pa
-
     layout = writer.layout
     columns = {
         column.name: Ragged.from_rows(

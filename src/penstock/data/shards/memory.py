@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
@@ -62,8 +63,6 @@ def write_dataset(
         OutputError: The folder is not empty, or cannot be written.
         ConfigError: Values that are not ids or outside the vocabulary, or spans that do not fit their documents.
     """
-    import pyarrow as pa
-
     if documents_per_shard < 1 or (vocab_size is not None and vocab_size < 1):
         raise ConfigError(
             f"documents_per_shard ({documents_per_shard}) and vocab_size ({vocab_size}) must be 1 or more"

@@ -34,7 +34,7 @@ from penstock.data.shards.format.manifest import (
     ShardInfo,
     TokenizerInfo,
 )
-from penstock.data.shards.joined import open_dataset
+from penstock.data.shards.opening import open_dataset
 from penstock.data.shards.remote.length_ranges import lazy_tables
 from penstock.data.shards.tables.lengths import range_checksums
 from penstock.data.shards.tables.table import FAULTS

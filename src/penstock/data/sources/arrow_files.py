@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from penstock.core.errors import RecordError
 from penstock.data.sources.arrow_values import decoded_rows, holds_json, is_json
@@ -304,8 +305,6 @@ def open_parquet(file: SourceFile) -> Any:
     Raises:
         Unreadable: The file is not Parquet, or was cut.
     """
-    import pyarrow.parquet as pq
-
     stream = open_random(file, ahead=False)
     try:
         return pq.ParquetFile(stream)

@@ -1,11 +1,12 @@
 """Opens the file system of a URL through fsspec, and says what its failures mean."""
 
-from typing import Any
-
-import fsspec
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from penstock.core.errors import RecordError
 from penstock.core.urls import fsspec_arguments, plain_cause, shown_url, without_secrets
+
+Result = TypeVar("Result")
 
 STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 """Names that stores give to the value that changes with the content, best first.
@@ -46,6 +47,9 @@ def file_system(url: str) -> tuple[Any, str]:
     Raises:
         RecordError: The store's package is missing.
     """
+    # Imported here, for it takes a tenth of a second, which nobody without a store should wait for.
+    import fsspec
+
     plain, options = fsspec_arguments(url)
 
     try:
@@ -59,3 +63,11 @@ def file_system(url: str) -> tuple[Any, str]:
     except Exception as error:  # some connect at once
         raise explained(url, error) from plain_cause(error, url)
     return filesystem, path
+
+
+def waited(files: Any, function: Callable[..., Awaitable[Result]], *arguments: object) -> Result:
+    """The result of a coroutine that runs in the loop of an asynchronous file system."""
+    import fsspec
+
+    found: Result = fsspec.asyn.sync(files.loop, function, *arguments)
+    return found

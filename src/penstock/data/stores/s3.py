@@ -8,6 +8,7 @@ from typing import Any, final
 
 from penstock.core.urls import without_secrets
 from penstock.data.stores.daemons import DaemonPool, result_of
+from penstock.data.stores.file_systems import waited
 from penstock.data.stores.sessions import session_of
 
 _log = logging.getLogger("penstock.shards")
@@ -76,10 +77,9 @@ class FastReads:
         return result_of(self._main_pool.submit(get))
 
     def _open(self, bucket: str) -> Any:
-        import fsspec
         from obstore.store import S3Store
 
-        client = fsspec.asyn.sync(self._files.loop, self._files.set_session)
+        client = waited(self._files, self._files.set_session)
         address = str(client.meta.endpoint_url)
         own = {} if ".amazonaws.com" in address else {"endpoint": address}
         return S3Store(
@@ -93,13 +93,11 @@ class FastReads:
         )
 
     def _credentials(self) -> dict[str, Any]:
-        import fsspec
-
         async def find() -> Any:
             found = await self._files.session.get_credentials()
             return await found.get_frozen_credentials()
 
-        found = fsspec.asyn.sync(self._files.loop, find)
+        found = waited(self._files, find)
         # Asked for again in a while: those of roles end, and the session of s3fs renews them.
         until = datetime.now(UTC) + timedelta(minutes=5)
         names = {"access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token}

@@ -9,6 +9,8 @@ import threading
 import weakref
 from typing import Any
 
+from penstock.data.stores.file_systems import waited
+
 _log = logging.getLogger("penstock.stores")
 
 REFUSED = {400, 401, 403}
@@ -44,13 +46,11 @@ def renew_session(files: Any, refused: int) -> bool:
     Returns:
         Whether there is another session now, by whichever thread.
     """
-    import fsspec
-
     with _renewing:
         if session_of(files) != refused:
             return True
         # Keys that were given to the file system itself are the same in each session.
-        if files.anon or files.key is not None or not fsspec.asyn.sync(files.loop, _has_others, files):
+        if files.anon or files.key is not None or not waited(files, _has_others, files):
             return False
         files.session = None
         files.connect(refresh=True)

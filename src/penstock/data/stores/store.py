@@ -23,9 +23,8 @@ from penstock.core.folders import normal_url
 from penstock.core.system import too_many_files
 from penstock.core.urls import Address, plain_cause, split_query, without_secrets
 from penstock.data.stores.daemons import DaemonPool, refuse_at_end
-from penstock.data.stores.file_systems import STAMPS, file_system, true_cause
-from penstock.data.stores.s3 import FastReads as _FastReads
-from penstock.data.stores.s3 import read_version
+from penstock.data.stores.file_systems import STAMPS, file_system, true_cause, waited
+from penstock.data.stores.s3 import FastReads, read_version
 from penstock.data.stores.sessions import REFUSED, has_ended, is_refusal, is_s3, renew_session, session_of, status_of
 from penstock.data.stores.silence import watched
 
@@ -88,7 +87,7 @@ class Store:
         self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         self._counting = threading.Lock()
         self._is_s3 = is_s3(self._files)
-        self._fast = _FastReads.of(self._files) if self._is_s3 else None
+        self._fast = FastReads.of(self._files) if self._is_s3 else None
         self._may_list = True
         self.requests = self.bytes = 0
         """What was read so far."""
@@ -284,10 +283,7 @@ class Store:
             return data
         matched = stamp.startswith('"')  # a strong ETag: only such are compared by If-Match
         if matched and self._is_s3:
-            import fsspec
-
-            found: bytes = fsspec.asyn.sync(self._files.loop, read_version, self._files, path, begin, end, stamp)
-            return memoryview(found)
+            return memoryview(waited(self._files, read_version, self._files, path, begin, end, stamp))
         if matched and self._protocols & {"http", "https"}:
             return memoryview(self._files.cat_file(path, start=begin, end=end, headers={"If-Match": stamp}))
         return memoryview(self._files.cat_file(path, start=begin, end=end))

@@ -27,7 +27,8 @@ import numpy as np
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import local_path
 from penstock.core.formats import TEACHER_CACHE
-from penstock.data.stores.files import check_size, checksum, map_numbers, read_json, record_of
+from penstock.core.json_records import record_of
+from penstock.data.stores.files import check_size, checksum, map_numbers, read_json
 from penstock.learn.distillation.outputs import Wanted
 
 MANIFEST, INDEX, SETTINGS = "cache.json", "index.u64", "settings.json"

@@ -45,7 +45,7 @@ def run(
     from penstock.core.errors import ConfigError
     from penstock.data.shards import import_corpus, write_megatron
     from penstock.data.shards.dataset import Dataset
-    from penstock.data.shards.joined import open_dataset
+    from penstock.data.shards.opening import open_dataset
 
     for option, given, known in (("--from", source, READ), ("--to", target, WRITTEN)):
         if given is not None and given not in known:

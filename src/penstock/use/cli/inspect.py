@@ -137,7 +137,7 @@ def run(
         penstock inspect data/chats --rows --html rows.html
     """
     from penstock.core.errors import ConfigError
-    from penstock.data.shards.joined import open_dataset
+    from penstock.data.shards.opening import open_dataset
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.use.config import run_file_of
 

@@ -30,7 +30,7 @@ def run(
         penstock verify data/chats data/stories/train
     """
     from penstock.data.shards import verify
-    from penstock.data.shards.joined import dataset_paths
+    from penstock.data.shards.opening import dataset_paths
 
     reports = []
     for path in (path for given in paths for path in dataset_paths(given)):

@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.folders import base_name
 from penstock.core.suggestions import refuse_unknown
 from penstock.data.prepare.chat_settings import chat_names
-from penstock.data.shards.joined import open_dataset
+from penstock.data.shards.opening import open_dataset
 from penstock.data.sources.formats import EXTENSIONS
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader

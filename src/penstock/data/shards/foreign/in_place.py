@@ -1,19 +1,18 @@
 """A corpus of another program's format, read where it lies: its documents, and the table over its files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
 
 from penstock.core.compiled import address_of
 from penstock.data.shards.format import _kernels as k
-from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.data.shards.tables.corpus import documents_at
 from penstock.data.shards.tables.document import Document, Origin
 from penstock.data.shards.tables.table import DocumentTable
 from penstock.data.stores.files import Array, checksum
-from penstock.tokenizers import Tokenizer
 
 
 @final
@@ -33,6 +32,10 @@ class InPlaceCorpus:
         ends_with_eos: Whether every document ends with EOS, which objectives then do not rewrite.
     """
 
+    url = tokenizer = loaded_tokenizer = chat = media = processor = extras = text_bytes = None
+    """Nothing of this is known of other programs' formats: they are files of tokens."""
+    sampling: Mapping[str, object] = MappingProxyType({})
+
     def __init__(
         self,
         kind: str,
@@ -44,8 +47,6 @@ class InPlaceCorpus:
         ends_with_eos: bool = False,
     ) -> None:
         self.kind, self.name, self.table, self.fingerprint = kind, name, table, fingerprint
-        self.tokenizer: TokenizerInfo | None = None
-        self.loaded_tokenizer: Tokenizer | None = None
         self._reopen, self._ends_with_eos = reopen, ends_with_eos
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,11 +68,6 @@ class InPlaceCorpus:
         return int(self.table.lengths[:, 0].sum(dtype=np.int64))
 
     @property
-    def text_bytes(self) -> None:
-        """These formats do not say how much text their tokens stand for."""
-        return None
-
-    @property
     def framed(self) -> tuple[bool, bool]:
         """Whether all documents begin with BOS (these formats do not say), and whether all end with EOS."""
         return False, self._ends_with_eos
@@ -80,6 +76,15 @@ class InPlaceCorpus:
     def files(self) -> list[str]:
         """Its files of tokens."""
         return [str(path) for path in self.table.paths]
+
+    @property
+    def parts(self) -> "tuple[InPlaceCorpus]":
+        """As in `Corpus`: itself."""
+        return (self,)
+
+    def part_of(self, document: int) -> "tuple[InPlaceCorpus, int]":
+        """As in `Corpus`: itself."""
+        return self, document
 
     def __len__(self) -> int:
         return self.table.num_documents

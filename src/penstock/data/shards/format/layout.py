@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.data.shards.format import _kernels as k
@@ -271,8 +272,6 @@ class ShardLayout:
 
 def schema_of(layout: ShardLayout) -> Any:
     """The Arrow schema of a shard."""
-    import pyarrow as pa
-
     span = pa.struct([("begin", pa.uint32()), ("end", pa.uint32()), ("loss_weight", pa.float32())])
     fields = [("tokens", pa.large_list(pa.from_numpy_dtype(layout.token_dtype)))]
     fields += [("spans", pa.large_list(span))] if layout.has_spans else []
@@ -290,8 +289,6 @@ def large_list(offsets: Array, values: Any, valid: Array | None = None) -> Any:
         values: Arrow array of all rows end to end.
         valid: bool [n], False: null; None: no nulls.
     """
-    import pyarrow as pa
-
     bitmap = None
     if valid is not None and not valid.all():
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))

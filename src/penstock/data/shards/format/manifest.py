@@ -18,17 +18,10 @@ from typing import Any, Self, final
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import check_unlocked
 from penstock.core.formats import DATASET
+from penstock.core.json_records import record_of
 from penstock.data.shards.format._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.layout import TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.stores.files import (
-    check_regular,
-    is_plain_name,
-    read_json,
-    record_of,
-    unreadable,
-    write_json,
-    write_text,
-)
+from penstock.data.stores.files import check_regular, is_plain_name, read_json, unreadable, write_json, write_text
 from penstock.tokenizers import Tokenizer
 
 MANIFEST, FILES = "manifest.json", "files.json"

@@ -1,13 +1,14 @@
-"""The holders of the parts of a joined corpus, as one."""
+"""The holders of the parts of a joined corpus, as one; its methods are those of `Holder`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Bool, Int64
 from penstock.core.errors import CorruptionError
+from penstock.data.shards.tables.holder import Holder, Stored
 
 Units = Annotated[Int64, "units"]
 
@@ -21,9 +22,14 @@ class JoinedResidency:
         parts: One for each part; None: it is on this machine, and mapped.
     """
 
-    def __init__(self, starts: Sequence[int], parts: Sequence[Any]) -> None:
+    def __init__(self, starts: Sequence[int], parts: Sequence[Holder | None]) -> None:
         self._starts, self.parts = np.array(starts, np.int64), parts
         self._firsts = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int64)
+
+    @property
+    def stored(self) -> list[Stored]:
+        """As in `Holder`."""
+        return [one for part in self.parts if part is not None for one in part.stored]
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -40,14 +46,16 @@ class JoinedResidency:
     def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
         """As in `Residency`."""
         number = int(np.searchsorted(self._starts, document, side="right")) - 1
-        found: tuple[str, Any] = self.parts[number].file_near(document - int(self._starts[number]), suffix)
-        return found
+        part = self.parts[number]
+        assert part is not None
+        return part.file_near(document - int(self._starts[number]), suffix)
 
-    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
+    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Annotated[Bool, "documents"]:
         """As in `Residency`."""
         some = np.zeros(1, np.int64)
         remote = np.array([part is not None and bool(part.is_remote(some)[0]) for part in self.parts])
-        return remote[np.searchsorted(self._starts, documents, side="right") - 1]
+        found: Annotated[Bool, "documents"] = remote[np.searchsorted(self._starts, documents, side="right") - 1]
+        return found
 
     @contextmanager
     def held(self, units: Units) -> Iterator[None]:
@@ -99,9 +107,9 @@ class JoinedResidency:
             error = part.explained(mine, error)
         return error
 
-    def _split(self, units: Units) -> Iterator[tuple[Any, Units]]:
+    def _split(self, units: Units) -> Iterator[tuple[Holder, Units]]:
         for number, part in enumerate(self.parts):
             low, high = self._firsts[number : number + 2].tolist()
             mine = units[(low <= units) & (units < high)]
-            if mine.size:
+            if part is not None and mine.size:
                 yield part, mine - low

@@ -17,22 +17,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Bool, Int64
 from penstock.core.errors import CorruptionError
-from penstock.data.shards.format import _check_kernels as check
-from penstock.data.shards.remote.units import PAGE, Made, Range, UnitMap, joined_requests, page_bytes, without
+from penstock.data.shards.remote.eviction import COMING, HERE, NOT_HERE, Eviction
+from penstock.data.shards.remote.sparse_shards import SparseShards
+from penstock.data.shards.remote.units import PAGE, Made, Range, UnitMap, joined_requests
 from penstock.data.shards.tables.holder import EXTRAS, SPANS, TOKENS
-from penstock.data.shards.tables.lengths import for_kernel
-from penstock.data.shards.tables.mappings import MappedShards, shards_of
 from penstock.data.shards.tables.table import DocumentTable
 from penstock.data.stores.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end, result_of, wait_for
-from penstock.data.stores.files import checksum
 from penstock.data.stores.store import Store
 from penstock.data.stores.unit_record import (
     ABSENT,
@@ -41,8 +39,6 @@ from penstock.data.stores.unit_record import (
     UnitRecord,
     cache_errors,
     map_sums,
-    punch,
-    write_at,
 )
 
 _log = logging.getLogger("penstock.shards")
@@ -51,8 +47,6 @@ THREADS = 64
 """Units that are brought at the same time, at most."""
 GAP = 1 << 13
 """Bytes between two ranges that are rather fetched than asked for in two requests."""
-_NOT_HERE, _COMING, _HERE = range(3)
-_OLDEST = 256
 
 Units = Annotated[Int64, "units"]
 
@@ -75,35 +69,37 @@ class Residency:
     ) -> None:
         self.store, self.folder, self.units = store, folder, units
         self._table, self._stamps = table, stamps
-        # Where there are too many shards, those of units that are wanted or looked at are mapped.
-        self._window = table.mappings if isinstance(table.mappings, MappedShards) else None
-        self._names = [os.path.basename(path) for path in map(str, table.paths)]
-        self._files = [os.path.join(shards, name) for name in self._names]
-        self._kernel_view = table.kernel_view
+        self._shards = SparseShards(store.url, folder, shards, table, units)
         with cache_errors(store.url, folder):
             self._record = UnitRecord(folder, len(units))
             self._sums = map_sums(folder, len(units))
         # Units share bytes and pages, but never take more than this.
-        self._record.join(self._size_here, most=4 * int(table.shard_bytes.sum()) + 32 * PAGE * len(units))
+        self._record.join(self._shards.size, most=4 * int(table.shard_bytes.sum()) + 32 * PAGE * len(units))
         self._sound = np.zeros(len(units), np.bool_)
         self._sound[: units.self_checked] = True
         self._before = store.bytes, store.requests
-        self.budget: int | None = None
-        """Maximum bytes on the disk; None: no limit."""
-        self.used_bytes = 0
-        """Bytes of tokens that were read."""
         self._pins = np.zeros(len(units), np.int32)
         self._mine = np.zeros(len(units), np.uint8)
+        self._eviction = Eviction(self._record, units, self._shards, self._mine, self._pins)
         self._coming = 0
         self._errors: dict[int, BaseException] = {}
         self._changed = threading.Condition()
-        self._oldest: list[tuple[int, int]] = []
         self._process = os.getpid()
-        self._pools: tuple[DaemonPool | None, ...] = (None, None)
-        self._punches, self._has_warned = True, False
+        self._pools: list[DaemonPool] = []
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self.units)
+
+    @property
+    def stored(self) -> "tuple[Residency]":
+        """As in `Holder`: all of it."""
+        return (self,)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all shards in the store."""
+        return int(self._table.shard_bytes.sum())
 
     @property
     def fetched_bytes(self) -> int:
@@ -114,6 +110,15 @@ class Residency:
     def requests(self) -> int:
         """Requests for shards that this process made."""
         return self.store.requests - self._before[1]
+
+    @property
+    def budget(self) -> int | None:
+        """Maximum bytes on the disk; None: no limit."""
+        return self._eviction.budget
+
+    @budget.setter
+    def budget(self, most: int | None) -> None:
+        self._eviction.budget = most
 
     @property
     def size(self) -> int:
@@ -138,13 +143,13 @@ class Residency:
         """The units that hold documents."""
         return self.units.of(documents, kinds)
 
-    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
-        """bool [documents], whether each is one of a store."""
+    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Annotated[Bool, "documents"]:
+        """[documents] whether each is one of a store."""
         return np.ones(len(documents), np.bool_)
 
     def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
         """The URL of the file with a suffix next to a document's shard, and what reads it; nothing of it is kept."""
-        name = os.path.splitext(self._names[self._table.locate(document)[0]])[0] + suffix
+        name = os.path.splitext(self._shards.names[self._table.locate(document)[0]])[0] + suffix
 
         def read(begin: int, size: int) -> bytes:
             return self.store.read_range(name, begin, begin + size, self._stamps.get(name, ""))
@@ -168,31 +173,31 @@ class Residency:
             units: Their numbers.
             may_wait: Asked while there is no room: False brings the unit nevertheless. None: never wait.
         """
-        self.units.need_lengths(units[self._mine[units] == _NOT_HERE])
-        if self._window is not None:
-            self._window.want(self._shards(units), may_wait)
+        self.units.need_lengths(units[self._mine[units] == NOT_HERE])
+        if (window := self._shards.window) is not None:
+            window.want(self._shards.shards_of(units), may_wait)
         with self._changed:
             self._pins[units] += 1
             # What is wanted is not old, for other processes either.
             self._record.touch(units)
         for unit in units.tolist():
             with self._changed:
-                if self._mine[unit] != _NOT_HERE:
+                if self._mine[unit] != NOT_HERE:
                     continue
                 reserved = 0
                 if self._take_present(unit):
                     continue
                 if self._record.states[unit] == ABSENT:
                     reserved = self.units.size(unit)
-                    while not (is_reserved := self._reserve(reserved)) and may_wait is not None and may_wait():
+                    while not (is_reserved := self._eviction.reserve(reserved)) and may_wait is not None and may_wait():
                         self._changed.wait(LOOK_SECONDS)
-                    if self._mine[unit] != _NOT_HERE:  # another thread wanted it meanwhile
+                    if self._mine[unit] != NOT_HERE:  # another thread wanted it meanwhile
                         if is_reserved:
                             self._record.account(-reserved, begun=-1)
                         continue
                     if not is_reserved:
                         self._record.account(reserved, begun=1)
-                self._mine[unit] = _COMING
+                self._mine[unit] = COMING
                 self._coming += 1
                 self._errors.pop(unit, None)
             try:
@@ -200,7 +205,7 @@ class Residency:
             except RuntimeError as error:  # the process ends; whoever waits must not wait for ever
                 with self._changed:
                     self._coming -= 1
-                    self._mine[unit], self._errors[unit] = _NOT_HERE, error
+                    self._mine[unit], self._errors[unit] = NOT_HERE, error
                     self._changed.notify_all()
 
     def _take_present(self, unit: int) -> bool:
@@ -211,7 +216,7 @@ class Residency:
         if record.states[unit] != PRESENT:  # given back by another process, before it was locked
             record.free(unit)
             return False
-        self._mine[unit] = _HERE
+        self._mine[unit] = HERE
         self._errors.pop(unit, None)
         return True
 
@@ -222,31 +227,23 @@ class Residency:
             StoreError, CorruptionError, OutputError: One cannot be brought; names the URL.
         """
         with self._changed:
-            while (self._mine[units] == _COMING).any():
+            while (self._mine[units] == COMING).any():
                 self._changed.wait(LOOK_SECONDS)
                 refuse_at_end()
-            for unit in units[self._mine[units] == _NOT_HERE].tolist():
+            for unit in units[self._mine[units] == NOT_HERE].tolist():
                 raise self._errors[unit]
 
     def release(self, units: Units) -> None:
         """Let units go that were wanted, once."""
         with self._changed:
             self._pins[units] -= 1
-            done = units[(self._pins[units] == 0) & (self._mine[units] == _HERE)]
+            done = units[(self._pins[units] == 0) & (self._mine[units] == HERE)]
             self._record.touch(units)
-            self._mine[done] = _NOT_HERE
+            self._mine[done] = NOT_HERE
             self._record.free_all(done)
             self._changed.notify_all()
-        if self._window is not None:
-            self._window.release(self._shards(units))
-
-    def _shards(self, units: Units) -> Annotated[Int64, "shards"]:
-        """The shards that units lie in, each as often as there are units in it."""
-        return shards_of([self.units.documents(unit) for unit in units.tolist()], self._table.shard_starts)
-
-    def _mapped(self, unit: int) -> AbstractContextManager[None]:
-        """Have the shards of a unit mapped, if they are not all the time."""
-        return nullcontext() if self._window is None else self._window.held(self._shards(np.array([unit])))
+        if (window := self._shards.window) is not None:
+            window.release(self._shards.shards_of(units))
 
     def hold_all(self, begin: int, end: int, kinds: Sequence[int]) -> Units | None:
         """Hold some kinds of units of documents [begin, end) with a few locks, if all of them are here already.
@@ -256,7 +253,7 @@ class Residency:
             too many shards to have all of them mapped.
         """
         record = self._record
-        if self._window is not None:
+        if self._shards.window is not None:
             return None
         with self._changed:
             ranges = self.units.ranges(begin, end, kinds)
@@ -266,11 +263,11 @@ class Residency:
             # Before they were locked, another process may have given one back.
             if len(locked) < len(ranges) or not self._all_here(ranges):
                 for first, last in locked:
-                    record.free_all(first + np.flatnonzero(self._mine[first:last] == _NOT_HERE))
+                    record.free_all(first + np.flatnonzero(self._mine[first:last] == NOT_HERE))
                 return None
             units = np.concatenate([np.empty(0, np.int64), *(np.arange(*one) for one in ranges)])
             self._pins[units] += 1
-            self._mine[units] = _HERE
+            self._mine[units] = HERE
             record.touch(units)
             return units
 
@@ -278,12 +275,12 @@ class Residency:
         """Whether units are present, and no thread of this process is about to lock one."""
         states, mine, sound = self._record.states, self._mine, self._sound
         return all(
-            (states[a:b] == PRESENT).all() and (mine[a:b] != _COMING).all() and sound[a:b].all() for a, b in ranges
+            (states[a:b] == PRESENT).all() and (mine[a:b] != COMING).all() and sound[a:b].all() for a, b in ranges
         )
 
     def renew(self, units: Units, error: CorruptionError) -> None:
         """As in `Holder`: the same bytes are written over the damaged ones, so whoever reads them meanwhile is safe."""
-        damaged = [unit for unit in units.tolist() if self._wrong(unit) >= 0] or units.tolist()
+        damaged = [unit for unit in units.tolist() if self._shards.wrong_document(unit) >= 0] or units.tolist()
         self._say_damaged(error)
         for coming in [self._pool(0).submit(self._load, unit) for unit in damaged]:
             result_of(coming)
@@ -304,7 +301,7 @@ class Residency:
     def forget(self, names: Sequence[str]) -> None:
         """What shards held that were missing or cut has to be fetched again."""
         record, starts = self._record, self._table.shard_starts
-        for shard in [self._names.index(name) for name in names if name in self._names]:
+        for shard in [self._shards.names.index(name) for name in names if name in self._shards.names]:
             for first, last in self.units.ranges(int(starts[shard]), int(starts[shard + 1]), range(4)):
                 for unit in (first + np.flatnonzero(record.states[first:last] == PRESENT)).tolist():
                     # What another process reads stays: its old file is whole; here, it is renewed when it is read.
@@ -316,11 +313,10 @@ class Residency:
 
     def _pool(self, which: int) -> DaemonPool:
         """The threads that bring units, or those that wait for requests; threads do not survive a fork."""
-        if self._pools[which] is None or self._process != os.getpid():
+        if not self._pools or self._process != os.getpid():
             self._process = os.getpid()
-            self._pools = (DaemonPool(THREADS, "penstock-units"), DaemonPool(THREADS, "penstock-ranges"))
-        found: Any = self._pools[which]
-        return found  # type: ignore[no-any-return]
+            self._pools = [DaemonPool(THREADS, "penstock-units"), DaemonPool(THREADS, "penstock-ranges")]
+        return self._pools[which]
 
     def _bring(self, unit: int, reserved: int) -> None:
         error: BaseException | None = None
@@ -331,12 +327,12 @@ class Residency:
         with self._changed:
             self._coming -= 1
             if error is not None:
-                self._mine[unit], self._errors[unit] = _NOT_HERE, error
+                self._mine[unit], self._errors[unit] = NOT_HERE, error
             elif self._pins[unit] == 0:
-                self._mine[unit] = _NOT_HERE
+                self._mine[unit] = NOT_HERE
                 self._record.free(unit)
             else:
-                self._mine[unit] = _HERE
+                self._mine[unit] = HERE
             self._changed.notify_all()
 
     def _lock_present(self, unit: int, reserved: int) -> None:
@@ -360,7 +356,7 @@ class Residency:
 
     def _check_first(self, unit: int) -> None:
         """Before this process first reads a unit that has no checksums of its own: it must be what was fetched."""
-        if not self._sound[unit] and self._sum(unit) != self._sums[unit]:
+        if not self._sound[unit] and self._shards.checksum(unit) != self._sums[unit]:
             self._say_damaged("what it holds besides tokens is not what was fetched")
             try:
                 self._load(unit)
@@ -368,15 +364,6 @@ class Residency:
                 self._record.free(unit)
                 raise
         self._sound[unit] = True
-
-    def _sum(self, unit: int) -> int:
-        """A checksum of all bytes of a unit that are here; never 0, which stands for none."""
-        parts = self.units.unit(unit)
-        ranges = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
-        with self._mapped(unit):
-            ranges += self.units.later(unit, self._table.mappings)
-            sums = [checksum(self._table.mappings[one.shard][one.begin : one.end]) for one in ranges]
-        return checksum(np.array(sums, np.uint64)) or 1
 
     def _give_up(self, reserved: int) -> None:
         """What was reserved for a unit is not needed."""
@@ -388,17 +375,17 @@ class Residency:
         """Bring a unit that this process alone has locked."""
         record, size = self._record, reserved or self.units.size(unit)
         if record.states[unit] == UNSURE:
-            if self._wrong(unit) < 0 and self.units.kind(unit) in (TOKENS, SPANS):
+            if self._shards.wrong_document(unit) < 0 and self.units.kind(unit) in (TOKENS, SPANS):
                 record.states[unit] = PRESENT
                 record.share(unit)
                 self._give_up(reserved)
                 return
             with self._changed:
-                record.account(-self._size_here(unit))
+                record.account(-self._shards.size(unit))
             record.states[unit] = ABSENT
         if not reserved:
             with self._changed:
-                if not self._reserve(size):
+                if not self._eviction.reserve(size):
                     record.account(size, begun=1)
         try:
             more = self._load(unit)
@@ -414,29 +401,29 @@ class Residency:
 
     def _load(self, unit: int) -> int:
         """Fetch a unit, and write it into its shards; returns bytes that `size` does not count."""
-        with self._mapped(unit):
+        with self._shards.mapped(unit):
             return self._load_mapped(unit)
 
     def _load_mapped(self, unit: int) -> int:
         parts = self.units.unit(unit)
         for last in (False, True):
             self._fetch(parts.fetched, parts.made)
-            if later := self.units.later(unit, self._table.mappings):
+            if later := self._shards.later(unit):
                 self._fetch(later)
-            wrong = self._wrong(unit)
+            wrong = self._shards.wrong_document(unit)
             if wrong < 0:
                 break
             if last:
-                shard = self._names[self._table.locate(wrong)[0]]
+                shard = self._shards.names[self._table.locate(wrong)[0]]
                 raise CorruptionError(
                     f"{self.store.where(shard)}: document {wrong} is not what was prepared: its bytes differ from "
                     f"their checksums, also when they are fetched again into the cache {self.folder}; upload the "
                     f"dataset again (`penstock verify {self.store.url}` lists all faults)"
                 )
         if unit >= self.units.self_checked:
-            self._sums[unit] = self._sum(unit)
+            self._sums[unit] = self._shards.checksum(unit)
             self._sound[unit] = True
-        return self._size_here(unit) - self.units.size(unit) if later else 0
+        return self._shards.size(unit) - self.units.size(unit) if later else 0
 
     def _fetch(self, ranges: Sequence[Range], made: Sequence[Made] = ()) -> None:
         """Request ranges, and write them and what was made."""
@@ -447,7 +434,7 @@ class Residency:
             for (whole, parts), body in zip(requests, bodies, strict=True)
             for part in parts
         ]
-        self._write([*pieces, *made])
+        self._shards.write([*pieces, *made])
 
     def _bodies(self, ranges: Sequence[Range]) -> list[memoryview]:
         """The bytes of ranges, requested at the same time, unless other units keep all threads busy anyway."""
@@ -462,121 +449,5 @@ class Residency:
         return bodies + [result_of(other) for other in others]
 
     def _request(self, one: Range) -> memoryview:
-        name = self._names[one.shard]
+        name = self._shards.names[one.shard]
         return self.store.read_view(name, one.begin, one.end, self._stamps.get(name, ""))
-
-    def _size_here(self, unit: int) -> int:
-        """Bytes of the pages of a present unit."""
-        with self._mapped(unit):
-            return page_bytes(self.units.pages(unit, self._table.mappings))
-
-    def _write(self, pieces: Sequence[Made]) -> None:
-        """Write bytes into their places."""
-        with cache_errors(self.store.url, self.folder):
-            for shard in {piece.shard for piece in pieces}:
-                handle = os.open(self._files[shard], os.O_WRONLY | os.O_CLOEXEC)
-                try:
-                    for piece in pieces:
-                        if piece.shard == shard:
-                            write_at(handle, piece.begin, piece.content)
-                finally:
-                    os.close(handle)
-
-    def _wrong(self, unit: int) -> int:
-        """A document of a unit that differs from its checksums, or −1."""
-        kind = self.units.kind(unit)
-        if kind not in (TOKENS, SPANS):
-            return -1
-        places, batches, (token_bytes, _, _, has_spans) = self._kernel_view
-        layout = (token_bytes, has_spans, kind == SPANS)
-        begin, end = self.units.documents(unit)
-        lengths = for_kernel(self._table.lengths, np.arange(begin, end))
-        with self._mapped(unit):
-            return int(check.wrong_tokens(places, batches, layout, lengths, begin, end))
-
-    # Giving back. All of it runs under `_changed`.
-
-    def _reserve(self, size: int) -> bool:
-        """Account for a unit that will be brought, if it fits once what was used least recently is given back."""
-        tried = 0
-        while not self._record.account(size, begun=1, limit=self.budget if self._punches else None):
-            if not self._oldest:
-                self._oldest = self._find_oldest()
-                tried += 1
-                if not self._oldest or tried > 2:
-                    return False
-            unit, use = self._oldest.pop()
-            if self._record.uses[unit] == use:  # else it was used since, and is not old any more
-                self._give_back(unit)
-        return True
-
-    def _find_oldest(self) -> list[tuple[int, int]]:
-        """Idle units, least recently used last, with their last-use times."""
-        idle = np.flatnonzero((self._record.states != ABSENT) & (self._mine == _NOT_HERE) & (self._pins == 0))
-        ages = (self._record.header["clock"][0] - self._record.uses[idle].astype(np.int64)) & 0xFFFFFFFF
-        if len(idle) > _OLDEST:
-            some = np.argpartition(-ages, _OLDEST)[:_OLDEST]
-            idle, ages = idle[some], ages[some]
-        idle = idle[np.argsort(ages, kind="stable")]
-        return list(zip(idle.tolist(), self._record.uses[idle].tolist(), strict=True))
-
-    def _give_back(self, unit: int) -> None:
-        record = self._record
-        if self._mine[unit] != _NOT_HERE or self._pins[unit] or not record.own(unit):
-            return
-        locked = [unit]
-        try:
-            if record.states[unit] == ABSENT:
-                return
-            with self._mapped(unit):
-                pages = self.units.pages(unit, self._table.mappings)
-            record.states[unit] = ABSENT
-            record.account(-page_bytes(pages))
-            self._punch(without(pages, self._kept_pages(unit, pages, locked)))
-        finally:
-            for one in locked:
-                record.free(one)
-
-    def _kept_pages(self, unit: int, pages: Sequence[Range], locked: list[int]) -> list[Range]:
-        """Pages of other units near a unit that must stay; absent ones are locked, so that nobody brings them now."""
-        kept: list[Range] = []
-        record = self._record
-        for other in self.units.neighbours(unit).tolist():
-            theirs: list[Range] | None = None
-            if self.units.has_lengths(other):
-                theirs = self._pages_if_near(other, pages)
-                if not theirs:
-                    continue
-            if record.states[other] == ABSENT and self._mine[other] == _NOT_HERE and record.own(other):
-                locked.append(other)
-                if record.states[other] == ABSENT:
-                    continue
-            # Whoever brings it has its lengths, so asking for them now does not wait.
-            kept += self._pages_if_near(other, pages) if theirs is None else theirs
-        return kept
-
-    def _pages_if_near(self, other: int, pages: Sequence[Range]) -> list[Range]:
-        """The pages of a unit, if any of them is among `pages`."""
-        present = self._record.states[other] != ABSENT
-        parts = self.units.unit(other)
-        bare = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
-        theirs = [Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in bare]
-        if parts.has_more and present:
-            with self._mapped(other):
-                theirs = self.units.pages(other, self._table.mappings)
-        shared = any(
-            one.shard == mine.shard and one.begin < mine.end and mine.begin < one.end
-            for one in theirs
-            for mine in pages
-        )
-        return theirs if shared else []
-
-    def _punch(self, pages: Sequence[Range]) -> None:
-        for one in pages:
-            if not punch(self._files[one.shard], one.begin * PAGE, one.end * PAGE):
-                self._punches = False
-                _log.warning(
-                    "%s: its file system cannot give back parts of files, so the cache of %s grows beyond cache_bytes",
-                    self.folder, self.store.url,
-                )  # fmt: skip
-                return

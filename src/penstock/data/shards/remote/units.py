@@ -55,6 +55,12 @@ class Unit:
     has_more: bool
     """Whether it has texts, or lists behind texts, whose places are read from what was fetched (`UnitMap.later`)."""
 
+    @property
+    def places(self) -> list[Range]:
+        """Where its bytes lie, as far as the lengths say."""
+        made = (Range(one.shard, one.begin, one.begin + len(one.content)) for one in self.made)
+        return [*self.fetched, *made]
+
 
 class _Segment(NamedTuple):
     """Rows [first, last) of a batch, and what the lengths say of the whole batch."""
@@ -282,16 +288,11 @@ class UnitMap:
 
     def pages(self, unit: int, mappings: Sequence[Array]) -> list[Range]:
         """The pages that a unit lies on, as ranges of page numbers; of a present unit, if it has texts."""
-        parts = self.unit(unit)
-        ranges = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
-        ranges += self.later(unit, mappings)
-        return _merged([Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in ranges])
+        return _pages_of([*self.unit(unit).places, *self.later(unit, mappings)])
 
     def size(self, unit: int) -> int:
         """Bytes of the pages of a unit, without texts."""
-        parts = self.unit(unit)
-        ranges = [*parts.fetched, *(Range(one.shard, one.begin, one.begin + len(one.content)) for one in parts.made)]
-        return page_bytes(_merged([Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in ranges]))
+        return page_bytes(_pages_of(self.unit(unit).places))
 
     def neighbours(self, unit: int) -> Annotated[Int64, "units"]:
         """Units that may share a page with a unit: those of its batches, and of the batch before and after."""
@@ -308,6 +309,10 @@ class UnitMap:
         joined = np.concatenate(found)
         others: Annotated[Int64, "units"] = joined[joined != unit]
         return others
+
+
+def _pages_of(ranges: Sequence[Range]) -> list[Range]:
+    return _merged([Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in ranges])
 
 
 def page_bytes(pages: Sequence[Range]) -> int:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Bool, Int64
 from penstock.core.errors import CorruptionError
 
 Result = TypeVar("Result")
@@ -14,11 +14,38 @@ TOKENS, SPANS, ORIGINS, EXTRAS = range(4)
 and columns. See `penstock.data.shards.remote.units`."""
 
 
+class Stored(Protocol):
+    """Documents in a store, as far as they take room on this machine and requests to the store."""
+
+    budget: int | None
+    """Maximum bytes on the disk; None: no limit."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all shards in the store."""
+
+    @property
+    def run_bytes(self) -> int:
+        """Mean bytes on the disk of a run of documents, with its spans and columns."""
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of shards that this process fetched."""
+
+    @property
+    def requests(self) -> int:
+        """Requests for shards that this process made."""
+
+
 class Holder(Protocol):
     """Has documents of a remote dataset on this machine, and mapped, in units of fetching; units are numbers.
 
     One of a local dataset maps what is not mapped yet (`penstock.data.shards.tables.mappings`).
     """
+
+    @property
+    def stored(self) -> "Sequence[Stored]":
+        """What of it lies in a store, part after part; empty: it only maps."""
 
     def __len__(self) -> int:
         """Number of units."""
@@ -26,8 +53,8 @@ class Holder(Protocol):
     def find(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Annotated[Int64, "units"]:
         """The units that hold some kinds of data of documents, rising."""
 
-    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
-        """bool [documents], whether each lies in a store."""
+    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Annotated[Bool, "documents"]:
+        """[documents] whether each lies in a store."""
 
     def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
         """The URL of the file with a suffix next to a document's shard, and (first byte, number) → bytes of it.

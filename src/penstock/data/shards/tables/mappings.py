@@ -16,13 +16,14 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, final, overload
+from typing import Annotated, final, overload
 
 import numpy as np
 
-from penstock.core.arrays import Int64, UInt64
+from penstock.core.arrays import Bool, Int64, UInt64
+from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.system import explain_cut_files, mapped, mapping_limit
 from penstock.data.stores.daemons import LOOK_SECONDS, refuse_at_end
@@ -357,8 +358,6 @@ def addresses_of(mappings: Sequence[Array]) -> tuple[Annotated[UInt64, "shards"]
     """Address and bytes of each mapping."""
     if isinstance(mappings, MappedShards):
         return mappings.addresses, mappings.sizes.astype(np.uint64)
-    from penstock.core.compiled import address_of
-
     addresses = np.array([address_of(mapping) for mapping in mappings], np.uint64)
     return addresses, np.array([len(mapping) for mapping in mappings], np.uint64)
 
@@ -375,6 +374,11 @@ class ShardHolder:
     def __init__(self, mappings: MappedShards, starts: Annotated[Int64, "shards+1"]) -> None:
         self.mappings, self._starts = mappings, starts
 
+    @property
+    def stored(self) -> tuple[()]:
+        """As in `Holder`: none of it."""
+        return ()
+
     def __len__(self) -> int:
         return len(self.mappings)
 
@@ -383,7 +387,7 @@ class ShardHolder:
         found: Shards = np.unique(np.searchsorted(self._starts, documents, side="right") - 1)
         return found
 
-    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Any:
+    def is_remote(self, documents: Annotated[Int64, "documents"]) -> Annotated[Bool, "documents"]:
         """As in `Holder`: none is."""
         return np.zeros(len(documents), np.bool_)
 
@@ -391,7 +395,7 @@ class ShardHolder:
         """Only documents in a store have files that must be asked for."""
         raise AssertionError("a local document")
 
-    def held(self, units: Shards) -> Any:
+    def held(self, units: Shards) -> AbstractContextManager[None]:
         """As in `Holder`."""
         return self.mappings.held(units)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.arrow import to_numpy
 from penstock.core.ragged import Ragged
@@ -72,8 +73,6 @@ def _inside(documents: Array, begin: int, count: int) -> Array:
 
 
 def _batches(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-
     # The old file stays mapped although its name gets the new one.
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         for number in range(reader.num_record_batches):
@@ -81,8 +80,6 @@ def _batches(path: Path) -> Iterator[Any]:
 
 
 def _chosen(batch: Any, keep: Array) -> Any:
-    import pyarrow as pa
-
     return batch if keep.all() else batch.filter(pa.array(keep))
 
 

@@ -14,7 +14,10 @@ from types import TracebackType
 from typing import Any, Self, final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.core.arrow import from_numpy
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
@@ -194,8 +197,6 @@ def _accept_extras(
 def _accept_texts(texts: Any) -> Any:
     if texts is None:
         return None
-    import pyarrow as pa
-
     if texts.null_count:
         raise ConfigError(f"{texts.null_count} texts are null; give each document its text")
     return texts.cast(pa.large_string())
@@ -217,8 +218,6 @@ def join_blocks(blocks: Sequence[Block], room: Callable[[int], Array]) -> Block:
     """Join blocks into one; `room(n)` returns an array for n tokens, which must not belong to any of the blocks."""
     if len(blocks) == 1:
         return blocks[0]
-    import pyarrow as pa
-
     parts = [block.spans for block in blocks if block.spans is not None]
     spans = None
     if parts:
@@ -276,8 +275,6 @@ class ShardWriter:
             self._open()
 
     def _open(self) -> None:
-        import pyarrow as pa
-
         self._schema = schema_of(self.layout)
         self._sink: Any = pa.OSFile(str(self._partial), "wb")
         self._file: Any = pa.ipc.new_file(self._sink, self._schema)
@@ -392,10 +389,6 @@ class ShardWriter:
         return self._rooms[0][:size]
 
     def _write_batch(self, block: Block) -> None:
-        import pyarrow as pa
-
-        from penstock.core.arrow import from_numpy
-
         valid, offsets, spans = block.span_arrays()
         self._summarise(block, valid, offsets, spans)
         origins = [from_numpy(block.files), from_numpy(block.lines)]
@@ -447,8 +440,6 @@ class ShardWriter:
 
     def _checksums(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> Any:
         """The checksums column of a batch."""
-        from penstock.core.arrow import from_numpy
-
         tokens = block.tokens
         starts = np.zeros(len(block) + 1, np.int64)
         checksum_counts(tokens.offsets, self.layout.has_spans, starts[1:])
@@ -462,8 +453,6 @@ class ShardWriter:
 
 def _without_rest(texts: Any) -> Any:
     """The same texts with buffers of their own size: Arrow writes up to 63 bytes behind those of a slice."""
-    import pyarrow as pa
-
     _, places, values = texts.buffers()
     offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
@@ -473,6 +462,4 @@ def _without_rest(texts: Any) -> Any:
 
 def _bytes_of(texts: Any) -> int:
     """UTF-8 bytes of an Arrow string array."""
-    import pyarrow.compute as pc
-
     return int(pc.sum(pc.binary_length(texts)).as_py() or 0)
