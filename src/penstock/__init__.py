@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from penstock.learn.training.losses import loss
     from penstock.models.isolation import check_isolation
     from penstock.plan import inputs, loader, objectives, packing, sampling
-    from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+    from penstock.plan.inputs.model_input import ModelInput
+    from penstock.plan.inputs.requirements import InputRequirements
     from penstock.plan.inputs.torch_tensors import to_torch
     from penstock.plan.loader.data_parallel import DataParallel
     from penstock.plan.loader.loader import Loader
@@ -51,7 +52,7 @@ _NAMES = {
     "Causal": "plan.objectives.objective",
     "Denoise": "plan.objectives.denoise",
     "Infill": "plan.objectives.infill",
-    "InputRequirements": "plan.inputs.model_input",
+    "InputRequirements": "plan.inputs.requirements",
     "ModelInput": "plan.inputs.model_input",
     "DataParallel": "plan.loader.data_parallel",
     "Loader": "plan.loader.loader",

@@ -171,9 +171,7 @@ def test_a_first_step_brings_the_lengths_of_few_ranges(store, monkeypatch):
 
 def test_a_source_that_cannot_be_trained_is_refused(store):
     _, remote = pair(store, "short", slice=(0.5, 1.0), **BLOCK)
-    with pytest.raises(
-        ConfigError, match=r"source 'short': nothing can be trained: each of its 450 documents is empty"
-    ):
+    with pytest.raises(ConfigError, match=r"'short'.*nothing.*450.*documents"):
         Loader(remote, **SETTINGS)
 
 
@@ -188,16 +186,14 @@ def test_failures_come_where_their_step_would_have_come(store):
         patch.setattr("penstock.plan.loader.lengths_ahead._LEAST", 400)
         loader = Loader(remote, threads=2, **SETTINGS)
         fault = store.fail("500", 10**6, "lengths.u32")
-        with pytest.raises(StoreError, match=r"s3://bucket/plain/lengths.u32: cannot be read, 5 times in a row"):
+        with pytest.raises(StoreError, match=r"s3://bucket/plain/lengths.u32.*read, 5"):
             given.extend(loader)
         fault.times = 0
         given.extend(islice(loader, 3))
         changed = bytearray(kept)
         changed[8 * 7000] ^= 1
         file.write_bytes(changed)
-        with pytest.raises(
-            CorruptionError, match=r"s3://bucket/plain/lengths.u32: was replaced by another object since"
-        ):
+        with pytest.raises(CorruptionError, match=r"s3://bucket/plain/lengths.u32"):
             given.extend(loader)
     file.write_bytes(kept)
     assert 3 < len(given) < len(expected)

@@ -181,7 +181,7 @@ def test_a_budget_without_room_is_refused_with_its_numbers(store):
             Loader(remote, cache_bytes=9000, **SETTINGS)
     with pytest.raises(ConfigError, match="cache_bytes must be at least 1, got 0"):
         Loader(remote, cache_bytes=0, **SETTINGS)
-    with pytest.raises(ConfigError, match="shuffle_runs has an effect only with shuffle 'block', not 'full'"):
+    with pytest.raises(ConfigError, match=r"shuffle_runs.*'block'.*'full'"):
         Source("s3://bucket/plain", shuffle_runs=3)
 
 
@@ -221,7 +221,7 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
     loader, expected = Loader(remote, threads=2, **SETTINGS), list(islice(Loader(local, **SETTINGS), 80))
     fault = store.fail("500", 10**6, "00001.arrow")
     given = []
-    with pytest.raises(StoreError, match=r"s3://bucket/plain/00001.arrow: cannot be read, 5 times in a row"):
+    with pytest.raises(StoreError, match=r"s3://bucket/plain/00001.arrow.*read, 5"):
         given.extend(loader)
     assert len(given) > 0
     fault.times = 0

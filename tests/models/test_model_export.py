@@ -189,9 +189,7 @@ def test_a_failed_export_leaves_nothing_and_another_one_is_left_alone(
     )
     assert list((tmp_path / "out").iterdir()) == []
     export(tiny(torch.float32), tmp_path / "out")
-    with pytest.raises(
-        OutputError, match=r"out: holds an earlier export; choose another folder, or set overwrite to replace it"
-    ):
+    with pytest.raises(OutputError, match=r"earlier.*export.*overwrite"):
         export(tiny(torch.float32), tmp_path / "out")
 
 

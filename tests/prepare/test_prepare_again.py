@@ -192,7 +192,7 @@ def test_skipping_after_a_stop_keeps_the_parts(tmp_path, ten, tokenizer, redone)
     for number in range(9):
         path = ten / f"{number}.jsonl"
         path.write_text(path.read_text().replace('{"text": ""}', '{"text": "a"}'))
-    with pytest.raises(RecordError, match=r"9.jsonl:4: field 'text' is empty; .*set on_error to skip"):
+    with pytest.raises(RecordError, match=r"9.jsonl:4.*'text'.*set on_error"):
         prepare_parts(ten, tokenizer, tmp_path / "out", on_error="stop")
     redone.clear()
     assert prepare_parts(ten, tokenizer, tmp_path / "out", on_error="skip").parts_resumed == 27
@@ -299,9 +299,7 @@ def test_input_that_changes_or_goes_away_meanwhile(tmp_path, ten, tokenizer):
             file.write('{"text": "late"}\n')
         return record
 
-    with pytest.raises(
-        RecordError, match=r"9.jsonl: is gone; put it back or leave it out, then run it again: finished"
-    ):
+    with pytest.raises(RecordError, match=r"9.jsonl.*finished"):
         prepare_parts(ten, tokenizer, tmp_path / "out", transform=remove)
     with pytest.raises(
         RecordError, match=r"input changed while it was prepared: \S+8.jsonl changed; run it again: unchanged part"

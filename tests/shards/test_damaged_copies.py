@@ -149,7 +149,7 @@ def test_a_dataset_that_is_wrong_in_the_store_says_so_and_names_the_cache(store,
     target = folder / "bucket" / "wrong"
     shutil.copytree(folder / "bucket" / "chats", target)
     (target / "files.json").write_text('["a", "b", "c", "d", "e", "f", "g", "h", "i"]')
-    with pytest.raises(CorruptionError, match=r"s3://bucket/wrong/files.json: differs from its checksum.*cache/wrong-"):
+    with pytest.raises(CorruptionError, match=r"s3://bucket/wrong/files.json.*checksum.*cache/wrong-"):
         open_dataset("s3://bucket/wrong")
     shutil.rmtree(target)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shard_data import TOKENIZER, VOCAB, make_documents, make_spans
 
 from penstock import Dataset, write_dataset
-from penstock.core.arrays import Ragged
+from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, finish_dataset
 from penstock.data.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS
 from penstock.data.shards.layout import Column

@@ -21,9 +21,7 @@ from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
 from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
-from penstock.chat.records.images import images_of
 from penstock.chat.records.layouts import read_conversation
-from penstock.chat.records.media import refuse_media
 from penstock.chat.records.unread import unread_of_messages
 from penstock.chat.render.choosing import render_form
 from penstock.chat.render.excerpts import find_turns
@@ -32,12 +30,15 @@ from penstock.chat.render.template import Rendered, Template, load_template, own
 from penstock.chat.render.turns import RenderedConversation, Turn
 from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
-from penstock.chat.tokens.images import ImagePlace, expand, restore
+from penstock.chat.tokens.images import restore
 from penstock.chat.written import encode_written
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.core.ragged import Ragged
+from penstock.media.expansion import ImagePlace, expand
 from penstock.media.layout import NOUNS
+from penstock.media.placement import images_of
 from penstock.media.processor import Processor
+from penstock.media.records import refuse_media
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 

@@ -118,7 +118,7 @@ def record_errors(what: str) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """What another library's exception says, in one line, the same in every run."""
+    """Message of another library's exception in one line, the same in every run."""
     text = " ".join(_OBJECT.sub("", str(getattr(error, "strerror", None) or error)).split())[:_LONGEST_REASON]
     name = type(error).__name__
     if not text:

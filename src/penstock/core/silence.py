@@ -31,7 +31,7 @@ class _Request:
 
 
 class _Watch:
-    """What is under way in this process."""
+    """Requests under way in this process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -68,7 +68,7 @@ class _Watch:
                 _log.warning("%s", line)
 
     def _lines(self) -> list[str]:
-        """What is to be said now; a line for each store."""
+        """Lines to log now, one for each store."""
         now, oldest, counts = time.monotonic(), dict[str, _Request](), dict[str, int]()
         for request in self.requests:  # in the order in which they began
             if now - request.begun >= SILENCE_SECONDS:

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import weakref
@@ -45,16 +46,12 @@ def usable_processors() -> int:
 
 def peak_memory_bytes() -> int:
     """The most memory that this process has had so far, in bytes."""
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
 def too_many_files(error: BaseException | None) -> str:
     """The cure, if an error or its cause says that too many files are open; empty: it does not."""
-    import resource
-
     while error is not None:
         code = getattr(error, "errno", None)
         if code in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):

@@ -24,6 +24,7 @@ from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of
 from penstock.models.ours.transformer import Transformer
 from penstock.models.settings import ModelSettings
+from penstock.models.theirs.model import HuggingFaceModel
 from penstock.tokenizers import Tokenizer
 
 EXPORT = "export.json"
@@ -87,8 +88,6 @@ def export(
             _write_json(output / GENERATION, written)
             _export_transformer(model, output, tokenizer, list(stop_ids), context_length, facts)
         else:
-            from penstock.models.theirs.model import HuggingFaceModel
-
             if not isinstance(model, HuggingFaceModel):
                 raise ConfigError(
                     "export: a model of your own has no layout that transformers knows; read its weights from "

@@ -22,8 +22,8 @@ import numpy as np
 from penstock.core.errors import IsolationError
 from penstock.core.suggestions import suggests
 from penstock.data.shards.trees import build_tree
+from penstock.media.rows import BlankImage
 from penstock.plan.inputs import IGNORE
-from penstock.plan.inputs.media import BlankImage
 from penstock.plan.inputs.model_input import ModelInput
 
 Forward = Callable[[Any, ModelInput], Any]

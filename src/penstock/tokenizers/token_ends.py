@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.errors import TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.tokenizers.byte_table import ByteArray, ByteTable, IntArray
 
 SPACE = 0x20

@@ -16,12 +16,12 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
+from penstock.core.ragged import Ragged
 from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.fast import encode_arrow, missing_gigatoken

@@ -33,7 +33,7 @@ BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 """Control entries that every trained tokenizer has, as ids 0, 1 and 2."""
 
 BATCH_BYTES = 1 << 20
-"""Approximate bytes of text whose pieces are counted at once. Less than that is left to the `tokenizers` package, which
+"""Batch size of text, in bytes. Less than that is left to the `tokenizers` package, which
 learns the same merges more slowly, but has no kernels that may have to be compiled first."""
 
 

@@ -30,8 +30,8 @@ import numpy as np
 
 from penstock.chat.masks._kernels import clear_ids, find_extents, scan_rows
 from penstock.chat.masks.boundaries import AnyTokenizer, Boundary, Marker, ResolvedBoundary, check_starts, resolve
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 
 TrainOnEos = Literal["turn", "all", "last", "none"]
 EOS_MODES: tuple[TrainOnEos, ...] = get_args(TrainOnEos)

@@ -30,7 +30,7 @@ _FORMS: Mapping[str, frozenset[Form]] = {
     "result": frozenset(("encode_results",)),
     "parts": frozenset(("join_text_parts", "wrap_text")),
 }
-"""What may be lost → changes that may help."""
+"""Possible loss → changes that may help."""
 _OUTSIDE_TEXTS = re.compile(r'("(?:\\.|[^"\\])*")|\s+')
 _DECODER = json.JSONDecoder()
 
@@ -46,7 +46,7 @@ class _Try:
 
     @property
     def kinds(self) -> list[str]:
-        """What is lost."""
+        """The losses."""
         return [lost.where for lost in self.rendered.lost] + ["parts"] * self.loses_texts
 
     @property

@@ -78,7 +78,7 @@ def _tried(conversation: Conversation, failures: Sequence[RecordError]) -> str:
 
 
 def _cures(conversation: Conversation, template: Template, failures: Sequence[RecordError]) -> list[str]:
-    """What may help."""
+    """Possible cures."""
     said = f"{failures[0]} {failures[-1]}"
     cures = [cure for pattern, cure in _KNOWN if re.search(pattern, said, re.IGNORECASE | re.DOTALL)]
     if any(isinstance(one, str) for one in arguments_of(conversation.messages)) and (

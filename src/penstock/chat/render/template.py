@@ -150,7 +150,7 @@ class Template:
         return Rendered(text=plain, runs=runs, escaped=len(plain) - len(traced))
 
     def usual_head(self, role: str) -> str:
-        """What it writes before the text of a user or assistant that is not the first message; empty if unknown."""
+        """Text before that of a user or assistant that is not the first message; empty if unknown."""
         return self._usual_heads.get(role, "")
 
     @cached_property
@@ -234,7 +234,7 @@ class Rendered:
     escaped: int = 0
     """Number of characters that Jinja added by escaping text after |safe or |e."""
     lost: tuple[Lost, ...] = ()
-    """What of calls, results and empty contents is not written as it is; see `structure.py`."""
+    """Calls, results and empty contents that are not written as they are; see `structure.py`."""
 
     @cached_property
     def words(self) -> tuple[Words, ...]:
@@ -253,7 +253,7 @@ class Rendered:
 
 
 def _head(rendered: Rendered, message: int) -> str:
-    """What a template writes in the turn of a message before its text."""
+    """Text of a template in the turn of a message, before the text of the message."""
     head, at = "", 0
     for length, origin, path, _, owner, _ in rendered.runs:
         if origin == message and not is_label(path):

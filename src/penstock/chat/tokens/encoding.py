@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from penstock.chat.tokens._kernels import find_items, gather, place_tokens
 from penstock.chat.tokens.control_text import ControlText, control_text
-from penstock.core.arrays import Ragged
 from penstock.core.errors import TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.tokenizers import Tokenizer
 
 IdArray = np.ndarray[Any, np.dtype[np.uint32]]

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_numpy, from_texts, to_numpy
 from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.core.randomness import key_for
 from penstock.data.prepare import _kernels as k
 from penstock.data.prepare.chat_summary import ChatSummary

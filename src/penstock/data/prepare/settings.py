@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 
 from penstock.chat import Template
 from penstock.core.errors import ConfigError
+from penstock.core.formats import PREPARATION
 from penstock.data.prepare.chat_settings import ChatSettings, day_of
 from penstock.data.shards.layout import Column
 from penstock.data.sources import Fields, OnDamage
@@ -20,8 +21,6 @@ CHAT_PART_BYTES = 4 << 20
 """Approximate raw bytes of a part: a conversation takes far more time per byte than a text."""
 
 Choice = Literal["auto", "yes", "no"]
-FORMAT_VERSION = 1
-"""Changes when `prepare` gives other bytes for the same settings, so that old parts are not mixed with new ones."""
 
 
 RETIRED = ("on_error",)
@@ -180,7 +179,7 @@ class PrepareSettings:
             chat |= {} if processor is None else {"chat.processor": processor}
         return {
             **chat,
-            "version": FORMAT_VERSION,
+            "version": PREPARATION.version,
             "tokenizer": tokenizer.fingerprint,
             "text_field": self.fields.text,
             "weights_field": self.fields.weights,

@@ -11,9 +11,10 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Ragged, UInt64
+from penstock.core.arrays import Int64, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError
+from penstock.core.ragged import Ragged
 from penstock.data.shards import _column_kernels as ck
 from penstock.data.shards import _kernels as k
 from penstock.data.shards.document import EXTRAS, DocumentTable

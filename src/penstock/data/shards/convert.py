@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
+from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
 from penstock.data.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.data.shards.dataset import Dataset

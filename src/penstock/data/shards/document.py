@@ -12,10 +12,11 @@ from typing import Annotated, Any, Protocol, TypeVar, final, overload
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Float64, Int64, Ragged, Records, UInt32, UInt64
+from penstock.core.arrays import Float32, Float64, Int64, Records, UInt32, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.notebook import card, marked_text, row_strip
+from penstock.core.ragged import Ragged
 from penstock.data.shards import _kernels as k
 from penstock.data.shards.images import ImageOf
 from penstock.data.shards.lengths import LazyNumbers, for_kernel

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.arrow import to_numpy
+from penstock.core.ragged import Ragged
 from penstock.data.shards.files import Array, output_errors
 from penstock.data.shards.images import WORDS, assets_path, image_of, records_of
 from penstock.data.shards.layout import IMAGES, SPAN, TREE, ShardLayout

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.document import Corpus

@@ -15,8 +15,8 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.ragged import Ragged
 from penstock.data.shards.files import checksum, output_errors, read_json, sync, unreadable, write_json
 from penstock.media.loading import DIGEST_BYTES, digest_of, read_reference
 

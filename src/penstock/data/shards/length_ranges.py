@@ -31,7 +31,7 @@ from penstock.data.shards.stores import Store
 from penstock.data.shards.unit_record import ABSENT, PRESENT, UnitRecord, cache_errors, write_at
 
 THREADS, THREADS_AHEAD = 32, 8
-"""Requests at the same time: for what somebody waits for, and for what is only wanted, next to documents' own."""
+"""Concurrent requests for blocking reads and for read-ahead, besides those for documents."""
 REQUEST_BYTES = 4 << 20
 """Of one table, at most."""
 SHOWN_BYTES = 256 << 20

@@ -17,6 +17,7 @@ from typing import Any, Self, final
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import check_unlocked
+from penstock.core.formats import DATASET
 from penstock.data.shards._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
 from penstock.data.shards.files import (
     check_regular,
@@ -30,8 +31,6 @@ from penstock.data.shards.files import (
 from penstock.data.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
 from penstock.tokenizers import Tokenizer
 
-FORMAT = "penstock dataset"
-VERSION = 1
 MANIFEST, FILES = "manifest.json", "files.json"
 PREPARING = (".prepare", "lock")
 """The file that is locked while a dataset is being prepared."""
@@ -162,7 +161,7 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json` atomically."""
-        value = {"format": FORMAT, "version": VERSION, "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
+        value = {**DATASET.fields(), "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
         value["shards"] = [shard_as_json(shard) for shard in self.shards]
         for name in ("damaged", "duplicates", "columns", "has_images", "sampling"):
             if not value[name]:
@@ -194,15 +193,7 @@ class Manifest:
 
     @classmethod
     def _checked(cls, value: dict[str, Any], folder: str) -> Self:
-        if value.get("format") != FORMAT:
-            raise FormatError(
-                f"{folder}/{MANIFEST}: not a manifest of penstock; give a folder that `penstock prepare` made"
-            )
-        if value.get("version") != VERSION:
-            raise FormatError(
-                f"{folder}: format version {value.get('version')}, but this penstock reads version {VERSION}; "
-                "upgrade penstock, or prepare the data again"
-            )
+        DATASET.check(value, f"{folder}/{MANIFEST}", cure="prepare the data with `penstock prepare`")
         try:
             return cls._from_json(value)
         except (ValueError, ConfigError, RecursionError) as error:

@@ -510,7 +510,7 @@ class Residency:
         return True
 
     def _find_oldest(self) -> list[tuple[int, int]]:
-        """Some units that nobody in this process wants, the oldest last; and when each was used last."""
+        """Idle units, least recently used last, with their last-use times."""
         idle = np.flatnonzero((self._record.states != ABSENT) & (self._mine == _NOT_HERE) & (self._pins == 0))
         ages = (self._record.header["clock"][0] - self._record.uses[idle].astype(np.int64)) & 0xFFFFFFFF
         if len(idle) > _OLDEST:

@@ -21,8 +21,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Float64, Int64, Ragged, UInt32
+from penstock.core.arrays import Float32, Float64, Int64, UInt32
 from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.ragged import Ragged
 from penstock.data.shards.files import checksum
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,9 +15,9 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 from penstock.data.shards import _kernels as k
 from penstock.data.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.data.shards.columns import column_checksums

@@ -165,7 +165,7 @@ class ArrowPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return self.file.key
 
     @property
@@ -270,7 +270,7 @@ class ParquetPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return f"{self.file.key} row groups {self.begin}:{self.end} from row {self.first_row}"
 
     def extents(self) -> tuple[Extent, ...]:

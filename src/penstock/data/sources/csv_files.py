@@ -86,7 +86,7 @@ class CsvPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content: the header and the place of its first record decide the result, too."""
+        """Identity of the input: path, range, header and first record, independent of its bytes."""
         names = hashlib.blake2b(json.dumps(self.header.names).encode(), digest_size=8).hexdigest()
         place = "" if self.first is None else f" from byte {self.first[0]} line {self.first[1]}"
         return f"{self.file.key} cells {self.delimiter!r} of {names} bytes {self.begin}:{self.end}{place}"

@@ -70,7 +70,7 @@ class JsonlPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         numbered = "" if self.first_line is None else f" from line {self.first_line}"
         return f"{self.file.key} bytes {self.begin}:{self.end}{numbered}"
 
@@ -185,7 +185,7 @@ class JsonValuesPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return f"{self.file.key} values {self.number}/{self.count}"
 
     @property

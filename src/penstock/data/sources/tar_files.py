@@ -37,7 +37,7 @@ class TarPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return self.file.key
 
     @property

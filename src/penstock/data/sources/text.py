@@ -46,7 +46,7 @@ class TextPart:
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return f"{self.separator!r} " + "\n".join(file.key for file in self.sources)
 
     @property

@@ -35,6 +35,7 @@ from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, means
 from penstock.learn.training.losses import row_loss
 from penstock.learn.training.metrics import SOURCE
+from penstock.learn.training.own import EvaluatorOfOwn
 from penstock.learn.training.path_training import require_token_targets
 from penstock.learn.training.settings import EvaluatorSettings
 from penstock.models import LanguageModel
@@ -321,8 +322,6 @@ def make_evaluators(
         elif one.kind == "preference":
             made[name] = one.every, HeldOutPreference(name, one, sequence_length, ranks)
         elif one.kind == "own":
-            from penstock.learn.training.own import EvaluatorOfOwn
-
             made[name] = one.every, EvaluatorOfOwn(name, one.function, ranks)
         elif one.kind == "samples":
             made[name] = one.every, Samples(name, one, datasets, sequence_length, model)

@@ -27,8 +27,7 @@ EPSILON = 1e-4
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathScores:
-    """What the paths of one row give their trained tokens. n trained slots, E pairs of a path and such a slot, P
-    paths."""
+    """Per-path log-probabilities of one row: n trained slots, P paths, E path-slot pairs."""
 
     paths: RowPaths
     slots: Tensor

@@ -21,9 +21,9 @@ from penstock.data.shards.columns import ExtraTable
 from penstock.data.shards.extend import open_side
 from penstock.data.shards.layout import Column
 from penstock.data.shards.trees import UNITS, Tree
-from penstock.plan.inputs.media import RowMedia
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.media.rows import RowMedia
 from penstock.plan.inputs.paths import RowPaths
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.media import MediaRows
 from penstock.plan.loader.mixture import CUTTING, TOO_LONG, Source

@@ -22,7 +22,7 @@ from penstock.data.shards.images import ImageOf
 from penstock.media.images import ImageSettings
 from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor, join_arrays
-from penstock.plan.inputs.media import RowMedia, blank_image, grid_positions
+from penstock.media.rows import RowMedia, blank_image, grid_positions
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.image_cache import ImageCache
 

@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, table
 from penstock.core.suggestions import suggests
 from penstock.core.urls import shown_url
-from penstock.data.shards import Corpus
+from penstock.data.shards import Corpus, TokenizerInfo
 from penstock.data.shards.document import is_corpus
 from penstock.data.shards.joined import corpus_name, open_dataset
 from penstock.plan.objectives import Objective
@@ -393,3 +393,20 @@ class Mixture:
     def shares_at(self, step: int) -> list[float]:
         """The shares in force at a step, in the order of the sources."""
         return next(shares for first, shares in reversed(self.phases()) if first <= step)
+
+
+def require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
+    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron) pass."""
+    first: tuple[str, TokenizerInfo] | None = None
+    for source, dataset in zip(mixture.sources, datasets, strict=True):
+        info = dataset.tokenizer
+        if info is None or not info.fingerprint:
+            continue
+        if first is None:
+            first = source.name, info
+        elif info.fingerprint != first[1].fingerprint:
+            raise ConfigError(
+                f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
+                f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
+                "prepare both with one tokenizer"
+            )

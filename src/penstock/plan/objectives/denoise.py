@@ -297,7 +297,7 @@ class Denoise:
 
 
 def _mode_of(modes: Mapping[str, Token] | None) -> Callable[[str], Token | None]:
-    """Gives the mode token of a denoiser; none of those that `modes` leaves out."""
+    """Mode token of a denoiser, or None if `modes` omits it."""
     given = {} if modes is None else dict(modes)
     if unknown := set(given) - set(MODES):
         raise ConfigError(

@@ -16,7 +16,7 @@ from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.learn.training import TrainSettings
 from penstock.models import ModelSettings
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
 from penstock.plan.loader.loader import Loader
@@ -402,7 +402,7 @@ def _make_model(
 def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
     """Load a trained model to continue with other data or another schedule. Weights in float32.
 
-    LoRA is merged, or with `merged` false taken out, for a run that goes on itself: its base must stay what it was.
+    LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original base.
     """
     import torch
 

@@ -102,7 +102,7 @@ def inspect(
 
 def open_loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
     """A loader of a run file, or of a single dataset."""
-    from penstock.plan.inputs.model_input import InputRequirements
+    from penstock.plan.inputs.requirements import InputRequirements
     from penstock.plan.loader.loader import Loader
     from penstock.plan.loader.mixture import Mixture, Source
     from penstock.use.config import load_data, make_loader
@@ -121,15 +121,17 @@ def open_loader(target: str, dataset: Any, assignments: list[str], sequence_leng
 
 def whole_steps(loader: Any) -> Any:
     """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from penstock.plan.loader.loader import Loader
     from penstock.use.config.run_file import LOOKED_AT
 
     asked = loader.requirements
     requirements = replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
-    settings = {**asdict(loader.settings), **loader.filling, **loader.start.arguments, "threads": 0}
-    return Loader(loader.mixture, requirements=requirements, **settings)
+    settings = replace(
+        loader.loader_settings.elsewhere(), requirements=requirements, attention=None, data_parallel=(0, 1), threads=0
+    )
+    return Loader.of(loader.mixture, settings)
 
 
 def print_rows(

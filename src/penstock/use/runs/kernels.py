@@ -62,7 +62,7 @@ def _use_data_path(folder: Path) -> Iterator[None]:
 
 
 def _load(dtype: Any, datasets: Any) -> Iterator[None]:
-    from penstock.plan.inputs.model_input import InputRequirements
+    from penstock.plan.inputs.requirements import InputRequirements
     from penstock.plan.loader.loader import Loader
     from penstock.plan.loader.mixture import Source
     from penstock.plan.objectives.denoise import Denoise

@@ -123,8 +123,8 @@ def grid_positions(
 ) -> Annotated[Int64, "3 tokens"]:
     """Positions of one document's tokens in time, height and width.
 
-    Text counts on in all three. An image stands at one time; its features count rows and columns from where the text
-    before it ended, and the text after it goes on after the largest.
+    Text counts on in all three. All features of an image share one time index; rows and columns count from the end of
+    the preceding text, and text resumes after the largest index.
 
     Args:
         slots: Slots of the images' features in the document, image after image.
