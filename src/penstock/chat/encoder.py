@@ -59,6 +59,8 @@ class _Draft(NamedTuple):
 
     conversation: Conversation
     rendered: Rendered
+    trained: tuple[int, ...]
+    """Messages to train."""
     turns: dict[int, Turn]
 
 
@@ -156,7 +158,14 @@ class ChatEncoder:
             merged = [() for _ in drafts]
         decisions = [
             decide(
-                draft.conversation, draft.rendered, draft.turns, text, self.mask_settings, self._eos_text, self._stops
+                draft.conversation,
+                draft.rendered,
+                draft.turns,
+                draft.trained,
+                text,
+                self.mask_settings,
+                self._eos_text,
+                self._stops,
             )
             for draft, text in zip(drafts, encoded, strict=True)
         ]
@@ -212,9 +221,8 @@ class ChatEncoder:
         """Trained replies whose prompt has other ids than the document has up to them."""
         if self.processor is not None:
             return ()  # the text that is encoded has what stands for images
-        trained = trained_messages(draft.conversation, self.mask_settings)
         borders: dict[int, int] = {}
-        for message in trained:
+        for message in draft.trained:
             turn = draft.turns.get(message)
             if turn is not None and draft.conversation.messages[message]["role"] == "assistant" and turn.begin:
                 borders.setdefault(turn.begin, message)
@@ -250,19 +258,19 @@ class ChatEncoder:
         """A conversation as text, with its turns; `prompted`: with the prompt for its last turn before that turn."""
         try:
             conversation, rendered = render_form(conversation, self.template, self._stops)
-            turns = self._turns(conversation, rendered)
+            trained = trained_messages(conversation, self.mask_settings)
+            turns = self._turns(conversation, rendered, trained)
             if prompted:
                 rendered = as_prompted(conversation, rendered, turns, self.template)
                 lost = tuple(find_lost(conversation.messages, rendered, self._stops))
                 rendered = replace(rendered, lost=lost)
-                turns = self._turns(conversation, rendered)
+                turns = self._turns(conversation, rendered, trained)
         except ValueError as error:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
-        return _Draft(conversation, rendered, turns)
+        return _Draft(conversation, rendered, trained, turns)
 
-    def _turns(self, conversation: Conversation, rendered: Rendered) -> dict[int, Turn]:
+    def _turns(self, conversation: Conversation, rendered: Rendered, trained: Sequence[int]) -> dict[int, Turn]:
         messages = conversation.messages
-        trained = trained_messages(conversation, self.mask_settings)
         replies = [number for number in trained if messages[number]["role"] == "assistant"]
         whole = RenderedConversation(self.template, rendered, messages, conversation.tools, conversation.variables)
         return find_turns(whole, replies)

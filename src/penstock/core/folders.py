@@ -31,7 +31,7 @@ _HUB_REASONS = {
     "GatedRepoError": "the hub gives it only to those who accepted its terms: do so on its page, and `hf auth login`",
     "RevisionNotFoundError": "the hub has it, but not this revision",
 }
-"""What errors of huggingface_hub mean to somebody who gave a name."""
+"""Errors of huggingface_hub → their meaning for a name that a user gave."""
 
 LOCK_SECONDS = 3.0
 """How long to wait for the remaining processes of a killed one to end."""

@@ -4,7 +4,7 @@ A side is what `spell` writes: the bytes of its tokens end to end, where each to
 for a control token without a counterpart, else the bits of BOS and EOS and above them the number of its pair.
 
 Costs: a walk reads each byte once. After a difference, the near search looks at no more than NEAR_REACH² / 2 places
-and the far search at 8 places per byte advanced, so time is linear in the bytes, whatever they are.
+and the far search at 8 places per byte advanced, so time is linear in the bytes.
 """
 
 import numpy as np

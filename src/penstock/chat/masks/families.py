@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import yaml
 
@@ -24,6 +25,8 @@ from penstock.core.errors import ConfigError
 from penstock.tokenizers import Tokenizer
 
 _log = logging.getLogger("penstock.chat")
+_resolved: "WeakKeyDictionary[Tokenizer, dict[Family, tuple[ResolvedBoundary, ...]]]" = WeakKeyDictionary()
+"""Boundaries of families as ids of tokenizers, which take some milliseconds to find."""
 
 
 @final
@@ -49,6 +52,13 @@ class Family:
         Raises:
             ConfigError: The tokenizer lacks a control token of the family.
         """
+        known = _resolved.setdefault(tokenizer, {}) if isinstance(tokenizer, Tokenizer) else {}
+        if self not in known:
+            known[self] = self._resolve(tokenizer)
+        return known[self]
+
+    def _resolve(self, tokenizer: AnyTokenizer) -> tuple[ResolvedBoundary, ...]:
+        """Uncached `resolve`."""
         missing = [text for text in self.control if token_id(text, tokenizer) is None]
         if missing:
             raise ConfigError(

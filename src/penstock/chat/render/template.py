@@ -13,11 +13,12 @@ from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
+from weakref import WeakKeyDictionary
 
 import jinja2
 
 from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template
-from penstock.chat.render.template_output import trace
+from penstock.chat.render.template_output import trace, trace_messages
 from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_files import parse_json
@@ -35,6 +36,7 @@ _PARTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|['"]type['"]\s*,""")
 NONE = "none"
 """Name of the template for records that need none: segments and token ids."""
 _NO_TEMPLATE = "{{ raise_exception('the template is none, and this record needs one') }}"
+_own_templates: "WeakKeyDictionary[Tokenizer, Template]" = WeakKeyDictionary()
 LABELS = ("role", "name", "tool_call_id", "type")
 """Fields of a message that are not part of what it says."""
 
@@ -112,11 +114,12 @@ class Template:
             RecordError: The template refuses or cannot render the conversation; has the template's own message.
         """
         plain = [_with_reasoning(message) for message in messages]
-        traced = [trace(message, number) for number, message in enumerate(plain)]
-        given = {name: trace(value, GIVEN, name) for name, value in {"tools": tools, **variables}.items()}
+        traced = trace_messages(plain)
+        given = {name: trace(value, GIVEN, name) for name, value in variables.items()}
+        traced_tools = None if tools is None else trace(tools, GIVEN, "tools")
         plain_given = (plain, tools, add_generation_prompt, variables)
         try:
-            text = Traced(self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given))
+            text = Traced(self._run(self._traced, traced, traced_tools, add_generation_prompt, given))
         except RecordError:
             # Without tracing the same failure has a message that names none of our classes.
             self._run(self._plain, *plain_given)
@@ -298,18 +301,27 @@ def own_template(tokenizer: Tokenizer, *, source: str | None = None, **variables
     Raises:
         ConfigError: There is none, or it is not valid Jinja.
     """
-    source = tokenizer.chat_template if source is None else source
-    if source is None:
-        raise ConfigError(
-            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
-            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
-        )
+    if source is None and not variables:
+        if tokenizer not in _own_templates:
+            _own_templates[tokenizer] = own_template(tokenizer, source=_source_of(tokenizer))
+        return _own_templates[tokenizer]
+    source = _source_of(tokenizer) if source is None else source
     named = {**_token_names(tokenizer, {}), **variables}
     # The name that a template from that folder would have.
     name = tokenizer.name.rpartition("/")[2]
     template = Template(source=source, name=name, variables=named)
     _ = template._plain
     return template
+
+
+def _source_of(tokenizer: Tokenizer) -> str:
+    """The text of a tokenizer's own template."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
+            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
+        )
+    return tokenizer.chat_template
 
 
 def template_names() -> tuple[str, ...]:

@@ -108,4 +108,4 @@ class ChatRecipe:
     def sample(self, block: Block) -> Iterator[str]:
         """Texts of the records, for checking the encoder."""
         assert isinstance(block, ObjectBlock)
-        return (text for value in block.objects for text in texts_of(value))
+        return texts_of([*block.objects])
