@@ -16,7 +16,7 @@ from penstock.learn.training.losses import row_loss
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.processor import HuggingFaceProcessor
 from penstock.media.rows import grid_positions
-from penstock.models.isolation import try_images
+from penstock.models.isolation.images import try_images
 from penstock.models.theirs.attention import use_attention
 from penstock.models.theirs.image_rows import image_arguments
 from penstock.models.theirs.model import HuggingFaceModel, load_huggingface

@@ -15,7 +15,7 @@ from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import IsolationError
 from penstock.models.cache import TextCache
-from penstock.models.isolation import check_isolation
+from penstock.models.isolation.check import check_isolation
 from penstock.models.language_model import most_packed, require_packed_rows
 from penstock.models.theirs.model import HuggingFaceModel
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import CorruptionError
-from penstock.models.isolation import MOST_POSITIONS
+from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.tokenizers import Tokenizer
 
 FACTS = "facts.json"

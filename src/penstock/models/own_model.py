@@ -18,7 +18,8 @@ from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.cache import LayerAttend, TextCache
-from penstock.models.isolation import try_isolation, try_tree
+from penstock.models.isolation.documents import try_isolation
+from penstock.models.isolation.trees import try_tree
 from penstock.models.language_model import PackingVerdict, RowTensors
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of

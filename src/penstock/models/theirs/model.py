@@ -31,11 +31,8 @@ from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
 from penstock.models.facts import ModelFacts, with_facts
 from penstock.models.image_features import FeatureCache, as_outputs, features_of
-from penstock.models.isolation import (
-    CURE,
-    describe,
-    rotary_limit,
-)
+from penstock.models.isolation.lengths import rotary_limit
+from penstock.models.isolation.report import CURE, describe
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
