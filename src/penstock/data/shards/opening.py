@@ -67,7 +67,7 @@ def open_dataset(
     return parts[0] if len(parts) == 1 else JoinedCorpus(parts, corpus_name(path))
 
 
-def corpus_name(path: Any) -> str:
+def corpus_name(path: object) -> str:
     """The name that a dataset has by default: the last part of its path, or of a glob; a list is named by its first
     entry and the number of others."""
     if isinstance(path, (str, Path)):
@@ -96,7 +96,7 @@ def dataset_paths(path: str | Path) -> list[str | Path]:
     return list(dict.fromkeys(match if match.is_dir() else megatron_prefix(match) for match in matches))
 
 
-def _expanded(entries: Sequence[Any]) -> Iterator[Any]:
+def _expanded(entries: Sequence[object]) -> Iterator[Any]:
     """Opened datasets as they are, and the path of each other dataset."""
     for entry in entries:
         if is_corpus(entry):

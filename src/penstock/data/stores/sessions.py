@@ -31,7 +31,7 @@ _sessions: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
 
 
-def session_of(files: Any) -> int:
+def session_of(files: object) -> int:
     """The number of a file system's session; it changes when another takes its place."""
     return _sessions.get(files, 0)
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import local_path
 from penstock.core.formats import TEACHER_CACHE
@@ -41,7 +42,6 @@ COLUMNS = 9
 LINES = ("token_log_probs", "boundary_log_probs", "entropy", "kept")
 """Arrays of one float32 a token."""
 Precision = Literal["float16", "float32"]
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final

@@ -13,7 +13,7 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Records
+from penstock.core.arrays import Array, Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.data.shards import Corpus
 from penstock.data.shards.format.images import ImageOf
@@ -26,7 +26,6 @@ from penstock.media.rows import RowMedia, blank_image, grid_positions
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.image_cache import ImageCache
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _REQUESTS = 32
 """Images of a store that are fetched at the same time."""
 

@@ -16,13 +16,12 @@ from typing import Annotated, Any, NamedTuple, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Array, Int64
 from penstock.data.shards.format._kernels import CHUNK_TOKENS, RUN_DOCUMENTS
 from penstock.data.shards.format.manifest import Manifest
 from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS
 from penstock.data.shards.tables.lengths import LazyNumbers
 from penstock.data.shards.tables.table import DocumentTable
-from penstock.data.stores.files import Array
 
 PAGE = 4096
 """Bytes that the disk gives and takes together."""
