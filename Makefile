@@ -2,6 +2,7 @@
 #
 #   make demo [SOURCE=path]   text → datasets → packed rows → a small model that learns, then chats (5 minutes at most)
 #   make test [ARGS=...]      the tests; ARGS go to pytest
+#   make test ROOM=loader     only the tests that a change in that room can break
 #   make test-integrations    the tests of other people's trainers, with all of them installed (an environment of their own)
 #   make test-real [ARGS=--write]   two real models against TRL, peft, lm-eval and transformers, in an environment of its own (15 minutes); with
 #                             --write, its figures and the output of its tutorial go into docs
@@ -27,7 +28,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
 TORCH_PIP_OPTIONS ?=
-WORKERS ?= 2
+WORKERS ?= 3
+ROOM ?=
 ARGS ?=
 SOURCE ?=
 VERSIONS ?= tests/versions.txt
@@ -65,7 +67,8 @@ demo: $(VENV)/.ready-demo
 	$(BIN)/python examples/demo.py $(if $(SOURCE),--source "$(SOURCE)") $(ARGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	$(if $(ROOM),files="$$($(BIN)/python tests/room_tests.py $(ROOM))" && )$(BIN)/python -m pytest -n $(WORKERS) \
+	  --dist worksteal $(if $(ROOM),$$files) $(ARGS)
 
 test-integrations: $(TRAINERS)/.ready-trainers
 	PENSTOCK_INTEGRATIONS=1 $(TRAINERS)/bin/python -m pytest -n $(WORKERS) --dist worksteal --slow -rs \
@@ -73,7 +76,7 @@ test-integrations: $(TRAINERS)/.ready-trainers
 
 test-real: $(REAL)/.ready-real
 	HF_HUB_OFFLINE=1 $(REAL)/bin/python tests/real/make_models.py $(REAL_MODELS)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$(WORKERS) OMP_WAIT_POLICY=passive PENSTOCK_REAL_MODELS=$(abspath $(REAL_MODELS)) \
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive PENSTOCK_REAL_MODELS=$(abspath $(REAL_MODELS)) \
 	  $(REAL)/bin/python -m pytest --real -rs tests/real $(ARGS)
 
 docs: $(DOCS)/.ready-docs

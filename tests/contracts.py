@@ -10,7 +10,7 @@ import pytest
 
 from penstock import Loader, ModelInput
 from penstock.core.errors import StateError
-from penstock.plan.inputs.media import RowMedia
+from penstock.media.rows import RowMedia
 from penstock.plan.loader import Step
 
 ARRAYS = ("tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "source_ids")

@@ -13,14 +13,15 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from file_map import ROOT
 from penstock.use.cli import VERBS, build_app
 from penstock.use.config import load_run, run_schema
 
+ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS / "hooks"))
 
 import cli_pages  # noqa: E402
+import file_pages  # noqa: E402
 import name_links  # noqa: E402
 import public_names  # noqa: E402
 import run_file_pages  # noqa: E402
@@ -138,6 +139,15 @@ def _module_home(path: str) -> str:
     """Where a module that a door lists is defined."""
     door, _, name = path.rpartition(".")
     return next(one.home for one in public_names.public_names(door) if one.name == name)
+
+
+def test_the_map_has_every_file():
+    files = sorted(path.name for path in (ROOT / "src").rglob("*.py"))
+    rows = [
+        line.split(" | ") for line in file_pages.file_pages()[file_pages.PAGE].splitlines() if line.startswith("| `")
+    ]
+    assert sorted(name.strip("|` ") for name, *_ in rows) == files
+    assert [name for name, text in rows if len(text) < 12] == []
 
 
 def test_first_sentences():

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from file_map import ROOT, file_map, split_page
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "tokenizers", "gigatoken", "pydantic", "rich", "typer")
 TORCH_ROOMS = tuple(
     f"penstock.{room}"
@@ -134,19 +134,12 @@ def test_names_that_need_torch_tell_the_pip_command(name):
     assert told == "torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"
 
 
-def test_the_map_of_files_is_the_tree():
-    """Run `python tests/file_map.py` after a file was added, moved, or its first line changed."""
-    assert split_page()[1] == file_map()
-
-
 @pytest.mark.parametrize(
     "page", sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "log.md"}), ids=lambda page: page.stem
 )
 def test_files_that_a_page_names_exist(page):
     """Paths of the package in backticks, such as `loader/plan.py`; the log keeps those of its day."""
     text = page.read_text(encoding="utf-8")
-    if page.stem == "architecture":
-        text = text.replace(split_page()[1], "")
     named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text)
     missing = [path for path in named if not any((ROOT / folder / path).exists() for folder in ("src/penstock", "."))]
     assert missing == []

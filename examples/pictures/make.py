@@ -79,11 +79,13 @@ def _say(words: str, turn: int) -> list[str]:
 
 def curves(camera: shots.Camera) -> None:
     """Three runs on one page, and the values of one step."""
-    from penstock.learn.training.curves import View, plot_runs
+    from penstock.learn.training.curve_picture import plot_runs
+    from penstock.learn.training.curves import View
 
     page = Path("curves.html")
     plot_runs([WORK / name for name in water.RATES], page, view=View(log_y=True))
-    camera.look(page.resolve().as_uri(), 1100, 768, "view.at = 60; showAt(); 0")
+    moved = "charts[0].setCursor({ left: charts[0].valToPos(60, 'x'), top: 10 }, true, true); 0"
+    camera.look(page.resolve().as_uri(), 1100, 768, moved)
     camera.save(PICTURES / "curves.png")
 
 

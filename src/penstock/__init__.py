@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from penstock.core import errors
     from penstock.core.errors import PenstockError
     from penstock.data import shards, sources
+    from penstock.data.prepare.options import ChatOptions
     from penstock.data.prepare.preparation import prepare
-    from penstock.data.prepare.settings import ChatOptions
     from penstock.data.shards.dataset import Dataset
-    from penstock.data.shards.joined import open_dataset
     from penstock.data.shards.memory import write_dataset
+    from penstock.data.shards.opening import open_dataset
     from penstock.integrations import accelerate, huggingface, jax, lightning, megatron, torchtitan, trl
     from penstock.learn import distillation, evaluation, generation, training
     from penstock.learn.training.losses import loss
-    from penstock.models.isolation import check_isolation
+    from penstock.models.isolation.check import check_isolation
     from penstock.plan import inputs, loader, objectives, packing, sampling
-    from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+    from penstock.plan.inputs.model_input import ModelInput
+    from penstock.plan.inputs.requirements import InputRequirements
     from penstock.plan.inputs.torch_tensors import to_torch
     from penstock.plan.loader.data_parallel import DataParallel
     from penstock.plan.loader.loader import Loader
@@ -43,22 +44,22 @@ _NAMES = {
     "PenstockError": "core.errors",
     "load_tokenizer": "tokenizers.loading",
     "train_tokenizer": "tokenizers.training",
-    "ChatOptions": "data.prepare.settings",
+    "ChatOptions": "data.prepare.options",
     "prepare": "data.prepare.preparation",
     "Dataset": "data.shards.dataset",
-    "open_dataset": "data.shards.joined",
+    "open_dataset": "data.shards.opening",
     "write_dataset": "data.shards.memory",
     "Causal": "plan.objectives.objective",
     "Denoise": "plan.objectives.denoise",
     "Infill": "plan.objectives.infill",
-    "InputRequirements": "plan.inputs.model_input",
+    "InputRequirements": "plan.inputs.requirements",
     "ModelInput": "plan.inputs.model_input",
     "DataParallel": "plan.loader.data_parallel",
     "Loader": "plan.loader.loader",
     "Mixture": "plan.loader.mixture",
     "ShareChange": "plan.loader.mixture",
     "Source": "plan.loader.mixture",
-    "check_isolation": "models.isolation",
+    "check_isolation": "models.isolation.check",
     "to_torch": "plan.inputs.torch_tensors",
     "Run": "use.runs.run",
     "build_model": "use.runs.opening",

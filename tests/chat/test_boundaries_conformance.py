@@ -62,9 +62,7 @@ def test_row_7_the_longest_start_wins():
 
 def test_row_8_two_roles_with_the_same_start_are_an_error():
     boundaries = [Boundary("user", [1], E), Boundary("assistant", [1], E)]
-    with pytest.raises(
-        ConfigError, match=r"'user' and 'assistant' both start with the ids \[1\].*make the starts long"
-    ):
+    with pytest.raises(ConfigError, match=r"'user'.*'assistant'.*\[1\].*make"):
         trained([1, 8, 2], boundaries)
 
 

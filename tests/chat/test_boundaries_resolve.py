@@ -9,8 +9,8 @@ from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.chat.masks.boundaries import Boundary, Marker, resolve
 from penstock.chat.masks.scanning import scan
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 from penstock.tokenizers import Tokenizer
 
 CHATML = [
@@ -74,9 +74,9 @@ def test_one_end_or_several_as_text_or_ids():
 
 def test_a_marker_that_encodes_to_nothing_is_an_error():
     empty = OtherTokenizer({"A": [1], "": [], "gone": []})
-    with pytest.raises(ConfigError, match="'user', start: 'gone' encodes to no token, so no row can hold it"):
+    with pytest.raises(ConfigError, match=r"'user'.*start.*'gone'.*encodes"):
         resolve([Boundary("user", "gone")], empty)
-    with pytest.raises(ConfigError, match=r"'user', end: 'gone' encodes to no token.*None for turns to the end"):
+    with pytest.raises(ConfigError, match=r"'user'.*'gone'.*token.*None"):
         resolve([Boundary("user", "A", ["A", "gone"])], empty)
 
 
@@ -85,12 +85,12 @@ def test_the_end_of_text_of_the_tokenizer(tokenizer):
     # An id of 0 is an id.
     assert resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}, 0))[0].ends == (Marker((0,)),)
     assert resolve([Boundary("user", [1], "eos_token")], tokenizer)[0].ends == (Marker((tokenizer.eos_id,)),)
-    with pytest.raises(ConfigError, match="'user', end: the tokenizer has no end-of-text token; give the end"):
+    with pytest.raises(ConfigError, match=r"'user'.*end.*tokenizer.*end-of-text.*end"):
         resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}))
 
 
 def test_text_needs_a_tokenizer():
-    with pytest.raises(ConfigError, match=r"'user', start: .* is text, but there is no tokenizer"):
+    with pytest.raises(ConfigError, match=r"'user'.*start.*tokenizer"):
         scan([1, 2], CHATML)
 
 
@@ -105,17 +105,17 @@ def test_what_was_resolved_is_logged_once(caplog):
 
 def test_boundaries_that_were_resolved_apart_must_agree_too():
     apart = [*resolve([Boundary("user", [1])]), *resolve([Boundary("assistant", [1])])]
-    with pytest.raises(ConfigError, match=r"'user' and 'assistant' both start with the ids \[1\]"):
+    with pytest.raises(ConfigError, match=r"'user'.*'assistant'.*\[1\]"):
         scan([1, 2], apart)
 
 
 def test_roles_and_modes_that_do_not_exist():
     boundaries = [Boundary("user", [1]), Boundary("assistant", [2])]
-    with pytest.raises(ConfigError, match="no boundary is declared for gpt; declared: assistant, user"):
+    with pytest.raises(ConfigError, match=r"boundary.*declared.*assistant"):
         scan([1], boundaries, ["gpt"])
-    with pytest.raises(ConfigError, match="roles_to_train is 'assistant'; expected a list of roles"):
+    with pytest.raises(ConfigError, match=r"roles_to_train.*'assistant'.*roles"):
         scan([1], boundaries, "assistant")
-    with pytest.raises(ConfigError, match="train_on_eos is 'always'; expected one of turn, all, last, none"):
+    with pytest.raises(ConfigError, match=r"train_on_eos.*'always'.*turn"):
         scan([1], boundaries, train_on_eos="always")
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.chat.masks.boundaries import Marker, ResolvedBoundary
 from penstock.chat.masks.scanning import EOS_MODES, scan
-from penstock.core.arrays import Ragged
+from penstock.core.ragged import Ragged
 
 ROLES = ("user", "assistant", "tool")
 

@@ -165,7 +165,7 @@ def test_foreign_text(tokenizer):
         (2, "the template writes 'uthree' where message 3 is trained"),
     ]  # fmt: skip
     assert not chat.certificate.ok
-    with pytest.raises(ConversationError, match="message 0: the template writes 'uone' where message 1 is trained"):
+    with pytest.raises(ConversationError, match=r"message 0.*'uone'.*message 1"):
         encode(TWO, tokenizer=tokenizer, template=source)
     assert "foreign_text" not in kinds(look(TWO, tokenizer, source, roles_to_train=["user", "assistant"]))
 
@@ -206,7 +206,7 @@ def test_context_differs(tokenizer):
     )
     assert chat.certificate.ok
     assert "context_differs" not in kinds(look(TWO[:2], tokenizer, MORE_FOLLOWS, roles_to_train=["user"]))
-    with pytest.raises(ConversationError, match="when it prompts for this reply, the template writes"):
+    with pytest.raises(ConversationError, match=r"prompts.*template"):
         look(TWO[:2], tokenizer, MORE_FOLLOWS, on_rewrite="error")
 
 

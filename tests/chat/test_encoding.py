@@ -174,7 +174,7 @@ def test_space_that_the_tokenizers_package_encodes_twice_is_refused(opened: dict
     ours, own = opened["strips and runs"]
     text = "<|s|>  hi"
     assert own.encode(text, add_special_tokens=False).offsets[:2] == [(0, 7), (5, 7)]
-    with pytest.raises(TokenizerError, match="must follow each other inside its 9 characters; drop it"):
+    with pytest.raises(TokenizerError, match=r"follow.*9.*characters.*drop"):
         encode_rendered(ours, text, np.ones(9, np.bool_))
     assert encode_rendered(ours, "<|s|> hi", np.ones(8, np.bool_)).ends.tolist()[0] == 6
 
@@ -209,11 +209,11 @@ def test_a_control_token_that_only_the_config_names(opened: dict[str, Any], tmp_
 def test_texts_that_are_no_texts_are_refused(opened: dict[str, Any]) -> None:
     for name in ("plain", "single words"):
         ours, _ = opened[name]
-        with pytest.raises(TokenizerError, match=r"text 1 has 2 characters, its literal flags are of shape \(3,\)"):
+        with pytest.raises(TokenizerError, match=r"text.*1.*2.*characters.*literal.*\(3,\)"):
             encode_rendered_batch(ours, ["", "hi"], [[], [True] * 3])
-        with pytest.raises(TokenizerError, match=r"1 texts, but literal flags of 0; expected one array a text"):
+        with pytest.raises(TokenizerError, match=r"1.*texts.*literal.*0.*array"):
             encode_rendered_batch(ours, ["hi"], [])
-        with pytest.raises(TokenizerError, match=r"text 0: character 1 is U\+D83E, half of a surrogate pair"):
+        with pytest.raises(TokenizerError, match=r"text 0: character 1.*U\+D83E"):
             encode_rendered(ours, "a\ud83e", [True, False])
         assert encode_rendered_batch(ours, [], []) == []
         assert len(encode_rendered(ours, "", []).ids) == 0
@@ -222,7 +222,7 @@ def test_texts_that_are_no_texts_are_refused(opened: dict[str, Any]) -> None:
 def test_control_text_that_cannot_be_kept_out_is_refused(tmp_path: Path) -> None:
     fillers = {filler * 2: {"single_word": True} for filler in "xqzjv0"}
     ours = open_variant(add(train_base(tmp_path / "base"), fillers), tmp_path / "fillers")
-    with pytest.raises(TokenizerError, match=r"'..' in a message cannot stay text with this tokenizer"):
+    with pytest.raises(TokenizerError, match=r"'..'.*message.*tokenizer"):
         encode_rendered(ours, "00", [False, False])
 
 
@@ -233,5 +233,5 @@ def test_a_model_that_makes_control_tokens_of_text_is_refused(tmp_path: Path) ->
     base["added_tokens"].append(added_token("z", letter))
     leaking = open_variant(base, tmp_path / "leaking")
     assert encode_rendered(leaking, "z", [True]).ids.tolist() == [letter]
-    with pytest.raises(TokenizerError, match="which the vocabulary's model gives for ordinary text"):
+    with pytest.raises(TokenizerError, match=r"vocabulary's.*model.*ordinary"):
         encode_rendered(leaking, "az", [True, False])

@@ -235,7 +235,7 @@ NO_END = CHATML.replace(" + '<|im_end|>\n'", "")
 
 def test_on_missing_terminator(tokenizer):
     source = NO_END.replace("<|im_start|>", "## ")
-    with pytest.raises(ConversationError, match=r"message 1: the template ends the turn without a terminator.*append"):
+    with pytest.raises(ConversationError, match=r"message 1.*terminator.*append"):
         encode_chat(TWO, tokenizer, source)
     allowed = encode_chat(TWO, tokenizer, source, on_missing_terminator="allow")
     assert trained(allowed) == ["atwo", "afour"]
@@ -314,7 +314,7 @@ def test_on_rewrite_report(tokenizer):
 
 
 def test_on_rewrite_error(tokenizer):
-    with pytest.raises(ConversationError, match="message 1: with this reply last, the template writes '<think>"):
+    with pytest.raises(ConversationError, match=r"message.*1.*template.*writes.*'<think>"):
         encode_chat(THOUGHTS, tokenizer, STRIPS, on_rewrite="error")
     assert trained(encode_chat(THOUGHTS[:2], tokenizer, STRIPS, on_rewrite="error")) == [
         "<think>\nh1\n</think>\n\na1<|im_end|>"

@@ -109,9 +109,9 @@ def test_the_message_is_named_wherever_it_is(encoder):
     ):
         with pytest.raises(ConversationError, match=where):
             encoder.encode(read_conversation({"messages": messages}))
-    with pytest.raises(ConversationError, match="message 0 has thinking with parts that are not text"):
+    with pytest.raises(ConversationError, match=r"message.*0.*thinking.*parts"):
         read_conversation({"messages": [{"role": "assistant", "content": "a", "reasoning_content": [IMAGE]}]})
-    with pytest.raises(ConversationError, match='part 0, is of type "text" and also holds "image"'):
+    with pytest.raises(ConversationError, match=r'part 0.*"text".*"image"'):
         read_conversation({"messages": [{"role": "user", "content": [{**TEXT, "image": "a.png"}]}]})
 
 
@@ -119,9 +119,9 @@ def test_conversations_made_by_hand_and_prompts_are_refused(encoder):
     messages = ({"role": "user", "content": [IMAGE, TEXT]}, ANSWER)
     with pytest.raises(ConversationError, match=r'^message 0: part 0 of its content is of type "image"'):
         encoder.encode(Conversation(messages=messages, message_weights=(MessageWeights(), MessageWeights())))
-    with pytest.raises(ConversationError, match='message 0: part 0 of its content is of type "image"'):
+    with pytest.raises(ConversationError, match=r'message 0: part 0.*"image"'):
         encode(list(messages), tokenizer=encoder.tokenizer, template=CHATML)
-    with pytest.raises(ConversationError, match='message 0: part 0 of its content is of type "image"'):
+    with pytest.raises(ConversationError, match=r'message 0: part 0.*"image"'):
         encode_chat(messages, encoder.template, encoder.tokenizer)
 
 
@@ -145,7 +145,7 @@ def test_weights_of_parts_stay_with_their_words(encoder):
         assert trained(chat) == ["half<|im_end|>"]
     ranged = {"role": "user", "content": "<image>\nab", "train_detail": [{"begin": 8, "end": 9, "train": True}]}
     record = {"messages": [ranged, {"role": "assistant", "content": "u"}], "images": ["a.png"]}
-    with pytest.raises(ConversationError, match="message 0 has a placeholder of media in a text with ranges"):
+    with pytest.raises(ConversationError, match=r"message.*0.*placeholder.*ranges"):
         read_conversation(record, LayoutSettings(media="drop"))
 
 
@@ -161,9 +161,7 @@ def test_words_that_look_like_placeholders_stay():
     assert dropped([asked, answer]) == (["An <image> tag", page], 1), "parts have no placeholders"
     assert dropped(ask("<image>\nand <image> <video>", page), images=["a.png"]) == (["and <image> <video>", page], 1)
     assert dropped(ask("<image><video>x<audio>", "y"), images=["a"], audio="b") == (["<video>x", "y"], 2)
-    with pytest.raises(
-        ConversationError, match="message 1 is a reply with '<video>', which may be a placeholder or ordinary text"
-    ):
+    with pytest.raises(ConversationError, match=r"message.*1.*'<video>'.*placeholder.*ordinary"):
         dropped(ask("a", page), videos=["a.mp4"])
     later = [*ask("a", page), *ask("<video>b", "c")]
     assert dropped(later, videos=["a.mp4"])[0] == ["a", page, "b", "c"]

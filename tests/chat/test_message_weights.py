@@ -253,7 +253,7 @@ def test_split_ranges_stay_sorted():
 
 def test_ranges_over_a_call_are_refused():
     turn = {"from": "tool_call", "value": '{"name": "a"}', "train_ranges": [{"begin": 0, "end": 1, "train": True}]}
-    with pytest.raises(ConversationError, match="message 0 has ranges over a tool call written as text"):
+    with pytest.raises(ConversationError, match=r"message.*0.*ranges.*written"):
         read_conversation({"conversations": [turn]})
 
 

@@ -54,7 +54,7 @@ def test_split_makes_prompt_and_reply_of_their_own(tokenizer):
 
 
 def test_error_refuses_it(tokenizer):
-    with pytest.raises(ConversationError, match=r"message 1: the prompt for it ends within .* on_merged_prompt: split"):
+    with pytest.raises(ConversationError, match=r"message 1.*on_merged_prompt"):
         encode(ask("hi", "\nHello"), tokenizer=tokenizer, template=CHATML, on_merged_prompt="error")
 
 
@@ -81,5 +81,5 @@ def test_what_is_reported_is_what_a_server_would_see(tokenizer, contents):
 def test_tokenizers_that_put_a_space_before_texts_cannot_split(tmp_path):
     tokenizer = make_tokenizer(tmp_path, list(ALL_CONTROLS))
     tokenizer.adds_space = True
-    with pytest.raises(ConfigError, match="on_merged_prompt: split is not possible: the tokenizer puts a space before"):
+    with pytest.raises(ConfigError, match="on_merged_prompt"):
         encoder(tokenizer, on_merged_prompt="split")

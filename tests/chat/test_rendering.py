@@ -161,13 +161,13 @@ def test_strftime_uses_the_given_time_and_copies_render_the_same():
 
 
 def test_refusals_and_mistakes_are_told():
-    with pytest.raises(RecordError, match="chat template template refuses the conversation: no system"):
+    with pytest.raises(RecordError, match=r"template.*conversation"):
         template("{{ raise_exception('no system') }}").render(PLAIN)
-    with pytest.raises(RecordError, match="refuses the conversation: 'nothing' is undefined"):
+    with pytest.raises(RecordError, match=r"conversation.*'nothing'.*undefined"):
         template("{{ nothing.x }}").render(PLAIN)
     with pytest.raises(RecordError, match=r'can only concatenate str .not "list". to str|unsupported operand'):
         template("{{ 'a' + messages[0].content }}").render(ask([{"type": "text", "text": "x"}]))
-    with pytest.raises(ConfigError, match=r"chat template given as text, line 2: .*endfor"):
+    with pytest.raises(ConfigError, match=r"template.*given.*line.*2.*endfor"):
         load_template("{{ 1 }}\n{% for m in messages %}")
     with pytest.raises(RecordError, match="unsafe"):
         template("{{ messages.__class__.__mro__ }}").render(PLAIN)
@@ -275,7 +275,7 @@ def test_text_that_jinja_escapes_is_traced_as_it_is_written(added):
 
 def test_text_that_jinja_rewrites_otherwise_is_refused():
     source = "{% for m in messages %}{% set t = '<' | safe + m.content %}{{ 'x' if '&' in t else t }}{% endfor %}"
-    with pytest.raises(RecordError, match=r"the origin of its text is unknown, because Jinja rewrites what is added"):
+    with pytest.raises(RecordError, match=r"unknown.*rewrites"):
         Template(source=source).render(ask("a <b>"))
 
 

@@ -34,7 +34,7 @@ def test_a_named_template_is_of_its_family(name, tmp_path):
 
 
 def test_a_name_that_is_none_lists_those_that_are():
-    with pytest.raises(ConfigError, match=r"no chat template there.*chatml, gemma, llama3"):
+    with pytest.raises(ConfigError, match=r"there.*chatml.*llama3"):
         load_template("chatlm")
 
 

@@ -27,8 +27,7 @@ def count(chat, tokenizer, text):
 def test_it_is_an_error_that_names_message_text_and_choices(tokenizer):
     with pytest.raises(
         ConversationError,
-        match=r"message 3: its own text \(assistant\) has '\[INST\]' \(and 1 more\), which is control text of this "
-        r"tokenizer; choose how to encode it: trained_control_text: as_text, or as_control_tokens, as transformers",
+        match=r"3.*'\[INST\]'.*1.*trained_control_text: as_text.*as_control_tokens",
     ):
         encode_chat(ask("u", "a", "u", TYPED + "<|end|>"), tokenizer)
 
@@ -66,7 +65,7 @@ def test_every_field_of_the_message_counts(tokenizer):
         (ask("u", "", tool_calls=[call(city="[INST]")]), arguments),
     ]
     for messages, template in cases:
-        with pytest.raises(ConversationError, match=r"message 1: its own text \(assistant\) has '\[INST\]'"):
+        with pytest.raises(ConversationError, match=r"message.*1.*text.*\(assistant\).*'\[INST\]'"):
             encode_chat(messages, tokenizer, template)
         chat = encode_chat(messages, tokenizer, template, trained_control_text="as_control_tokens")
         assert count(chat, tokenizer, "[INST]") == 1
@@ -100,7 +99,7 @@ def test_a_role_of_ones_own_is_like_the_assistant(tokenizer):
 def test_control_text_that_is_half_the_templates(tokenizer):
     """A reply that ends with what completes the template's own text to a marker."""
     source = CHATML.replace("m.content +", "m.content + '|im_end|>' +")
-    with pytest.raises(ConversationError, match=r"message 1: its own text \(assistant\) has '<\|im_end\|>'"):
+    with pytest.raises(ConversationError, match=r"message 1.*'<\|im_end\|>'"):
         encode_chat(ask("u", "a<"), tokenizer, source)
     chat = encode_chat(ask("u", "a<"), tokenizer, source, trained_control_text="as_control_tokens")
     assert count(chat, tokenizer, "<|im_end|>") == 3
@@ -108,9 +107,9 @@ def test_control_text_that_is_half_the_templates(tokenizer):
 
 
 def test_settings_that_contradict_each_other(tokenizer):
-    with pytest.raises(ConfigError, match="trained_control_text is as_text, but allow_forged turns control text"):
+    with pytest.raises(ConfigError, match=r"trained_control_text.*as_text.*allow_forged"):
         MaskSettings(trained_control_text="as_text", allow_forged=True)
-    with pytest.raises(ConfigError, match="trained_control_text must be one of error, as_text, as_control_tokens"):
+    with pytest.raises(ConfigError, match=r"trained_control_text.*as_text, as_control_tokens"):
         MaskSettings(trained_control_text="tokens")
     assert encode_chat(ask("u", TYPED), tokenizer, allow_forged=True).certificate.typed
 

@@ -75,11 +75,9 @@ def test_names_of_flags(tokenizer, key, value):
 
 def test_flags_that_contradict_each_other_are_refused():
     messages = [CHAT[0], {**CHAT[1], "train": True, "masked": True}]
-    with pytest.raises(
-        ConversationError, match=r'message 1 has "train": True and "masked": True, which say the opposite'
-    ):
+    with pytest.raises(ConversationError, match=r'message 1.*"train".*"masked"'):
         read_conversation({"messages": messages})
-    with pytest.raises(ConversationError, match=r'has "loss_mask": 0.5; expected true or false'):
+    with pytest.raises(ConversationError, match=r'"loss_mask": 0.5.*false'):
         read_conversation({"messages": [CHAT[0], {**CHAT[1], "loss_mask": 0.5}]})
 
 
@@ -87,14 +85,12 @@ def test_a_mask_of_the_record(tokenizer):
     assert trained({"messages": CHAT, "loss_mask": [0, 0, 0, 1]}, tokenizer)[0] == ["atwo"]
     assert trained({"messages": CHAT, "loss_mask": [1, 1, 1, 1]}, tokenizer)[0] == ["aone", "atwo"]
     for mask in ([1], [0, 1, 0, 2], ["1", "1", "1", "1"]):
-        with pytest.raises(ConversationError, match=r'"loss_mask" is .*; expected 1 or 0 for each of 4 messages'):
+        with pytest.raises(ConversationError, match=r'"loss_mask".*expected 1'):
             read_conversation({"messages": CHAT, "loss_mask": mask})
 
 
 def test_settings_without_effect_are_refused(tokenizer):
-    with pytest.raises(
-        ConfigError, match=r"train_on_eot is none, but .* ends turns with <\|im_end\|>, .* EOS: train_on_eos"
-    ):
+    with pytest.raises(ConfigError, match=r"train_on_eot.*<\|im_end\|>, .* EOS: train_on_eos"):
         encode(CHAT, tokenizer=tokenizer, template=CHATML, train_on_eot="none")
     encode(CHAT, tokenizer=tokenizer, template=CHATML, train_on_eot="turn")  # what it is anyway
 

@@ -59,7 +59,7 @@ def test_sources_that_end_before_the_run(run_file, capsys):
 
 
 def test_the_folder_is_looked_at_and_left_alone(made, run_file, capsys, tmp_path):
-    with pytest.raises(OutputError, match=r"a run is there already; resume it \(--resume, or resume=True\)"):
+    with pytest.raises(OutputError, match=r"run.*already.*\(--resume.*resume=True\)"):
         plan(run_file, capsys, output=str(made / "plain"))
     before = {path: path.lstat().st_mtime_ns for path in (made / "plain").rglob("*")}
     plan(run_file, capsys, "training.steps=8", output=str(made / "plain"), resume=True)
@@ -69,7 +69,7 @@ def test_the_folder_is_looked_at_and_left_alone(made, run_file, capsys, tmp_path
 
 
 def test_resuming_needs_a_folder(run_file):
-    with pytest.raises(ConfigError, match="--output is missing: give the folder of the run"):
+    with pytest.raises(ConfigError, match=r"--output.*missing.*folder"):
         train_verb(str(run_file), dry_run=True, resume=True)
 
 

@@ -66,7 +66,7 @@ def test_a_start_with_another_tokenizer_is_refused(made, tmp_path):
     (tmp_path / "other").mkdir()
     export(str(made / "plain"), output=tmp_path / "other")
     train_tokenizer(["other words"], vocab_size=262, output=tmp_path / "other", overwrite=True, progress=False)
-    with pytest.raises(ConfigError, match=r"source 'train': was prepared with another tokenizer .* prepare it with"):
+    with pytest.raises(ConfigError, match=r"'train'.*prepared.*tokenizer"):
         train_on(made / "text/train", tmp_path / "run", model=f"from:{tmp_path / 'other'}", training=SETTINGS)
     assert not (tmp_path / "run").exists()
 
@@ -74,7 +74,7 @@ def test_a_start_with_another_tokenizer_is_refused(made, tmp_path):
 def test_what_is_there_is_not_written_over(made, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match=r"holds other files \(notes.txt\); name an empty or a new folder"):
+        with pytest.raises(OutputError, match=r"\(notes.txt\).*folder"):
             export(str(made / "plain"), output=tmp_path, overwrite=overwrite)
         with pytest.raises(OutputError, match="is a file; name a folder"):
             export(str(made / "plain"), output=tmp_path / "notes.txt", overwrite=overwrite)
@@ -86,7 +86,7 @@ def test_an_earlier_export_is_replaced_if_asked_for_and_nothing_else(made, tmp_p
     export(str(made / "chat"), output=out)
     names = sorted(path.name for path in out.iterdir())
     assert "chat_template.jinja" in names
-    with pytest.raises(OutputError, match="holds an earlier export; choose another folder, or set overwrite"):
+    with pytest.raises(OutputError, match=r"earlier.*export.*overwrite"):
         export(str(made / "plain"), output=out)
     assert sorted(path.name for path in out.iterdir()) == names
     (out / "notes.txt").write_text("mine")
@@ -98,7 +98,7 @@ def test_an_earlier_export_is_replaced_if_asked_for_and_nothing_else(made, tmp_p
     assert len(same) == len(list(out.iterdir())) - 1
     # A file of the user with the name of one to be written is kept, and so is the earlier export.
     (out / "chat_template.jinja").write_text("mine")
-    with pytest.raises(OutputError, match=r"chat_template.jinja: was not written by the earlier export"):
+    with pytest.raises(OutputError, match=r"chat_template.jinja"):
         export(str(made / "chat"), output=out, overwrite=True)
     assert (out / "chat_template.jinja").read_text() == "mine"
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "new" / "model.safetensors").read_bytes()
@@ -109,7 +109,7 @@ def test_an_earlier_export_is_replaced_if_asked_for_and_nothing_else(made, tmp_p
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(FormatError, match=r"no run \(run.yaml is missing\) and no model"):
+    with pytest.raises(FormatError, match=r"\(run.yaml.*missing\).*model"):
         export(str(tmp_path), output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -64,13 +64,13 @@ def test_enormous_numbers_are_errors_by_name(tmp_path: Path, name: str, number: 
     path = configured(tmp_path, adapter="lora")
     kept = [line for line in path.read_text().splitlines() if not line.startswith(f"{name}:")]
     path.write_text("\n".join([*kept, f"{name}: {number}", ""]))
-    with pytest.raises(ConfigError, match=f"c.yaml: {name} is .*; expected a number below infinity"):
+    with pytest.raises(ConfigError, match=rf"c.yaml: {name}.*infinity"):
         import_axolotl(path)
 
 
 def test_a_run_file_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     path = configured(tmp_path, learning_rate=-1.0)
-    with pytest.raises(ConfigError, match=r"the run file made of .*c.yaml: .*learning_rate must be above 0"):
+    with pytest.raises(ConfigError, match=r"c.yaml: .*learning_rate.*above 0"):
         call_penstock("import-config", path, "-o", tmp_path / "run.yaml")
     assert not (tmp_path / "run.yaml").exists()
     call_penstock("import-config", configured(tmp_path), "-o", tmp_path / "run.yaml")
@@ -142,7 +142,7 @@ def test_a_model_of_a_million_layers_is_refused_at_once(
 ) -> None:
     config = {**json.loads((folders[kind] / "config.json").read_text()), name: number}
     folder = copied(folders[kind], tmp_path / "model", "config.json", json.dumps(config))
-    with pytest.raises(FormatError, match=f"config.json: {name} is .*, more than the weights in the folder can be for"):
+    with pytest.raises(FormatError, match=rf"config.json.*{name}.*weights.*folder"):
         ps.load_model(folder)
 
 
@@ -163,5 +163,5 @@ def test_an_index_names_files_of_its_folder_alone(
 @pytest.mark.parametrize("content", ['{"weight_map": [1]}', '{"weight_map": {"a": 1}}', "{}"])
 def test_an_index_of_another_form_is_refused(folders: dict[str, Path], tmp_path: Path, content: str) -> None:
     folder = copied(folders["llama"], tmp_path / "model", "model.safetensors.index.json", content)
-    with pytest.raises(CorruptionError, match="weight_map is not a mapping of names to files"):
+    with pytest.raises(CorruptionError, match=r"weight_map.*mapping.*files"):
         ps.load_model(folder)

@@ -22,7 +22,7 @@ def test_a_killed_holder_lets_go_and_a_living_one_does_not(tmp_path, monkeypatch
     )
     assert holder.stdout.readline()
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
-    with pytest.raises(OutputError, match=f"process {holder.pid} is working into it; wait until it ends"):
+    with pytest.raises(OutputError, match=rf"process.*{holder.pid}.*working.*wait"):
         lock_folder(tmp_path, tmp_path / "lock", doing="working")
     holder.kill()
     holder.communicate()
@@ -54,7 +54,7 @@ def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path, monkeypatch)
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "lock").mkdir()
-    with pytest.raises(OutputError, match=r"lock: cannot write: Is a directory; choose another folder"):
+    with pytest.raises(OutputError, match=r"cannot.*directory.*folder"):
         lock_folder(tmp_path, tmp_path / "lock", doing="working")
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from makers.datasets import tokenizer_info
 from makers.processes import call_penstock, run_code
 from penstock.core import terminal
-from penstock.core.arrays import Ragged
+from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress, safe_console, visible
 from penstock.data.shards import ShardLayout, ShardWriter, finish_dataset
 

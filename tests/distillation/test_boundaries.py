@@ -26,7 +26,7 @@ def test_a_tokenizer_without_bytes_is_told_what_goes_with_it(tmp_path: Path) -> 
     with pytest.raises(TokenizerError, match="set debias to false, or use loss uld"):
         starts_boundary(forgetful)
     for pair in ((forgetful, word_tokenizer()), (word_tokenizer(), forgetful)):
-        with pytest.raises(TokenizerError, match=r"compared by bytes.* use loss uld, or alm with debias false"):
+        with pytest.raises(TokenizerError, match=r"compared.*bytes.*debias"):
             project(*pair)
 
 

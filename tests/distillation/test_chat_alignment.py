@@ -9,8 +9,8 @@ from makers.datasets import prepare_here
 from makers.texts import write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, CHATML
 from penstock import Dataset, Loader, Source, open_dataset, write_dataset
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, TokenizerInfo, finish_dataset, write_megatron
 from penstock.learn.distillation.companions import align_chats, match_documents
 from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
@@ -95,7 +95,7 @@ def test_every_trained_token_has_its_chunk(student_chats, companion, student, te
 def test_turns_that_differ_in_number(student, teacher):
     ids, other = student.encode("water the pipe"), teacher.encode("water the pipe")
     weights = np.ones(len(ids))
-    with pytest.raises(ConversationError, match=r"1 trained turns in the student's tokens, 0 in the teacher's"):
+    with pytest.raises(ConversationError, match=r"1.*student's tokens, 0.*teacher's"):
         align_chats(Aligner(student, teacher), ids, weights, other, np.zeros(len(other)))
     none = align_chats(Aligner(student, teacher), ids, 0 * weights, other, np.zeros(len(other)))
     assert (len(none.kinds), none.student_bounds.shape, none.orphaned) == (0, (0, 2), 1.0)
@@ -152,7 +152,7 @@ def test_companion_documents_of_a_joined_source(tmp_path, student_chats, chats, 
     assert seen == 30
     assert whole.count_steps() > 1
     in_place = write_megatron(joined, tmp_path / "bare", drop_spans=True)
-    with pytest.raises(ConfigError, match="the source's own dataset does not record where its documents came from"):
+    with pytest.raises(ConfigError, match=r"source's.*dataset.*documents"):
         build(open_dataset([in_place]), TeacherRows(student, [texts]))
 
 
@@ -198,10 +198,10 @@ def test_a_chat_that_was_cut_in_parts(student_chats, companion, student, teacher
 
 
 def test_a_chat_without_companion_documents_is_refused(student_chats, student, teacher):
-    with pytest.raises(ConfigError, match=r"source 'chats' holds chats with control tokens such as '<\|im_start\|>'"):
+    with pytest.raises(ConfigError, match=r"source.*'chats'.*control.*'<\|im_start\|>'"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher)]))
     pairs = {student.special_tokens["<|im_end|>"]: teacher.special_tokens["<|done|>"]}
-    with pytest.raises(ConfigError, match=r"such as '<\|im_start\|>'.* pair each such token"):
+    with pytest.raises(ConfigError, match=r"'<\|im_start\|>'.*pair.*token"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))
     pairs[student.special_tokens["<|im_start|>"]] = teacher.special_tokens["<|begin|>"]
     assert next(iter(build(student_chats, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))))
@@ -210,9 +210,9 @@ def test_a_chat_without_companion_documents_is_refused(student_chats, student, t
 
 
 def test_companion_documents_of_the_wrong_tokenizer_or_source(student_chats, companion, student, teacher):
-    with pytest.raises(ConfigError, match=r"source 'chats': companion documents .* prepared with tokenizer"):
+    with pytest.raises(ConfigError, match=r"'chats'.*companion.*documents"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": student_chats.path})]))
-    with pytest.raises(ConfigError, match=r"has companion documents for 'chat', which is no source; sources are chats"):
+    with pytest.raises(ConfigError, match=r"companion.*documents.*'chat'.*sources"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chat": companion.path})]))
 
 
@@ -220,7 +220,7 @@ def test_a_record_that_is_missing_is_named_at_setup(tmp_path, chats, student_cha
     lines = chats[0].read_text().splitlines()
     (tmp_path / "chats.jsonl").write_text("\n".join([*lines[:7], *lines[8:]]) + "\n")
     other = prepared(tmp_path / "other", tmp_path / "chats.jsonl", teacher, CAPITALS)
-    with pytest.raises(ConfigError, match=r"30 of 30 records are missing.*chats.jsonl:1 .*under the same names"):
+    with pytest.raises(ConfigError, match=r"30.*30.*missing.*chats.jsonl:1 .*under"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": other.path})]))
     assert (match_documents(student_chats, student_chats) == np.arange(30)).all()
 

@@ -210,7 +210,7 @@ def test_pairs_are_one_to_one(student: Tokenizer, teacher: Tokenizer) -> None:
     assert len(np.unique(loose[:, 0])) == len(np.unique(loose[:, 1])) == len(loose) >= len(strict)
     assert {tuple(pair) for pair in strict.tolist()} <= {tuple(pair) for pair in loose.tolist()}
     assert (np.diff(loose[:, 0]) > 0).all()
-    with pytest.raises(ConfigError, match=r"threshold must be above 0 and at most 1, got 1.5"):
+    with pytest.raises(ConfigError, match=r"threshold.*above.*0.*most.*1.*got.*1.5"):
         found.pairs(1.5)
 
 
@@ -270,7 +270,7 @@ def test_embeddings_mixed_into_splits(student: Tokenizer, teacher: Tokenizer) ->
         for piece, weight in zip(plain.indices[token].tolist(), plain.weights[token].tolist(), strict=True):
             assert piece < 0 or found[piece] >= 0.75 * weight - 1e-6
     np.testing.assert_array_equal(mixed.indices[mixed.exact, 0], plain.indices[plain.exact, 0])
-    with pytest.raises(ConfigError, match=r"embeddings have shapes .*, expected \[300, d\]"):
+    with pytest.raises(ConfigError, match=r"embeddings.*shapes.*\[300"):
         project(student, teacher, embeddings=(vectors[0][:10], vectors[1]))
 
 
@@ -283,7 +283,7 @@ def test_saved_and_loaded(student: Tokenizer, teacher: Tokenizer, sentencepiece:
     assert loaded.settings == found.settings
     assert (loaded.student_size, loaded.teacher_size) == (student.vocab_size, teacher.vocab_size)
     loaded.check(student, teacher)
-    with pytest.raises(ConfigError, match=r"made for the teacher tokenizer .*teacher.*found .*spm"):
+    with pytest.raises(ConfigError, match=r"teacher.*found .*spm"):
         loaded.check(student, sentencepiece)
     with pytest.raises(ConfigError, match="made for the student tokenizer"):
         loaded.check(teacher, teacher)

@@ -324,7 +324,7 @@ def test_joined_documents_stay_apart_for_a_teacher_with_another_tokenizer(corpus
 def test_objectives_that_rewrite_are_for_teachers_with_the_same_tokenizer(corpus, student, teacher):
     denoise = Denoise([SpanCorruption(0.15, 3)], sentinels=list(range(280, 300)))
     source = Source(corpus, name="noisy", objective=denoise, max_epochs=1)
-    with pytest.raises(ConfigError, match=r"source 'noisy': objective 'denoise' rewrites documents.*causal objective"):
+    with pytest.raises(ConfigError, match=r"'noisy'.*'denoise'.*documents.*causal"):
         Loader(source, sequence_length=96, rows_per_step=4, companion=TeacherRows(student, [TeacherText(teacher)]))
     loader = Loader(source, sequence_length=96, rows_per_step=4, companion=TeacherRows(student, [TeacherText(student)]))
     for row in rows_of(loader, 3):
@@ -341,12 +341,12 @@ def test_objectives_that_rewrite_are_for_teachers_with_the_same_tokenizer(corpus
         rows_per_step=4,
         companion=TeacherRows(student, [TeacherText(student, max_tokens=9)]),
     )
-    with pytest.raises(ConfigError, match=r"reads 9 tokens, but a document of the row has .* prefix"):
+    with pytest.raises(ConfigError, match=r"reads.*9.*tokens.*document"):
         next(iter(cut))
 
 
 def test_sources_of_another_tokenizer_than_the_students(corpus, student, teacher):
-    with pytest.raises(ConfigError, match=r"source 'text' was prepared with tokenizer .*use the tokenizer in the"):
+    with pytest.raises(ConfigError, match=r"'text'.*tokenizer.*use.*tokenizer"):
         build(corpus, TeacherRows(teacher, [TeacherText(student)]))
 
 

@@ -48,5 +48,5 @@ def test_what_cannot_be_shown(tmp_path, sides):
     row = first_row(tmp_path, sides, requirements=InputRequirements(cu_seqlens=True))
     with pytest.raises(ConfigError, match="set document_ids=True"):
         chunk_view(row, row.distillation[0], student, teacher)
-    with pytest.raises(ConfigError, match=r"document must be 0 … \d in this row, got 9"):
+    with pytest.raises(ConfigError, match=r"document.*0.*\d.*row.*got.*9"):
         chunk_view(row, row.distillation[0], student, teacher, document=9)

@@ -22,7 +22,7 @@ from patience import wait_for
 from penstock import Dataset, Loader, Mixture, Source
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.data.shards import verify
-from penstock.data.shards.files import checksum
+from penstock.data.stores.files import checksum
 from penstock.learn.distillation import cache_format as layout
 from penstock.learn.distillation.cache_format import CacheManifest
 from penstock.learn.distillation.cache_writer import document_bounds, write_cache
@@ -140,7 +140,7 @@ def test_a_cache_of_a_joined_source_is_of_that_source(
         for name, array in tensors.items():
             np.testing.assert_array_equal(found[piece][name], array, err_msg=name)
     apart = make_loader(folder, student, teacher_tokenizer)
-    with pytest.raises(ConfigError, match=r"holds nothing of dataset .*; it was made from \[ab\]"):
+    with pytest.raises(ConfigError, match=r"nothing.*dataset.*\[ab\]"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(apart))
 
 
@@ -319,7 +319,7 @@ def test_what_does_not_fit_is_refused(
     cache = write()
     loader = make_loader(folder, student, teacher_tokenizer)
     sources, teacher = sources_of(loader), teacher_tokenizer
-    with pytest.raises(ConfigError, match="made at temperature 2, the loss expects 1"):
+    with pytest.raises(ConfigError, match=r"temperature 2.*expects 1"):
         CachedTeacher(cache, teacher, Wanted(top_k=6), sources)
     for top_k in (None, 7):
         with pytest.raises(ConfigError, match="holds the 6 likeliest tokens"):
@@ -334,7 +334,7 @@ def test_what_does_not_fit_is_refused(
     for settings in ({"sequence_length": 48}, {"packing": "concat"}):
         with pytest.raises(ConfigError, match=r"holds nothing of document \d+ of [ab].*rows of 64 tokens"):
             read_all(cached, make_loader(folder, student, teacher, **settings))
-    with pytest.raises(ConfigError, match="the teacher read other tokens when the cache was made"):
+    with pytest.raises(ConfigError, match=r"teacher.*read.*tokens.*cache"):
         read_all(cached, make_loader(folder, student, teacher, text={"max_tokens": 4}))
 
 
@@ -365,7 +365,7 @@ def test_manifest_of_another_version(write: Any) -> None:
     cache = write()
     value = json.loads((cache / "cache.json").read_bytes())
     (cache / "cache.json").write_text(json.dumps({**value, "version": 2}))
-    with pytest.raises(FormatError, match="cache format version 2, this penstock reads 1"):
+    with pytest.raises(FormatError, match=r"cache format version 2.*reads version 1"):
         CacheManifest.load(cache)
 
 
@@ -446,7 +446,7 @@ def test_tokens_outside_the_vocabulary(
     index.tofile(cache / layout.INDEX)
     reseal(cache)
     cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(loader))
-    with pytest.raises(CorruptionError, match="has a token outside the vocabulary of 324"):
+    with pytest.raises(CorruptionError, match=r"outside.*vocabulary.*324"):
         read_all(cached, loader)
 
 

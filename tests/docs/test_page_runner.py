@@ -89,7 +89,7 @@ def test_a_block_that_is_not_run_needs_a_reason(tmp_path: Path) -> None:
     assert _run(tmp_path, "<!-- not run: needs a GPU -->\n```python\nexit(1)\n```\n") == [""]
     with pytest.raises(PageError, match=r"page\.md:3: no reason"):
         _run(tmp_path, "<!-- not run -->\n```python\nexit(1)\n```\n")
-    with pytest.raises(PageError, match=r"page\.md:2: text after the comment 'fails'"):
+    with pytest.raises(PageError, match=r"page\.md:2.*text.*comment.*'fails'"):
         _run(tmp_path, "<!-- fails -->\nWords.\n```python\nexit(1)\n```\n")
     with pytest.raises(PageError, match=r"page\.md:1: a block that is never closed"):
         _run(tmp_path, "```python\nexit(1)\n")
@@ -148,7 +148,7 @@ def test_a_page_is_written_with_new_numbers(tmp_path: Path) -> None:
     assert page.read_text() == text.replace("a 41", "a 42").replace("4\n…", "3\n…")
     page.write_text(text.replace("a 41", "b 41"))
     (tmp_path / "again").mkdir()
-    with pytest.raises(PageError, match=r"page\.md:4: printed\na 42\nexpected\nb 41"):
+    with pytest.raises(PageError, match=r"page\.md:4.*\na 42\nexpected\nb 41"):
         rewrite_page(page, tmp_path / "again")
     assert "b 41" in page.read_text()
 

@@ -84,7 +84,7 @@ def test_pass_at_k_counts_the_sets_with_one_that_passed(passed: int, k: int) -> 
 def test_pass_at_k_holds_for_many_samples() -> None:
     product = 1 - math.prod(1 - 100 / n for n in range(190 - 1 + 1, 200 + 1))
     assert math.isclose(pass_at_k(200, 11, 100), product)
-    with pytest.raises(ConfigError, match=r"pass@10 needs at least 10 samples of each problem, got 5"):
+    with pytest.raises(ConfigError, match=r"pass@10.*least 10.*got 5"):
         pass_at_k(5, 1, 10)
     with pytest.raises(ConfigError, match="num_passed must be 0 to 5, got 6"):
         pass_at_k(5, 6, 1)

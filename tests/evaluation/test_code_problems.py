@@ -184,11 +184,11 @@ def test_mbpp_prompts_are_as_published(sandbox: Sandbox) -> None:
 
 
 def test_records_of_another_benchmark_are_refused() -> None:
-    with pytest.raises(RecordError, match=r"file: a record has no 'prompt', only .*test_list"):
+    with pytest.raises(RecordError, match=r"'prompt'.*test_list"):
         humaneval_problem(_mbpp(11), "file")
     with pytest.raises(RecordError, match="no 'test_list'"):
         mbpp_problems([{"task_id": 11, "text": "words", "test_setup_code": ""}], 0, "file")
-    with pytest.raises(RecordError, match="file: the benchmark's own code or tests are not valid Python: expected ':'"):
+    with pytest.raises(RecordError, match=r"benchmark's.*tests.*Python.*':'"):
         mbpp_problems([_mbpp(11) | {"code": "def add(x) return x"}], 0, "file")
     with pytest.raises(RecordError, match="no 'plus_input'"):
         mbpp_plus_problem({name: value for name, value in MBPP_PLUS.items() if name != "plus_input"}, "file")
@@ -238,7 +238,7 @@ def test_records_are_found_in_folders_and_formats(tmp_path: Path) -> None:
     records = [{"a": 1, "b": [1, 2]}, {"a": 2, "b": []}]
     lines = "\n".join(map(json.dumps, records)) + "\n\n"
     (tmp_path / "MbppPlus-v1.jsonl").write_text('{"wrong": 1}\n')
-    with pytest.raises(ConfigError, match=r"no file MBPP or test that ends in \.jsonl"):
+    with pytest.raises(ConfigError, match=r"file.*MBPP.*\.jsonl"):
         read_records(str(tmp_path), origin, "mbpp")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "test-00000-of-00001.parquet")
     assert read_records(str(tmp_path), origin, "mbpp")[0] == records

@@ -45,13 +45,11 @@ def test_tasks_as_json_and_as_a_table(model, tmp_path, capsys):
 
 
 def test_what_is_not_known_is_refused(model, tmp_path):
-    with pytest.raises(ConfigError, match="nothing to measure: give --data DATASET, --task NAME"):
+    with pytest.raises(ConfigError, match="--data DATASET, --task NAME"):
         evaluate(model)
     with pytest.raises(ConfigError, match=r"no task './mmlu'; known: mmlu"):
         evaluate(model, task=["./mmlu"])
     with pytest.raises(ConfigError, match=r"--task-data mmlu: expected NAME=PATH"):
         evaluate(model, task=["mmlu"], task_data=["mmlu"])
-    with pytest.raises(
-        ConfigError, match=r"--task-data gsm8k=x: expected NAME=PATH, with a NAME that --task also gives"
-    ):
+    with pytest.raises(ConfigError, match=r"--task-data gsm8k=x.*NAME=PATH.*--task"):
         evaluate(model, task=["mmlu"], task_data=["gsm8k=x"])

@@ -55,14 +55,14 @@ def test_answers_of_something_else_are_refused_by_name(tmp_path, tokenizer):
     subject = make_subject(tokenizer)
     run_task(mmlu(folder, limit=2), subject, answers=path, progress=False)
     assert run_task(mmlu(folder, limit=3), subject, answers=path, progress=False).count == 3
-    with pytest.raises(StateError, match=r"answers of another model .*; give another folder"):
+    with pytest.raises(StateError, match=r"answers.*model.*folder"):
         run_task(mmlu(folder), make_subject(tokenizer, seed=2), answers=path, progress=False)
     with pytest.raises(StateError, match=r"answers of another shots \(1, now 0\)"):
         run_task(mmlu(folder, shots=0), subject, answers=path, progress=False)
     with pytest.raises(StateError, match=r"answers of another data"):
         run_task(mmlu(write_mmlu(tmp_path / "other", {"law": 4})), subject, answers=path, progress=False)
     path.write_text(path.read_text() + "broken\n")
-    with pytest.raises(StateError, match=r"answers.jsonl:5: the file is damaged, not a JSON object"):
+    with pytest.raises(StateError, match=r"answers.jsonl:5.*JSON"):
         run_task(mmlu(folder), subject, answers=path, progress=False)
 
 
@@ -126,13 +126,13 @@ def test_uniform_bits_per_byte_do_not_depend_on_windows(tmp_path, tokenizer):
 
 
 def test_settings_and_names_are_checked(tmp_path):
-    with pytest.raises(ConfigError, match=r"no task 'mlu'; known: mmlu, gsm8k, .*lm-eval:NAME"):
+    with pytest.raises(ConfigError, match=r"'mlu'.*gsm8k, .*lm-eval:NAME"):
         make_task(TaskSettings(name="mlu"))
     with pytest.raises(ConfigError, match=r"belongs to lm-eval; run it with"):
         make_task(TaskSettings(name="lm-eval:arc_easy"))
     with pytest.raises(ConfigError, match="limit must be 1 or more, got 0"):
         TaskSettings(name="mmlu", limit=0)
-    with pytest.raises(ConfigError, match="3 samples at temperature 0 would be identical"):
+    with pytest.raises(ConfigError, match=r"3.*samples.*temperature.*0.*identical"):
         TaskSettings(name="gsm8k", samples=3)
     with pytest.raises(ConfigError, match="there is no default data"):
         make_task(TaskSettings(name="bits_per_byte"))

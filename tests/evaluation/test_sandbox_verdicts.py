@@ -134,7 +134,7 @@ def test_a_package_is_lent() -> None:
 def test_without_a_sandbox_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox_module.working_enclosure.cache_clear()
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ConfigError, match=r"no bwrap on the path; install bubblewrap.*set `unsafe`"):
+    with pytest.raises(ConfigError, match=r"bwrap.*path.*bubblewrap.*set `unsafe`"):
         Sandbox(packages=())
     with pytest.warns(UserWarning, match="WITHOUT a sandbox"):
         assert not Sandbox(packages=(), unsafe=True).is_safe

@@ -145,7 +145,7 @@ def test_what_cannot_be_scored_is_refused(tokenizer):
         subject.log_likelihoods([([], [1])])
     with pytest.raises(ConfigError, match="empty continuation"):
         subject.log_likelihoods([([1], [])])
-    with pytest.raises(ConfigError, match="continuation has 9 tokens, but the context is 8"):
+    with pytest.raises(ConfigError, match=r"continuation.*9.*context.*8"):
         subject.log_likelihoods([([1], [2] * 9)])
 
 

@@ -100,7 +100,7 @@ def test_chat_needs_a_template(folder, tmp_path):
     for file in folder.iterdir():
         if file.suffix != ".jinja":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ConfigError, match="no chat template; use penstock generate, or give --template"):
+    with pytest.raises(ConfigError, match=r"chat.*template.*--template"):
         call(chat, str(tmp_path), given="hi\n")
     assert call(chat, str(tmp_path), "--template", "chatml", "--max-tokens", "2", given="hi\n").exit_code == 0
 

@@ -151,7 +151,7 @@ def test_what_an_engine_refuses(engine: Engine, tmp_path, monkeypatch) -> None:
     words = tiny_tokenizer(tmp_path / "words", ["some words"], 300)
     cut = _without(TOKENIZER.byte_table, b"{7")
     monkeypatch.setattr(type(words), "byte_table", property(lambda _: cut))
-    with pytest.raises(ConfigError, match=r"no token for 2 of the 33 bytes that JSON is made of, such as b'7'"):
+    with pytest.raises(ConfigError, match=r"token.*2.*33.*bytes.*b'7'"):
         Grammars(words, ())
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=r"penstock\[serve\]"):
@@ -202,7 +202,7 @@ def test_texts_of_the_schema_that_the_tokenizer_cannot_spell(schema, monkeypatch
     cut = _without(tokenizer.byte_table, "ö".encode()[:1])
     monkeypatch.setattr(type(tokenizer), "byte_table", property(lambda _: cut))
     grammars = Grammars(tokenizer, [257])
-    with pytest.raises(ConfigError, match="no token for 'ö', which the schema's 'ö' needs"):
+    with pytest.raises(ConfigError, match=r"token.*'ö'.*schema's.*'ö'.*needs"):
         grammars.constraint(json.dumps(schema))
     # A property of that name is no text of the schema.
     grammars.constraint(json.dumps({"properties": {"const": {"type": "string"}}, "title": "ö"}))

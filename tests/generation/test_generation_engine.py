@@ -345,7 +345,7 @@ def test_what_cannot_be_written_is_refused():
         engine.submit([])
     with pytest.raises(ConfigError, match="64 tokens, but the context of 64"):
         engine.submit(b"a" * 64)
-    with pytest.raises(ConfigError, match="id 999 is not in the model's vocabulary of 259"):
+    with pytest.raises(ConfigError, match=r"id 999.*model's.*259"):
         engine.submit([1, 999])
     with pytest.raises(ConfigError, match="2 prompts have 1 sampling settings"):
         engine.generate_all([b"a", b"b"], [Sampling()])

@@ -174,7 +174,7 @@ def test_tensors_of_a_slice() -> None:
 def test_impossible_ranks_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RowSlice.of(random_row(), *arguments)
-    with pytest.raises(ConfigError, match="chunks must be a whole number of 1 or more, got 0"):
+    with pytest.raises(ConfigError, match=r"chunks.*number.*1.*got.*0"):
         RowSlice.of(random_row(), 0, 2, chunks=0)
 
 

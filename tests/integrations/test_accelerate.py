@@ -98,13 +98,13 @@ def test_a_state_is_that_of_the_last_trained_step(tmp_path: Path, weighted: Path
 
 def test_what_cannot_be_right_is_refused(weighted: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    with pytest.raises(DistributedError, match="for rank 1 of 2, but the Accelerator is process 0 of 1; make it with"):
+    with pytest.raises(DistributedError, match=r"rank.*1.*2.*Accelerator.*process.*1"):
         AcceleratorSteps(accelerator, make_loader(weighted, ranks=(1, 2)))
     with pytest.raises(ConfigError, match=r"expected a penstock\.Loader, got 3"):
         AcceleratorSteps(accelerator, 3)  # type: ignore[arg-type]
     data = AcceleratorSteps(accelerator, make_loader(weighted))
     accelerator.gradient_accumulation_steps = 4
-    with pytest.raises(ConfigError, match="gradient_accumulation_steps=4, by which it divides each loss"):
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps=4"):
         data.backward(torch.ones(1))
     with pytest.raises(ConfigError, match="gradient_accumulation_steps=4"):
         AcceleratorSteps(accelerator, make_loader(weighted))
@@ -116,7 +116,7 @@ def test_engines_are_refused(weighted: Path, kind: str) -> None:
 
     accelerator = Accelerator(cpu=True)
     accelerator.state.distributed_type = DistributedType[kind]
-    with pytest.raises(ConfigError, match=f"{kind} is not supported: there the loop does not decide"):
+    with pytest.raises(ConfigError, match=rf"{kind}.*supported.*decide"):
         AcceleratorSteps(accelerator, make_loader(weighted))
 
 

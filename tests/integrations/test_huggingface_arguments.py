@@ -40,9 +40,9 @@ def test_wrong_kinds(tmp_path: Path, kwargs: Any, message: str) -> None:
 
 
 def test_wrong_kinds_of_the_others(tmp_path: Path, counting: Path) -> None:
-    with pytest.raises(ConfigError, match=r"eval_loader must be a penstock\.Loader, got 'held out'"):
+    with pytest.raises(ConfigError, match=r"eval_loader.*penstock\.Loader.*'held out'"):
         make_trainer(tmp_path, loader=make_loader(counting), eval_loader="held out")
-    with pytest.raises(ConfigError, match=r"args must be transformers\.TrainingArguments, got 'run'"):
+    with pytest.raises(ConfigError, match=r"transformers\.TrainingArguments.*'run'"):
         ps.huggingface.Trainer(make_model(), "run", loader=make_loader(counting))
 
 
@@ -89,15 +89,13 @@ def test_settings_of_other_trainers_arguments(tmp_path: Path, counting: Path, na
 
 def test_size_of_evaluation_batches(tmp_path: Path, counting: Path) -> None:
     loaders = {"loader": make_loader(counting), "eval_loader": make_loader(counting, max_epochs=1)}
-    with pytest.raises(ConfigError, match="per_device_eval_batch_size is 3, but 1 is used"):
+    with pytest.raises(ConfigError, match=r"per_device_eval_batch_size.*3.*1"):
         make_trainer(tmp_path, settings={"per_device_eval_batch_size": 3}, **loaders)
 
 
 def test_epochs_are_the_loaders(tmp_path: Path, counting: Path) -> None:
     settings = {"max_steps": -1, "num_train_epochs": 5}
-    with pytest.raises(
-        ConfigError, match=r"num_train_epochs is 5, .* max_epochs .* \(data 1\); set Source\(max_epochs=5\)"
-    ):
+    with pytest.raises(ConfigError, match=r"num_train_epochs.*5, .* max_epochs.*1\).*Source\(max_epochs=5\)"):
         make_trainer(tmp_path, settings=settings, loader=make_loader(counting, max_epochs=1))
     make_trainer(tmp_path, settings=settings, loader=make_loader(counting, max_epochs=5))
 
@@ -150,7 +148,7 @@ def test_ids_of_an_unknown_tokenizer_are_found_in_the_rows(tmp_path: Path) -> No
 def test_a_pad_id_without_embedding_is_named(tmp_path: Path) -> None:
     write_dataset(tmp_path / "web", [[1, 2, 3, 4, 5]] * 50)
     row = next(iter(make_loader(tmp_path / "web", pad_id=64)))[0]
-    with pytest.raises(ConfigError, match=r"token id 64 in padding \(the loader's pad_id\)"):
+    with pytest.raises(ConfigError, match=r"id 64.*loader's pad_id\)"):
         ps.huggingface.loss(make_model(), row, 1.0)
 
 
@@ -159,11 +157,9 @@ def test_a_pad_id_without_embedding_is_named(tmp_path: Path) -> None:
 
 def test_models_that_cannot_be_checked_for_isolation() -> None:
     for model in (torch.nn.Linear(2, 2), "gpt2", None, torch.nn.Embedding(4, 4)):
-        with pytest.raises(
-            IsolationError, match=rf"{type(model).__name__} cannot be checked: it has no get_input_embeddings"
-        ):
+        with pytest.raises(IsolationError, match=rf"{type(model).__name__}.*get_input_embeddings"):
             ps.check_isolation(model)
-    with pytest.raises(IsolationError, match=r"LlamaModel .* cannot be checked: it returns no logits; take the model"):
+    with pytest.raises(IsolationError, match=r"LlamaModel.*model"):
         ps.check_isolation(make_model().model)
 
 
@@ -177,11 +173,9 @@ def test_prefixes_that_the_model_would_read_causally(tmp_path: Path, counting: P
         )
         for bidirectional in (True, False)
     ]
-    with pytest.raises(
-        ConfigError, match=r"objective of source 'denoised' has bidirectional prefixes.* set bidirectional=False"
-    ):
+    with pytest.raises(ConfigError, match=r"'denoised'.*prefixes.*bidirectional=False"):
         make_trainer(tmp_path, loader=loaders[0])
-    with pytest.raises(ConfigError, match="bidirectional prefixes, which models of transformers would read causally"):
+    with pytest.raises(ConfigError, match=r"bidirectional.*transformers"):
         ps.huggingface.model_inputs(next(iter(loaders[0]))[0])
     ps.huggingface.model_inputs(next(iter(loaders[1]))[0])
 
@@ -190,5 +184,5 @@ def test_prefixes_that_the_model_would_read_causally(tmp_path: Path, counting: P
 def test_what_lets_deepspeed_change_rows_is_refused(tmp_path: Path, counting: Path, name: str) -> None:
     args = transformers.TrainingArguments(str(tmp_path), max_steps=2, use_cpu=True, report_to=[])
     args.hf_deepspeed_config = SimpleNamespace(config={name: {"enabled": True}})
-    with pytest.raises(ConfigError, match=f"the DeepSpeed configuration enables {name}, which would change the rows"):
+    with pytest.raises(ConfigError, match=rf"DeepSpeed.*enables {name}"):
         ps.huggingface.Trainer(make_model(), args, loader=make_loader(counting))

@@ -104,13 +104,13 @@ def test_labels_give_transformers_own_mean_loss(counting: Path) -> None:
 
 def test_labels_cannot_say_fractions(weighted: Path) -> None:
     rows = [row for row in some_rows(weighted, rows=8) if (row.loss_weights == 0.5).any()]
-    with pytest.raises(ConfigError, match="labels=True: the rows have loss weights other than 0 and 1"):
+    with pytest.raises(ConfigError, match=r"labels=True.*rows.*weights.*0.*1"):
         ps.huggingface.model_inputs(rows, labels=True)
 
 
 def test_rows_without_positions_are_refused(counting: Path) -> None:
     row = some_rows(counting, requirements=InputRequirements())[0]
-    with pytest.raises(ConfigError, match=r"no positions and no cu_seqlens.*requirements=penstock\.huggingface"):
+    with pytest.raises(ConfigError, match=r"cu_seqlens.*requirements=penstock\.huggingface"):
         ps.huggingface.model_inputs(row)
 
 

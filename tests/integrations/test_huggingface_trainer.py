@@ -104,9 +104,7 @@ def test_incomplete_checkpoint_is_refused(tmp_path: Path, weighted: Path, name: 
     file.unlink()
     if damage == "cut":
         file.write_text(text[: len(text) // 2])
-    with pytest.raises(
-        StateError, match=r"checkpoint-2 cannot be resumed .*saving was interrupted; resume from another checkpoint"
-    ):
+    with pytest.raises(StateError, match=r"checkpoint-2.*saving.*checkpoint"):
         train_once(str(weighted), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
 
 
@@ -181,7 +179,7 @@ def test_loader_at_its_end_is_refused_and_a_finished_run_is_not(tmp_path: Path, 
 
 
 def test_endless_loader_needs_max_steps(tmp_path: Path, weighted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"never ends.*max_steps is not given; set TrainingArguments\(max_steps"):
+    with pytest.raises(ConfigError, match=r"ends.*max_steps.*TrainingArguments\(max_steps"):
         make_trainer(tmp_path, make_loader(weighted), settings={"max_steps": -1})
 
 
@@ -232,7 +230,7 @@ def test_evaluation_must_end_and_be_a_loader_of_its_own(tmp_path: Path, weighted
 
 
 def test_loader_of_another_world_is_refused(tmp_path: Path, weighted: Path) -> None:
-    with pytest.raises(DistributedError, match=r"made for rank 1 of 2, this process is data-parallel rank 0 of 1"):
+    with pytest.raises(DistributedError, match=r"rank.*1.*2.*process.*data-parallel.*rank.*1"):
         make_trainer(tmp_path, make_loader(weighted, ranks=(1, 2)))
 
 
@@ -261,7 +259,7 @@ def test_fitting_arguments_pass_and_are_not_changed(tmp_path: Path, weighted: Pa
 
 
 def test_microbatches_must_divide_a_rank(tmp_path: Path, weighted: Path) -> None:
-    with pytest.raises(ConfigError, match="rows_per_microbatch=3 does not divide this rank's 4 rows"):
+    with pytest.raises(ConfigError, match=r"rows_per_microbatch=3.*rank's 4"):
         make_trainer(tmp_path, make_loader(weighted), rows_per_microbatch=3)
 
 
@@ -272,7 +270,7 @@ def test_what_the_loader_does_is_refused(tmp_path: Path, weighted: Path, name: s
 
 
 def test_metrics_need_an_eval_dataset(tmp_path: Path, weighted: Path, small: Path) -> None:
-    with pytest.raises(ConfigError, match="compute_metrics does not go with eval_loader"):
+    with pytest.raises(ConfigError, match=r"compute_metrics.*eval_loader"):
         make_trainer(
             tmp_path, make_loader(weighted), eval_loader=make_loader(small, max_epochs=1), compute_metrics=lambda _: {}
         )

@@ -111,8 +111,7 @@ def test_a_model_that_ignores_prefixes_is_refused(weighted, prefix, reason):
     settings = {"sequence_length": 80, "rows_per_step": 4}
     with pytest.raises(
         ConfigError,
-        match=rf"source 'web': its objective has bidirectional prefixes, and {reason}.*batches\(…, "
-        r"prefix=True\), or set bidirectional=False in the objective",
+        match=rf"'web'.*{reason}.*batches\(…, prefix=True\).*bidirectional=False",
     ):
         psj.batches(Loader(source, **settings), prefix=prefix)
     next(psj.batches(Loader(source, **settings), prefix=True))
@@ -207,9 +206,7 @@ def test_more_documents_than_there_is_room_for_name_the_row(weighted):
     most = [[row.num_documents for row in step] for step in islice(make_loader(weighted), 20)]
     limit = max(map(max, most[:1])) - 1
     row = next(i for i, count in enumerate(most[0]) if count > limit)
-    with pytest.raises(
-        ConfigError, match=rf"step 0, row {row}: {limit + 1} documents, but max_documents is {limit}; raise it"
-    ):
+    with pytest.raises(ConfigError, match=rf"step 0, row {row}: {limit + 1}.*max_documents.*{limit}.*raise"):
         next(psj.batches(make_loader(weighted), max_documents=limit))
     batch, step = next(psj.batches(make_loader(weighted), max_documents=limit + 1))
     compare(batch, step, limit + 1)
@@ -222,12 +219,10 @@ def test_more_documents_than_there_is_room_for_name_the_row(weighted):
 
 
 def test_settings_that_cannot_work_are_refused_at_once(weighted):
-    with pytest.raises(ConfigError, match="batch_size must divide this process's 4 rows of a step, got 3"):
+    with pytest.raises(ConfigError, match=r"batch_size.*process's 4.*got 3"):
         psj.batches(make_loader(weighted), batch_size=3)
     with pytest.raises(ConfigError, match="max_documents must be at least 1, got 0"):
         psj.batches(make_loader(weighted), max_documents=0)
     bare = make_loader(weighted, requirements=InputRequirements(loss_weights=True))
-    with pytest.raises(
-        ConfigError, match="the loader's rows have no positions, document_ids, cu_seqlens; make the loader with"
-    ):
+    with pytest.raises(ConfigError, match=r"loader's.*document_ids, cu_seqlens.*loader"):
         next(psj.batches(bare))

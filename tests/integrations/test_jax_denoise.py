@@ -144,26 +144,22 @@ def test_the_most_unlike_settings_of_jax_change_nothing():
 
 def test_what_does_not_fit_is_refused_or_told():
     tool, tokens = psj.Denoiser(CASES["t5"], max_length=LONGEST), np.zeros((2, LONGEST), np.int32)
-    with pytest.raises(ConfigError, match=r"document 1 of the batch has 301 tokens; expected: 1 … 300"):
+    with pytest.raises(ConfigError, match=r"document 1.*301.*expected: 1 … 300"):
         tool(tokens, [300, 301], [1, 2])
-    with pytest.raises(ConfigError, match=r"document 0 of the batch has 0 tokens; expected: 1 … 300"):
+    with pytest.raises(ConfigError, match=r"document 0.*0.*expected: 1 … 300"):
         tool(tokens, [0, 300], [1, 2])
-    with pytest.raises(
-        ConfigError, match=r"tokens are \[2, 300\], lengths \[3\], keys \[2\]; expected: \[B, 300\], \[B\]"
-    ):
+    with pytest.raises(ConfigError, match=r"tokens.*\[2.*300\].*lengths.*\[3\].*\[2\].*300\]"):
         tool(tokens, [1, 2, 3], [1, 2])
-    with pytest.raises(ConfigError, match=r"needs up to 15 sentinels in task 'spans', and there are 10"):
+    with pytest.raises(ConfigError, match=r"needs.*15.*sentinels.*'spans'.*10"):
         psj.Denoiser(Denoise.t5(sentinels=range(1000, 1010)), max_length=LONGEST)
-    with pytest.raises(ConfigError, match="the sentinels must be looked up in a tokenizer first"):
+    with pytest.raises(ConfigError, match=r"sentinels.*tokenizer"):
         psj.Denoiser(Denoise.t5(), max_length=LONGEST)
-    with pytest.raises(ConfigError, match="denoise: max_length is 0; expected: 1 … 4,194,304"):
+    with pytest.raises(ConfigError, match=r"max_length.*0.*expected: 1.*4,194,304"):
         psj.Denoiser(CASES["t5"], max_length=0)
-    with pytest.raises(ConfigError, match="documents of 301 tokens, but the settings have sentinels for 300"):
+    with pytest.raises(ConfigError, match=r"documents.*301.*sentinels.*300"):
         psj.denoise(np.zeros(301, np.int32), 5, psj.split_keys(1), tool.settings, max_slots=400)
     narrow = psj.Denoiser(CASES["t5"], max_length=LONGEST, max_slots=320)
-    with pytest.raises(
-        ConfigError, match=r"document 1 of the batch has 330 slots; expected: at most 320; raise max_slots"
-    ):
+    with pytest.raises(ConfigError, match=r"document 1.*330.*most 320.*max_slots"):
         narrow(tokens, [250, 300], [1, 2])
     inside = psj.denoise(tokens[0], 300, psj.split_keys(1), narrow.settings, max_slots=320)
     assert int(inside.slots) == 330

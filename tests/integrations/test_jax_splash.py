@@ -113,11 +113,11 @@ def test_segment_ids_of_rows_and_steps(counting):
 
 def test_what_does_not_fit_is_refused(counting):
     bare = next(iter(make_loader(counting, requirements=InputRequirements())))
-    with pytest.raises(ConfigError, match=r"segment ids need document_ids and cu_seqlens; .*jax.REQUIREMENTS"):
+    with pytest.raises(ConfigError, match=r"document_ids.*cu_seqlens.*jax.REQUIREMENTS"):
         psj.segment_ids(bare)
     q = jnp.zeros((1, 100, 2, 64))
     with pytest.raises(ConfigError, match=r"a multiple of 128 slots, got 100"):
         psj.splash_attention(q, q, q, jnp.zeros((1, 100), jnp.int32))
     q, k = jnp.zeros((1, 128, 3, 64)), jnp.zeros((1, 128, 2, 64))
-    with pytest.raises(ConfigError, match=r"the 2 heads of keys must divide the 3 heads of queries"):
+    with pytest.raises(ConfigError, match=r"2.*divide.*3.*queries"):
         psj.splash_attention(q, k, k, jnp.zeros((1, 128), jnp.int32))

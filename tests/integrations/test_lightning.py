@@ -105,9 +105,9 @@ def test_steps_of_two_optimizers_are_counted_as_lightning_does(tmp_path: Path, h
     steps = make_loader(held_out, max_epochs=1).count_steps()
     model, _ = fit(str(held_out), str(tmp_path), model=TwoOptimizers(), max_steps=2 * steps, max_epochs=1)
     assert len(model.seen) == steps
-    with pytest.raises(ConfigError, match=f"max_steps={2 * steps + 1}, but the sources end after {steps} steps"):
+    with pytest.raises(ConfigError, match=rf"max_steps={2 * steps + 1}.*after {steps}"):
         fit(str(held_out), str(tmp_path), model=TwoOptimizers(), max_steps=2 * steps + 1, max_epochs=1)
-    with pytest.raises(ConfigError, match=f"asks for a batch after {steps}, but the sources have ended"):
+    with pytest.raises(ConfigError, match=rf"batch.*after.*{steps}.*sources"):
         fit(str(held_out), str(tmp_path), model=TwoOptimizers(2), max_steps=2 * steps, max_epochs=1)
 
 
@@ -202,11 +202,11 @@ def test_accumulation_that_begins_later_is_refused(tmp_path: Path, weighted: Pat
 def test_other_loaders_than_these_are_refused(tmp_path: Path, weighted: Path) -> None:
     settings: dict[str, Any] = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "max_steps": 2}
     trainer = pl.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, **settings)
-    with pytest.raises(ConfigError, match="or a function of the ranks that makes one; got 3"):
+    with pytest.raises(ConfigError, match=r"function.*ranks.*got 3"):
         LoaderDataModule(3)  # type: ignore[arg-type]
-    with pytest.raises(DistributedError, match="for rank 1 of 2, but Lightning has rank 0 of 1 here; give a function"):
+    with pytest.raises(DistributedError, match=r"rank 1.*2.*1.*function"):
         trainer.fit(Model(), LoaderDataModule(make_loader(weighted, ranks=(1, 2))))
-    with pytest.raises(ConfigError, match=r"the function of train must return a penstock\.Loader, got None"):
+    with pytest.raises(ConfigError, match=r"penstock\.Loader"):
         trainer.fit(Model(), LoaderDataModule(lambda ranks: None))  # type: ignore[arg-type,return-value]
     with pytest.raises(ConfigError, match="a loader of val never ends"):
         trainer.fit(Model(), LoaderDataModule(make_loader(weighted), make_loader(weighted)))
@@ -215,7 +215,7 @@ def test_other_loaders_than_these_are_refused(tmp_path: Path, weighted: Path) ->
         trainer.fit(Model(), LoaderDataModule(same, same))
     with pytest.raises(StateError, match="it has no Trainer yet"):
         LoaderDataModule(same).state_dict()
-    with pytest.raises(StateError, match="the loader is made when Lightning calls setup"):
+    with pytest.raises(StateError, match=r"loader.*Lightning"):
         LoaderDataModule(same).loader  # noqa: B018
 
 
@@ -228,18 +228,18 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, weighted: Pat
         def training_step(self, step: Any, _: int) -> Any:
             self.trainer.save_checkpoint(tmp_path / "bare.ckpt")
 
-    with pytest.raises(StateError, match="whoever iterates may have taken steps that are not trained yet"):
+    with pytest.raises(StateError, match=r"whoever.*iterates"):
         trainer.fit(Saving(), make_loader(weighted))
 
     fit(str(weighted), str(tmp_path), max_steps=3, save_every=1)
     saved = torch.load(tmp_path / "step=2.ckpt", weights_only=False)
     del saved["LoaderDataModule"]
     torch.save(saved, tmp_path / "without.ckpt")
-    with pytest.raises(StateError, match=r"has trained 2 batches, but the loader's place after these is not known"):
+    with pytest.raises(StateError, match=r"trained 2.*loader's"):
         fit(str(weighted), str(tmp_path), max_steps=3, resume=str(tmp_path / "without.ckpt"))
     saved["LoaderDataModule"] = {"trained": 2}
     torch.save(saved, tmp_path / "without.ckpt")
-    with pytest.raises(StateError, match="this checkpoint has no state of a LoaderDataModule"):
+    with pytest.raises(StateError, match="LoaderDataModule"):
         fit(str(weighted), str(tmp_path), max_steps=3, resume=str(tmp_path / "without.ckpt"))
     with pytest.raises(StateError, match="holds other documents"):
         fit(str(counting), str(tmp_path), max_steps=3, resume=str(tmp_path / "step=2.ckpt"))

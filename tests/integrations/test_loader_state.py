@@ -55,22 +55,20 @@ def test_steps_that_are_not_marked_once_and_in_order_are_refused(counting: Path)
     place = LoaderState(make_loader(counting))
     steps = iter(place)
     first = next(steps)
-    with pytest.raises(StateError, match=r"step 0 is not marked as trained.*call trained\(step\) after"):
+    with pytest.raises(StateError, match=r"step 0.*trained.*call"):
         next(steps)
     place.trained(first)
-    with pytest.raises(StateError, match="step 0 is marked as trained, but step 1 comes next"):
+    with pytest.raises(StateError, match=r"step.*0.*marked.*trained.*step.*1"):
         place.trained(first)
     place.loader.seek(5)
-    with pytest.raises(
-        StateError, match="moved to step 5, and this LoaderState is at step 1; move it by load_state_dict"
-    ):
+    with pytest.raises(StateError, match=r"step 5.*LoaderState.*step 1.*load_state_dict"):
         next(iter(place))
 
 
 def test_other_things_are_refused(counting: Path, weighted: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a penstock\.Loader, got 3"):
         LoaderState(3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="trained is 'taken'; expected 'marked' or 'yielded'"):
+    with pytest.raises(ConfigError, match=r"'taken'.*'marked'.*'yielded'"):
         LoaderState(make_loader(counting), trained="taken")  # type: ignore[arg-type]
     loader = make_loader(counting)
     steps = iter(loader)
@@ -78,7 +76,7 @@ def test_other_things_are_refused(counting: Path, weighted: Path) -> None:
     with pytest.raises(StateError, match="with an iterator under way"):
         LoaderState(loader)
     place = LoaderState(make_loader(counting))
-    with pytest.raises(StateError, match="this is not the state of a penstock LoaderState"):
+    with pytest.raises(StateError, match=r"state.*penstock.*LoaderState"):
         place.load_state_dict(make_loader(counting).state_dict())
     with pytest.raises(StateError, match="holds other documents"):
         place.load_state_dict(LoaderState(make_loader(weighted)).state_dict())

@@ -116,21 +116,21 @@ def test_last_short_step_is_filled_up(tmp_path: Path) -> None:
 def test_state_in_the_middle_of_a_step_is_refused(counting: Path) -> None:
     batches = ps.megatron.Batches(make_loader(counting))
     next(batches)
-    with pytest.raises(StateError, match="middle of a step: 3 microbatches of it are not taken"):
+    with pytest.raises(StateError, match=r"middle.*step.*3.*microbatches"):
         batches.state_dict()
 
 
 def test_refusals(counting: Path) -> None:
-    with pytest.raises(DistributedError, match="rank 0 of its tensor-parallel group, and has no loader"):
+    with pytest.raises(DistributedError, match=r"rank.*0.*tensor-parallel.*loader"):
         ps.megatron.Batches(None)
-    with pytest.raises(ConfigError, match="rows_per_microbatch=3 does not divide this rank's 4 rows"):
+    with pytest.raises(ConfigError, match=r"rows_per_microbatch=3.*rank's 4"):
         ps.megatron.Batches(make_loader(counting), rows_per_microbatch=3)
     with pytest.raises(ConfigError, match="needs 32 slots, but slots=16"):
         next(ps.megatron.Batches(make_loader(counting), slots=16))
     wanted = ps.InputRequirements(target_distances=2, loss_weights=True, positions=True, cu_seqlens=True)
-    with pytest.raises(ConfigError, match="one target for each slot, but the loader gives 2"):
+    with pytest.raises(ConfigError, match=r"target.*loader.*gives.*2"):
         ps.megatron.Batches(make_loader(counting, requirements=wanted))
-    with pytest.raises(ConfigError, match="the loader have no positions and no cu_seqlens"):
+    with pytest.raises(ConfigError, match=r"loader.*positions.*cu_seqlens"):
         ps.megatron.Batches(make_loader(counting, requirements=ps.InputRequirements(loss_weights=True)))
     prefixes = ps.Denoise([ps.objectives.PrefixLM(mode=None)], sentinels=[60])
     with pytest.raises(ConfigError, match="bidirectional prefixes"):

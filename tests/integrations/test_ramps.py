@@ -52,5 +52,5 @@ def test_jax(counting: Path) -> None:
 def test_torchtitan(counting: Path) -> None:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed: make test-integrations")
     config = ps.torchtitan.DataLoader.Config(dataset_path=str(counting), rows_per_step=RAMP)
-    with pytest.raises(ConfigError, match="torchtitan: takes as many rows in every step"):
+    with pytest.raises(ConfigError, match=r"torchtitan.*takes"):
         ps.torchtitan.DataLoader(config, dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=2)

@@ -105,9 +105,9 @@ def test_state_of_other_things_is_refused(counting: Path, tmp_path: Path) -> Non
     loader = build(counting)
     loader.load_state_dict({})
     take(iter(loader), 3)
-    with pytest.raises(StateError, match=r"middle of a step of 8 rows: 1 microbatches .* training.global_batch_size"):
+    with pytest.raises(StateError, match=r"8 rows: 1.*training.global_batch_size"):
         loader.state_dict()
-    with pytest.raises(StateError, match=r"state has dp_rank_0, world_size, and is not of penstock's"):
+    with pytest.raises(StateError, match=r"dp_rank_0, world_size.*penstock's"):
         loader.load_state_dict({"dp_rank_0": b"", "world_size": 1})
     other = build(make_dataset(tmp_path / "other", documents=30, seed=9))
     with pytest.raises(StateError, match="other documents"):
@@ -128,7 +128,7 @@ def test_last_short_step_is_filled_up(tmp_path: Path) -> None:
 
 
 def test_refusals(counting: Path, weighted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rows_per_step is 6, but 2 ranks take microbatches of 2 .* a multiple of 4"):
+    with pytest.raises(ConfigError, match=r"rows_per_step.*6.*4"):
         build(counting, rows=6, ranks=2)
     with pytest.raises(ConfigError, match="weights"):
         build(weighted)

@@ -177,6 +177,6 @@ def test_what_pairs_do_not_express_is_refused(tmp_path: Path) -> None:
 def test_pairs_longer_than_max_length_are_refused(tmp_path: Path) -> None:
     data, wanted = make_pairs(tmp_path / "pairs")
     longest = max(len(one["prompt_ids"]) + max(len(one["chosen_ids"]), len(one["rejected_ids"])) for one in wanted)
-    with pytest.raises(ConfigError, match=rf"longest pair of the train dataset has {longest} tokens"):
+    with pytest.raises(ConfigError, match=rf"longest.*dataset.*{longest}"):
         make_trainer(tmp_path / "run", ps.trl.preference_pairs(data), loss={"max_length": longest - 1})
     make_trainer(tmp_path / "run", ps.trl.preference_pairs(data), loss={"max_length": longest})

@@ -196,7 +196,7 @@ def test_loaders_that_labels_do_not_express_are_refused(
 
 
 def test_fractional_weights_are_refused(tmp_path: Path, weighted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"source 'data' has loss weights other than 0 and 1"):
+    with pytest.raises(ConfigError, match=r"source.*'data'.*weights.*0.*1"):
         make_trainer(weighted, tmp_path)
 
 
@@ -236,7 +236,7 @@ def test_arguments_that_are_not_the_loaders_are_refused(tmp_path: Path, counting
 
     with pytest.raises(ConfigError, match=r"train_dataset does not go with a loader"):
         make_trainer(counting, tmp_path, train_dataset=[1])
-    with pytest.raises(ConfigError, match=r"no argument 'formatting_func': texts are read by penstock.prepare"):
+    with pytest.raises(ConfigError, match=r"'formatting_func'.*penstock.prepare"):
         make_trainer(counting, tmp_path, formatting_func=str)
     with pytest.raises(ConfigError, match=r"args must be trl.SFTConfig"):
         ps.trl.SFTTrainer(

@@ -122,8 +122,7 @@ def test_weights_that_labels_cannot_say_need_a_loss_that_reads_them(make):
     half = [*TALK[:2], TALK[2] | {"weight": 0.5}]
     with pytest.raises(
         ConfigError,
-        match=r"row 1 of the batch has loss weights other than 0 and 1, which labels cannot express; let your loss "
-        r"read batch\[\"loss_weights\"\] .* reads_loss_weights=True",
+        match=r"row 1.*0.*1.*batch\[\"loss_weights\"\] .* reads_loss_weights=True",
     ):
         VisionCollator(make())([TALK, half])
 
@@ -196,21 +195,20 @@ class Elsewhere(TinyProcessor):
 def test_a_row_that_spells_other_text_is_an_error(make):
     with pytest.raises(
         RecordError,
-        match=r"row 0 of the batch: the processor's tokens do not spell what its template writes after image, video "
-        r"or audio 1: 'what is it<\|im_end\|>.*label by role boundaries",
+        match=r"row 0.*processor's.*it<\|im_end\|>.*label",
     ):
         VisionCollator(make(kind=Elsewhere))([TALK])
 
 
 def test_unknown_keywords_are_errors(make):
     processor = make(THINKING)
-    with pytest.raises(ConfigError, match="'trian_on_eos' is not a setting of the mask; did you mean 'train_on_eos'"):
+    with pytest.raises(ConfigError, match=r"'trian_on_eos'.*'train_on_eos'"):
         VisionCollator(processor, trian_on_eos="none")
-    with pytest.raises(ConfigError, match=r"'xyz' is not a setting.*the template's go into template_arguments=\{…\}"):
+    with pytest.raises(ConfigError, match=r"'xyz'.*setting.*the template's.*template_arguments=\{…\}"):
         VisionCollator(processor, xyz=False)
-    with pytest.raises(ConfigError, match="template_arguments is 'x'; expected: a mapping"):
+    with pytest.raises(ConfigError, match=r"template_arguments.*'x'.*mapping"):
         VisionCollator(processor, template_arguments="x")
-    with pytest.raises(ConfigError, match="on_rewrite is split, which makes several rows of one example"):
+    with pytest.raises(ConfigError, match=r"on_rewrite.*several.*example"):
         VisionCollator(processor, on_rewrite="split")
 
 
@@ -237,9 +235,7 @@ def test_what_the_prompt_supplies_is_not_trained(make):
 def test_the_last_turn_learns_to_stop(make, template, image, family, side):
     processor = make(template.replace("<|image_pad|>", image), side=side, image_token=image)
     talk = TALK[1:]
-    with pytest.raises(
-        RecordError, match=r"row 0 of the batch: .*message 3: the template ends the turn without a term"
-    ):
+    with pytest.raises(RecordError, match=r"row.*0.*message.*3.*template.*without"):
         VisionCollator(processor)([talk])
     batch = VisionCollator(processor, on_missing_terminator="append")([talk, talk[:2]])
     ends = processor.tokenizer.eos_token
@@ -262,12 +258,12 @@ def test_role_boundaries_refuse_what_they_cannot_honour(make):
     processor = make()
     for setting in ({"mask_history": True}, {"train_on_reasoning": False}, {"on_missing_terminator": "append"}):
         name = next(iter(setting))
-        with pytest.raises(ConfigError, match=rf"{name} is .*, which role boundaries over token ids do not support"):
+        with pytest.raises(ConfigError, match=rf"{name}.*boundaries.*support"):
             VisionCollator(processor, "chatml", **setting)
-        with pytest.raises(ConfigError, match=rf"{name} is .*, which role boundaries over token ids do not support"):
+        with pytest.raises(ConfigError, match=rf"{name}.*boundaries.*support"):
             VisionCollator(processor, **setting).label({"input_ids": [[1]], "attention_mask": [[1]]})
     for mark in ({"train": False}, {"weight": 0.5}):
-        with pytest.raises(RecordError, match=r"row 0 of the batch, message 2: it says itself how it is trained"):
+        with pytest.raises(RecordError, match=r"row.*0.*message.*2.*itself.*trained"):
             VisionCollator(processor, "chatml")([[*TALK[:2], TALK[2] | mark]])
 
 
@@ -286,7 +282,7 @@ def test_ids_are_media_where_the_processor_declares_them(make):
 def test_control_text_in_a_reply(make):
     processor = make()
     typed = [*TALK[:2], said("assistant", "a <tool> it is")]
-    with pytest.raises(RecordError, match=r"row 0 of the batch: message 2: its own text \(assistant\) has '<tool>'"):
+    with pytest.raises(RecordError, match=r"row 0.*message 2.*'<tool>'"):
         VisionCollator(processor)([typed])
     tool = processor.tokenizer.convert_tokens_to_ids("<tool>")
     for setting, count in (("as_text", 0), ("as_control_tokens", 1)):
@@ -298,7 +294,7 @@ def test_control_text_in_a_reply(make):
     assert (int((batch["labels"] == tool).sum()), int((batch["input_ids"] == tool).sum())) == (1, 1)
     # The processor itself makes batches with arrays, and cannot tell the two apart.
     forged[0]["content"] = [{"type": "image", "image": np.ones((1, 2))}, {"type": "text", "text": "x <tool>"}]
-    with pytest.raises(RecordError, match="row 0 of the batch, message 0: its text holds <tool>"):
+    with pytest.raises(RecordError, match=r"row.*0.*batch.*message.*0.*text"):
         VisionCollator(processor, trained_control_text="as_control_tokens")([forged])
 
 
@@ -314,7 +310,7 @@ def test_control_tokens_that_a_user_typed_are_found(make):
     talk = [{"role": "user", "content": parts}, said("assistant", "a")]
     with pytest.raises(
         RecordError,
-        match=r"row 0 of the batch: the processor made a control token where text is expected, at '<tool> y",
+        match=r"row.*0.*processor.*control.*'<tool>",
     ):
         VisionCollator(make(kind=Careless))([talk])
 
@@ -322,11 +318,9 @@ def test_control_tokens_that_a_user_typed_are_found(make):
 def test_media_beside_the_messages_are_an_error(make):
     collate = VisionCollator(make())
     talk = [{"role": "user", "content": "<image>\nwhat"}, {"role": "assistant", "content": "a"}]
-    with pytest.raises(
-        RecordError, match='row 0 of the batch: the record has media in its field "images"; expected: media as p'
-    ):
+    with pytest.raises(RecordError, match=r'row 0.*"images".*media'):
         collate([{"messages": talk, "images": [np.ones((1, 2))]}])
-    with pytest.raises(RecordError, match='row 1 of the batch: message 0 has media in its field "image"'):
+    with pytest.raises(RecordError, match=r'row 1.*message 0.*"image"'):
         collate([TALK, [talk[0] | {"image": np.ones((1, 2))}, talk[1]]])
 
 
@@ -338,7 +332,7 @@ def test_tools_are_those_of_the_whole_batch(make):
     given = VisionCollator(processor, template_arguments={"tools": tools})([TALK])
     assert own["input_ids"].tolist() == given["input_ids"].tolist()
     assert trained(own, processor) == trained(given, processor) == ["a turbine<|im_end|>two old gates<|im_end|>"]
-    with pytest.raises(RecordError, match="row 1 of the batch has other tools or chat_template_kwargs than row 0"):
+    with pytest.raises(RecordError, match=r"row 1.*chat_template_kwargs.*row 0"):
         VisionCollator(processor)([{"messages": TALK, "tools": tools}, TALK])
 
 
@@ -375,7 +369,7 @@ def test_columns_that_the_trainer_took_away_are_named(make, tmp_path):
     trainer = Trainer(TinyModel(), arguments, data_collator=VisionCollator(make()), train_dataset=[{"messages": TALK}])
     with pytest.raises(
         RecordError,
-        match=r"row 0 of the batch has no fields: the Trainer.*TrainingArguments\(remove_unused_columns=False",
+        match=r"row 0.*Trainer.*TrainingArguments\(remove_unused_columns=False",
     ):
         trainer.train()
     with pytest.raises(ConversationError, match="no known layout"):

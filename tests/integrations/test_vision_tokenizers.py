@@ -76,5 +76,5 @@ def test_a_tokenizer_whose_bytes_nobody_knows_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
     lossy = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="</s>", pad_token="<s>")
     VisionCollator(TinyProcessor(TinyImages(), own, chat_template=TEMPLATE))
-    with pytest.raises(ConfigError, match="cannot be compared with its template's text: give role boundaries"):
+    with pytest.raises(ConfigError, match=r"compared.*template's.*boundaries"):
         VisionCollator(TinyProcessor(TinyImages(), lossy, chat_template=TEMPLATE))

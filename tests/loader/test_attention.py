@@ -95,15 +95,13 @@ def test_rows_without_positions_or_borders(dataset):
 
 def test_a_capacity_counts_joined_documents_once(dataset):
     tight = EVERYTHING.merge(InputRequirements(cu_seqlens_capacity=2))
-    with pytest.raises(ConfigError, match="cu_seqlens_capacity is 2, but a row needs 3 entries"):
+    with pytest.raises(ConfigError, match=r"cu_seqlens_capacity.*2.*needs 3"):
         list(build(dataset, requirements=tight, attention="row"))
 
 
 def test_a_model_that_needs_documents_apart_disagrees(dataset):
     mask = EVERYTHING.merge(InputRequirements(asked_by="a mask of document_ids", attention="document"))
-    with pytest.raises(
-        ConfigError, match=r"attention: .*a mask of document_ids needs document, Loader\(attention='row'\) needs row"
-    ):
+    with pytest.raises(ConfigError, match=r"a.*document_ids.*Loader\(attention='row'\)"):
         build(dataset, requirements=mask, attention="row")
-    with pytest.raises(ConfigError, match="attention must be document or row, got 'causal'"):
+    with pytest.raises(ConfigError, match=r"attention.*document.*'causal'"):
         build(dataset, attention="causal")

@@ -163,7 +163,7 @@ def test_columns_are_those_of_the_kept_end(tmp_path, documents):
 def test_trees_and_images_are_never_cut(tmp_path):
     dataset, _ = tree_dataset(tmp_path / "trees", documents=20)
     need = EVERYTHING.merge(InputRequirements(trees=True))
-    with pytest.raises(ConfigError, match="too_long='keep_end' would cut prefix trees"):
+    with pytest.raises(ConfigError, match="too_long='keep_end'"):
         build(Source(dataset, too_long="keep_end"), requirements=need)
     whole = build(Source(dataset, max_epochs=1), requirements=need, sequence_length=200)
     short = build(Source(dataset, max_epochs=1), requirements=need, sequence_length=200, max_document_tokens=20)
@@ -173,7 +173,7 @@ def test_trees_and_images_are_never_cut(tmp_path):
 
 
 def test_an_error_names_the_limit(plain):
-    with pytest.raises(RecordError, match=r"takes 10 in a row; raise sequence_length \(or max_document_tokens"):
+    with pytest.raises(RecordError, match=r"takes 10.*sequence_length.*max_document_tokens"):
         list(build(Source(plain, max_epochs=1, too_long="error"), max_document_tokens=10))
 
 
@@ -194,14 +194,14 @@ def test_limits_out_of_range_are_refused(plain, most):
         build(plain, max_document_tokens=most)
     with pytest.raises(ConfigError, match=rf"^source 'plain': max_document_tokens must be from 2 .*, got {most}"):
         build(Source(plain, max_document_tokens=most))
-    with pytest.raises(ConfigError, match="source 'plain': max_document_tokens must be a whole number, got 'x'"):
+    with pytest.raises(ConfigError, match=r"'plain': max_document_tokens.*'x'"):
         Source(plain, max_document_tokens="x")
     with pytest.raises(ConfigError, match=r"^max_document_tokens must be a whole number, got 'x'"):
         build(plain, max_document_tokens="x")
 
 
 def test_concat_has_documents_that_are_too_long_only_with_a_limit(plain):
-    with pytest.raises(ConfigError, match=r"has no effect with packing 'concat'.* set max_document_tokens"):
+    with pytest.raises(ConfigError, match=r"'concat'.*max_document_tokens"):
         build(Source(plain, too_long="keep_end"), packing="concat")
     build(Source(plain, too_long="keep_end", max_document_tokens=9), packing="concat")
 

@@ -1,5 +1,6 @@
 """A setting that would have no effect is refused, or has none on purpose; all packings and shuffles are looked at."""
 
+import inspect
 import re
 from itertools import islice, product
 
@@ -8,6 +9,7 @@ import pytest
 
 from penstock import InputRequirements, Loader, Source, write_dataset
 from penstock.core.errors import ConfigError
+from penstock.plan.loader import PlanSettings
 from penstock.plan.packing import PACKINGS
 from penstock.plan.sampling.order import SHUFFLE_CODES
 from penstock.use.config import load_run
@@ -45,9 +47,7 @@ def test_a_run_file_is_refused_alike(tmp_path):
         "data:\n  sources:\n    - {path: d, too_long: drop}\n"
         "  loader: {sequence_length: 64, rows_per_step: 8, packing: concat}\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"run\.yaml.*source 'd': too_long='drop' has no effect with packing 'concat'"
-    ):
+    with pytest.raises(ConfigError, match=r"run\.yaml.*source 'd': too_long='drop'.*'concat'"):
         load_run(file)
 
 
@@ -79,10 +79,10 @@ def test_what_changes_rows_with_which_packing_and_shuffle(dataset, packing, shuf
     expected = {"window_rows"} if packing in ("next_fit", "concat", "none") else set()
     assert idle == expected | ({"seed"} if shuffle == "none" else set())
     for name in expected:
-        sentence = re.search(rf"{name}: [^\n]*\n[^\n]*", Loader.__doc__)[0]
+        sentence = re.search(rf'    {name}: .*\n    """([^"]*)"""', inspect.getsource(PlanSettings))[1]
         assert all(f"`{each}`" in sentence for each in ("next_fit", "concat", "none"))
 
 
 def test_a_capacity_for_nothing(dataset):
-    with pytest.raises(ConfigError, match="a layer: cu_seqlens_capacity is 9, but cu_seqlens are not required"):
+    with pytest.raises(ConfigError, match=r"cu_seqlens_capacity.*9.*cu_seqlens"):
         build(dataset, requirements=InputRequirements(asked_by="a layer", cu_seqlens_capacity=9))

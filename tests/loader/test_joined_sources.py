@@ -138,7 +138,7 @@ def test_a_damaged_part_is_named_with_the_documents_number_in_it(data, tmp_path)
     content = bytearray(shard.read_bytes())
     content[int(open_dataset(tmp_path / "web-1").table.batches["tokens"][0])] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(CorruptionError, match=rf"dataset 'web-1' \({tmp_path}/web-1\): document 0: its tokens differ"):
+    with pytest.raises(CorruptionError, match=rf"'web-1' \({tmp_path}/web-1\): document 0"):
         list(build(ps.Source(tmp_path / "web-*", max_epochs=1)))
 
 
@@ -169,17 +169,15 @@ def test_mappings_that_cannot_be_meant(data):
     web = str(data / "web-0")
     with pytest.raises(ConfigError, match="a mixture needs at least one source"):
         build({})
-    with pytest.raises(ConfigError, match="source 'web-0': share must be at least 0 and finite, got -1"):
+    with pytest.raises(ConfigError, match=r"source.*'web-0'.*least.*0.*finite.*-1"):
         build({web: -1})
-    with pytest.raises(
-        ConfigError, match=rf"{web} is given twice; add its shares up, or give each source its own name"
-    ):
+    with pytest.raises(ConfigError, match=rf"{web}.*given.*shares.*source"):
         build({web: 1, f"{web}/": 2})
-    with pytest.raises(ConfigError, match=r"two sources are called 'train' \(a/train and b/train\); give each its own"):
+    with pytest.raises(ConfigError, match=r"'train' \(a/train.*b/train\).*own"):
         build({"a/train": 1, "b/train": 1})
-    with pytest.raises(ConfigError, match="a source needs at least one dataset, got an empty list"):
+    with pytest.raises(ConfigError, match=r"source.*needs.*least.*dataset"):
         ps.Source([])
-    with pytest.raises(ConfigError, match="source 'web-0 and 1 more': each part must be a path or an opened dataset"):
+    with pytest.raises(ConfigError, match=r"source.*'web-0.*1.*more'.*dataset"):
         ps.Source([web, 5])
 
 
@@ -210,15 +208,15 @@ def test_sources_by_tokens_end_their_epochs_together(data):
 
 def test_tokens_and_numbers_are_not_mixed(data):
     web, talk = (ps.Source(data / f"whole-{name}", "tokens", name=name) for name in ("web", "talk"))
-    with pytest.raises(ConfigError, match=r"source 'web' has share 'tokens' and source 'x' has share 0\.5, which is"):
+    with pytest.raises(ConfigError, match=r"source.*'web'.*'tokens'.*source.*0\.5"):
         ps.Mixture([web, ps.Source(data / "web-0", 0.5, name="x")])
-    with pytest.raises(ConfigError, match="the change at step 3 gives no share to 'talk', whose share is 'tokens' so"):
+    with pytest.raises(ConfigError, match=r"step 3.*'talk'.*'tokens'"):
         ps.Mixture([web, talk], [ps.ShareChange(step=3, shares={"web": 1})])
     changes = [ps.ShareChange(step=3, shares={"web": 1, "talk": 3}), ps.ShareChange(step=5, shares={"web": 2})]
     changed = ps.Mixture([web, talk], changes)
     assert build(changed).mixture.phases()[1:] == [(3, [1.0, 3.0]), (5, [2.0, 3.0])]
     assert_exact_resume(lambda: build(changed), 6)
-    with pytest.raises(ConfigError, match="share of 'web' must be a number, got 'tokens'"):
+    with pytest.raises(ConfigError, match=r"share.*'web'.*number.*'tokens'"):
         ps.ShareChange(step=3, shares={"web": "tokens"})
-    with pytest.raises(ConfigError, match="the shares are 'tokens': numbers of them are known once"):
+    with pytest.raises(ConfigError, match=r"shares.*'tokens'.*numbers"):
         changed.phases()

@@ -42,30 +42,30 @@ def test_steps(dataset):
 
 
 def test_sources_and_places(dataset):
-    with pytest.raises(ConfigError, match="source 'd': share must be a number or 'tokens', got 'x'"):
+    with pytest.raises(ConfigError, match=r"source.*'d'.*number.*'tokens'.*'x'"):
         Source(dataset, share="x")
     for field, value in (("max_epochs", "x"), ("slice", (0, "x"))):
         with pytest.raises(ConfigError, match=f"source 'd': {field} must be a number, got 'x'"):
             Source(dataset, **{field: value})
-    with pytest.raises(ConfigError, match=r"slice must be two fractions \(begin, end\), got 0.5"):
+    with pytest.raises(ConfigError, match=r"slice.*fractions.*0.5"):
         Source(dataset, slice=0.5)
     with pytest.raises(ConfigError, match="step must be a whole number, got 'x'"):
         ShareChange(step="x", shares={})
-    with pytest.raises(ConfigError, match="the change at step 3: share of 'd' must be a number, got 'x'"):
+    with pytest.raises(ConfigError, match=r"change.*step.*3.*'d'.*number.*'x'"):
         Mixture([Source(dataset)], [ShareChange(step=3, shares={"d": "x"})])
-    with pytest.raises(ConfigError, match="data_parallel: rank must be a whole number, got 'a'"):
+    with pytest.raises(ConfigError, match=r"data_parallel.*'a'"):
         DataParallel.of(("a", 2))
 
 
 def test_things_that_are_something_else(dataset):
     for source in (5, None):
-        with pytest.raises(ConfigError, match=f"a source must be a path or an opened dataset, got {source}"):
+        with pytest.raises(ConfigError, match=rf"source.*dataset.*got.*{source}"):
             build(source)
-    with pytest.raises(ConfigError, match=r"objective must be one such as penstock\.Causal\(\), got 'causal'"):
+    with pytest.raises(ConfigError, match=r"penstock\.Causal\(\).*'causal'"):
         Source(dataset, objective="causal")
-    with pytest.raises(ConfigError, match=r"requirements must be penstock\.InputRequirements, got 'all'"):
+    with pytest.raises(ConfigError, match=r"penstock\.InputRequirements.*'all'"):
         build(dataset, requirements="all")
-    with pytest.raises(ConfigError, match="target_distances must be a whole number, got '2'"):
+    with pytest.raises(ConfigError, match=r"target_distances.*'2'"):
         InputRequirements(target_distances="2")
     with pytest.raises(ConfigError, match=r"pad_id must be a token id, .* got -1"):
         build(dataset, pad_id=-1)
@@ -83,7 +83,7 @@ def test_states_with_counts_below_zero(dataset, name):
 def test_an_environment_that_is_no_number(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(DistributedError, match="RANK is 'first' and WORLD_SIZE is '2': both must be numbers"):
+    with pytest.raises(DistributedError, match=r"RANK.*'first'.*WORLD_SIZE.*'2'.*numbers"):
         DataParallel.from_env()
 
 

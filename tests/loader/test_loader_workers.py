@@ -57,7 +57,7 @@ def through_workers(dataset, how, number=2):
 
 @pytest.mark.parametrize(("how", "number"), [("fork", 2), ("spawn", 1)])
 def test_a_worker_process_may_not_iterate(dataset, how, number):
-    with pytest.raises(DistributedError, match=rf"in worker 0 of {number}, .*every row.*num_workers=0: a Loader has"):
+    with pytest.raises(DistributedError, match=rf"worker 0.*{number}, .*every row.*num_workers=0"):
         through_workers(Rows(build(dataset)), how, number)
 
 
@@ -111,7 +111,7 @@ class Companion:
 
 
 def test_what_cannot_be_pickled_says_so(dataset):
-    with pytest.raises(ConfigError, match=r"a Loader with a companion .* make it in the process that uses it"):
+    with pytest.raises(ConfigError, match=r"companion.*process"):
         pickle.dumps(build(dataset, companion=Companion()))
     loader = build(dataset)
     steps = iter(loader)

@@ -218,7 +218,7 @@ def test_objectives_follow_a_curriculum_by_changes_of_shares(data):
 
 def test_prefixes_are_refused_where_nobody_honours_them(data):
     plain = ps.InputRequirements(asked_by="layer 3", loss_weights=True)
-    with pytest.raises(ConfigError, match=r"'denoised'.*'denoise' makes bidirectional prefixes.*layer 3 does not say"):
+    with pytest.raises(ConfigError, match=r"'denoised'.*'denoise'.*prefixes.*layer 3"):
         mixture(data, requirements=plain)
     with pytest.raises(ConfigError, match="layer 3 cannot honour them"):
         mixture(data, requirements=ps.InputRequirements(asked_by="layer 3", prefix=False))
@@ -290,5 +290,5 @@ class Miscounting:
 
 def test_a_wrong_measure_is_a_bug_of_the_objective(data):
     loader = make([ps.Source(data, name="web", objective=Miscounting(INFILL))])
-    with pytest.raises(ConfigError, match=r"source 'web': objective 'miscounting' measured .* a bug in the objective"):
+    with pytest.raises(ConfigError, match=r"'web'.*'miscounting'"):
         next(iter(loader))

@@ -78,13 +78,13 @@ def test_rows_are_those_of_the_slow_twin(dataset, data):
 
 def test_a_document_over_the_limit_is_an_error_if_asked_for(dataset, monkeypatch):
     patches = [0] * 119 + [9]
-    with pytest.raises(RecordError, match=r"document 119 .* has 9 patches of images, more than patches_per_row"):
+    with pytest.raises(RecordError, match=r"document 119.*9.*patches_per_row"):
         list(plan_of(dataset, patches, 8, monkeypatch, too_long="error").windows())
 
 
 @pytest.mark.parametrize("wrong", [{"patches_per_row": 0}, {"patches_per_row": 5, "packing": "next_fit"}])
 def test_limits_out_of_range_are_refused(wrong):
-    with pytest.raises(ConfigError, match="patches_per_row must be 1 or more, with packing best_fit"):
+    with pytest.raises(ConfigError, match=r"patches_per_row.*1.*best_fit"):
         PlanSettings(sequence_length=8, rows_per_step=1, **wrong)
 
 

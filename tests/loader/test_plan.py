@@ -12,7 +12,7 @@ from penstock.core.randomness import key_for, mix
 from penstock.plan.loader import Plan, PlanSettings
 from penstock.plan.packing import PACKINGS
 from penstock.plan.sampling import Permutation, integer_shares
-from penstock.plan.sampling.order import UNIT
+from penstock.plan.sampling.shares import UNIT
 
 
 class Lengths:
@@ -95,14 +95,12 @@ def test_too_long_documents_are_counted(too_long, skipped):
 
 
 def test_too_long_as_an_error_names_the_origin():
-    with pytest.raises(
-        RecordError, match=r"source 'chat': document 1 \(chat.jsonl:2\) has 700 tokens, .*takes 256 in a row"
-    ):
+    with pytest.raises(RecordError, match=r"'chat': document 1 \(chat.jsonl:2\).*700.*takes 256"):
         pieces_of(plan([Source(Lengths(np.array([10, 700]), "chat"), max_epochs=1, too_long="error")]))
 
 
 def test_a_source_without_a_usable_document_is_refused():
-    with pytest.raises(ConfigError, match=r"each of its 2 documents is empty, .* too_long='drop'"):
+    with pytest.raises(ConfigError, match=r"2.*documents.*empty.*too_long='drop'"):
         plan([Source(Lengths(np.array([700, 900])), too_long="drop")]).next_window()
     with pytest.raises(ConfigError, match="no documents"):
         plan([Source(Lengths(np.array([700])), slice=(0.0, 0.2))])
@@ -270,17 +268,15 @@ def test_a_stream_does_not_end_while_a_share_is_to_come():
     data = Lengths(lognormal(50))
     late = [Source(data, 1.0, "a", max_epochs=1), Source(data, 0.0, "b")]
     the_plan = plan(late, [ShareChange(step=1000, shares={"b": 1.0})])
-    with pytest.raises(
-        ConfigError, match="every source with a share is finished, but source 'b' gets its share only at"
-    ):
+    with pytest.raises(ConfigError, match=r"source.*finished.*source.*'b'"):
         for _ in the_plan.windows():
             pass
     assert len(pieces_of(plan(late))) > 0
-    with pytest.raises(ConfigError, match="from step 3 on: the shares of the sources that are left add up to 0"):
+    with pytest.raises(ConfigError, match=r"step.*3.*shares.*sources.*0"):
         Mixture([Source(data, 1.0, "a")], [ShareChange(step=3, shares={"a": 0.0})])
-    with pytest.raises(ConfigError, match="from step 3 on: shares must be finite and not negative"):
+    with pytest.raises(ConfigError, match=r"step.*3.*shares.*negative"):
         Mixture([Source(data, 1.0, "a")], [ShareChange(step=3, shares={"a": -1.0})])
-    with pytest.raises(ConfigError, match=r"max_epochs 0.001 of 50 documents is no document"):
+    with pytest.raises(ConfigError, match=r"max_epochs 0.001.*50"):
         plan([Source(data, max_epochs=0.001)])
     with pytest.raises(ConfigError, match="max_epochs must be above 0, got inf"):
         Source(data, max_epochs=float("inf"))
@@ -309,13 +305,13 @@ GOLDEN = [
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(ConfigError, match="sequence_length must be at least 2, got 1"):
+    with pytest.raises(ConfigError, match=r"sequence_length.*least 2, got 1"):
         PlanSettings(sequence_length=1, rows_per_step=1)
     with pytest.raises(ConfigError, match="packing must be one of"):
         PlanSettings(sequence_length=4, rows_per_step=1, packing="tight")
     with pytest.raises(ConfigError, match="two sources are called 'a'"):
         Mixture([Source("x", name="a"), Source("y", name="a")])
-    with pytest.raises(ConfigError, match="the change at step 3 names 'z'; sources are a"):
+    with pytest.raises(ConfigError, match=r"change.*step.*3.*'z'.*sources"):
         Mixture([Source("x", name="a")], [ShareChange(step=3, shares={"z": 1.0})])
     with pytest.raises(ConfigError, match="source 'a': slice must be fractions"):
         Source("a", slice=(0.5, 0.5))

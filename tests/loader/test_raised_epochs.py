@@ -98,7 +98,7 @@ def test_after_an_end_in_the_middle_of_a_row(folder, packing):
         assert rows_of(later) == rows_of(second[number + 1 :])
         assert said == []
     # What this plan says of the steps before is not what was trained.
-    with pytest.raises(ConfigError, match=rf"cannot seek to step 2: the plan is known from step {len(first)} on"):
+    with pytest.raises(ConfigError, match=rf"cannot.*step.*2.*known.*step.*{len(first)}"):
         later.seek(2)
     with pytest.raises(ConfigError, match="cannot seek to step 2"):
         later.explain(2)
@@ -123,7 +123,7 @@ def test_a_source_that_had_ended_among_others(folder):
     other = ps.Source(folder / "b", max_epochs=30)
     steps = list(make(folder, 1, other))
     resumed(make(folder, 2, other), steps[0].resume_state)
-    with pytest.raises(StateError, match=r"source 'a' had ended before: .*; a new run takes .* continue_from"):
+    with pytest.raises(StateError, match=r"'a'.*continue_from"):
         make(folder, 2, other).load_state_dict(steps[40].resume_state)
     loader, said = resumed(make(folder, 2, other), steps[-1].resume_state)
     assert len(said) == 1
@@ -132,17 +132,13 @@ def test_a_source_that_had_ended_among_others(folder):
 
 def test_lower_than_it_stands(folder):
     steps = list(make(folder, 3))
-    with pytest.raises(
-        StateError, match=r"source 'a': max_epochs was 3, is 1, and the state stands in epoch 2 .* cannot be lower"
-    ):
+    with pytest.raises(StateError, match=r"'a': max_epochs.*3.*epoch 2"):
         make(folder, 1).load_state_dict(steps[-2].resume_state)
 
 
 def test_other_changes_are_still_refused_with_the_cure(folder):
     state = next(iter(make(folder, 1))).resume_state
-    with pytest.raises(
-        StateError, match=r"another name, share, .*made as it was; to go on with other data .*continue_from"
-    ):
+    with pytest.raises(StateError, match=r"made.*continue_from"):
         make(folder, 2, name="b").load_state_dict(state)
     with pytest.raises(StateError, match=r"num_sources was 1, is 2.*\(--continue-from\)"):
         make(folder, 2, ps.Source(folder / "b", max_epochs=1)).load_state_dict(state)
@@ -153,7 +149,7 @@ def test_a_state_of_an_earlier_version(folder):
     state = next(iter(make(folder, 1))).resume_state
     del state["max_epochs"]
     make(folder, 1).load_state_dict(state)
-    with pytest.raises(StateError, match="another name, share, objective, slice, order or limit"):
+    with pytest.raises(StateError, match=r"share.*objective"):
         make(folder, 2).load_state_dict(state)
 
 

@@ -90,7 +90,7 @@ def test_ranks_have_their_parts_of_every_step(dataset):
     ranks = [list(make(dataset, RAMP, data_parallel=(rank, 2), threads=2)) for rank in range(2)]
     for step, first, second in zip(whole[:-1], *(one[:-1] for one in ranks), strict=True):
         assert rows_of([step]) == rows_of([first, second])
-    with pytest.raises(ConfigError, match="a step of 10 rows does not divide among 4 ranks"):
+    with pytest.raises(ConfigError, match=r"10.*divide.*among.*4.*ranks"):
         make(dataset, {0: 4, 20: 10}, data_parallel=(0, 4))
 
 
@@ -122,7 +122,7 @@ def test_first_steps_count_on(dataset):
     assert rows_of(steps) == rows_of(make(dataset, 1))
     assert make(dataset, RAMP, first_step=8).count_steps() == 8 + len(steps)
     assert rows_of(make(dataset, RAMP, first_step=8).seek(20)) == rows_of(steps[12:])
-    with pytest.raises(ConfigError, match=r"cannot seek to step 7: the plan is known from step 8 on"):
+    with pytest.raises(ConfigError, match=r"cannot.*step.*7.*known.*step.*8"):
         make(dataset, RAMP, first_step=8).seek(7)
     resumed = make(dataset, RAMP, first_step=8)
     resumed.load_state_dict(steps[2].resume_state)

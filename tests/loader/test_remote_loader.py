@@ -142,7 +142,7 @@ def test_a_rank_fetches_its_own_rows_only(store):
     here, there = (Loader(one, data_parallel=(1, 2), **SETTINGS) for one in (local, remote))
     for mine, theirs in islice(zip(here, there, strict=True), 12):
         assert_same_step(mine, theirs)
-    from penstock.data.shards.document import SPANS, TOKENS
+    from penstock.data.shards.tables.holder import SPANS, TOKENS
 
     wanted = []
     for rank in (0, 1):
@@ -181,7 +181,7 @@ def test_a_budget_without_room_is_refused_with_its_numbers(store):
             Loader(remote, cache_bytes=9000, **SETTINGS)
     with pytest.raises(ConfigError, match="cache_bytes must be at least 1, got 0"):
         Loader(remote, cache_bytes=0, **SETTINGS)
-    with pytest.raises(ConfigError, match="shuffle_runs has an effect only with shuffle 'block', not 'full'"):
+    with pytest.raises(ConfigError, match=r"shuffle_runs.*'block'.*'full'"):
         Source("s3://bucket/plain", shuffle_runs=3)
 
 
@@ -221,7 +221,7 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
     loader, expected = Loader(remote, threads=2, **SETTINGS), list(islice(Loader(local, **SETTINGS), 80))
     fault = store.fail("500", 10**6, "00001.arrow")
     given = []
-    with pytest.raises(StoreError, match=r"s3://bucket/plain/00001.arrow: cannot be read, 5 times in a row"):
+    with pytest.raises(StoreError, match=r"s3://bucket/plain/00001.arrow.*read, 5"):
         given.extend(loader)
     assert len(given) > 0
     fault.times = 0
@@ -263,7 +263,7 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
 
 def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
     """Their ranges come one after another, and an answer that fails comes again."""
-    monkeypatch.setattr("penstock.data.shards.residency.THREADS", 1)
+    monkeypatch.setattr("penstock.data.shards.remote.residency.THREADS", 1)
     local, remote = pair(store, "chats", max_epochs=1, shuffle="full")
     loader, coming = Loader(remote, **SETTINGS), []
     holder = loader.datasets[0].table.holder

@@ -96,7 +96,7 @@ def test_two_sources_far_into_a_run_stay_far_under_1_kb(dataset):
 def test_unknown_keys_are_refused_by_name(dataset):
     loader = Loader(dataset, sequence_length=8, rows_per_step=4)
     state = loader.state_dict()
-    with pytest.raises(StateError, match=r"does not know: epoch, note; load what `state_dict\(\)`"):
+    with pytest.raises(StateError, match=r"does.*epoch.*`state_dict\(\)`"):
         loader.load_state_dict({**state, "note": 1, "epoch": 2})
     with pytest.raises(StateError, match=r"does not know: made_from\.shuffle"):
         loader.load_state_dict({**state, "made_from": {**state["made_from"], "shuffle": "full"}})
@@ -116,7 +116,7 @@ def test_a_change_that_the_hints_miss_is_still_refused(dataset):
     others = (loader(1.0 + i).state_dict() for i in range(1, 5000))
     collision = next(s for s in others if s["made_from"]["sources"][10:] == now[10:])
     few = {name: value for name, value in collision["made_from"].items() if name != "named"}
-    with pytest.raises(StateError, match="one of the sources holds other documents or has other settings"):
+    with pytest.raises(StateError, match=r"documents.*settings"):
         loader(1.0).load_state_dict({**state, "made_from": few})
 
 
@@ -169,7 +169,7 @@ def test_any_place_of_a_stranger_is_harmless(dataset, number):
 @pytest.mark.parametrize("value", [2**61, 2**70, float("inf"), float("nan"), None, "x", [], -1])
 def test_impossible_counts_are_refused(dataset, name, value):
     loader, state = small_state(dataset)
-    with pytest.raises(StateError, match="not the state of a loader, or it was damaged"):
+    with pytest.raises(StateError, match=r"state.*loader.*damaged"):
         loader.load_state_dict({**state, name: value})
 
 

@@ -54,7 +54,7 @@ def test_only_the_slice_counts(tmp_path):
 
 def test_what_is_dropped_does_not_count(tmp_path):
     dataset = write_dataset(tmp_path / "d", [[7], [1] * 40])
-    with pytest.raises(ConfigError, match=r"or is longer than 16 tokens with too_long='drop'"):
+    with pytest.raises(ConfigError, match=r"16.*too_long='drop'"):
         load(Source(dataset, too_long="drop"))
     for too_long in ("split", "truncate"):
         assert any(step.loss_denominator for step in islice(load(Source(dataset, too_long=too_long)), 9))
@@ -92,7 +92,7 @@ def test_a_whole_epoch_without_a_target_ends_the_loop(tmp_path, threads, count):
     dataset = write_dataset(tmp_path / "d", [[1, 2, 3]] * count)
     steps = []
     loader = load(Source(dataset, objective=Silent()), threads=threads)
-    with pytest.raises(ConfigError, match=r"source 'd': nothing can be trained: up to step .* no step had a target"):
+    with pytest.raises(ConfigError, match=r"'d'.*nothing.*trained"):
         steps.extend(islice(loader, count + 50))
     assert sum(row.num_documents for step in steps for row in step) >= count
     resumed = load(Source(dataset, objective=Silent()), data_parallel=(1, 2))

@@ -119,7 +119,7 @@ def test_what_is_left_out_is_what_the_slow_twin_leaves_out(tmp_path_factory, see
     source = Source(dataset, max_epochs=1, too_long=policy, max_document_tokens=limit)
     loader = build(source, sequence_length=40, packing=packing, requirements=need)
     if not kept:
-        with pytest.raises(ConfigError, match="nothing can be trained: each of its 12 documents is empty, or longer"):
+        with pytest.raises(ConfigError, match=r"nothing.*12.*documents"):
             plan_of(loader)
         return
     found, untrained = plan_of(loader)
@@ -194,7 +194,7 @@ def test_where_nothing_is_left_out(dataset, tmp_path):
         assert "drop_untrained" not in loader.state_dict()["made_from"]
         assert loader.new_plan().state().untrained is None
     assert build(Source(dataset)).new_plan().state().untrained.dtype is UNTRAINED
-    with pytest.raises(ConfigError, match="source 'chats': drop_untrained must be True or False, got 'no'"):
+    with pytest.raises(ConfigError, match=r"'chats': drop_untrained.*'no'"):
         Source(dataset, drop_untrained="no")
 
 
@@ -280,7 +280,7 @@ def test_another_choice_is_refused_and_named(dataset):
 def test_a_state_of_before_says_how_to_go_on(dataset):
     """Earlier versions kept such parts."""
     state = build(Source(dataset, drop_untrained=False)).state_dict()
-    with pytest.raises(StateError, match="drop_untrained was None, is True; parts without a target were kept, as"):
+    with pytest.raises(StateError, match=r"drop_untrained.*without"):
         build(Source(dataset)).load_state_dict(state)
 
 
@@ -288,7 +288,7 @@ def test_a_damaged_count_is_found(dataset):
     loader = build(Source(dataset))
     state = next(iter(loader)).resume_state
     short = build(Source(dataset, drop_untrained=False)).state_dict()["place"]
-    with pytest.raises(StateError, match="not the state of a loader, or it was damaged"):
+    with pytest.raises(StateError, match=r"state.*loader.*damaged"):
         loader.load_state_dict({**state, "place": short})
 
 
@@ -299,7 +299,7 @@ def test_a_damaged_count_is_found(dataset):
 def test_a_source_of_which_nothing_is_left_is_refused(tmp_path, max_epochs):
     dataset = write_dataset(tmp_path / "d", [[7] * 50] * 5000, spans=[[(40, 50, 1.0)]] * 5000)
     loader = build(Source(dataset, too_long="truncate", max_epochs=max_epochs))
-    with pytest.raises(ConfigError, match="source 'd': nothing can be trained: each of its 5000 documents is empty"):
+    with pytest.raises(ConfigError, match=r"'d'.*nothing.*5000.*documents"):
         next(iter(loader))
 
 

@@ -44,7 +44,7 @@ def test_an_unknown_vocabulary_is_checked_as_it_is_read(tmp_path, token, place):
     tokens = [5] * 36
     tokens[place] = token
     corpus = in_place(tmp_path, [tokens])
-    with pytest.raises(ConfigError, match=r"document 0 has a token id of 2\^31 or more; int32 rows hold .*int64"):
+    with pytest.raises(ConfigError, match=r"document 0.*2\^31.*int32.*int64"):
         list(load(corpus))
     rows = [row for step in load(corpus, requirements=INT64) for row in step]
     assert np.concatenate([row.tokens[: row.num_tokens] for row in rows]).tolist() == [*tokens, 1]
@@ -77,10 +77,10 @@ def test_objectives_take_no_such_ids(tmp_path, requirements):
     loader = Loader(
         Source(corpus, objective=Backwards()), sequence_length=16, rows_per_step=1, requirements=requirements
     )
-    with pytest.raises(ConfigError, match=r"objective 'backwards' works on ids below 2\^31 only"):
+    with pytest.raises(ConfigError, match=r"objective.*'backwards'.*works.*2\^31"):
         next(iter(loader))
     dataset = write_dataset(tmp_path / "d", [[5, 6, 7]], vocab_size=2**32)
-    with pytest.raises(ConfigError, match=r"has a vocabulary of .*objective 'backwards' works on ids below 2\^31 only"):
+    with pytest.raises(ConfigError, match=r"objective 'backwards'.*2\^31"):
         Loader(Source(dataset, objective=Backwards()), sequence_length=16, rows_per_step=1, requirements=requirements)
     Loader(Source(dataset, objective=Causal()), sequence_length=16, rows_per_step=1, requirements=INT64)
 
@@ -92,5 +92,5 @@ def test_batches_of_jax_hold_no_such_ids(tmp_path):
     ((batch, _),) = psj.batches(low)
     assert batch.tokens[0, :4].tolist() == [5, 6, 7, 1]
     wide = load(in_place(tmp_path, [[5, IGNORED, 7]]), requirements=need)
-    with pytest.raises(ConfigError, match=r"step 0, row 0: a token id is 2\^31 or more"):
+    with pytest.raises(ConfigError, match=r"step.*0.*row.*0.*token.*2\^31.*more"):
         list(psj.batches(wide))

@@ -46,6 +46,8 @@ class Browser:
         self._process = subprocess.Popen(
             [sys.executable, "-c", SHIM, str(commands), str(answers), binary, f"--user-data-dir={folder}", *FLAGS],
             pass_fds=(commands, answers),
+            # Chromium makes a language of the locale, and `C` gives none that scripts accept.
+            env={**os.environ, "LC_ALL": "en_US.UTF-8"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -103,7 +103,7 @@ def test_samples_that_are_none_are_named(subtype, value, place, channel):
     # The other channel must not hide it in their mean.
     samples[place, 1 - channel] = -value
     data = sound(f"WAV {subtype}", samples)
-    with pytest.raises(RecordError, match=rf"sample {place:,} of channel 0 is .*; expected numbers from -1 to 1"):
+    with pytest.raises(RecordError, match=rf"sample {place:,}.*channel 0.*-1.*1"):
         read_sound(data, RATE, ANY)
     samples[place, 0] = 0.5
     samples[place, 1] = value
@@ -161,7 +161,7 @@ def test_an_empty_sound_is_refused():
     for data in (b"", b"RIFF", WHOLE["WAV PCM_16"][:12], WHOLE["WAV PCM_16"][:30]):
         with pytest.raises(RecordError, match=r"not a sound of a known format|the sound is damaged"):
             read_sound(data, RATE, ANY)
-    with pytest.raises(RecordError, match="too short: 1 samples at 48,000 Hz are none at 4,000"):
+    with pytest.raises(RecordError, match=r"short: 1.*48,000.*4,000"):
         read_sound(sound("WAV PCM_16", tones(1), 48_000), 4000, ANY)
 
 
@@ -193,7 +193,7 @@ def test_a_long_sound_is_refused_before_it_is_decoded(monkeypatch):
         for read in (read_sound, sound_size):
             with pytest.raises(RecordError, match=says):
                 read(data, RATE, longest)
-    with pytest.raises(RecordError, match=r"312.5 s, and at most 60.0 s are accepted \(max_seconds\)"):
+    with pytest.raises(RecordError, match=r"312.5.*60.0.*\(max_seconds\)"):
         read_sound(long_flac(5_000_000), RATE, ANY, 60)
     assert counts == {"decoded": 0, "resampled": 0}
     assert len(read_sound(forged_rate("WAV", 8000), RATE, ANY)) == 8000
@@ -220,16 +220,16 @@ def test_a_data_chunk_longer_than_the_file_is_refused(size):
         data = bytearray(WHOLE[kind])
         at = data.index(b"data") + 4
         data[at : at + 4] = struct.pack("<I", max(size, len(data)))
-        with pytest.raises(RecordError, match=r"bytes of samples, and .* are there; it was cut, or written to a pipe"):
+        with pytest.raises(RecordError, match=r"bytes.*samples.*written"):
             read_sound(bytes(data), RATE, ANY)
 
 
 def test_other_files_are_named():
     for data in (b"not a sound", b"RIFF\0\0\0\0AVI LIST", b"\0" * 100, b"ID3\4\0\0\0\0\0\0"):
-        with pytest.raises(RecordError, match=r"not a sound of a known format .* known: WAV, FLAC, Ogg"):
+        with pytest.raises(RecordError, match=r"sound.*format.*WAV.*FLAC"):
             read_sound(data, RATE, ANY)
     odd = wave_header(RATE, 10, bits=64) + bytes(80)
-    with pytest.raises(RecordError, match="64 bits a sample; expected 8, 16, 24 or 32"):
+    with pytest.raises(RecordError, match=r"64.*expected 8, 16, 24.*32"):
         read_sound(odd, RATE, ANY)
     many = WHOLE["WAV PCM_16"][:12] + b"abcd\0\0\0\0" * 20_000
     with pytest.raises(RecordError, match="more than 10,000 chunks"):

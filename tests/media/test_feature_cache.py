@@ -73,7 +73,7 @@ def test_logits_are_those_of_the_tower(home, family, tmp_path):
 def test_what_is_trained_has_no_kept_features(home, tmp_path):
     wrapped = HuggingFaceModel(model("qwen2_vl"))
     loader, _ = rows_of(home, "qwen2_vl", wrapped)
-    with pytest.raises(ConfigError, match=r"features of images depend on model\.visual\..*, which is trained; freeze"):
+    with pytest.raises(ConfigError, match=r"model\.visual\..*freeze"):
         wrapped.cache_features(tmp_path, loader.blank_image)
     plain = ps.build_model(vocab_size=300, layers=1, width=16, heads=2)
     with pytest.raises(ConfigError, match="no vision tower"):
@@ -84,7 +84,7 @@ def test_what_is_trained_has_no_kept_features(home, tmp_path):
 def test_models_that_take_no_features_are_refused(home, family, tmp_path):
     wrapped = HuggingFaceModel(model(family))
     loader, _ = rows_of(home, family, wrapped)
-    with pytest.raises(ConfigError, match="takes features of images in place of pixels"):
+    with pytest.raises(ConfigError, match=r"features.*images"):
         wrapped.cache_features(tmp_path, loader.blank_image)
 
 

@@ -111,7 +111,7 @@ def test_a_picture_that_turns_as_it_loads_is_turned_once(tmp_path):
 def test_a_size_that_is_not_that_of_the_header_is_an_error(monkeypatch):
     data = turned_images(6)["JPEG exif"]
     monkeypatch.setattr(ImageOps, "exif_transpose", lambda image, in_place: None)
-    with pytest.raises(RecordError, match="its header says 20x30 pixels, and 30x20 were decoded"):
+    with pytest.raises(RecordError, match=r"header.*20x30.*30x20.*decoded"):
         read_picture(data, PLAIN)
 
 

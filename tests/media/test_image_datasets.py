@@ -94,7 +94,7 @@ def test_a_flipped_bit_in_a_list_of_images_is_found(home, tmp_path, dataset):
     digest = next(image.digest for one in dataset for image in one.images)
     content[content.index(digest)] ^= 4
     shard.write_bytes(content)
-    with pytest.raises(CorruptionError, match="list of its images differs from its checksums"):
+    with pytest.raises(CorruptionError, match=r"differs.*checksums"):
         list(ps.open_dataset(tmp_path / "data"))
 
 
@@ -237,7 +237,7 @@ def test_more_references_than_images_are_an_error(home, tmp_path):
     record = {"messages": chat([], "x"), "images": ["a.png", "a.png"]}
     record["messages"][0]["content"] = [{"type": "image"}] * 3
     (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
-    with pytest.raises(RecordError, match="refers to an image that the record does not have"):
+    with pytest.raises(RecordError, match=r"refers.*image.*record.*does"):
         prepare(tmp_path / "a.jsonl", home / "model", tmp_path / "data")
 
 
@@ -392,7 +392,7 @@ def test_long_conversations_with_images_are_cut_at_a_turn(home, tmp_path):
     assert [len(one.tokens) for one in found] == [2 * lengths[1], lengths[1]]
     assert whole.documents == cut.documents == 2
     assert "truncated" in cut.as_text()
-    with pytest.raises(RecordError, match=r"188 tokens in 8 messages; expected at most 47"):
+    with pytest.raises(RecordError, match=r"188.*tokens.*8.*messages.*most.*47"):
         ps.prepare(
             tmp_path / "chats.jsonl", output=tmp_path / "error", progress=False, max_tokens=lengths[1], **settings
         )

@@ -151,9 +151,7 @@ def decoded(monkeypatch):
 def test_pixels_of_all_frames_count_before_any_is_decoded(kind, decoded):
     data = animation(kind, 5)
     decoded.clear()
-    with pytest.raises(
-        RecordError, match=r"5 frames of 96x64 pixels; accepted are 30,719 pixels together \(max_pixels\)"
-    ):
+    with pytest.raises(RecordError, match=r"5.*96x64.*30,719.*\(max_pixels\)"):
         read_frames(data, 2, ImageSettings(max_pixels=5 * 96 * 64 - 1))
     assert decoded == []
     assert len(read_frames(data, 2, ImageSettings(max_pixels=5 * 96 * 64))) == 2
@@ -162,9 +160,9 @@ def test_pixels_of_all_frames_count_before_any_is_decoded(kind, decoded):
 def test_pixels_of_films_count_before_any_frame_is_decoded(monkeypatch):
     data = film("MP4", 5)
     monkeypatch.setattr(videos, "_by_av", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(RecordError, match=r"accepted are 30,719 pixels together \(max_video_pixels\)"):
+    with pytest.raises(RecordError, match=r"30,719.*\(max_video_pixels\)"):
         read_frames(data, 2, ImageSettings(max_video_pixels=5 * 96 * 64 - 1))
-    with pytest.raises(RecordError, match=r"frames of 96x64 pixels; accepted are 6,143 \(max_pixels\)"):
+    with pytest.raises(RecordError, match=r"96x64.*6,143 \(max_pixels\)"):
         read_frames(data, 2, ImageSettings(max_pixels=96 * 64 - 1))
 
 

@@ -15,8 +15,9 @@ from penstock.learn.generation.images import ImageReader
 from penstock.learn.training.losses import row_loss
 from penstock.media import PatchProcessor, load_processor
 from penstock.media.images import read_picture
+from penstock.media.prompts import PromptImages
 from penstock.models.settings import ModelSettings, VisionSettings
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.prompt_images import document_of
 
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<image>"]
 
@@ -142,7 +143,7 @@ def test_a_model_is_saved_with_its_tower(home, tmp_path):
 def test_images_for_another_tower_are_refused(home, wrong):
     model = model_of(home, **wrong)
     _, row = rows_of(home, model)[0]
-    with pytest.raises(ConfigError, match=r"set model\.vision as the processor of the data"):
+    with pytest.raises(ConfigError, match=r"model\.vision.*processor.*data"):
         model(model.tensors(row))
 
 
@@ -201,7 +202,7 @@ def test_a_cache_gives_what_the_whole_gives(home):
         [one.digest for one in document.images],
     )  # fmt: skip
     with torch.no_grad():
-        whole = model.logits(model(model.tensors(images.document(ids))))[0]
+        whole = model.logits(model(model.tensors(document_of(images, ids))))[0]
     for cuts in ([0, len(ids)], [0, images.ends[1], images.ends[1] + 1, len(ids)]):
         cache = model.new_cache(2, len(ids))
         for begin, end in pairwise(cuts):

@@ -85,7 +85,7 @@ def test_a_model_of_transformers_goes_onto_the_folder_it_came_from(tmp_path: Pat
 def test_an_earlier_export_is_replaced_if_asked_for(tmp_path: Path) -> None:
     model = trained(HuggingFaceModel(tiny_huggingface()))
     export_adapter(model, tmp_path / "out")
-    with pytest.raises(ConfigError, match="no LoRA, so there is no adapter; export the model itself"):
+    with pytest.raises(ConfigError, match=r"LoRA.*adapter.*export.*itself"):
         export_adapter(model, tmp_path / "other")
     again = trained(HuggingFaceModel(tiny_huggingface()))
     with pytest.raises(OutputError, match="holds an earlier export"):
@@ -100,7 +100,7 @@ def test_matrices_that_the_export_lacks_are_refused(tmp_path: Path) -> None:
     model = trained(
         tiny_model(61, blocks={"a": BlockSettings(experts=4, experts_per_token=2)}, pattern=("a",), tied=False)
     )
-    with pytest.raises(ConfigError, match=r"mlp\.experts.* has LoRA, but the exported model has no matrix of its own"):
+    with pytest.raises(ConfigError, match=r"mlp\.experts.*LoRA"):
         export_adapter(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     some = trained(

@@ -48,7 +48,7 @@ def test_flex_is_dense_on_the_cpu(documents: list[tuple[int, int]], kv_heads: in
 def test_flex_refuses_gradients_on_the_cpu() -> None:
     rule = make_rule(THREE)
     q, k, v = random_heads(rule.num_slots, gradients=True)
-    with pytest.raises(ConfigError, match=r"'flex' has no backward pass on the CPU.* take 'per_document' or 'dense'"):
+    with pytest.raises(ConfigError, match=r"'flex'.*backward.*CPU.*'per_document'.*'dense'"):
         attend(q, k, v, rule, "flex")
     with torch.no_grad():
         assert attend(q, k, v, rule, "flex").shape == q.shape
@@ -120,7 +120,7 @@ def test_refused_by_name(backend: str, prefix: int, device: torch.device, dtype:
 def test_causal_words_of_varlen_versions() -> None:
     assert causal_settings(lambda query, max_k, is_causal=False: None) == {"is_causal": True}
     assert causal_settings(lambda query, max_k, *, window_size=(-1, -1): None) == {"window_size": (-1, 0)}
-    with pytest.raises(ConfigError, match=r"neither window_size nor is_causal \(query, max_k\)"):
+    with pytest.raises(ConfigError, match=r"window_size.*is_causal.*max_k\)"):
         causal_settings(lambda query, max_k: None)
 
 
@@ -133,9 +133,9 @@ def test_unfit_tensors_are_refused() -> None:
     rule = make_rule(THREE)
     attention = RowAttention.of(rule, device="cpu", dtype=torch.float64)
     q, k, v = random_heads(rule.num_slots)
-    with pytest.raises(ConfigError, match=r"row of 23 slots needs .*; got q \[22, 4, 16\]"):
+    with pytest.raises(ConfigError, match=r"23.*slots.*needs.*\[22.*4.*16\]"):
         attention(q[1:], k, v)
     with pytest.raises(ConfigError, match=r"a divisor of heads.* k \[23, 3, 16\]"):
         attention(q, *(torch.cat([x, x[:, :1]], 1) for x in (k, v)))
-    with pytest.raises(ConfigError, match=r"prepared for torch.float64 on cpu, got torch.float32 on cpu"):
+    with pytest.raises(ConfigError, match=r"torch.float64.*torch.float32"):
         attention(q.float(), k.float(), v.float())

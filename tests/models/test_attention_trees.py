@@ -147,12 +147,12 @@ def test_logits_and_gradients_of_a_model(rule: AttentionRule) -> None:
     ids=["too few", "before the piece ends", "crossing", "inside a piece", "behind the row"],
 )
 def test_damaged_trees(pieces: list[list[int]], reach: list[int]) -> None:
-    with pytest.raises(ConfigError, match="reach of an attention rule must have the end of each piece's subtree"):
+    with pytest.raises(ConfigError, match=r"attention.*piece's.*subtree"):
         AttentionRule(np.array(pieces), np.array(reach))
 
 
 def test_prefixes_and_trees_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="bidirectional prefixes and prefix trees exclude each other"):
+    with pytest.raises(ConfigError, match=r"bidirectional.*prefixes"):
         AttentionRule(np.array([[0, 2, 3], [3, 3, 5], [5, 5, 9]]), np.array([9, 5, 9]))
     flat = AttentionRule(np.array([[0, 2, 3], [3, 3, 5]]), np.array([3, 5]))
     assert flat.bidirectional
@@ -163,7 +163,5 @@ def test_varlen_refuses_trees() -> None:
     cuda: Any = torch.device("cuda")
     assert "has no attention over prefix trees" in str(BACKENDS["varlen"].refusal(PAIR, cuda, torch.bfloat16))
     assert "prefix trees" not in str(BACKENDS["varlen"].refusal(make_rule(THREE), cuda, torch.bfloat16))
-    with pytest.raises(
-        ConfigError, match="'per_document' does not support sliding windows in prefix trees; take 'dense'"
-    ):
+    with pytest.raises(ConfigError, match=r"'per_document'.*'dense'"):
         attention_of(PAIR, 2, device=CPU, dtype=torch.float64, backend="per_document")

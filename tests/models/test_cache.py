@@ -115,7 +115,7 @@ def _resident() -> int:
 
 
 def test_more_than_the_system_provides():
-    with pytest.raises(ConfigError, match=r"could need .* GB twice, which the system does not provide: .*; lower the"):
+    with pytest.raises(ConfigError, match=r"GB.*system.*provide.*lower"):
         Cache(
             layers=1 << 10, sequences=1 << 12, capacity=1 << 16, kv_heads=8, head_width=64, device=torch.device("cpu"),
             dtype=torch.float32,
@@ -132,7 +132,7 @@ def test_bfloat16_is_zeroed_too():
 
 @pytest.mark.parametrize("make", [lambda: MODELS[None].new_cache(2, 8), lambda: TextCache(2, 8, torch.device("cpu"))])
 def test_more_than_there_is_cannot_be_copied(make):
-    with pytest.raises(ConfigError, match="sequence 0 of the cache has 0 tokens, cannot copy the first 1"):
+    with pytest.raises(ConfigError, match=r"sequence 0.*0.*first 1"):
         make().copy(0, 1, 1)
 
 

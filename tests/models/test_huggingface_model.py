@@ -100,7 +100,7 @@ def test_what_our_attention_cannot_do_runs_as_transformers_does(kind: str) -> No
     torch.testing.assert_close(logits_of(model, row), due, rtol=0, atol=1e-5)
     assert model.requirements().prefix is False
     tensors = model.tensors(row)
-    with pytest.raises(ConfigError, match=r"does not support micro-sequences .* set micro_sequences to 1"):
+    with pytest.raises(ConfigError, match=r"micro_sequences.*1"):
         model.run(tensors.tokens, tensors.positions, lambda layer, q, k, v: v)
 
 
@@ -120,7 +120,7 @@ def test_run_file_names_a_folder(tmp_path: Path) -> None:
     model = build_model(f"hf:{tmp_path}", vocab_size=VOCABULARY)
     assert model.compute_dtype == torch.float32
     assert model.vocab_size == VOCABULARY
-    with pytest.raises(ConfigError, match="embeddings for 61 ids and the tokenizer has 62"):
+    with pytest.raises(ConfigError, match=r"embeddings.*61.*tokenizer.*62"):
         build_model(f"hf:{tmp_path}", vocab_size=62)
     with pytest.raises(ConfigError, match="no causal model of transformers there"):
         load_huggingface(tmp_path / "absent")

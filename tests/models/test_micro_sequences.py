@@ -218,10 +218,10 @@ def test_a_token_moves_no_loss_of_another_document() -> None:
 
 def test_what_cannot_be_cut_is_refused() -> None:
     model = tiny()
-    with pytest.raises(ConfigError, match="23 slots cannot be cut into 4 equal parts"):
+    with pytest.raises(ConfigError, match=r"23.*slots.*cannot.*into.*4"):
         cut(model, random_row(), 4)
     row = random_row((8, 16), padding=0, prefixes=(0, 5))
-    with pytest.raises(ConfigError, match=r"document 1 .* prefix in slots 8 to 13, across the cut at 12"):
+    with pytest.raises(ConfigError, match=r"document 1.*slots 8.*12"):
         cut(model, row, 2)
     with pytest.raises(ConfigError, match="do not support sliding windows"):
         cut(tiny(sliding_window=3), random_row((8,), padding=0), 2)

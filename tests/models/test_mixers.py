@@ -89,7 +89,7 @@ def test_states_are_not_cut_back() -> None:
     model.extend(torch.arange(8)[None], torch.tensor([8]), cache, torch.tensor([0]))
     assert [cache.kept(0, length) for length in (0, 5, 8)] == [0, 0, 8]
     for change in (lambda: cache.truncate(0, 5), lambda: cache.copy(0, 1, 5)):
-        with pytest.raises(ConfigError, match="recurrent states after 8 tokens, which cannot be cut back to 5"):
+        with pytest.raises(ConfigError, match=r"recurrent.*states.*after.*8.*5"):
             change()
     cache.truncate(0, 8)
     cache.truncate(0, 0)

@@ -75,7 +75,7 @@ def test_quantised_by_how_they_are_stored(tmp_path: Path, kind: str, dtype: torc
 def test_weights_that_nothing_uses(tmp_path: Path, kind: str, name: str) -> None:
     """Scales of quantised weights, norms of another architecture, a layer too many."""
     change(make_folder(tmp_path, kind), lambda weights: weights.update({name: torch.ones(8)}))
-    with pytest.raises(CorruptionError, match=rf"1 weights that the model of config.json does not use: {name}; take"):
+    with pytest.raises(CorruptionError, match=rf"1.*config.json.*use: {name}"):
         load_model(tmp_path)
 
 
@@ -117,7 +117,7 @@ def test_weights_that_are_no_numbers_are_named(tmp_path: Path, kind: str, value:
     with torch.no_grad():
         own.norm.weight[0] = value
     save_model(own, tmp_path / "own")
-    with pytest.raises(CorruptionError, match=r"NaN or infinity in the weights norm\.weight; copy the model again"):
+    with pytest.raises(CorruptionError, match=r"NaN.*norm\.weight.*model"):
         load_model(tmp_path / "own")
 
 

@@ -17,7 +17,7 @@ from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import IsolationError
 from penstock.models.cache import TextCache
-from penstock.models.isolation import documents_of_a_row
+from penstock.models.isolation.lengths import documents_of_a_row
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
 from penstock.models.theirs.cache import TheirCaches

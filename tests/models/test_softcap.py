@@ -107,11 +107,11 @@ def test_rows_in_parts(parts: int) -> None:
 
 def test_what_cannot_be_done_is_refused(tmp_path: Any) -> None:
     model = capped_model()
-    with pytest.raises(ConfigError, match=r"'flex' cannot keep scores within 1\.5; take per_document or dense"):
+    with pytest.raises(ConfigError, match=r"'flex'.*1\.5.*per_document"):
         model.tensors(random_row(), "flex")
     with pytest.raises(ConfigError, match="attention backend 'fast' is unknown"):
         model.tensors(random_row(), "fast")
-    with pytest.raises(ConfigError, match="sliding window of 3 tokens and a bidirectional prefix"):
+    with pytest.raises(ConfigError, match=r"sliding.*3.*bidirectional"):
         capped_model(sliding_window=3).tensors(random_row(prefixes=(5, 0, 0)))
     with pytest.raises(ConfigError, match="attention_softcap has no layout"):
         export(model, tmp_path / "hf")

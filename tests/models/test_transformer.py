@@ -90,7 +90,7 @@ def test_a_window_sees_no_further_than_its_tokens(backend: str) -> None:
 
 def test_a_window_is_refused_by_backends_that_have_none() -> None:
     model = tiny(sliding_window=3)
-    with pytest.raises(ConfigError, match=r"'flex' does not support sliding windows; take 'per_document' or 'dense'"):
+    with pytest.raises(ConfigError, match=r"'flex'.*'per_document'.*'dense'"):
         model.tensors(random_row(), "flex")
     with pytest.raises(ConfigError, match="exclude each other"):
         model.tensors(random_row(prefixes=(4, 0, 0)))
@@ -100,9 +100,9 @@ def test_what_a_row_lacks_or_has_too_much_of_is_refused() -> None:
     model, row = tiny(), random_row()
     unknown = row.tokens.copy()
     unknown[8] = VOCABULARY
-    with pytest.raises(ConfigError, match="token id 61 in slot 8 of a row, but the model knows ids below 61"):
+    with pytest.raises(ConfigError, match=r"id 61.*slot 8.*below 61"):
         model.tensors(replace(row, tokens=unknown))
-    with pytest.raises(ConfigError, match=r"has no positions; make the loader with the model's requirements"):
+    with pytest.raises(ConfigError, match=r"positions.*model's"):
         model.tensors(replace(row, positions=None))
     bare = model.tensors(replace(row, loss_weights=None))
     assert torch.equal(bare.loss_weights != 0, bare.targets != -100)
@@ -199,7 +199,7 @@ def test_cached_keys_are_never_modified() -> None:
 def test_a_cache_refuses_what_does_not_fit() -> None:
     model = tiny()
     cache = model.new_cache(2, 4)
-    with pytest.raises(ConfigError, match="sequence 1 would have 5 tokens, but the capacity of the cache is 4"):
+    with pytest.raises(ConfigError, match=r"sequence.*1.*5.*tokens.*capacity.*4"):
         model.extend(torch.zeros(2, 5, dtype=torch.int64), torch.tensor([1, 5]), cache)
     with pytest.raises(ConfigError, match="lengths must be 0 to 2"):
         model.extend(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([1, 3]), cache)

@@ -152,9 +152,7 @@ def test_a_document_of_one_token_is_only_read():
 def test_more_spans_than_sentinels_are_refused():
     denoise = Denoise([SpanCorruption(0.5, 3)], sentinels=range(1000, 1010))
     assert denoise.write(np.arange(57, dtype=np.int32), None, 1).tokens.max() <= 1009
-    with pytest.raises(
-        ConfigError, match=r"document of 70 tokens needs up to 13 .* task 'spans'.* 10; .*max_length=57"
-    ):
+    with pytest.raises(ConfigError, match=r"70.*13.*'spans'.* 10.*max_length=57"):
         denoise.write(np.arange(70, dtype=np.int32), None, 1)
 
 
@@ -181,8 +179,8 @@ def test_weights_are_whole_numbers_of_two_to_the_32():
 def test_what_does_not_belong_together_is_refused():
     denoise, document = Denoise.t5(sentinels=range(900, 950)), np.arange(20, dtype=np.int32)
     for objective in (denoise, Infill(rate=1, tokens=(910, 911, 912))):
-        with pytest.raises(ConfigError, match="a document of 20 tokens has 5 weights; expected one each"):
+        with pytest.raises(ConfigError, match=r"document.*20.*5.*weights"):
             objective.write(document, np.ones(5, np.float32), 7)
     written = denoise.write(document, None, 7).tokens
-    with pytest.raises(ConfigError, match=r"21 slots cannot be what was written of .* 20 tokens .* which takes 22"):
+    with pytest.raises(ConfigError, match=r"21.*cannot.*written.*20.*takes.*22"):
         denoise.restore(written[:-1], 20, 7)

@@ -139,7 +139,7 @@ def test_lengths_are_known_before_the_tokens_are():
     assert isinstance(named, Objective)
     lengths = np.full(100, 5)
     assert named.measure(lengths, KEYS[:100]).tolist() == Infill(tokens=IDS).measure(lengths, KEYS[:100]).tolist()
-    with pytest.raises(ConfigError, match=r"the ids of its tokens are not known yet; call resolve\(facts\), or give"):
+    with pytest.raises(ConfigError, match=r"tokens.*known.*resolve\(facts\)"):
         Infill(rate=1).write(np.arange(5, dtype=np.int32), None, 3)
 
 
@@ -163,7 +163,7 @@ def test_tokens_by_name_and_by_id():
 
 
 def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
-    from penstock.tokenizers.training import add_tokens
+    from penstock.tokenizers.extension import add_tokens
 
     own = tiny_tokenizer(tmp_path / "own", ["a b"], 300)
     names = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]
@@ -175,7 +175,7 @@ def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
     # A state holds the repr: a tokenizer that was moved must not keep a run from resuming.
     assert str(tmp_path) not in repr(resolved)
     other = tiny_tokenizer(tmp_path / "other", ["a b", "xyz xyz"], 300)
-    with pytest.raises(ConfigError, match=r"more is no extension of the dataset's other"):
+    with pytest.raises(ConfigError, match=r"more.*extension.*dataset's"):
         Infill(tokenizer=str(tmp_path / "more")).resolve(facts(other))
 
 

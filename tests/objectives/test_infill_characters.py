@@ -196,14 +196,14 @@ def test_what_character_splits_need_is_said(tiny, tmp_path):
     words = Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match=r"'code': infill: .* cannot be cut at characters: no exact byte table"):
+    with pytest.raises(ConfigError, match=r"'code'.*infill.*characters"):
         resolved(load_tokenizer(tmp_path))
     with pytest.raises(ConfigError, match=r"needs? the tokenizer; call resolve\(facts\) first"):
         Infill(rate=1, split="character", tokens=(1, 2, 3, 4)).write(np.arange(5, dtype=np.int32), None, 1)
 
 
 def test_without_padding_in_the_vocabulary_one_must_be_named(byte_pairs):
-    with pytest.raises(ConfigError, match=r"fill a document up with a padding token, and .* has none; name a fourth"):
+    with pytest.raises(ConfigError, match=r"document.*padding.*fourth"):
         resolved(byte_pairs)
     named = resolved(byte_pairs, tokens=("[PREFIX]", "[MIDDLE]", "[SUFFIX]", 0))
     assert named.tokens == (*(byte_pairs.special_tokens[name] for name in ("[PREFIX]", "[MIDDLE]", "[SUFFIX]")), 0)

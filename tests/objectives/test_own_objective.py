@@ -178,11 +178,11 @@ class Unfinished:
 
 
 def test_what_an_objective_lacks_is_named(data):
-    with pytest.raises(ConfigError, match="has no document_limit, write; needed are name, document_limit, measure, wr"):
+    with pytest.raises(ConfigError, match=r"document_limit.*document_limit"):
         check_objective(Unfinished())
     with pytest.raises(ConfigError, match=r"got <.*Unfinished object at .*>, which has no document_limit, write$"):
         ps.Source(data, objective=Unfinished())
-    with pytest.raises(ConfigError, match=r"got <class .*; make an object of the class"):
+    with pytest.raises(ConfigError, match=r"<class.*object.*class"):
         ps.Source(data, objective=Causal)
-    with pytest.raises(ConfigError, match="got 'mine:Reversed'; here it is an object"):
+    with pytest.raises(ConfigError, match=r"'mine:Reversed'.*object"):
         ps.Source(data, objective="mine:Reversed")

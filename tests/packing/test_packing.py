@@ -77,7 +77,7 @@ def test_no_row_overflows_and_none_is_empty(lengths, packing, most):
 
 @pytest.mark.parametrize("most", [0, -1, 2**31, 1.5, "3"])
 def test_what_is_no_limit_of_documents_is_refused(most):
-    with pytest.raises(ConfigError, match=r"documents_per_row must be a whole number from 1 to 2\^31 − 1, got"):
+    with pytest.raises(ConfigError, match=r"documents_per_row.*1.*2\^31 − 1"):
         pack([3], 8, documents_per_row=most)
 
 

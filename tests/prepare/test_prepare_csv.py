@@ -87,12 +87,12 @@ def test_pairs_and_columns_of_either_name(tmp_path, chat_tokenizer):
 
 def test_a_delimiter_is_a_setting(tmp_path, tokenizer):
     source = write_csv(tmp_path / "a.csv", [["n", "text"], *([str(n), text] for n, text in enumerate(words(9)))], ";")
-    with pytest.raises(RecordError, match=r"its cells seem to be separated by ';': set delimiter"):
+    with pytest.raises(RecordError, match=r"separated.*';'.*delimiter"):
         prepare_here(source, tokenizer, tmp_path / "out")
     report = prepare_here(source, tokenizer, tmp_path / "out", delimiter=";")
     assert report.documents == 9
     write_csv(tmp_path / "b.csv", [["text"], ["one"]])
-    with pytest.raises(OutputError, match=r"holds another preparation: delimiter was ';', is None"):
+    with pytest.raises(OutputError, match=r"preparation.*delimiter.*';'"):
         prepare_here(tmp_path / "b.csv", tokenizer, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"delimiter must be one ASCII character"):
         prepare_here(source, tokenizer, tmp_path / "new", delimiter="ab")

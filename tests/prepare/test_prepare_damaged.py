@@ -96,7 +96,7 @@ def test_a_file_of_which_nothing_can_be_read(tmp_path, tokenizer):
         [tmp_path / "a.parquet", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out", on_damaged_file="skip"
     )
     assert (report.documents, report.unread_bytes) == (1, size)
-    with pytest.raises(RecordError, match=r"the input gave no document.*: no record could be read; .*a.parquet:0: "):
+    with pytest.raises(RecordError, match=r"document.*a.parquet:0"):
         prepare_here(tmp_path / "a.parquet", tokenizer, tmp_path / "none", on_damaged_file="skip")
 
 
@@ -119,7 +119,7 @@ def test_the_command_line_says_it_loudly(tmp_path, half_copied, tokenizer, capsy
 
 
 def test_the_setting_is_checked():
-    with pytest.raises(ConfigError, match="on_damaged_file must be stop or skip; got 'ignore'"):
+    with pytest.raises(ConfigError, match=r"on_damaged_file.*'ignore'"):
         PrepareSettings(on_damaged_file="ignore")
 
 

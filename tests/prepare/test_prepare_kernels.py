@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.arrays import Ragged
+from penstock.core.ragged import Ragged
 from penstock.data.prepare import _kernels as k
 from penstock.data.prepare.documents import Framing, frame
 

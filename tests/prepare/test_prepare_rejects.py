@@ -74,7 +74,7 @@ def test_a_weights_field_that_no_record_has_is_reported(tmp_path, tokenizer, cap
 
 def test_an_output_that_is_not_utf8(tmp_path, tokenizer):
     output = os.fsdecode(os.fsencode(str(tmp_path)) + b"/\xff")
-    with pytest.raises(OutputError, match=r"udcff': the path is not UTF-8, which Arrow needs; choose another folder"):
+    with pytest.raises(OutputError, match=r"udcff'.*UTF-8.*folder"):
         prepare_here(iter(["a"]), tokenizer, output)
     assert not os.path.exists(output)
 
@@ -112,5 +112,5 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
 
 def test_a_limit_counts_over_blocks(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + '{"text": ""}\n' * 20_000)
-    with pytest.raises(RecordError, match="more than 17000 records were rejected; set max_rejects higher"):
+    with pytest.raises(RecordError, match=r"17000.*max_rejects"):
         prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects=17_000)

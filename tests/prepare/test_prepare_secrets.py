@@ -112,9 +112,7 @@ def test_other_parameters_choose_the_content(server, tokenizer, tmp_path):
     assert {str(document.origin).rpartition(":")[0] for document in open_dataset(tmp_path / "one")} == {
         server.open("down")
     }
-    with pytest.raises(
-        ConfigError, match=r"/open/down: is given twice \(URLs that differ only in a signature, a token"
-    ):
+    with pytest.raises(ConfigError, match=r"/open/down.*\(URLs.*differ.*signature"):
         open_sources([urls[0], server.open("down?id=1&token=x")], format="jsonl")
     assert leaks(tmp_path) == {}
 

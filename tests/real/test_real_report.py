@@ -28,7 +28,7 @@ def test_a_report_takes_the_place_of_the_last(tmp_path: Path, monkeypatch: pytes
     assert "2 minutes" in text
     assert "old" not in text
     page.write_text("# Nothing\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"page\.md: has no <!-- real models: begin -->"):
+    with pytest.raises(ValueError, match=r"page\.md.*<!--.*models.*begin.*-->"):
         report.write_section(page)
 
 
@@ -62,5 +62,5 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make_models.PACKAGES, "smollm2", ("no-such-package-of-weights",))
-    with pytest.raises(SystemExit, match=r"no-such-package-of-weights is not installed; `make test-real` installs it"):
+    with pytest.raises(SystemExit, match=r"no-such-package-of-weights.*installed.*`make test-real`"):
         make_models.weight_files("smollm2")

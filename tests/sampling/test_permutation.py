@@ -139,9 +139,9 @@ GOLDEN_SMALL = [3, 0, 1, 4, 2]
 def test_bad_settings_are_refused():
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         Permutation(size=0, key=1)
-    with pytest.raises(ConfigError, match="shuffle must be one of full, block, none, got 'random'"):
+    with pytest.raises(ConfigError, match=r"shuffle.*block.*'random'"):
         Permutation(size=5, key=1, shuffle="random")
-    with pytest.raises(ConfigError, match="shuffle_runs must be 1 to 1,048,576, got 0"):
+    with pytest.raises(ConfigError, match=r"shuffle_runs.*1.*1,048,576, got 0"):
         Permutation(size=5, key=1, shuffle="block", shuffle_runs=0)
     with pytest.raises(IndexError, match="not inside"):
         Permutation(size=5, key=1).images(3, 9)

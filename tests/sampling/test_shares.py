@@ -11,7 +11,7 @@ from penstock.core.compiled import kernel
 from penstock.core.errors import ConfigError
 from penstock.plan.sampling import integer_shares
 from penstock.plan.sampling._kernels import ENTRY, charge, pick
-from penstock.plan.sampling.order import UNIT
+from penstock.plan.sampling.shares import UNIT
 
 
 @settings(deadline=None)

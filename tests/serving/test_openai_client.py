@@ -161,7 +161,7 @@ def test_seeds(server):
 def test_a_model_without_a_template_completes_only(tokenizer):
     with running(make_model(tokenizer, chat=False)) as server, server.openai() as client:
         assert client.completions.create(model="tiny", prompt="a").choices[0].text
-        with pytest.raises(openai.BadRequestError, match="has no chat template; use /v1/completions"):
+        with pytest.raises(openai.BadRequestError, match=r"chat.*template.*/v1/completions"):
             client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
 
 

@@ -60,9 +60,9 @@ def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
     assert set(report.codes) <= {200, 400, 413, 429}
     assert min(report.complete, report.left, report.codes[400], report.codes[413]) > 0
     metrics = httpx.get(f"{command.url}/metrics").text.splitlines()
-    assert "penstock_sequences_running 0" in metrics
-    assert "penstock_requests_waiting 0" in metrics
-    assert "penstock_requests_in_flight 1" in metrics
+    assert "penstock_sequences_running 0.0" in metrics
+    assert "penstock_requests_waiting 0.0" in metrics
+    assert "penstock_requests_in_flight 1.0" in metrics
     assert not [line for line in metrics if 'code="5' in line]
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(PATIENCE_SECONDS) is not None
@@ -86,7 +86,7 @@ def test_a_run_is_served_from_python(folder):
     assert (line.startswith("penstock: mine at http://127.0.0.1:"), "Traceback" in errors) == (True, False), errors
     expected = ps.open_run(folder).generate("Once", max_tokens=4, temperature=0, threads=1, device="cpu")
     assert (answer["model"], answer["choices"][0]["text"]) == ("mine", expected)
-    with pytest.raises(ConfigError, match=r"Run\.serve: unknown argument 'prot'; did you mean 'port'"):
+    with pytest.raises(ConfigError, match=r"Run\.serve.*'prot'.*'port'"):
         ps.open_run(folder).serve(prot=8000)
 
 

@@ -17,7 +17,7 @@ from penstock.data.shards import copy_dataset, verify
 def store(tmp_path, monkeypatch):
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
     (tmp_path / "store" / "bucket").mkdir(parents=True)
     with s3_store(tmp_path / "store", monkeypatch) as found:
         yield found
@@ -56,9 +56,9 @@ def test_a_finished_copy_is_not_made_again(store, local):
 
 def test_an_interrupted_copy_goes_on(store, local, tmp_path):
     fault = store.fail("403", 1, "00002.arrow", "PUT")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/00002.arrow: the store refuses: PermissionError"):
+    with pytest.raises(StoreError, match=r"s3://bucket/web/00002.arrow.*PermissionError"):
         copy_dataset(local.path, "s3://bucket/web")
-    with pytest.raises(FormatError, match=r"s3://bucket/web: not a dataset: no manifest.json"):
+    with pytest.raises(FormatError, match=r"s3://bucket/web.*manifest.json"):
         open_dataset("s3://bucket/web")
     fault.times = 0
     store.faults.clear()
@@ -91,7 +91,7 @@ def test_damage_is_not_copied(store, local, tmp_path):
     data = bytearray((local.path / "00001.arrow").read_bytes())
     data[9999] ^= 4
     (local.path / "00001.arrow").write_bytes(data)
-    with pytest.raises(CorruptionError, match=r"web/00001.arrow: differs from its checksum"):
+    with pytest.raises(CorruptionError, match=r"web/00001.arrow.*differs.*checksum"):
         copy_dataset(local.path, "s3://bucket/web")
     assert not (store.folder / "bucket" / "web" / "manifest.json").exists()
     os.truncate(local.path / "00001.arrow", 100)
@@ -105,7 +105,7 @@ def test_what_cannot_be_copied(store, local, tmp_path):
     with pytest.raises(ConfigError, match="source and target are the same"):
         copy_dataset(local.path, local.path)
     other = make_dataset(tmp_path / "other", 20)
-    with pytest.raises(OutputError, match="another dataset is there; choose another place, or remove it"):
+    with pytest.raises(OutputError, match=r"dataset.*place.*remove"):
         copy_dataset(other.path, local.path)
     assert Dataset.open(local.path) == local
 

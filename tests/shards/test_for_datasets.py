@@ -67,7 +67,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
         byte = file.read(1)[0]
         file.seek(place + 10)
         file.write(bytes([byte ^ 1]))
-    with pytest.raises(CorruptionError, match=r"00001.arrow: document 11\d\d: its tokens differ"):
+    with pytest.raises(CorruptionError, match=r"00001.arrow.*11\d\d"):
         ps.Dataset.open(data.path).to_datasets()
 
 
@@ -84,7 +84,7 @@ def test_offsets_never_lead_outside(tmp_path: Path, row: int) -> None:
 
 def test_what_columns_do_not_express_is_refused(tmp_path: Path) -> None:
     data, _ = make(tmp_path / "fractional", weight=0.5)
-    with pytest.raises(ConfigError, match="weights other than 0 and 1, which labels cannot express"):
+    with pytest.raises(ConfigError, match=r"weights.*0.*1.*express"):
         data.to_datasets("labels")
     assert data.to_datasets("loss_weights").column_names == ["input_ids", "loss_weights"]
     with pytest.raises(ConfigError, match="targets must be one of"):
@@ -92,7 +92,7 @@ def test_what_columns_do_not_express_is_refused(tmp_path: Path) -> None:
     tree = ps.shards.build_tree([[1, 2, 3], [1, 2, 4]], values={"rank": [0, 1]})
     spans = [[(i, i + 1, float(weight)) for i, weight in enumerate(tree.loss_weights) if weight]]
     pairs = ps.write_dataset(tmp_path / "pairs", [tree.tokens], trees=[tree.tree], spans=spans, vocab_size=64)
-    with pytest.raises(ConfigError, match=r"penstock.trl.preference_pairs makes pairs"):
+    with pytest.raises(ConfigError, match=r"penstock.trl.preference_pairs"):
         pairs.to_datasets()
 
 

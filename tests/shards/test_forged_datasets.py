@@ -100,7 +100,7 @@ def test_names_that_lead_out_of_the_folder(victim: Path, name: str) -> None:
 def test_links_that_lead_out_of_the_folder(victim: Path, name: str) -> None:
     (victim / name).rename(victim.parent / name)
     (victim / name).symlink_to(victim.parent / name)
-    with pytest.raises(CorruptionError, match=rf"{name}: is a link, which may lead outside the folder; copy .*cp -rL"):
+    with pytest.raises(CorruptionError, match=rf"{name}.*outside.*folder.*cp.*-rL"):
         open_dataset(victim)
 
 
@@ -124,9 +124,7 @@ def test_no_memory_for_tokens_that_are_not_there(victim: Path, length: int) -> N
     set_number(victim, "lengths.u32", np.uint32, 2 * 7, length)
     dataset = open_dataset(victim)
     for use in (lambda: dataset[7], lambda: dataset.table.read(0, 20)):
-        with pytest.raises(
-            CorruptionError, match="document 7: its length in the shard is not that of the lengths file"
-        ):
+        with pytest.raises(CorruptionError, match=r"document.*7.*length.*lengths"):
             use()
     loader = ps.Loader(ps.Source(dataset, max_epochs=1), sequence_length=128, rows_per_step=4, threads=0)
     with pytest.raises(CorruptionError, match="document 7: its length in the shard"):
@@ -159,7 +157,7 @@ def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     ps.write_dataset(tmp_path / "d", [[1, 2, 3], [4, 900, 5]] * 9, vocab_size=1000)
     change(tmp_path / "d", lambda manifest: manifest["tokenizer"].update(vocab_size=700))
     dataset = open_dataset(tmp_path / "d")
-    with pytest.raises(CorruptionError, match="document 1: a token id lies outside the vocabulary"):
+    with pytest.raises(CorruptionError, match=r"document.*1.*outside.*vocabulary"):
         dataset.table.read(0, 4)
     loader = ps.Loader(ps.Source(dataset, max_epochs=1), sequence_length=16, rows_per_step=1, threads=0)
     with pytest.raises(CorruptionError, match="a token id lies outside the vocabulary"):
@@ -265,7 +263,7 @@ def test_types_and_ranges_of_the_manifest(victim: Path, path: tuple[Any, ...], v
 
 def test_a_field_that_is_missing(victim: Path) -> None:
     change(victim, lambda manifest: manifest.pop("longest"))
-    with pytest.raises(CorruptionError, match=r"manifest\.json: damaged: longest: missing"):
+    with pytest.raises(CorruptionError, match=r"manifest\.json.*damaged.*longest"):
         open_dataset(victim)
 
 

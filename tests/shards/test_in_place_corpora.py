@@ -134,10 +134,10 @@ def test_cut_or_missing_tokens_are_refused(tmp_path):
     write_corpus(tmp_path / "c", [np.arange(9)] * 5)
     path = tmp_path / "c.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptionError, match=r"sequence 4 .* leaves the .bin of 89 bytes"):
+    with pytest.raises(CorruptionError, match=r"sequence.*4.*leaves.*89.*bytes"):
         open_dataset(tmp_path / "c.bin")
     path.unlink()
-    with pytest.raises(FormatError, match=r"c.bin: cannot read: .*; a Megatron corpus is a .bin and an .idx"):
+    with pytest.raises(FormatError, match=r"c.bin.*cannot.*Megatron.*corpus"):
         open_dataset(tmp_path / "c")
 
 
@@ -205,9 +205,9 @@ def test_npy_without_a_cache_folder(tmp_path, monkeypatch):
 def test_npy_refusals(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "a.npy").write_bytes(b"abc")
-    with pytest.raises(FormatError, match=r"3 bytes of tokens are 1\.5 of uint16, expected a whole number of tokens"):
+    with pytest.raises(FormatError, match=r"3.*tokens.*1\.5.*uint16.*number.*tokens"):
         open_npy(tmp_path / "a.npy", "uint16", 0)
-    with pytest.raises(ConfigError, match="dtype must be one of uint16, uint32, got 'int8'"):
+    with pytest.raises(ConfigError, match=r"uint16, uint32.*'int8'"):
         open_npy(tmp_path / "a.npy", "int8", 0)
     with pytest.raises(ConfigError, match="eos_id 70000 is not a uint16"):
         open_npy(tmp_path / "a.npy", "uint16", 70_000)
@@ -216,18 +216,18 @@ def test_npy_refusals(tmp_path, monkeypatch):
     with pytest.raises(FormatError, match=r"b.npy: cannot read"):
         open_npy(tmp_path / "b.npy", "uint16", 0)
     np.save(tmp_path / "c.npy", np.zeros(3, np.int64))
-    with pytest.raises(FormatError, match=r"holds int64 \[3\]; expected uint16 \[tokens\]"):
+    with pytest.raises(FormatError, match=r"int64.*\[3\].*uint16.*\[tokens\]"):
         open_npy(tmp_path / "c.npy", "uint16", 0)
 
 
 def test_conversion_keeps_weights_or_says_so(tmp_path):
     dataset = make_dataset(tmp_path / "d")
-    with pytest.raises(ConfigError, match="has loss-weight spans, which a Megatron corpus cannot hold"):
+    with pytest.raises(ConfigError, match=r"loss-weight.*Megatron"):
         write_megatron(dataset, tmp_path / "out")
     write_megatron(dataset, tmp_path / "out", drop_spans=True)
     corpus = open_megatron(tmp_path / "out")
     assert all(corpus[i].tokens.tolist() == dataset[i].tokens.tolist() for i in range(40))
-    with pytest.raises(OutputError, match=r"out.bin: already exists; choose another prefix"):
+    with pytest.raises(OutputError, match=r"out.bin.*already.*exists.*prefix"):
         write_megatron(dataset, tmp_path / "out", drop_spans=True)
 
 
@@ -249,24 +249,22 @@ def test_command(tmp_path):
     assert [again[i].tokens.tolist() for i in range(40)] == [dataset[i].tokens.tolist() for i in range(40)]
     with pytest.raises(ConfigError, match="is megatron, not npy; omit --from"):
         call_penstock("convert", tmp_path / "m", "--from", "npy", "--output", tmp_path / "x")
-    with pytest.raises(ConfigError, match="is already a penstock dataset; convert it with --to megatron"):
+    with pytest.raises(ConfigError, match=r"already.*penstock.*--to"):
         call_penstock("convert", tmp_path / "d", "--output", tmp_path / "x")
 
 
 def test_formats_that_cannot_be_written_are_not_offered(tmp_path):
     make_dataset(tmp_path / "d", spans=False)
-    with pytest.raises(ConfigError, match="--to npy: unknown; expected one of penstock, megatron"):
+    with pytest.raises(ConfigError, match=r"--to.*unknown.*penstock.*megatron"):
         call_penstock("convert", tmp_path / "d", "--to", "npy", "--output", tmp_path / "x")
-    with pytest.raises(ConfigError, match="--from arrow: unknown; expected one of penstock, megatron, npy"):
+    with pytest.raises(ConfigError, match=r"--from.*unknown.*penstock.*megatron"):
         call_penstock("convert", tmp_path / "d", "--from", "arrow", "--output", tmp_path / "x")
 
 
 def test_a_foreign_corpus_that_is_opened_as_a_dataset_is_told_apart(tmp_path):
     write_corpus(tmp_path / "c", make_documents(3))
     for name in ("c", "c.bin"):
-        with pytest.raises(
-            FormatError, match="not a folder that `penstock prepare` made; open_dataset opens a Megatron"
-        ):
+        with pytest.raises(FormatError, match=r"`penstock prepare`.*open_dataset"):
             Dataset.open(tmp_path / name)
     with pytest.raises(FormatError, match="no such folder"):
         Dataset.open(tmp_path / "absent")
@@ -278,7 +276,7 @@ def test_a_megatron_corpus_may_be_told_what_ends_its_documents(tmp_path):
     told = open_dataset(tmp_path / "corpus", eos_id=1)
     assert told.framed == (False, True)
     assert pickle.loads(pickle.dumps(told)).framed == (False, True)
-    with pytest.raises(FormatError, match="document 0 ends with token 1, not with eos_id 2"):
+    with pytest.raises(FormatError, match=r"document 0.*token 1.*eos_id 2"):
         open_megatron(tmp_path / "corpus", eos_id=2)
 
 
@@ -291,9 +289,7 @@ def test_an_index_that_is_changed_after_opening(tmp_path):
     place = 34 + 4 * 20 + 8 * 7
     for position in (-18, -1, 2**40, 2**63 - 1, -(2**63), 20 * 18 - 16):
         index[place : place + 8] = np.frombuffer(struct.pack("<q", position), np.uint8)
-        with pytest.raises(
-            CorruptionError, match="document 7: its length in the shard is not that of the lengths file"
-        ):
+        with pytest.raises(CorruptionError, match=r"document.*7.*length.*lengths"):
             corpus.table.read(0, 20)
         loader = ps.Loader(ps.Source(corpus, name="c", max_epochs=1), sequence_length=32, rows_per_step=2, threads=0)
         with pytest.raises(CorruptionError, match="document 7: its length"):
@@ -352,5 +348,5 @@ def test_a_numpy_file_that_was_cut(tmp_path):
     whole = (tmp_path / "x.npy").read_bytes()
     assert len(open_npy(tmp_path / "x.npy", "uint16", 0)) == 50
     (tmp_path / "x.npy").write_bytes(whole[:-10])
-    with pytest.raises(FormatError, match="90 bytes of tokens are 45 of uint16, expected 50 tokens; was the file cut"):
+    with pytest.raises(FormatError, match=r"90.*45.*uint16, expected 50.*file"):
         open_npy(tmp_path / "x.npy", "uint16", 0)

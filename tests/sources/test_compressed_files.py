@@ -103,11 +103,11 @@ def test_what_is_not_read_is_named(tmp_path):
         with pytest.raises(ConfigError, match=r"\.\w+ files are not supported; unpack the file first, or compress it"):
             open_sources(tmp_path / name)
     (tmp_path / "a.tar.gz").write_bytes(b"PK")
-    with pytest.raises(ConfigError, match=r"compressed webdataset files are not supported"):
+    with pytest.raises(ConfigError, match=r"compressed.*webdataset"):
         open_sources(tmp_path / "a.tar.gz", fields=Fields(whole=True))
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
-    with pytest.raises(ConfigError, match=r"a.parquet.gz: compressed parquet files are not supported"):
+    with pytest.raises(ConfigError, match=r"a.parquet.gz.*compressed.*supported"):
         open_sources(tmp_path / "a.parquet.gz")
 
 

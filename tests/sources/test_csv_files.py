@@ -201,13 +201,11 @@ def test_headers_that_are_none(tmp_path, content, due):
 
 def test_chats_need_the_right_delimiter_too(tmp_path):
     (tmp_path / "a.csv").write_text("prompt;completion\na;b\n")
-    with pytest.raises(
-        RecordError, match=r"a.csv: has one column, 'prompt;completion'; its cells seem .* set delimiter"
-    ):
+    with pytest.raises(RecordError, match=r"a.csv.*'prompt;completion'"):
         open_sources(tmp_path / "a.csv", fields=WHOLE)
     assert objects(tmp_path / "a.csv", delimiter=";") == [([(2, {"prompt": "a", "completion": "b"})], [])]
     for wrong in ("", ",,", '"', "\n", "é"):
-        with pytest.raises(ConfigError, match=r"delimiter must be one ASCII character, no quote and no line end"):
+        with pytest.raises(ConfigError, match=r"delimiter.*ASCII.*character"):
             open_sources(tmp_path / "a.csv", delimiter=wrong)
 
 
@@ -245,7 +243,7 @@ def test_damaged_files(tmp_path, monkeypatch):
     assert kept == [row[0] for row in rows[1 : len(kept) + 1]]
     assert (4000 < len(kept) < 5000, len(damage), damage[0].line) == (True, 1, len(kept) + 2)
     (tmp_path / "b.csv.gz").write_bytes(b"\x1f\x8b\x08" + bytes(40))
-    with pytest.raises(DamagedFileError, match=r"b.csv.gz:1: the file cannot be read further"):
+    with pytest.raises(DamagedFileError, match=r"b.csv.gz:1.*cannot.*further"):
         open_sources(tmp_path / "b.csv.gz")
     damage.clear()
     parts = open_sources(tmp_path / "b.csv.gz", damaged=damage.append)
@@ -258,9 +256,7 @@ def test_damaged_files(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_files_module, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr(csv_files_module, "BLOCK_BYTES", 64)
     (tmp_path / "d.csv").write_bytes(b'text\n"' + b"x" * 300)
-    with pytest.raises(
-        DamagedFileError, match=r"d.csv:2: .* a record does not end within 100 bytes; a quote may be miss"
-    ):
+    with pytest.raises(DamagedFileError, match=r"d.csv:2:.*within 100.*quote"):
         list(read_texts(open_sources(tmp_path / "d.csv")))
 
 

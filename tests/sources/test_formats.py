@@ -65,10 +65,10 @@ def test_parquet_weights_and_columns(tmp_path):
 
 def test_parquet_without_the_column(tmp_path):
     pq.write_table(pa.table({"content": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(RecordError, match=r"no column 'text'; the file has: content; .*set text_field to the column"):
+    with pytest.raises(RecordError, match=r"'text'.*set text_field"):
         open_sources(tmp_path)
     pq.write_table(pa.table({"content": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(RecordError, match="column 'content' holds int64; expected: string"):
+    with pytest.raises(RecordError, match=r"'content'.*int64.*string"):
         open_sources(tmp_path, fields=Fields(text="content"))
 
 
@@ -76,9 +76,7 @@ def test_cut_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a"] * 1000}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(
-        DamagedFileError, match=r"a.parquet:0: the file cannot be read further: not a whole Parquet file"
-    ):
+    with pytest.raises(DamagedFileError, match=r"a.parquet:0.*further.*Parquet"):
         open_sources(path)
 
 
@@ -113,10 +111,10 @@ def test_saved_datasets_folder(tmp_path):
     texts, _ = read(open_sources(tmp_path / "train"))
     assert [text for _, _, text in texts] == ["a", "b", "c"]
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(RecordError, match=r"holds 2 splits .*; name one: .*train, .*test"):
+    with pytest.raises(RecordError, match=r"holds 2.*train, .*test"):
         open_sources(tmp_path)
     (tmp_path / "train" / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(RecordError, match=r"data-00001-of-00002.arrow', which is not there"):
+    with pytest.raises(RecordError, match=r"data-00001-of-00002.arrow'"):
         open_sources(tmp_path / "train")
 
 
@@ -175,7 +173,7 @@ def test_order_globs_folders_and_mistakes(tmp_path):
     with pytest.raises(RecordError, match="no such file, and no file matches it"):
         open_sources(f"{tmp_path}/*.txt")
     (tmp_path / "d" / ".git").mkdir(parents=True)
-    with pytest.raises(RecordError, match=r"d: the folder holds no file that is not hidden"):
+    with pytest.raises(RecordError, match=r"d.*folder.*file.*hidden"):
         open_sources(tmp_path / "d")
     with pytest.raises(RecordError, match="pass an iterator: iter"):
         open_sources(["a text and not a path"])

@@ -265,7 +265,7 @@ def compress(content: bytes, suffix: str) -> bytes:
 def test_first_reject_stops_with_file_and_line(tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text('{"text": "a"}\n{"txt": "b"}\n')
-    with pytest.raises(RecordError, match=r"chats.jsonl:2: no field 'text'; the record has: 'txt'"):
+    with pytest.raises(RecordError, match=r"chats.jsonl:2.*'text'.*'txt'"):
         list(read_texts(open_sources(path)))
 
 

@@ -13,7 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
 from penstock.data.sources import open_sources
 from penstock.data.sources.json_files import number_lines
-from penstock.data.sources.remote import STAMPS, find_remote
+from penstock.data.stores.file_systems import STAMPS
+from penstock.data.stores.remote_files import find_remote
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_finding_in_a_store(store):
     assert len(open_sources(f"{url}/b/.c/*.jsonl")) == 1
     with pytest.raises(ConfigError, match=r"unknown extension '.xyz'"):
         open_sources(f"{url}/b/*")
-    with pytest.raises(RecordError, match=r"absent.jsonl: no such file, and no file matches it"):
+    with pytest.raises(RecordError, match=r"absent.jsonl.*file.*file.*matches"):
         open_sources(f"{url}/absent.jsonl")
 
 
@@ -177,7 +178,7 @@ def test_a_store_that_cannot_be_listed_is_no_missing_file(store, monkeypatch):
         raise PermissionError("no key")
 
     monkeypatch.setattr(MemoryFileSystem, "info", fail)
-    with pytest.raises(RecordError, match=r"a.jsonl: the store cannot be read: PermissionError: no key; .*credentials"):
+    with pytest.raises(RecordError, match=r"a.jsonl.*PermissionError.*credentials"):
         open_sources(f"{store[1]}/a.jsonl")
     with pytest.raises(RecordError, match=r"nonesuch://a.jsonl: .*pip install 'penstock\[cloud\]'"):
         open_sources("nonesuch://a.jsonl")

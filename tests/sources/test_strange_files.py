@@ -44,7 +44,7 @@ def test_a_folder_by_two_ways(tmp_path):
 def test_pipes_sockets_and_devices(tmp_path, monkeypatch):
     """Opening a FIFO waits for a writer; a child of a shell would read nothing, or another file."""
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(RecordError, match=r"a.jsonl: is a pipe, .*write it to a file first, and name that"):
+    with pytest.raises(RecordError, match=r"a.jsonl.*pipe.*write.*first"):
         open_sources(tmp_path / "a.jsonl")
     with pytest.raises(RecordError, match=r"a.jsonl: is a pipe"):
         open_sources(tmp_path)
@@ -84,7 +84,7 @@ def test_links_that_lead_nowhere(tmp_path):
             open_sources(spec)
     (tmp_path / "b.jsonl").unlink()
     (tmp_path / "b.jsonl").symlink_to("b.jsonl")
-    with pytest.raises(RecordError, match=r"b.jsonl: is a link that leads back to itself; remove it"):
+    with pytest.raises(RecordError, match=r"b.jsonl.*leads.*itself.*remove"):
         open_sources(f"{tmp_path}/*.jsonl")
 
 
@@ -106,7 +106,7 @@ def test_what_may_not_be_read(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(tmp_path / "a.jsonl"))
 
     monkeypatch.setattr(os, "stat", refuse)
-    with pytest.raises(RecordError, match=r"a.jsonl: may not be read by this user; change its permissions, or leave"):
+    with pytest.raises(RecordError, match=r"a.jsonl.*permissions"):
         open_sources(tmp_path / "a.jsonl")
     monkeypatch.undo()
     monkeypatch.setattr("builtins.open", refuse)
@@ -128,7 +128,7 @@ def test_names_that_are_not_utf8(tmp_path):
     name = os.fsencode(str(tmp_path)) + b"/\xff.jsonl"
     with open(name, "w") as file:
         file.write(LINE)
-    with pytest.raises(RecordError, match=r"udcff.jsonl': the name is not UTF-8, so no dataset can hold it; rename"):
+    with pytest.raises(RecordError, match=r"udcff.jsonl'.*UTF-8.*rename"):
         open_sources(tmp_path)
 
 

@@ -140,7 +140,7 @@ def test_told_control_pairs(ours: Tokenizer, pieces: Tokenizer) -> None:
     told = Aligner(ours, pieces, control_pairs={user: instruction})
     assert told.align(student, teacher).kinds.tolist().count(CONTROL) == 2
     np.testing.assert_array_equal(told.teacher_ids(student), teacher)
-    with pytest.raises(TokenizerError, match=f"control_pairs: id {ours.encode('w')[0]} is not a control token of"):
+    with pytest.raises(TokenizerError, match=f"control_pairs: id {ours.encode('w')[0]}"):
         Aligner(ours, pieces, control_pairs={int(ours.encode("w")[0]): instruction})
 
 

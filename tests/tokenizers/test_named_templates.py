@@ -46,9 +46,9 @@ def test_what_there_may_be():
     assert joined({"default": "a", "tool_use": "a"}) == "a"
     only_tools = joined({"tool_use": "t"})
     assert render(only_tools, TOOLS) == "t"
-    with pytest.raises(RecordError, match="for conversations with tools; no other came with it"):
+    with pytest.raises(RecordError, match=r"conversations.*tools.*came"):
         render(only_tools, None)
-    with pytest.raises(TokenizerError, match="named rag, plain; expected one named default or tool_use"):
+    with pytest.raises(TokenizerError, match=r"named.*plain.*tool_use"):
         joined({"rag": "r", "plain": "p"})
 
 

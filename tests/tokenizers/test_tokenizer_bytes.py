@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tiny_tokenizers import change_json, train_sentencepiece
 
 from penstock import load_tokenizer
-from penstock.core.arrays import Ragged
 from penstock.core.errors import TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.tokenizers import ByteTable, Tokenizer
-from penstock.tokenizers.vocabulary import token_ends
+from penstock.tokenizers.token_ends import token_ends
 
 
 def slow_ends(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:
@@ -79,7 +79,7 @@ def test_spelling_is_joining(entries: list[bytes], data: st.DataObject) -> None:
 def test_a_literal_block_is_refused(sentencepiece_file: Path) -> None:
     tokenizer = load_tokenizer(sentencepiece_file)
     array = pa.array(["the water", "the▁water"])
-    with pytest.raises(TokenizerError, match=r"row 1: the ids spell other bytes .* holds a literal ▁"):
+    with pytest.raises(TokenizerError, match=r"row.*1.*spell.*literal"):
         tokenizer.token_ends_batch(array, tokenizer.encode_batch(array))
 
 
@@ -87,7 +87,7 @@ def test_text_that_is_not_nfc_is_refused(trained: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(change_json(trained, tmp_path, normalizer={"type": "NFC"}))
     assert (tokenizer.normalization, tokenizer.encoder) == ("NFC", "gigatoken")
     assert tokenizer.token_ends("Zürich", tokenizer.encode("Zürich"))[-1] == 7
-    with pytest.raises(TokenizerError, match=r"not in NFC form.*unicodedata.normalize\('NFC', text\)"):
+    with pytest.raises(TokenizerError, match=r"NFC form.*unicodedata.normalize\('NFC'"):
         tokenizer.token_ends("Zu\u0308rich", tokenizer.encode("Zu\u0308rich"))
 
 
@@ -96,7 +96,7 @@ def test_ids_of_another_text_are_refused(exact: Tokenizer, text: str) -> None:
     ids = exact.encode("the water")
     if exact.kind == "SentencePiece BPE" and text == " the water":
         return  # the space it puts before a text: both texts have these ids
-    with pytest.raises(TokenizerError, match="the ids spell other bytes than the text from byte"):
+    with pytest.raises(TokenizerError, match=r"spell.*bytes.*text.*byte"):
         exact.token_ends(text, ids)
 
 
@@ -137,7 +137,7 @@ def test_no_table_says_why(trained: Path, tmp_path: Path, changes: dict[str, Any
 
 def test_no_table_for_models_that_lose_text(tmp_path: Path, texts: list[str]) -> None:
     lossy = train_sentencepiece(tmp_path / "nfkc", texts, normalization_rule_name="nmt_nfkc")
-    with pytest.raises(TokenizerError, match=r"normalises text first \(nmt_nfkc, runs of spaces\)"):
+    with pytest.raises(TokenizerError, match=r"normalises.*\(nmt_nfkc.*spaces\)"):
         _ = load_tokenizer(lossy).byte_table
     unigram = load_tokenizer(
         train_sentencepiece(tmp_path / "uni", texts, model_type="unigram", byte_fallback=False, vocab_size=60)

@@ -167,11 +167,11 @@ def test_what_is_no_array_of_strings_is_refused(trained: Path) -> None:
     tokenizer = load_tokenizer(trained)
     with pytest.raises(TokenizerError, match="1 of 2 texts are null"):
         tokenizer.encode_batch(pa.array(["a", None]))
-    with pytest.raises(TokenizerError, match="texts are int64, expected: a pyarrow array of strings"):
+    with pytest.raises(TokenizerError, match=r"int64.*pyarrow.*strings"):
         tokenizer.encode_batch(pa.array([1]))
     with pytest.raises(TokenizerError, match="texts are list, expected"):
         tokenizer.encode_batch(["a"])
-    with pytest.raises(TokenizerError, match=r"character 1 of the text is U\+D83D, half of a surrogate pair"):
+    with pytest.raises(TokenizerError, match=r"character 1.*U\+D83D"):
         tokenizer.encode("a\ud83d")
 
 

@@ -71,7 +71,7 @@ def test_the_config_names_the_roles(trained: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (None, 3, 1)
     path.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": "<|gone|>"}))
-    with pytest.raises(TokenizerError, match=r"eos_token is '<\|gone\|>', which is not in tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"eos_token.*'<\|gone\|>'.*tokenizer.json"):
         load_tokenizer(tmp_path)
 
 
@@ -102,9 +102,7 @@ def test_published_tiktoken_names_need_no_pattern(tiktoken_file: Path, tmp_path:
     assert tokenizer.special_tokens["<|endofprompt|>"] == 100276
     assert tokenizer.vocab_size == 100277
     shutil.copy(tiktoken_file, tmp_path / "mine.tiktoken")
-    with pytest.raises(
-        TokenizerError, match="does not hold its splitting pattern, and 'mine' is none of gpt2, r50k_base"
-    ):
+    with pytest.raises(TokenizerError, match=r"'mine'.*gpt2, r50k_base"):
         load_tokenizer(tmp_path / "mine.tiktoken")
     own = load_tokenizer(tmp_path / "mine.tiktoken", pattern=r"\S+|\s+")
     assert "does not know the splitting pattern" in str(own.fallback_reason)
@@ -159,13 +157,13 @@ def test_broken_files_say_so(tmp_path: Path, name: str, content: bytes, message:
 
 
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TokenizerError, match=r"no vocabulary there; expected: tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"vocabulary.*tokenizer.json"):
         load_tokenizer(tmp_path)
     with pytest.raises(TokenizerError, match=r"nothing\.json: no such file or folder"):
         load_tokenizer(tmp_path / "nothing.json")
     for name in ("a.model", "b.model"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(TokenizerError, match=r"2 files could be the vocabulary \(a.model, b.model\); name one"):
+    with pytest.raises(TokenizerError, match=r"2.*files.*vocabulary.*\(a.model.*b.model\)"):
         load_tokenizer(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match="huggingface_hub is not installed"):
@@ -179,9 +177,7 @@ def test_a_hub_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr(hub, "snapshot_download", refuse)
-    with pytest.raises(
-        TokenizerError, match="the hub gives nothing by that name: OSError: no network; offline, give a folder"
-    ):
+    with pytest.raises(TokenizerError, match=r"OSError.*offline"):
         load_tokenizer("some/name")
 
 

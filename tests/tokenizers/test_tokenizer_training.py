@@ -60,9 +60,7 @@ def test_transformers_loads_it(trained: Path) -> None:
 
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="vocab_size must be at least 259, for 256 bytes and 3 control entries; got 258"
-    ):
+    with pytest.raises(ConfigError, match=r"vocab_size.*least 259.*3.*got 258"):
         train_tokenizer(["a"], vocab_size=258, output=tmp_path)
     with pytest.raises(ConfigError, match="special_tokens must be distinct"):
         train_tokenizer(["a"], vocab_size=300, output=tmp_path, special_tokens=["<|eos|>"])
@@ -79,7 +77,7 @@ def test_a_tokenizer_is_not_replaced_unless_asked(tmp_path: Path) -> None:
         raise AssertionError("no text is read before the folder is looked at")
         yield ""
 
-    with pytest.raises(OutputError, match=r"tokenizer.json: exists already.*set overwrite to replace it"):
+    with pytest.raises(OutputError, match=r"tokenizer.json.*already.*set"):
         train_tokenizer(unread(), vocab_size=270, output=tmp_path / "t", progress=False)
     assert (tmp_path / "t" / "tokenizer.json").read_bytes() == before
     with pytest.raises(OutputError, match="cannot be made: Not a directory"):

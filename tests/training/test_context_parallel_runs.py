@@ -137,7 +137,7 @@ def test_what_needs_whole_rows_is_refused(data, tmp_path, assignments, message):
 def test_processes_must_divide(data, tmp_path):
     model = ps.build_model(vocab_size=340, layers=1, width=16, heads=2)
     loader = ps.Loader(data / "data" / "train", sequence_length=64, rows_per_step=4)
-    with pytest.raises(ConfigError, match="context_parallel is 3, which does not divide the number of processes, 1"):
+    with pytest.raises(ConfigError, match=r"context_parallel.*3.*processes, 1"):
         ps.train(model, loader, output=tmp_path / "run", steps=1, context_parallel=3)
     with pytest.raises(ConfigError, match="context_parallel must be above 0, got 0"):
         ps.train(model, loader, output=tmp_path / "run", steps=1, context_parallel=0)

@@ -104,12 +104,12 @@ def test_begun_again_it_takes_the_checkpoint_that_it_began_with(data, runs, tmp_
     train(data, copy, ORDER, KEEP, LONG, resume=True)
     assert losses(train(data, tmp_path / "b", asked, ORDER, LONG, resume=True, until=13)) == losses(whole(runs)[12:13])
     shutil.rmtree(copy / "checkpoints" / "step-00000012")
-    with pytest.raises(StateError, match=r"has no checkpoint of step 12; there are 2, .* begin it again"):
+    with pytest.raises(StateError, match=r"checkpoint.*step.*12.*2.*begin"):
         make(data, tmp_path / "b", ORDER, LONG, resume=True)
     shutil.copytree(copy / "checkpoints" / "step-00000014", copy / "checkpoints" / "step-00000012")
     manifest = copy / "checkpoints" / "step-00000012" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step": 14', '"step": 12'))
-    with pytest.raises(StateError, match="is not the checkpoint that the run began with"):
+    with pytest.raises(StateError, match=r"checkpoint.*began"):
         make(data, tmp_path / "b", ORDER, LONG, resume=True)
 
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_without_a_place(data, runs, tmp_path):
         "bytes": (folder / "state.json").stat().st_size, "sha256": digest(folder / "state.json"),
     }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(StateError, match=r"does not say which documents were seen.* leave data out of continue_from"):
+    with pytest.raises(StateError, match=r"seen.*continue_from"):
         make(data, tmp_path / "b", f"training.continue_from={copy}", ORDER, LONG)
     make(data, tmp_path / "b", f"training.continue_from={{run: {copy}, take: [weights]}}", ORDER, LONG)
 
@@ -230,7 +230,7 @@ def test_another_beginning_is_refused_on_a_resume(data, runs, tmp_path):
     ):
         with pytest.raises(StateError, match=rf"the run began from {runs / 'a'} at step 12 .*{told}"):
             make(data, tmp_path / "b", f"training.continue_from={json.dumps(asked)}", ORDER, LONG, resume=True)
-    with pytest.raises(StateError, match=r"the run there began by itself, and cannot continue from"):
+    with pytest.raises(StateError, match=r"itself.*continue"):
         make(data, runs / "whole", f"training.continue_from={runs / 'a'}", ORDER, LONG, resume=True)
 
 
@@ -242,7 +242,7 @@ def test_a_model_that_is_left_out_is_that_of_the_run(data, runs, tmp_path):
     asked = (f"training.continue_from={runs / 'a'}", ORDER, LONG)
     assert losses(train(folder, tmp_path / "b", *asked, until=15)) == losses(whole(runs)[12:15])
     assert losses(train(folder, tmp_path / "b", *asked, resume=True)) == losses(whole(runs)[12:])
-    with pytest.raises(ConfigError, match=r"model is missing: .* take the weights of a run with continue_from"):
+    with pytest.raises(ConfigError, match=r"missing.*weights.*continue_from"):
         make(folder, tmp_path / "c", f"training.continue_from={{run: {runs / 'a'}, take: [data]}}", ORDER, LONG)
     with pytest.raises(ConfigError, match="model is missing"):
         make(folder, tmp_path / "c", ORDER, LONG)

@@ -198,14 +198,14 @@ def test_a_projection_knows_the_control_tokens_that_were_told(data, tmp_path, ot
 
 def test_a_run_is_not_resumed_with_or_without_a_teacher(data, tmp_path, same):
     train(data, tmp_path / "run", STEPS, until=3)
-    with pytest.raises(StateError, match="the run trains with a teacher now, without one then"):
+    with pytest.raises(StateError, match=r"teacher.*without"):
         make(data, tmp_path / "run", teach(teacher(same, "kl")), STEPS, resume=True)
 
 
 def test_learnt_weights_are_not_taken_for_those_of_another_projection(data, tmp_path, same, other):
     train(data, tmp_path / "run", teach(teacher(other, "p_kl", learn_projection=True)), STEPS, until=3)
     for changed in (teacher(same, "p_kl", learn_projection=True), teacher(other, "p_kl")):
-        with pytest.raises(StateError, match=r"teacher\.teachers\.0: the checkpoint has .* of another projection"):
+        with pytest.raises(StateError, match=r"teacher\.teachers\.0"):
             make(data, tmp_path / "run", teach(changed), STEPS, resume=True)
 
 

@@ -211,7 +211,7 @@ def test_a_dry_run_of_what_fits_writes_nothing(data, tmp_path):
 
 def test_a_source_with_prefixes_that_never_gets_a_share_is_refused_too(data, tmp_path):
     sources = later(PREFIXES)[0].format(data=data)
-    with pytest.raises(ConfigError, match="objective of source 'later' makes prefixes"):
+    with pytest.raises(ConfigError, match=r"objective.*'later'.*prefixes"):
         make(data, tmp_path / "run", sources, "training.micro_sequences=2")
 
 

@@ -106,7 +106,7 @@ def test_a_single_problem_has_no_standard_error(data, tmp_path, monkeypatch):
 
 def test_no_problems_are_told_before_training(data, tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 0))
-    with pytest.raises(ConfigError, match="evaluator 'next': the task has no problems"):
+    with pytest.raises(ConfigError, match=r"evaluator.*'next'.*problems"):
         make(data, tmp_path / "run", LOOK)
 
 
@@ -136,7 +136,7 @@ def test_a_first_source_without_tokenizer_is_refused(data, tmp_path):
 def test_sharded_models_write_no_answers():
     looks = {name: EvaluatorSettings(kind="task", task=TaskSettings(name=name)) for name in ("mmlu", "gsm8k")}
     assert TrainSettings(shard=True, evaluators={"a": looks["mmlu"]})
-    with pytest.raises(ConfigError, match=r"training.shard and evaluators that write texts .* do not go together"):
+    with pytest.raises(ConfigError, match=r"training.shard.*evaluators.*together"):
         TrainSettings(shard=True, evaluators={"a": looks["gsm8k"]})
 
 

@@ -102,7 +102,7 @@ def test_wrong_arguments_of_train(data, tmp_path, given, said):
 
 
 def test_wrong_arguments_elsewhere(data):
-    with pytest.raises(ConfigError, match="unknown argument 'n_layer'; did you mean 'layers'"):
+    with pytest.raises(ConfigError, match=r"unknown.*argument.*'n_layer'.*'layers'"):
         ps.build_model(vocab_size=10, n_layer=3)
-    with pytest.raises(ConfigError, match="'mask_histroy' is not a setting of the mask; did you mean 'mask_history'"):
+    with pytest.raises(ConfigError, match=r"'mask_histroy'.*'mask_history'"):
         ps.chat.encode([], tokenizer=data / "tokenizer", template="chatml", mask_histroy=True)

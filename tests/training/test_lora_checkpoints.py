@@ -67,18 +67,16 @@ def _first_lora(folder):
 def test_another_base_is_refused(data, tuned, tmp_path):
     shutil.copytree(tuned.path, tmp_path / "run")
     other = make_model(data, seed=1)
-    with pytest.raises(
-        StateError, match="LoRA was trained on another model: the weights of the base have changed since"
-    ):
+    with pytest.raises(StateError, match=r"LoRA.*trained.*weights"):
         start(data, tmp_path / "run", model=other, **{**LORA, "steps": 6}, resume=True)
     weights = tmp_path / "run" / "base" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(CorruptionError, match=r"is not the model that the LoRA of .* was trained on"):
+    with pytest.raises(CorruptionError, match=r"model.*LoRA.*trained"):
         ps.load_model(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "base")
-    with pytest.raises(CorruptionError, match="holds LoRA alone, and the model that it belongs to cannot be read"):
+    with pytest.raises(CorruptionError, match=r"LoRA.*belongs.*cannot"):
         ps.load_model(tmp_path / "run")
 
 
@@ -99,7 +97,7 @@ def test_models_of_transformers(data, tmp_path, tied):
     assert losses(start(data, tmp_path / "cut", **settings, resume=True).metrics) == losses(run.metrics)
     inner.model.norm.weight.data[3] += 1
     inner.save_pretrained(tmp_path / "base")
-    with pytest.raises(StateError, match="the weights of the base have changed since"):
+    with pytest.raises(StateError, match=r"weights.*changed"):
         start(data, tmp_path / "run", **{**settings, "steps": 8}, resume=True)
 
 
@@ -142,5 +140,5 @@ def test_the_adapter_is_exported(tuned, data, tmp_path):
     shown = call_penstock("export", tuned.path, "--adapter", "--output", tmp_path / "out", "--overwrite")
     assert shown.exit_code == 0
     whole = start(data, tmp_path / "whole", steps=2, warmup_steps=1)
-    with pytest.raises(ConfigError, match="was not trained with LoRA, so it has no adapter; export it without adapter"):
+    with pytest.raises(ConfigError, match=r"trained.*LoRA.*adapter.*without.*adapter"):
         whole.export(tmp_path / "none", adapter=True)

@@ -87,7 +87,7 @@ def test_reading_what_is_no_run(tmp_path):
     with pytest.raises(FormatError, match="give the folder of a run"):
         read_metrics(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("rubbish\n{}\n")
-    with pytest.raises(FormatError, match=r"metrics\.jsonl:1: is not a record of metrics: 'rubbish'"):
+    with pytest.raises(FormatError, match=r"metrics\.jsonl:1.*'rubbish'"):
         read_metrics(tmp_path)
 
 

@@ -165,7 +165,7 @@ def test_micro_sequences_are_parts_of_a_document(data, tmp_path):
     """A part has a past: a model that keeps more than keys cannot be cut, nor one whose frequencies change."""
     folder = make_folder(tmp_path / "model", *DYNAMIC)
     one = ("data.loader.packing=none", "training.micro_sequences=2", *ONE_STEP)
-    with pytest.raises(IsolationError, match="changes for all of them when one has more than 24 tokens"):
+    with pytest.raises(IsolationError, match=r"changes.*24.*tokens"):
         make(data, tmp_path / "run", f"model=hf:{folder}", *one)
     llama = make_folder(tmp_path / "llama", "qwen2", {})
     whole = values(train(data, tmp_path / "whole", f"model=hf:{llama}", *ONE_STEP))

@@ -196,7 +196,7 @@ def test_the_base_gives_defaults_of_sampling_which_arguments_override(folder: Pa
     broken = {"temperature": -1}
     (folder / "llama" / "generation_config.json").write_text(json.dumps(broken))
     try:
-        with pytest.raises(ConfigError, match=r"generation_config\.json of the model: temperature must be"):
+        with pytest.raises(ConfigError, match=r"generation_config\.json"):
             ps.open_run(folder / "llama").generate("the", max_tokens=1)
     finally:
         (folder / "llama" / "generation_config.json").write_text(json.dumps(GENERATION))

@@ -146,7 +146,7 @@ def test_states_are_kept_in_checkpoints(data, tmp_path):
     assert losses(start(data, tmp_path / "run", loss=resumed, resume=True).metrics) == losses(due.metrics)
     assert resumed.mean == whole.mean
     assert torch.equal(resumed.weights, whole.weights)
-    with pytest.raises(StateError, match="a state of your own code for loss, and now nothing has one"):
+    with pytest.raises(StateError, match=r"state.*your.*code.*nothing"):
         start(data, tmp_path / "run", loss=by_hand, resume=True)
 
 
@@ -174,7 +174,7 @@ def test_a_model_by_object(data, tmp_path):
     run = start(data, tmp_path / "run", network)
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
     text = run.generate("the cat", max_tokens=5, device="cpu")
-    with pytest.raises(FormatError, match=r"weights of own_code:Gru, .*ps\.load_model\(folder, module=…\)"):
+    with pytest.raises(FormatError, match=r"own_code:Gru, .*ps\.load_model\(folder, module=…\)"):
         ps.load_model(run.path)
     other = own.make_model(340)
     assert ps.open_run(run.path, module=other).generate("the cat", max_tokens=5, device="cpu") == text
@@ -228,7 +228,7 @@ def test_a_model_that_mixes_documents_is_refused(data, tmp_path):
 
 
 def test_modules_that_are_no_models(tmp_path):
-    with pytest.raises(ConfigError, match="vocab_size is None, expected the number of ids"):
+    with pytest.raises(ConfigError, match=r"vocab_size.*None.*number"):
         as_language_model(torch.nn.Linear(2, 2))
     broken = Leaky()
     broken.logits = None

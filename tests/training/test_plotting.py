@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-import xml.etree.ElementTree as Xml
+from importlib.resources import files
 from itertools import pairwise
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from makers.texts import write_json_lines
 from penstock.core.errors import ConfigError, FormatError, MissingExtraError, OutputError
-from penstock.learn.training.curve_page import log_ticks, nice_ticks, notes_of, short, svg
+from penstock.learn.training.curve_page import payload
 from penstock.learn.training.curve_picture import plot_runs
 from penstock.learn.training.curves import (
     EVEN,
@@ -23,6 +23,7 @@ from penstock.learn.training.curves import (
     View,
     bin_edges,
     half_life,
+    notes_of,
     read_panels,
     shown_parts,
     smoothed,
@@ -78,15 +79,13 @@ def test_a_page_needs_nothing_else_and_holds_names_as_text(tmp_path):
     assert "&lt;script&gt;alert" in out
     assert "\\u003cscript>alert" in out
     assert not re.search(r"(src|href)=|url\(|@import", out)
-    drawings = re.findall(r"<svg.*?</svg>", out)
-    assert len(drawings) == 2
-    assert len(Xml.fromstring(drawings[0]).findall(".//circle")) == 5
+    assert [panel["title"] for panel in data_of(out)["panels"]] == ["Loss, nats per target", "Learning rate"]
+    assert data_of(out)["panels"][0]["curves"] == [{"run": 0, "x": [1, 2, 3, 4, 5], "mean": [9, 4.5, 3, 2.25, 1.8]}]
+    assert "MIT" in (files("penstock.learn.training") / "assets" / "uPlot.LICENSE").read_text()
 
 
-def test_one_step_can_be_drawn(tmp_path):
-    for view in (View(), View(log_x=True, log_y=True), View(smoothing=0)):
-        out = plot_runs([make_run(tmp_path / "a", 1)], tmp_path / "curves.html", view=view).read_text()
-        assert out.count("<circle") == 2
+def data_of(page):
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
 
 
 def make_curve(x, mean, count=None, **more):
@@ -144,9 +143,9 @@ def test_values_that_are_no_numbers_interrupt_the_line_and_are_counted(tmp_path)
     assert (curve.breaks, curve.lost, curve.lost_count) == ((2,), (1, 4, 5, 9), 4)
     assert shown_parts(curve, False, False) == [[0, 1], [2, 3, 4]]
     assert notes_of(panel, View()) == ["4 values were no numbers (×)"]
-    drawn = Xml.fromstring(svg(panel, View()))
-    assert len(drawn.findall(".//polyline[@class='line']")) == 2
-    assert len(drawn.findall(".//path[@class='lost']")) == 4
+    written = payload([panel], View())["panels"][0]
+    assert (written["curves"][0]["breaks"], written["curves"][0]["lost"]) == ((2,), [1, 4, 5, 9])
+    assert written["note"] == "4 values were no numbers (×)"
 
 
 def test_a_restart_replaces_the_steps_that_it_repeats(tmp_path):
@@ -168,22 +167,8 @@ def test_zeros_have_no_place_on_a_logarithmic_axis_and_that_is_told():
         "1 of 4 points are not above 0, and not on the horizontal axis",
         "1 of 4 points are not above 0, and not on the vertical axis",
     ]
-    assert [p.get("points") for p in Xml.fromstring(svg(panel_of(curve), view)).iter("polyline")] == [
-        "367.4,232.0 546.0,10.0"
-    ]
     nothing = panel_of(make_curve([1, 2], [0.0, -1.0]))
     assert notes_of(nothing, view) == ["no number is above 0, so the vertical axis stays linear"]
-    assert "polyline" in svg(nothing, view)
-
-
-@given(st.floats(-300, 300), st.floats(0, 40))
-def test_logarithmic_ticks_are_few_and_inside(power, decades):
-    low, high = 10.0**power, 10.0 ** min(power + decades, 300)
-    ticks = log_ticks(low, high, 5)
-    assert 1 <= len(ticks) <= 8
-    assert all(low * (1 - 1e-6) <= tick <= high * (1 + 1e-6) for tick in ticks)
-    assert log_ticks(1, 1000, 5) == [1, 10, 100, 1000]
-    assert log_ticks(2, 20, 5) == [2, 5, 10, 20]
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
@@ -215,23 +200,11 @@ def test_a_picture(tmp_path):
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-@given(low=st.floats(-1e6, 1e6), width=st.floats(1e-6, 1e6))
-def test_ticks_are_few_and_inside(low, width):
-    ticks = nice_ticks(low, low + width, 5)
-    assert 1 <= len(ticks) <= 7
-    slack = 1e-6 * max(width, abs(low) * 1e-6, 1e-9)
-    assert all(low - slack <= tick <= low + width + slack for tick in ticks)
-
-
-def test_short_numbers():
-    assert [short(x) for x in (12500, 0.0003, 2e-7, 3.14159, 2e9)] == ["12.5k", "0.0003", "2e-07", "3.142", "2G"]
-
-
 def test_the_verb_draws_beside_the_run(tmp_path, capsys):
     plot.run([str(make_run(tmp_path / "a", 5))])
     assert capsys.readouterr().out == f"{tmp_path / 'a' / 'curves.html'}\n"
     plot.run([str(tmp_path / "a" / "metrics.jsonl")], tmp_path / "mine.html", "tokens")
-    assert ">tokens</text>" in (tmp_path / "mine.html").read_text()
+    assert data_of((tmp_path / "mine.html").read_text())["over"] == "tokens"
 
 
 ABSURD = (
@@ -270,11 +243,11 @@ def test_absurd_numbers_are_left_out(tmp_path_factory, rows, over, view):
     lines += [json.dumps({"step": row[0], "tokens": row[1], "loss": row[2]}) for row in rows if type(row[0]) is int]
     (run / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"step": 1, "tokens": 2, "loss": 3.0})]) + "\n")
     drawn = plot_runs([run], run / "curves.html", over=over, view=view).read_text()
-    points = [n for text in re.findall(r'points="([^"]*)"', drawn) for n in re.split("[ ,]", text)]
-    assert points
-    assert all(-1e4 < float(number) < 1e4 for number in points)
-    assert not re.search(r"\b(nan|inf)\b", "".join(re.findall(r"<svg.*?</svg>", drawn)))
-    assert "NaN" not in drawn.partition('id="data">')[2].partition("</script>")[0]
+    written = data_of(drawn)
+    numbers = [n for panel in written["panels"] for curve in panel["curves"] for n in (*curve["x"], *curve["mean"])]
+    assert numbers
+    assert all(-1e31 < number < 1e31 for number in numbers)
+    assert not re.search("NaN|Infinity", json.dumps(written["panels"]))
 
 
 @pytest.mark.parametrize("literal", LITERALS)
@@ -289,7 +262,7 @@ def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path):
     run = make_run(tmp_path / "a", 3)
     text = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + text)
-    with pytest.raises(FormatError, match=r"metrics.jsonl:1: is not a record of metrics"):
+    with pytest.raises(FormatError, match=r"metrics.jsonl:1.*record.*metrics"):
         plot_runs([run], tmp_path / "curves.html")
 
 

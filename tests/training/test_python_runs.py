@@ -75,7 +75,7 @@ def test_settings_alone_make_a_run_that_the_command_can_resume(data, tmp_path, w
 
 
 def test_a_run_file_says_which_objects_it_lacks(made):
-    with pytest.raises(ConfigError, match=r"started from Python with objects .*Transformer, 13,712 weights.*ps\.train"):
+    with pytest.raises(ConfigError, match=r"Transformer, 13,712 weights.*ps\.train"):
         load_run(made.path / "run.yaml")
 
 
@@ -89,7 +89,7 @@ def test_the_data_of_a_run_can_be_looked_at_by_its_folder(data, made, tmp_path):
     kept = yaml.safe_load((made.path / "run.yaml").read_text())
     kept[PYTHON]["data.sources.0.objective"] = "an object of mine:Objective"
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(kept))
-    with pytest.raises(ConfigError, match=r"with data that a run file cannot hold \(data.sources.0.objective: an obj"):
+    with pytest.raises(ConfigError, match=r"\(data.sources.0.objective"):
         load_data(tmp_path / "run.yaml")
     assert load_data(data / "run.yaml", ["data.loader.seed=7"]).loader.seed == 7
 
@@ -98,11 +98,11 @@ def test_resume_of_a_run(data, tmp_path, whole, capsys):
     with pytest.raises(KilledError, match="after step"):
         start(data, tmp_path / "run", on_step=KillAfter(5))
     run = ps.open_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"training\.on_step was an object .*KillAfter.*run\.resume\(on_step=…\)"):
+    with pytest.raises(ConfigError, match=r"training\.on_step.*KillAfter.*run\.resume\(on_step=…\)"):
         run.resume(progress=False)
     done = run.resume(on_step=None, progress=False)
     assert losses(done.metrics) == losses(whole)
-    with pytest.raises(StateError, match=r"the run is already at step 12, and steps is 10; .* give more than 12"):
+    with pytest.raises(StateError, match=r"already.*step.*12.*steps.*10.*12"):
         done.resume(steps=10, progress=False)
     done.resume()
     assert "the run is complete at step 12; to train longer, give more steps" in capsys.readouterr().err
@@ -160,19 +160,19 @@ def test_all_that_is_trained_from_python_is_in_the_run_file(data, tmp_path):
 
 def test_what_does_not_fit_is_refused(data, tmp_path):
     out = {"output": tmp_path / "run", **SETTINGS}
-    with pytest.raises(ConfigError, match=r"loader: found 'data', expected a ps\.Loader"):
+    with pytest.raises(ConfigError, match=r"loader.*found.*'data'.*ps\.Loader"):
         ps.train(make_model(data), "data", **out)
     moved = make_loader(data).seek(2)
-    with pytest.raises(ConfigError, match=r"is at step 2, and a run begins at step 0.*seek\(0\)"):
+    with pytest.raises(ConfigError, match=r"step.*2.*run.*begins.*step.*0.*seek\(0\)"):
         ps.train(make_model(data), moved, **out)
-    with pytest.raises(ConfigError, match="has 100 ids, but the data and its objectives need 340"):
+    with pytest.raises(ConfigError, match=r"100.*data.*objectives.*need.*340"):
         ps.train(make_model(data, vocab_size=100), make_loader(data), **out)
     with pytest.raises(ConfigError, match="model: found 3, expected a model of"):
         ps.train(3, make_loader(data), **out)
     needs = ps.InputRequirements(asked_by="mine", target_distances=2)
-    with pytest.raises(ConfigError, match="target_distances: the model needs 1, mine"):
+    with pytest.raises(ConfigError, match=r"target_distances.*needs 1"):
         ps.train(make_model(data), make_loader(data, requirements=needs), **out)
-    with pytest.raises(ConfigError, match="loader: has the rows of rank 1 of 2, and this process is rank 0 of 1"):
+    with pytest.raises(ConfigError, match=r"loader.*rank.*1.*2.*process.*rank.*1"):
         ps.train(make_model(data), make_loader(data, data_parallel=(1, 2)), **out)
     assert not (tmp_path / "run").exists()
 
@@ -228,7 +228,7 @@ def test_what_is_done_with_a_run(data, made, tmp_path):
     assert repr(made) == f"Run({str(made.path)!r}: 12 steps, rows of 64)"
     text = made.generate("the cat", max_tokens=6, device="cpu")
     assert text == made.generate(["the cat", "a"], max_tokens=6, device="cpu")[0]
-    with pytest.raises(ConfigError, match=r"Run.generate: unknown argument 'max_token'; did you mean 'max_tokens'"):
+    with pytest.raises(ConfigError, match=r"Run.generate.*'max_token'.*'max_tokens'"):
         made.generate("", max_token=3)
     (tmp_path / "other").mkdir()
     shutil.copyfile(made.path / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
@@ -420,9 +420,9 @@ def test_objects_in_the_loader_are_named_and_given_again(data, tmp_path):
     assert set(kept[PYTHON]) == {"data.sources.0.objective", "model", held, "training.on_step"}
     run = ps.open_run(tmp_path / "run")
     changes = {"on_step": None, "evaluators": more["evaluators"], "progress": False}
-    with pytest.raises(ConfigError, match=r"its loader has objects, .*run\.resume\(loader=…\)"):
+    with pytest.raises(ConfigError, match=r"run\.resume\(loader=…\)"):
         run.resume(**changes)
-    with pytest.raises(ConfigError, match=r"evaluators\.held\.sources\.0\.objective was an object"):
+    with pytest.raises(ConfigError, match=r"evaluators\.held\.sources\.0\.objective"):
         run.resume(loader=loader, on_step=None)
     assert losses(run.resume(loader=loader, **changes).metrics) == losses(whole.metrics)
 
@@ -449,7 +449,7 @@ def test_a_run_of_chats_replies_and_one_of_texts_says_why_not(made, tmp_path):
     shown = run._repr_html_()
     assert "polyline" in shown
     assert f"{run.metrics[-1]['loss']:.4f}" in shown
-    with pytest.raises(ConfigError, match=r"has no chat template; it was not trained on chats; use Run\.generate"):
+    with pytest.raises(ConfigError, match=r"template.*trained.*Run\.generate"):
         made.chat("a")
     with pytest.raises(ConfigError, match="did you mean"):
         run.chat("a", temprature=0)

@@ -79,16 +79,14 @@ def test_a_model_of_the_hub(data, run, tmp_path, monkeypatch):
     shutil.copytree(tmp_path / "out", snapshot)
     assert [RunFolder.open(one).name for one in (snapshot, tmp_path / "out")] == ["model-1", "out"]
     (tmp_path / "out" / "config.json").unlink()
-    with pytest.raises(FormatError, match="some/model: no folder here, and on the hub it is not a model"):
+    with pytest.raises(FormatError, match=r"some/model.*folder.*model"):
         RunFolder.open("some/model")
 
     def refuse(*arguments, **options):
         raise OSError("no network")
 
     monkeypatch.setattr(hub, "snapshot_download", refuse)
-    with pytest.raises(
-        FormatError, match=r"some/model: no such file or folder here, and the hub gives nothing .*no network"
-    ):
+    with pytest.raises(FormatError, match=r"some/model.*nothing.*no.*network"):
         RunFolder.open("some/model")
 
 
@@ -113,16 +111,14 @@ def test_chats_leave_their_template_in_the_run(tmp_path):
 
 def test_a_run_without_a_checkpoint(data, tmp_path):
     make(data, tmp_path / "run")
-    with pytest.raises(FormatError, match=r"run: no complete checkpoint yet; train on, or wait for the first"):
+    with pytest.raises(FormatError, match=r"complete.*checkpoint.*train"):
         RunFolder.open(tmp_path / "run")
 
 
 def test_rubbish(tmp_path):
     for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
         (tmp_path / "file").write_text("words")
-        with pytest.raises(
-            FormatError, match=r"no run \(run\.yaml is missing\) and no model in the Hugging Face layout"
-        ):
+        with pytest.raises(FormatError, match=r"\(run\.yaml.*missing\).*Hugging"):
             RunFolder.open(path)
 
 
@@ -142,7 +138,7 @@ def test_two_trainings_into_one_folder_are_refused(data, tmp_path, monkeypatch):
     run, ranks = tmp_path / "run", Ranks(torch.device("cpu"))
     with ranks:
         make(data, run, ranks=ranks)
-        with pytest.raises(OutputError, match=rf"run: process {os.getpid()} is training into it; wait until it ends"):
+        with pytest.raises(OutputError, match=rf"run.*process.*{os.getpid()}.*training.*wait"):
             make(data, run, "training.steps=7", resume=True)
         assert "steps: 7" not in (run / RUN_FILE).read_text()
         make(data, run, resume=True, ranks=ranks)
@@ -186,7 +182,7 @@ def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
     make(data, tmp_path / "run", "training.steps=7")
     assert "steps: 7" in (tmp_path / "run" / RUN_FILE).read_text()
     train(data, tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")
-    with pytest.raises(OutputError, match=r"a run is there already; resume it \(--resume, or resume=True\)"):
+    with pytest.raises(OutputError, match=r"run.*already.*\(--resume.*resume=True\)"):
         make(data, tmp_path / "run")
 
 
@@ -225,10 +221,8 @@ def test_a_checkpoint_is_no_run_and_a_damaged_run_file_is_told(run, tmp_path):
     import shutil
 
     mine = shutil.copytree(run, tmp_path / "run")
-    with pytest.raises(
-        FormatError, match=r"step-00000005: is a checkpoint; give its run, .*run, which takes the newest one"
-    ):
+    with pytest.raises(FormatError, match=r"step-00000005.*run"):
         RunFolder.open(next((mine / "checkpoints").iterdir()))
     (mine / RUN_FILE).write_bytes(b"a: [\xff")
-    with pytest.raises(CorruptionError, match=r"run.yaml:1: is not UTF-8; .*; copy it back from a checkpoint"):
+    with pytest.raises(CorruptionError, match=r"run.yaml:1.*UTF-8;.*checkpoint"):
         RunFolder.open(mine)

@@ -58,7 +58,7 @@ def test_half_precision_is_near(data, tmp_path, teacher):
 def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
     """The file that trains with the cache also says how the teacher reads."""
     told = section({"cache": str(tmp_path / "cache"), "max_tokens": 20}, kind="p_kl", top_k=4)
-    with pytest.raises(ConfigError, match=r"teacher\.teachers\.0 reads from a cache; give the teacher"):
+    with pytest.raises(ConfigError, match=r"teacher\.teachers\.0.*teacher"):
         cache(data, tmp_path / "cache", "--set", told)
     assert cache(data, tmp_path / "cache", "--set", told, "--teacher", teacher)["top_k"] == 4
     assert len(train(data, tmp_path / "run", told, STEPS)) >= 6
@@ -68,12 +68,12 @@ def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
         train(data, tmp_path / "run", told, STEPS, resume=True)
     )
     wider = section({"cache": str(tmp_path / "cache"), "max_tokens": 30}, kind="p_kl", top_k=4)
-    with pytest.raises(ConfigError, match="the teacher read other tokens when the cache was made"):
+    with pytest.raises(ConfigError, match=r"teacher.*read.*tokens.*cache"):
         train(data, tmp_path / "other", wider, STEPS)
 
 
 def test_refusals(data, tmp_path, teacher):
-    with pytest.raises(ConfigError, match="has 0 teachers, so there is no number 0; give a teacher"):
+    with pytest.raises(ConfigError, match=r"0.*number 0.*teacher"):
         cache(data, tmp_path / "cache")
     for kind, message in (
         ("p_kl", r"loss p_kl uses all tokens.* set loss\.top_k"),
@@ -99,7 +99,7 @@ def test_a_teacher_that_went_on_is_another_one(data, tmp_path, teacher):
     cache(data, tmp_path / "cache", "--set", told)
     train(data, tmp_path / "run", told, STEPS, until=3)
     train(teacher.parent, mine, "training.steps=12", resume=True)
-    with pytest.raises(OutputError, match=r"holds a cache with other settings .*weights"):
+    with pytest.raises(OutputError, match=r"cache.*settings.*weights"):
         cache(data, tmp_path / "cache", "--set", told)
     said = []
     make(data, tmp_path / "run", told, STEPS, resume=True, say=said.append)

@@ -113,7 +113,7 @@ def test_no_more_rows_than_asked_for(data, tmp_path, rows):
 def test_data_of_another_tokenizer(data, tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer", ["other words"], 262)
     prepare_here(iter(["some words"]), tokenizer, tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"evaluator 'held': .* was prepared with another tokenizer"):
+    with pytest.raises(ConfigError, match=r"evaluator.*'held'.*tokenizer"):
         make(data, tmp_path / "run", f"training.evaluators={{held: {{data: {tmp_path / 'data'}}}}}")
     assert not (tmp_path / "run").exists()
 

@@ -19,7 +19,7 @@ def test_a_dataset_without_a_tokenizer(data, tmp_path):
     from penstock import write_dataset
 
     write_dataset(tmp_path / "bare", [[1, 2, 3]] * 50, vocab_size=50)
-    with pytest.raises(ConfigError, match="no source stores its tokenizer, which the trained model needs"):
+    with pytest.raises(ConfigError, match=r"tokenizer.*trained"):
         make(data, tmp_path / "run", f"data.sources=[{{path: {tmp_path / 'bare'}}}]")
     assert not (tmp_path / "run").exists()
 
@@ -33,7 +33,7 @@ def test_folders_that_hold_something(data, tmp_path):
         make(data, tmp_path / "mine", resume=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     train(data, tmp_path / "run", until=1)
-    with pytest.raises(OutputError, match=r"a run is there already; resume it \(--resume, or resume=True\)"):
+    with pytest.raises(OutputError, match=r"run.*already.*\(--resume.*resume=True\)"):
         make(data, tmp_path / "run")
 
 
@@ -61,7 +61,7 @@ def test_resume_with_another_order(data, tmp_path):
 @pytest.mark.parametrize("assignment", ["model.width=32", "model.layers=1", "training.lora={rank: 2}"])
 def test_resume_with_another_model(data, tmp_path, assignment):
     train(data, tmp_path / "run", until=3)
-    with pytest.raises(StateError, match=r"step-00000002: is of another model: weight .* now; resume with"):
+    with pytest.raises(StateError, match=r"step-00000002.*resume"):
         train(data, tmp_path / "run", assignment, resume=True)
 
 
@@ -71,13 +71,13 @@ def test_resume_with_another_model(data, tmp_path, assignment):
 def test_resume_with_a_model_of_the_same_shapes(data, tmp_path, changed):
     train(data, tmp_path / "run", until=3)
     name = changed.partition("=")[0]
-    with pytest.raises(StateError, match=rf"is of another model: {name} is .* there, .* now; resume with"):
+    with pytest.raises(StateError, match=rf"model.*{name}.*now.*resume"):
         train(data, tmp_path / "run", changed, resume=True)
 
 
 def test_resume_with_another_lora_alpha(data, tmp_path):
     train(data, tmp_path / "run", "training.lora={rank: 2, alpha: 4}", until=3)
-    with pytest.raises(StateError, match=r"is of another model: training\.lora is .*alpha=4.* there, .*alpha=8.* now"):
+    with pytest.raises(StateError, match=r"training\.lora.*alpha=4.*alpha=8"):
         train(data, tmp_path / "run", "training.lora={rank: 2, alpha: 8}", resume=True)
 
 
@@ -105,7 +105,7 @@ def test_what_is_overridden_on_resuming_is_told(data, tmp_path):
 
 def test_fewer_steps_than_are_done(data, tmp_path):
     train(data, tmp_path / "run", "training.steps=4")
-    with pytest.raises(StateError, match=r"already at step 4, and steps is 3; .* give more than 4"):
+    with pytest.raises(StateError, match=r"already.*step.*4.*steps.*3.*4"):
         train(data, tmp_path / "run", "training.steps=3", resume=True)
 
 
@@ -136,7 +136,7 @@ def test_what_was_trained_until_a_step_cannot_be_made_is_saved(data, tmp_path):
     change = "data.changes=[{step: 4, shares: {web: 0, long: 1}}]"
     rare = ("data.loader.sequence_length=16", "training.checkpoints.every=1000", "training.steps=9")
     said: list[str] = []
-    with pytest.raises(RecordError, match=r"source 'long': document .* or set too_long to split"):
+    with pytest.raises(RecordError, match=r"source.*'long'.*document.*too_long"):
         train(data, tmp_path / "run", sources, change, *rare, say=said.append)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
     assert said[-1] == "saved after step 4, before the error"
@@ -175,7 +175,7 @@ def test_no_new_beginning_over_damaged_checkpoints(data, tmp_path):
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for weights in (tmp_path / "run" / "checkpoints").glob("*/model/model.safetensors"):
         weights.write_bytes(b"")
-    with pytest.raises(StateError, match=r"none of step-00000002, step-00000004 is complete; restore one"):
+    with pytest.raises(StateError, match=r"step-00000002, step-00000004.*restore"):
         train(data, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
 
@@ -184,7 +184,7 @@ def test_a_device_that_is_not_there():
     from penstock.learn.training.distributed import local_device
 
     for name in ("toaster", "cuda:99"):
-        with pytest.raises(ConfigError, match=f"device '{name}': .*; give one of th.*, or auto"):
+        with pytest.raises(ConfigError, match=rf"device.*'{name}'.*th.*auto"):
             local_device(name)
 
 
@@ -194,7 +194,7 @@ def test_neither_steps_nor_an_end(data, tmp_path):
 
 
 def test_sharding_takes_several_processes(data, tmp_path):
-    with pytest.raises(ConfigError, match="needs several processes; start them with torchrun"):
+    with pytest.raises(ConfigError, match=r"several.*processes.*torchrun"):
         make(data, tmp_path / "run", "training.shard=true")
 
 

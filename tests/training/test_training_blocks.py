@@ -99,7 +99,7 @@ def test_compiled_blocks_give_the_same(data, tmp_path, whole, monkeypatch):
 
 
 def test_parts_of_rows_are_refused(data, tmp_path):
-    with pytest.raises(ConfigError, match=r"experts have a loss of whole documents.*set micro_sequences to 1"):
+    with pytest.raises(ConfigError, match=r"documents.*set micro_sequences.*1"):
         make(
             data, tmp_path / "run", "training.micro_sequences=2", "model.blocks={a: {experts: 3}}", "model.pattern=[a]"
         )
@@ -143,5 +143,5 @@ def test_kernels_that_cannot_run(data, tmp_path, given, says):
 
 
 def test_kernels_without_work(data, tmp_path, published):
-    with pytest.raises(ConfigError, match=r"training\.recurrent: .*'fla' would compute nothing"):
+    with pytest.raises(ConfigError, match=r"training\.recurrent: .*'fla'"):
         make(data, tmp_path / "run", "training.recurrent=fla", dry_run=True)

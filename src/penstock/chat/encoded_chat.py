@@ -9,9 +9,9 @@ import numpy as np
 from penstock.chat.masks.certificate import Certificate
 from penstock.chat.masks.checks import Evidence
 from penstock.chat.masks.reasons import BEHIND, IMAGE, WRITTEN, reasons_of
-from penstock.chat.tokens.images import ImagePlace
 from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, marked_text
+from penstock.media.expansion import ImagePlace
 from penstock.media.loading import LoadedImage
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -42,7 +42,7 @@ class EncodedChat:
     images: tuple[tuple[LoadedImage, ImagePlace], ...] = ()
     """Each image with the tokens that stand for it, in order."""
     evidence: tuple[Evidence, str | None] | None = field(default=None, repr=False, compare=False)
-    """What `reasons` are found from: the conversation with all that was computed from it, and the text of EOS."""
+    """Input of `reasons`: the conversation, all that was computed from it, and the text of EOS."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class EncodedChat:
         return f"EncodedChat({len(self.roles)} messages, {len(self.tokens)} tokens, {trained} trained; {verdict})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the text with its trained tokens marked, and what the certificate says."""
+        """Notebook view: the text with its trained tokens marked, and what the certificate says."""
         trained = int(np.count_nonzero(self.loss_weights))
         problems = "; ".join(str(problem) for problem in self.certificate.problems) or "none"
         facts = [("tokens", f"{len(self.tokens):,}, {trained:,} trained"), ("problems", problems)]

@@ -21,9 +21,7 @@ from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
 from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
-from penstock.chat.records.images import images_of
 from penstock.chat.records.layouts import read_conversation
-from penstock.chat.records.media import refuse_media
 from penstock.chat.records.unread import unread_of_messages
 from penstock.chat.render.choosing import render_form
 from penstock.chat.render.excerpts import find_turns
@@ -32,12 +30,15 @@ from penstock.chat.render.template import Rendered, Template, load_template, own
 from penstock.chat.render.turns import RenderedConversation, Turn
 from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
-from penstock.chat.tokens.images import ImagePlace, expand, restore
+from penstock.chat.tokens.images import restore
 from penstock.chat.written import encode_written
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.core.ragged import Ragged
+from penstock.media.expansion import ImagePlace, expand
 from penstock.media.layout import NOUNS
+from penstock.media.placement import images_of
 from penstock.media.processor import Processor
+from penstock.media.records import refuse_media
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
@@ -47,12 +48,19 @@ _STRETCHES = 10_000
 _REWRITES = ("rewritten", "context_differs")
 """Kinds of problems that `on_rewrite="split"` splits a conversation for."""
 
+_NOT_OF_THE_MASK = (
+    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
+    "is read: ps.chat.read_conversation"
+)
+
 
 class _Draft(NamedTuple):
     """A conversation in the form that the template accepts, as text, with its turns."""
 
     conversation: Conversation
     rendered: Rendered
+    trained: tuple[int, ...]
+    """Messages to train."""
     turns: dict[int, Turn]
 
 
@@ -150,7 +158,14 @@ class ChatEncoder:
             merged = [() for _ in drafts]
         decisions = [
             decide(
-                draft.conversation, draft.rendered, draft.turns, text, self.mask_settings, self._eos_text, self._stops
+                draft.conversation,
+                draft.rendered,
+                draft.turns,
+                draft.trained,
+                text,
+                self.mask_settings,
+                self._eos_text,
+                self._stops,
             )
             for draft, text in zip(drafts, encoded, strict=True)
         ]
@@ -206,9 +221,8 @@ class ChatEncoder:
         """Trained replies whose prompt has other ids than the document has up to them."""
         if self.processor is not None:
             return ()  # the text that is encoded has what stands for images
-        trained = trained_messages(draft.conversation, self.mask_settings)
         borders: dict[int, int] = {}
-        for message in trained:
+        for message in draft.trained:
             turn = draft.turns.get(message)
             if turn is not None and draft.conversation.messages[message]["role"] == "assistant" and turn.begin:
                 borders.setdefault(turn.begin, message)
@@ -244,19 +258,19 @@ class ChatEncoder:
         """A conversation as text, with its turns; `prompted`: with the prompt for its last turn before that turn."""
         try:
             conversation, rendered = render_form(conversation, self.template, self._stops)
-            turns = self._turns(conversation, rendered)
+            trained = trained_messages(conversation, self.mask_settings)
+            turns = self._turns(conversation, rendered, trained)
             if prompted:
                 rendered = as_prompted(conversation, rendered, turns, self.template)
                 lost = tuple(find_lost(conversation.messages, rendered, self._stops))
                 rendered = replace(rendered, lost=lost)
-                turns = self._turns(conversation, rendered)
+                turns = self._turns(conversation, rendered, trained)
         except ValueError as error:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
-        return _Draft(conversation, rendered, turns)
+        return _Draft(conversation, rendered, trained, turns)
 
-    def _turns(self, conversation: Conversation, rendered: Rendered) -> dict[int, Turn]:
+    def _turns(self, conversation: Conversation, rendered: Rendered, trained: Sequence[int]) -> dict[int, Turn]:
         messages = conversation.messages
-        trained = trained_messages(conversation, self.mask_settings)
         replies = [number for number in trained if messages[number]["role"] == "assistant"]
         whole = RenderedConversation(self.template, rendered, messages, conversation.tools, conversation.variables)
         return find_turns(whole, replies)
@@ -355,12 +369,6 @@ def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
     for place in places:
         weights[place.begin : place.end] = 0
     return replace(mask, tokens=weights)
-
-
-_NOT_OF_THE_MASK = (
-    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
-    "is read: ps.chat.read_conversation"
-)
 
 
 def encode(

@@ -1,21 +1,17 @@
-"""Types of arrays for signatures, and lists of different lengths in two flat arrays.
-
-Types of arrays for signatures: a dtype by name, with a shape.
+"""Types of arrays for signatures: a dtype by name, with a shape.
 
 A signature says `Annotated[Int64, "rows 2"]`. mypy and editors see the dtype; the shape, in jaxtyping's words, is for
 readers and for a test that runs whole loaders with each array held against its annotation. At run time nothing is
 checked and nothing costs time. The same word twice in one signature is the same size; `_` is any size, and "" a scalar.
 Records name their dtype before the shape: `Annotated[Records, PIECE, "pieces"]`.
-
-Ragged arrays: lists of different lengths in two flat arrays, so that a thousand documents are not objects.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
+Array = np.ndarray[Any, np.dtype[Any]]
+"""An array of any type."""
 Bool = np.ndarray[Any, np.dtype[np.bool_]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -28,41 +24,3 @@ Integers = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 """int32 or int64, as the requirements of a model say."""
 Records = np.ndarray[Any, np.dtype[np.void]]
 """Structured arrays; `array["begin"]` is one field of all records."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """`num_rows` arrays of different lengths, end to end.
-
-    Row i is `values[offsets[i]:offsets[i + 1]]`, a view. `offsets` is int64 [num_rows + 1], starts at 0 and never
-    decreases; its last entry is `len(values)`.
-    """
-
-    values: np.ndarray[Any, np.dtype[Any]]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> np.ndarray[Any, np.dtype[Any]]:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        row %= len(self)
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    def __iter__(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        return (self[row] for row in range(len(self)))
-
-    @property
-    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Length of each row, int64 [num_rows]."""
-        return np.diff(self.offsets)
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
-        """Join a list of 1-D arrays or lists."""
-        arrays = [np.asarray(row, dtype=dtype) for row in rows]
-        offsets = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([len(row) for row in arrays], out=offsets[1:])
-        return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), offsets)

@@ -106,7 +106,7 @@ class _PartLibrary(JITCodeLibrary):  # type: ignore[misc]
 
 
 def _reload_init(library: Any) -> set[Any]:
-    """What must run when the library's code is loaded from a file; Numba 0.61 knows nothing of the kind."""
+    """Initialiser that runs when the library's code is loaded from a file; Numba 0.61 has none."""
     return getattr(library, "_reload_init", set())
 
 

@@ -24,6 +24,10 @@ from contextlib import contextmanager
 
 from penstock.core.urls import shown_urls
 
+_OBJECT = re.compile(r" ?<[^<>]* at 0x[0-9a-fA-F]+>")
+"""An object without a name of its own, as Python writes it: its address differs from run to run."""
+_LONGEST_REASON = 300
+
 
 class PenstockError(Exception):
     """The root of all errors that penstock raises on purpose."""
@@ -94,11 +98,6 @@ class MissingExtraError(PenstockError, ImportError):
             super().__init__(f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'")
 
 
-_OBJECT = re.compile(r" ?<[^<>]* at 0x[0-9a-fA-F]+>")
-"""An object without a name of its own, as Python writes it: its address differs from run to run."""
-_LONGEST_REASON = 300
-
-
 @contextmanager
 def record_errors(what: str) -> Iterator[None]:
     """Turn whatever another library raises about a record into a RecordError, `what` and its reason.
@@ -119,7 +118,7 @@ def record_errors(what: str) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """What another library's exception says, in one line, the same in every run."""
+    """Message of another library's exception in one line, the same in every run."""
     text = " ".join(_OBJECT.sub("", str(getattr(error, "strerror", None) or error)).split())[:_LONGEST_REASON]
     name = type(error).__name__
     if not text:

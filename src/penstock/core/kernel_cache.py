@@ -34,6 +34,8 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
+from penstock.core.formats import KERNEL
+
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = PACKAGE / "kernels"
 """Kernels that a wheel brings; not in a checkout."""
@@ -42,8 +44,6 @@ KEPT = 4
 _CODE_SETTINGS = ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML")
 """Settings of Numba (`NUMBA_OPT`, …) that change what it compiles."""
 COMPILED = "penstock.core.compiled"
-_FORMAT = 1
-"""Of a file's contents; higher when older files can no longer be read."""
 _ENDING = ".kernel"
 _DIGEST_BYTES = 16
 
@@ -115,7 +115,7 @@ class KernelCache(_Cache):  # type: ignore[misc]
         """Nothing is kept in memory."""
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """What was compiled for a signature; None: nothing that can be used."""
+        """Compiled code for a signature; None: nothing that can be used."""
         if not self._enabled:
             return None
         # Numba's own cache calls `target.refresh()`, which does this, and imports what only compiling needs (0.3 s).
@@ -177,7 +177,7 @@ def fingerprint(function: FunctionType) -> str:
     """A hash of all that a kernel's code depends on: its module, those that it takes code from, and constants."""
     closure = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
     code = (function.__code__.co_code, function.__code__.co_firstlineno, closure)
-    return _digest(repr([_FORMAT, _modules(function.__module__), code])).hex()
+    return _digest(repr([KERNEL.version, _modules(function.__module__), code])).hex()
 
 
 @cache

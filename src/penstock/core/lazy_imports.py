@@ -26,7 +26,10 @@ from typing import Any
 
 from penstock.core.errors import MissingExtraError
 
-EXTRAS = {"torch": "train", "safetensors": "train", "fastapi": "serve", "starlette": "serve", "uvicorn": "serve"}
+EXTRAS = {
+    **dict.fromkeys(("torch", "safetensors"), "train"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
+}
 """Packages that whole modules need, and the extra that brings each."""
 
 _NO_MODULES: Mapping[str, str] = MappingProxyType({})

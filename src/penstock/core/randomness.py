@@ -30,6 +30,9 @@ PHILOX_WEYL_2 = np.uint64(0xBB67AE85)
 _SHIFT_32 = np.uint64(32)
 _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
+_SHIFT_20 = np.uint64(20)
+_SCALE = np.float64(2.0**-52)
+
 
 def key_for(seed: int, *place: str | int) -> int:
     """A 64-bit key for one place.
@@ -102,10 +105,6 @@ def below(word, bound):
     Each number's probability is 1 / bound up to a relative error of bound / 2^32: 1 in 65,536 for a bound of 65,536.
     """
     return (np.uint64(word) * np.uint64(bound)) >> _SHIFT_32
-
-
-_SHIFT_20 = np.uint64(20)
-_SCALE = np.float64(2.0**-52)
 
 
 @kernel

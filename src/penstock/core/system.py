@@ -12,6 +12,7 @@ import ctypes
 import errno
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import weakref
@@ -19,6 +20,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.core.errors import ConfigError
+
+USUAL_MAPPINGS = 65_530
+"""Mappings that Linux allows a process by default."""
+
+mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
+"""All files that are currently mapped; code that maps a file adds it."""
+_installed: list[Any] = []
+"""Keeps the handler alive."""
 
 
 def refuse_windows() -> None:
@@ -37,16 +46,12 @@ def usable_processors() -> int:
 
 def peak_memory_bytes() -> int:
     """The most memory that this process has had so far, in bytes."""
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
 def too_many_files(error: BaseException | None) -> str:
     """The cure, if an error or its cause says that too many files are open; empty: it does not."""
-    import resource
-
     while error is not None:
         code = getattr(error, "errno", None)
         if code in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
@@ -57,10 +62,6 @@ def too_many_files(error: BaseException | None) -> str:
             return f"raise the limit of open files, which is {limit:,} (ulimit -n, {above})"
         error = error.__cause__ or error.__context__
     return ""
-
-
-USUAL_MAPPINGS = 65_530
-"""Mappings that Linux allows a process by default."""
 
 
 def mapping_limit() -> int:
@@ -92,12 +93,6 @@ class MappedFile(Protocol):
     path: Path
     size: int
     """Bytes that are mapped."""
-
-
-mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
-"""All files that are currently mapped; code that maps a file adds it."""
-_installed: list[Any] = []
-"""Keeps the handler alive."""
 
 
 def explain_cut_files(*, traces: bool = True) -> None:

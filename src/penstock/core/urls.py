@@ -150,7 +150,7 @@ def url_selection(location: str | os.PathLike[str]) -> str:
 
 
 def url_key(location: str | os.PathLike[str]) -> str:
-    """What identifies what a URL reads: a URL that was signed again has the same key. It holds no secret."""
+    """Identity of what a URL reads: a URL that was signed again has the same key. It holds no secret."""
     selection = url_selection(location)
     return f"{shown_url(location)}#{selection}" if selection else shown_url(location)
 
@@ -170,7 +170,7 @@ def user_info(location: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 
 def fsspec_arguments(location: str) -> tuple[str, dict[str, str]]:
-    """What fsspec is given to open a full URL: s3fs would take user info for a part of a bucket's name."""
+    """Argument of fsspec that opens a full URL: s3fs would take user info for a part of a bucket's name."""
     found = user_info(location) if location.startswith(("s3://", "s3a://")) else None
     parts = _parse(location)
     if found is None or parts is None:
@@ -318,7 +318,7 @@ def _is_secret(name: str, others: list[tuple[str, str]]) -> bool:
 
 
 def _secrets_of(location: str) -> list[str]:
-    """What must not stand in a text, the longest first: user info and query, whole and in pieces, in all spellings."""
+    """Secrets that no text may hold, longest first: user info and query, whole and in pieces, in all spellings."""
     found: list[str] = []
     for parts in _all_parts(location):
         if parts.user:

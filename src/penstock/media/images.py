@@ -9,6 +9,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, final
 
+import numpy as np
+
 from penstock.core.errors import ConfigError, RecordError, record_errors
 from penstock.core.urls import url_key
 from penstock.media.header import open_image, settle_metadata, upright_size
@@ -232,8 +234,6 @@ def _as_rgb(image: Any, alpha: str) -> Any:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16"):
-        import numpy as np
-
         # Pillow would clip at 255; the high byte keeps the picture.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if _is_transparent(image) and alpha in ("white", "black"):

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import hashlib
+import io
 import json
 import os
 import stat
@@ -320,8 +321,6 @@ def _from_base64(text: str, noun: str) -> bytes:
 
 def _as_png(picture: Any, settings: ImageSettings) -> bytes:
     """The bytes of a picture of Pillow as a PNG, which loses nothing."""
-    import io
-
     check_picture(picture, settings)
     with record_errors("the image is damaged"):
         # Before its metadata is read: Pillow turns some pictures as it loads them.

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, MissingExtraError, record_errors
 from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import NOUNS, Layout, Size, collapse, pattern_of
@@ -27,7 +28,6 @@ from penstock.media.patches import SETTINGS, PatchProcessor
 from penstock.media.sounds import read_sound, sound_size
 from penstock.tokenizers.chat_templates import template_in
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = 4096
 """Sizes of images whose layouts are kept."""
 
@@ -40,7 +40,7 @@ Medium = Literal["image", "audio"]
 
 
 class Processor(Protocol):
-    """What is asked of any processor of images; of sounds the same: what is said of images holds of them, too."""
+    """Interface of image and audio processors; "image" means either."""
 
     @property
     def medium(self) -> Medium:
@@ -235,7 +235,7 @@ class HuggingFaceProcessor:
         return fingerprint_of(self.inner)
 
     def _layout(self, size: Size) -> Layout:
-        """What stands for an image; as `layout`, which keeps results.
+        """Uncached `layout`.
 
         Raises:
             RecordError: The processor refuses such a size.
@@ -353,7 +353,7 @@ def _pixels_or_samples(inner: Any) -> Any:
 
 
 def _says_length(inner: Any) -> bool:
-    """Whether a processor of sounds says what stands for one, by a method of its own."""
+    """Whether an audio processor expands its placeholder by its own method."""
     return type(inner).replace_audio_token is not _base_of(inner).replace_audio_token
 
 

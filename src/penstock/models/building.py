@@ -12,6 +12,7 @@ from penstock.models.ours.transformer import empty_transformer, initialise
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import OwnModel, build_own
 from penstock.models.settings import ModelSettings
+from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""
@@ -45,7 +46,6 @@ def build_model(
     if isinstance(settings, str):
         if not settings.startswith(HUGGING_FACE):
             return _own(settings, vocab_size, seed, device, dtype)
-        from penstock.models.theirs.model import load_huggingface
 
         path = settings.removeprefix(HUGGING_FACE)
         wrapped = load_huggingface(path, device=device, dtype=dtype or torch.float32)
@@ -90,8 +90,6 @@ def as_language_model(model: Any) -> LanguageModel:
     if _WRAPPED not in model.__dict__:
         transformers = sys.modules.get("transformers")
         if transformers is not None and isinstance(model, transformers.PreTrainedModel):
-            from penstock.models.theirs.model import HuggingFaceModel
-
             made: Any = HuggingFaceModel(model)
         else:
             made = OwnModel(model)

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import RowMedia
 from penstock.models.attention.softcap import capped_attention
 from penstock.models.recurrent.borders import Borders
-from penstock.plan.inputs.media import RowMedia
-from penstock.plan.inputs.prompt_images import PromptImages
 
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads, dim]."""

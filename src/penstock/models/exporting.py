@@ -16,14 +16,15 @@ from typing import Any
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
-from penstock.data.shards.files import new_folder, usual_mode
+from penstock.data.stores.files import new_folder, usual_mode
 from penstock.media.processor import Processor
 from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
-from penstock.models.isolation import MOST_POSITIONS
+from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of
 from penstock.models.ours.transformer import Transformer
 from penstock.models.settings import ModelSettings
+from penstock.models.theirs.model import HuggingFaceModel
 from penstock.tokenizers import Tokenizer
 
 EXPORT = "export.json"
@@ -87,8 +88,6 @@ def export(
             _write_json(output / GENERATION, written)
             _export_transformer(model, output, tokenizer, list(stop_ids), context_length, facts)
         else:
-            from penstock.models.theirs.model import HuggingFaceModel
-
             if not isinstance(model, HuggingFaceModel):
                 raise ConfigError(
                     "export: a model of your own has no layout that transformers knows; read its weights from "

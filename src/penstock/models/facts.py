@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import CorruptionError
-from penstock.models.isolation import MOST_POSITIONS
+from penstock.models.isolation.lengths import MOST_POSITIONS
+from penstock.tokenizers import Tokenizer
 
 FACTS = "facts.json"
 GENERATION = "generation_config.json"
@@ -81,7 +82,7 @@ class ModelFacts:
             )
         return replace(self, begin_ids=found.pop()) if len(found) == 1 else self
 
-    def begin(self, tokenizer: Any) -> tuple[int, ...]:
+    def begin(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The ids before a text."""
         own: tuple[int, ...] = tokenizer.begin_ids
         return own if self.begin_ids is None else self.begin_ids

@@ -20,15 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, IsolationError
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import BlankImage
 from penstock.models.attention import RowAttention, slice_attention
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.recurrent.operations import Operations
 from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
-from penstock.plan.inputs.media import BlankImage
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.inputs.torch_tensors import to_torch, unknown_id
 
 

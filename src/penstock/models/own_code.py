@@ -27,7 +27,7 @@ def is_own_code(text: object) -> bool:
 
 
 def load_own_code(given: Any, where: str) -> Any:
-    """What a name stands for; anything but a text is returned as it is.
+    """Resolve a name; non-strings are returned unchanged.
 
     Args:
         given: `module:function`, `path/to/file.py:function`, or the object itself.

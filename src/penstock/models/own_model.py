@@ -15,15 +15,17 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, FormatError, IsolationError
 from penstock.core.randomness import key_for
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import BlankImage
 from penstock.models.cache import LayerAttend, TextCache
-from penstock.models.isolation import try_isolation, try_tree
+from penstock.models.isolation.documents import try_isolation
+from penstock.models.isolation.trees import try_tree
 from penstock.models.language_model import PackingVerdict, RowTensors
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
 from penstock.plan.inputs import RowSlice
-from penstock.plan.inputs.media import BlankImage
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.requirements import InputRequirements
 
 PREFIX = "module."
 """What the names of weights begin with behind the door."""
@@ -86,14 +88,14 @@ class OwnModel(nn.Module):
         return hidden if hidden.ndim == 3 else hidden[None]
 
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
-        """Training steps are nothing to it."""
+        """No-op: this model keeps nothing per step."""
 
     def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
         """No figures."""
         return {}
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
-        """Not for modules of one's own, which attend by `row.attention`."""
+        """Unsupported: user modules attend by `row.attention`."""
         raise ConfigError(f"{self._name}: a module of your own cannot attend by another function")
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -140,7 +142,7 @@ class OwnModel(nn.Module):
         )
 
     def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
-        """Not for modules of one's own, of which nobody knows whether they mix tokens by attention alone."""
+        """Unsupported for user modules: we cannot tell whether only attention mixes tokens."""
         raise ConfigError(
             f"{self._name}: a module of your own gets no slices of rows; call slice_attention of "
             "penstock.models.attention in a loop of your own"
@@ -165,11 +167,11 @@ class OwnModel(nn.Module):
         return torch.stack(found)
 
     def expect_images(self, blank: BlankImage) -> None:
-        """Not for modules of one's own."""
+        """Unsupported for user modules."""
         raise ConfigError(f"{self._name}: prompts with images are not supported for a module of your own")
 
     def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
-        """Not for modules of one's own."""
+        """Unsupported for user modules."""
         raise ConfigError(f"{self._name}: training.feature_cache is not supported for a module of your own")
 
     def _last_logits(self, text: Tensor) -> Tensor:
@@ -245,7 +247,7 @@ def build_own(code: str, vocab_size: int, seed: int, where: str = "model") -> Ow
 
 
 def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) -> OwnModel:
-    """A model of one's own with the weights of a folder.
+    """A user module with the weights of a folder.
 
     Args:
         folder: That `save_model` wrote.
@@ -275,7 +277,7 @@ def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) 
 
 
 def own_description(model: OwnModel) -> dict[str, Any]:
-    """What `model.json` says of a model of one's own."""
+    """The entry of a user module in `model.json`."""
     kind = type(model.module)
     return {
         "kind": "own",

@@ -17,21 +17,22 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from penstock.core import formats
 from penstock.core.errors import CorruptionError, FormatError
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
 from penstock.models.lora.settings import LoraSettings, NewRows
-from penstock.models.ours.importing import refuse_not_finite
+from penstock.models.ours.importing import import_llama, refusal, refuse_not_finite
 from penstock.models.ours.transformer import Transformer, empty_transformer
 from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
 from penstock.models.theirs.attention import one_line
+from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 LORA_ALONE = "lora"
 """Kind of a folder that has no weights but LoRA's."""
-_FORMAT = 1
 
 
 def save_model(
@@ -56,7 +57,7 @@ def save_model(
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict() if weights is None else weights
-    described: dict[str, Any] = {"format": _FORMAT}
+    described: dict[str, Any] = {**formats.MODEL.fields()}
     if base is None:
         described |= _save_base(model, output, without_lora(weights))
     else:
@@ -99,7 +100,6 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
         return {"kind": "transformer", "settings": asdict(model.settings)}
     if isinstance(model, OwnModel):
         return _save_own(model, base, folder)
-    from penstock.models.theirs.model import HuggingFaceModel
 
     assert isinstance(model, HuggingFaceModel)
     model.inner.save_pretrained(
@@ -109,7 +109,7 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
 
 
 def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """Write the weights of a model of one's own; what `model.json` says of it."""
+    """Write the weights of a user module; returns its entry in `model.json`."""
     from safetensors.torch import save_file
 
     # A file holds no weight twice; one that has two names is written under both.
@@ -143,7 +143,6 @@ def load_model(
     if not (folder / MODEL).is_file():
         if not (folder / "config.json").is_file():
             raise FormatError(f"{folder}: has neither {MODEL} nor config.json; give the folder of a model")
-        from penstock.models.ours.importing import import_llama, refusal
 
         if refusal(folder) is None:
             return import_llama(folder, device, dtype)
@@ -208,8 +207,6 @@ def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> N
 
 
 def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
-    from penstock.models.theirs.model import load_huggingface
-
     return load_huggingface(folder, device=device, dtype=dtype)
 
 
@@ -230,7 +227,7 @@ def _load_own(
 
 
 def own_weights(folder: Path) -> dict[str, Tensor]:
-    """Weights of a model of one's own, by the names that they have behind our door.
+    """Weights of a user module, by their names in our wrapper.
 
     Raises:
         CorruptionError: They cannot be read.
@@ -247,13 +244,13 @@ def own_weights(folder: Path) -> dict[str, Tensor]:
 def _described(path: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found, kind = described["format"], described["kind"]
+        _, kind = described["format"], described["kind"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
-    if found != _FORMAT or kind not in ("transformer", "huggingface", "own", LORA_ALONE):
+    formats.MODEL.check(described, path, cure="save the model again")
+    if kind not in (known := ("transformer", "huggingface", "own", LORA_ALONE)):
         raise FormatError(
-            f"{path}: a model of format {found} and kind {kind!r}, but this version of penstock reads format "
-            f"{_FORMAT}; use the version that wrote it"
+            f"{path}: the model's kind is {kind!r}, expected one of {', '.join(known)}; use the version that wrote it"
         )
     return described
 

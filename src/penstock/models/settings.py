@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, final, get_args
 
 from penstock.core.errors import ConfigError
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 
 MOST = 1 << 31
 """Upper bound of every count in a model; torch indexes tensors with 64 bits."""

@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import Any, final
 
 from penstock.core.errors import TokenizerError
+from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.fast import backend_from_json
 from penstock.tokenizers.post_processors import before_a_text
 from penstock.tokenizers.spelling import spell_byte_level, spell_sentencepiece
 from penstock.tokenizers.tokenizer_config import with_configured_entries
@@ -21,11 +23,11 @@ from penstock.tokenizers.vocabulary import (
     END_NAMES,
     PAD_NAMES,
     AddedEntry,
-    ByteTable,
     Positioned,
     is_content,
     named_control,
 )
+from tokenizers import Tokenizer
 
 ID_SECTIONS = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 """The parts of the file that change ids; the rest adds BOS and EOS, or serves decoding."""
@@ -116,8 +118,6 @@ class HuggingFaceVocabulary:
 
     def build_fast(self) -> tuple[Any, int]:
         """See `Vocabulary`."""
-        from penstock.tokenizers.fast import backend_from_json
-
         return backend_from_json(self._scrubbed_json), 0
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
@@ -315,8 +315,6 @@ def _share(a: str, b: str) -> bool:
 
 
 def _load(content: dict[str, Any] | str) -> Any:
-    from tokenizers import Tokenizer
-
     try:
         return Tokenizer.from_str(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
     except Exception as error:

@@ -7,6 +7,8 @@ it. Templates, and the two older kinds that do the same, are read and written; t
 from collections.abc import Mapping
 from typing import Any
 
+_ADDING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
+
 
 def before_a_text(processor: dict[str, Any]) -> list[int]:
     """The ids that a post-processor of the tokenizers package puts before a single text."""
@@ -34,9 +36,6 @@ def text_template(before: Mapping[str, int], after: Mapping[str, int]) -> dict[s
     single = around("A", 0)
     pair = [*single, *around("B", 1)]
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
-
-
-_ADDING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 
 
 def with_bos(processor: dict[str, Any] | None, text: str, token_id: int) -> dict[str, Any]:

@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.core.arrays import Ragged
+from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
-from penstock.tokenizers.bpe_files import RankVocabulary
+from penstock.core.ragged import Ragged
+from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
+from penstock.tokenizers.fast import encode_arrow, missing_gigatoken
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
+from penstock.tokenizers.ranks import RankVocabulary
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
-from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, IntArray, Vocabulary, token_ends
+from penstock.tokenizers.token_ends import token_ends
+from penstock.tokenizers.vocabulary import AddedEntry, Vocabulary
 
 CONFIG = "tokenizer_config.json"
 FALLBACK_TEXTS = 1000
@@ -155,8 +160,6 @@ class Tokenizer:
         """
         texts = _checked_array(texts)
         if self._fast is not None:
-            from penstock.tokenizers.fast import encode_arrow
-
             return encode_arrow(self._fast[0], texts, self._fast[1])
         return self._encode_slowly(texts)
 
@@ -205,8 +208,6 @@ class Tokenizer:
         """
         if self._fast is None:
             return None
-        from penstock.core.arrow import from_texts
-
         texts = from_texts(sample)
         fast, own = self.encode_batch(texts), self._encode_slowly(texts)
         for row, text in enumerate(sample):
@@ -298,8 +299,6 @@ class Tokenizer:
 
     def token_ends_batch(self, texts: Any, ids: Ragged) -> Ragged:
         """`token_ends` of many texts at once: an Arrow string array and the ids of each; int64, offsets of `ids`."""
-        import pyarrow as pa
-
         texts = _checked_array(texts).cast(pa.large_string())
         _, offset_buffer, data_buffer = texts.buffers()
         offsets = (
@@ -330,8 +329,6 @@ class Tokenizer:
         """gigatoken's backend and the number to add to its ids; None if it cannot or must not encode."""
         if self._fallback_reason is not None:
             return None
-        from penstock.tokenizers.fast import missing_gigatoken
-
         self._fallback_reason = missing_gigatoken()
         if self._fallback_reason is not None:
             return None
@@ -369,8 +366,6 @@ def _rebuild(name: str, files: dict[str, bytes], fallback_reason: str | None) ->
 
 def _checked_array(texts: Any) -> Any:
     """`texts` as one Arrow array of strings without nulls."""
-    import pyarrow as pa
-
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
     if not isinstance(texts, pa.Array) or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):

@@ -86,6 +86,7 @@ def decide(
     conversation: Conversation,
     rendered: Rendered,
     turns: Mapping[int, Turn],
+    trained: tuple[int, ...],
     encoded: EncodedText,
     settings: MaskSettings,
     eos_text: str | None,
@@ -96,11 +97,11 @@ def decide(
     Args:
         conversation: Messages with their weights.
         rendered, turns, encoded: Its text, turns and tokens.
+        trained: Messages to train (`trained_messages`).
         settings: What to train.
         eos_text: Text of the tokenizer's EOS; other terminators follow `train_on_eot`.
         stops: See `find_terminators`.
     """
-    trained = trained_messages(conversation, settings)
     weights = [own.weight for own in conversation.message_weights]
     whole = _Whole(rendered, turns, settings, trained, [1.0 if weight is None else weight for weight in weights])
     roles = [message["role"] for message in conversation.messages]
@@ -275,20 +276,21 @@ def find_terminators(
     spans = list(zip(places, encoded.ends[control].tolist(), strict=True))
     found = {}
     for message, turn in turns.items():
-        last = bisect_left(places, turn.end)
+        end = turn.end
+        last = bisect_left(places, end)
         first = bisect_left(places, max(turn.words_end, turn.pieces[-1][0]))
         own = spans[first:last]
         behind = []
-        if message in replies and last < len(spans) and spans[last][0] == turn.pieces[-1][1] == turn.end:
+        if message in replies and last < len(spans) and spans[last][0] == turn.pieces[-1][1] == end:
             behind = [spans[last]]
         known = [span for span in [*reversed(own), *behind] if text[span[0] : span[1]].strip() in stops]
-        tail = text[turn.words_end : turn.end]
+        tail = text[turn.words_end : end]
         if known:
             found[message] = known[0]
         elif own:
             found[message] = own[-1]
         elif tail.strip():
-            found[message] = (turn.words_end + len(tail) - len(tail.lstrip()), turn.end)
+            found[message] = (turn.words_end + len(tail) - len(tail.lstrip()), end)
         elif behind:
             found[message] = behind[0]
     return found

@@ -23,20 +23,21 @@ Costs about 1 ns per token and 10 µs per call.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, final, get_args
 
 import numpy as np
 
 from penstock.chat.masks._kernels import clear_ids, find_extents, scan_rows
-from penstock.chat.masks.boundaries import Boundary, Marker, ResolvedBoundary, check_starts, resolve
-from penstock.core.arrays import Ragged
+from penstock.chat.masks.boundaries import AnyTokenizer, Boundary, Marker, ResolvedBoundary, check_starts, resolve
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 
 TrainOnEos = Literal["turn", "all", "last", "none"]
 EOS_MODES: tuple[TrainOnEos, ...] = get_args(TrainOnEos)
 """In the order of the kernel's constants."""
 
-Array = np.ndarray[Any, Any]
 Ids = TypeVar("Ids")
 
 
@@ -47,7 +48,7 @@ def scan(
     train_on_eos: TrainOnEos = "turn",
     train_on_inputs: bool = False,
     *,
-    tokenizer: Any = None,
+    tokenizer: AnyTokenizer | str | Path | None = None,
     attention_mask: Any = None,
     lengths: Any = None,
     masked_ids: Collection[int] = (),

@@ -55,7 +55,7 @@ class Counts:
 
     @property
     def of_dropped(self) -> "Counts":
-        """What counts of a conversation that is dropped after all: that it was read."""
+        """Counts of a conversation that is dropped after all: only that it was read."""
         return Counts(read=self.read)
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -92,7 +92,7 @@ class CleaningSettings:
     max_tokens: int | None = None
     """Maximum length of a conversation in tokens; None: any length."""
     too_long: TooLong = "error"
-    """What happens to longer ones: `error`, `drop`, or `truncate`, which keeps as many of the first turns as fit."""
+    """Policy for longer ones: `error`, `drop`, or `truncate`, which keeps as many of the first turns as fit."""
 
     def __post_init__(self) -> None:
         if self.too_long not in TOO_LONG:

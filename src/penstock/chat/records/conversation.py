@@ -57,7 +57,7 @@ class Range:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageWeights:
-    """What a record says about training one message; empty where it says nothing.
+    """Training flags of one message in its record; empty without any.
 
     The weights of `ranges` are final for their characters. For all other characters, and for what the template writes
     in this turn, `train` and `weight` decide: the message is trained at `weight` (1 where None), unless `train` is
@@ -117,7 +117,7 @@ class Conversation:
     dropped_media: int = 0
     """Number of images, audio and video files that the settings removed."""
     written: tuple[Piece, ...] = ()
-    """What is written out already, where no template is needed: then there are no messages."""
+    """Text or tokens that are written out and need no template; then there are no messages."""
     unread: tuple[str, ...] = ()
     """Fields of the record that nothing reads."""
     origin: str = ""
@@ -152,7 +152,7 @@ def will_train(
 
 
 def read_flag(item: Mapping[str, Any], where: str, keys: Iterable[str] = FLAG_KEYS) -> bool | None:
-    """What `keys` in the item say (true, false, 1 or 0); None where it has none.
+    """Flag of the item under `keys` (true, false, 1 or 0); None without any.
 
     Raises:
         ConversationError: A value is something else, or two of them say the opposite.

@@ -33,7 +33,7 @@ from penstock.chat.records.conversation import (
     read_record_mask,
 )
 from penstock.chat.records.layout_settings import LayoutSettings
-from penstock.chat.records.media import drop_media, media_fields
+from penstock.chat.records.media import drop_media
 from penstock.chat.records.messages import Messages, read_messages
 from penstock.chat.records.nulls import as_record
 from penstock.chat.records.preference_records import (
@@ -51,6 +51,7 @@ from penstock.chat.records.unread import unread_fields
 from penstock.chat.records.written import is_segments, is_tokens, read_segments, read_tokens
 from penstock.chat.render.forms import forms_of
 from penstock.core.errors import ConversationError
+from penstock.media.records import media_fields
 
 Node = Mapping[str, Any]
 

@@ -23,10 +23,10 @@ from penstock.chat.records.conversation import (
     read_message_weights,
 )
 from penstock.chat.records.layout_settings import CALL, Dialect, LayoutSettings, unknown_role
-from penstock.chat.records.media import MEDIA_TYPES, media_fields
 from penstock.chat.records.tools import read_calls
 from penstock.chat.render.forms import list_ranges
 from penstock.core.errors import ConversationError
+from penstock.media.records import MEDIA_TYPES, media_fields
 
 TAGS = (
     ("<think>", "</think>"),

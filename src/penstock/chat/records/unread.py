@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.chat.records.conversation import RECORD_MASK
 from penstock.chat.records.layout_settings import LayoutSettings
-from penstock.chat.records.media import is_media_field
 from penstock.chat.records.preference_records import INPUTS, LABELS, PROMPTS, RESPONSES, STEPS
+from penstock.media.records import is_media_field
 
 KNOWN = frozenset((
     "role", "content", "tool_calls", "reasoning_content", "thinking", "reasoning", "name", "tool_call_id",
@@ -58,11 +58,11 @@ _MEANT: Mapping[str, str] = {
 REJECTED = ("rejected_response", "rejected_messages")
 """Answers that are read where answers are kept."""
 MESSAGE = "messages[]."
-"""What stands before the name of a field of messages."""
+"""Prefix of the names of messages' fields."""
 
 
 def cure_of(name: str) -> str | None:
-    """What to do about an unread field; None: its name means nothing elsewhere."""
+    """Cure for an unread field; None: its name has no meaning elsewhere."""
     return _MEANT.get(name.removeprefix(MESSAGE))
 
 

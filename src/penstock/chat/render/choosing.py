@@ -30,7 +30,7 @@ _FORMS: Mapping[str, frozenset[Form]] = {
     "result": frozenset(("encode_results",)),
     "parts": frozenset(("join_text_parts", "wrap_text")),
 }
-"""What may be lost → changes that may help."""
+"""Possible loss → changes that may help."""
 _OUTSIDE_TEXTS = re.compile(r'("(?:\\.|[^"\\])*")|\s+')
 _DECODER = json.JSONDecoder()
 
@@ -46,7 +46,7 @@ class _Try:
 
     @property
     def kinds(self) -> list[str]:
-        """What is lost."""
+        """The losses."""
         return [lost.where for lost in self.rendered.lost] + ["parts"] * self.loses_texts
 
     @property
@@ -78,7 +78,7 @@ def render_form(
     for chosen in choices(conversation.forms):
         if best is not None and not helpful.issuperset(chosen):
             continue
-        form = changed(conversation, chosen)
+        form = changed(conversation, chosen) if chosen else conversation
         try:
             rendered = _render(form, template)
         except RecordError as error:
@@ -207,7 +207,7 @@ def _compact(text: str) -> str:
 
 def _loses_texts(conversation: Conversation, rendered: Rendered, reads_parts: bool) -> bool:
     """Whether a template left out a text that may be given in another form: alone or as a part."""
-    if not reads_parts and not any(is_text_parts(message["content"]) for message in conversation.messages):
+    if not reads_parts and not any(isinstance(message["content"], list) for message in conversation.messages):
         return False
     written = {run[1:3] for run in rendered.runs}
     for number, message in enumerate(conversation.messages):

@@ -39,6 +39,13 @@ _ESCAPED_OR_WIDE = re.compile(r'[\\"]|[^ -~]')
 _PLACE = tuple[int, str] | None
 """Message and path that punctuation belongs to; None for literal text."""
 
+_OF_DICTS = frozenset(dir(dict))
+_SAFE = {
+    str: frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"},
+    dict: frozenset(("items", "keys", "values", "get")),
+}
+"""Methods that the sandbox allows and gives as they are."""
+
 
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
@@ -285,14 +292,6 @@ def _watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             setattr(watched, attribute, getattr(function, attribute))
     watched.__name__ = name
     return watched
-
-
-_OF_DICTS = frozenset(dir(dict))
-_SAFE = {
-    str: frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"},
-    dict: frozenset(("items", "keys", "values", "get")),
-}
-"""Methods that the sandbox allows and gives as they are."""
 
 
 class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):

@@ -39,7 +39,7 @@ class _Span(NamedTuple):
 
 
 def find_lost(messages: Sequence[Mapping[str, Any]], rendered: Rendered, stops: Collection[str] = ()) -> Iterator[Lost]:
-    """What is missing of the calls and results of a conversation, and what became of its empty contents.
+    """Missing parts of the calls and results of a conversation, and how its empty contents were written.
 
     Args:
         messages: As the template got them.
@@ -126,7 +126,7 @@ class _Origins:
 
 
 def _lost_of_result(content: Any, values: "_Values") -> Iterator[str]:
-    """What is missing of the content of a tool's result."""
+    """Missing parts of the content of a tool's result."""
     parts = [("content", content)]
     if isinstance(content, list | tuple) and content and all(map(_is_part, content)):
         parts = [(f"content.{place}.text", part.get("text")) for place, part in enumerate(content)]
@@ -136,7 +136,7 @@ def _lost_of_result(content: Any, values: "_Values") -> Iterator[str]:
 
 
 def _lost_of_calls(calls: Sequence[Mapping[str, Any]], whole: _Origins, message: int) -> Iterator[Lost]:
-    """What is missing of the calls of a message, which are expected in order."""
+    """Missing parts of the calls of a message, which are expected in order."""
     by_call: dict[str, list[_Span]] = {}
     for span in whole.spans[message]:
         if span.field.startswith("tool_calls."):
@@ -175,7 +175,7 @@ class _Values:
         return (self._spans[0].begin, self._whole.end(self._spans[-1].end)) if self._spans else (0, 0)
 
     def lost(self, value: Any, path: str, begin: int, end: int) -> str | None:
-        """What is missing of a value that is expected within [begin, end), in words; None: nothing."""
+        """Missing part of a value that is expected within [begin, end), in words; None: nothing is missing."""
         if isinstance(value, str):
             return self._lost_text(value, path, begin, end)
         if isinstance(value, Mapping | list | tuple):
@@ -197,7 +197,7 @@ class _Values:
         return self._lost_words([value], path, begin, end)
 
     def _written(self, path: str, begin: int, end: int) -> list[str]:
-        """What was written of a field, without its name; adjacent stretches together."""
+        """Written stretches of a field, without its name; adjacent ones are joined."""
         groups: list[str] = []
         last = -1
         for span in self._fields.get(path, ()):
@@ -268,12 +268,12 @@ class _Values:
         return self._lost_words(unplaced, path, at, end)
 
     def _inside(self, path: str, begin: int, end: int) -> Sequence[_Span]:
-        """What was written of a field and of the fields in it."""
+        """Written stretches of a field and of the fields in it."""
         some = self._spans[bisect_left(self._begins, begin) : bisect_left(self._begins, end)]
         return [span for span in some if span.field == path or span.field.startswith(f"{path}.")]
 
     def _lost_words(self, values: Sequence[Any], path: str, begin: int, end: int) -> str | None:
-        """What is missing of values without an origin: true, false and null are the last such words there."""
+        """Missing values without an origin: true, false and null are the last such words there."""
         words = [value for value in values if value is None or isinstance(value, bool)]
         others = [value for value in values if not (value is None or isinstance(value, bool))]
         if any(not self._is_blank(value, begin, end) for value in others):

@@ -13,11 +13,12 @@ from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
+from weakref import WeakKeyDictionary
 
 import jinja2
 
 from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template
-from penstock.chat.render.template_output import trace
+from penstock.chat.render.template_output import trace, trace_messages
 from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_files import parse_json
@@ -35,6 +36,7 @@ _PARTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|['"]type['"]\s*,""")
 NONE = "none"
 """Name of the template for records that need none: segments and token ids."""
 _NO_TEMPLATE = "{{ raise_exception('the template is none, and this record needs one') }}"
+_own_templates: "WeakKeyDictionary[Tokenizer, Template]" = WeakKeyDictionary()
 LABELS = ("role", "name", "tool_call_id", "type")
 """Fields of a message that are not part of what it says."""
 
@@ -112,11 +114,12 @@ class Template:
             RecordError: The template refuses or cannot render the conversation; has the template's own message.
         """
         plain = [_with_reasoning(message) for message in messages]
-        traced = [trace(message, number) for number, message in enumerate(plain)]
-        given = {name: trace(value, GIVEN, name) for name, value in {"tools": tools, **variables}.items()}
+        traced = trace_messages(plain)
+        given = {name: trace(value, GIVEN, name) for name, value in variables.items()}
+        traced_tools = None if tools is None else trace(tools, GIVEN, "tools")
         plain_given = (plain, tools, add_generation_prompt, variables)
         try:
-            text = Traced(self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given))
+            text = Traced(self._run(self._traced, traced, traced_tools, add_generation_prompt, given))
         except RecordError:
             # Without tracing the same failure has a message that names none of our classes.
             self._run(self._plain, *plain_given)
@@ -150,7 +153,7 @@ class Template:
         return Rendered(text=plain, runs=runs, escaped=len(plain) - len(traced))
 
     def usual_head(self, role: str) -> str:
-        """What it writes before the text of a user or assistant that is not the first message; empty if unknown."""
+        """Text before that of a user or assistant that is not the first message; empty if unknown."""
         return self._usual_heads.get(role, "")
 
     @cached_property
@@ -234,7 +237,7 @@ class Rendered:
     escaped: int = 0
     """Number of characters that Jinja added by escaping text after |safe or |e."""
     lost: tuple[Lost, ...] = ()
-    """What of calls, results and empty contents is not written as it is; see `structure.py`."""
+    """Calls, results and empty contents that are not written as they are; see `structure.py`."""
 
     @cached_property
     def words(self) -> tuple[Words, ...]:
@@ -253,7 +256,7 @@ class Rendered:
 
 
 def _head(rendered: Rendered, message: int) -> str:
-    """What a template writes in the turn of a message before its text."""
+    """Text of a template in the turn of a message, before the text of the message."""
     head, at = "", 0
     for length, origin, path, _, owner, _ in rendered.runs:
         if origin == message and not is_label(path):
@@ -298,18 +301,27 @@ def own_template(tokenizer: Tokenizer, *, source: str | None = None, **variables
     Raises:
         ConfigError: There is none, or it is not valid Jinja.
     """
-    source = tokenizer.chat_template if source is None else source
-    if source is None:
-        raise ConfigError(
-            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
-            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
-        )
+    if source is None and not variables:
+        if tokenizer not in _own_templates:
+            _own_templates[tokenizer] = own_template(tokenizer, source=_source_of(tokenizer))
+        return _own_templates[tokenizer]
+    source = _source_of(tokenizer) if source is None else source
     named = {**_token_names(tokenizer, {}), **variables}
     # The name that a template from that folder would have.
     name = tokenizer.name.rpartition("/")[2]
     template = Template(source=source, name=name, variables=named)
     _ = template._plain
     return template
+
+
+def _source_of(tokenizer: Tokenizer) -> str:
+    """The text of a tokenizer's own template."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
+            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
+        )
+    return tokenizer.chat_template
 
 
 def template_names() -> tuple[str, ...]:

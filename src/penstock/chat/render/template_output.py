@@ -11,7 +11,7 @@ The output does not change.
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeVar, cast, final
 
@@ -92,6 +92,11 @@ def trace(value: Any, message: int, path: str = "") -> Any:
         return f"<{type(value).__name__}>"
     copied._message, copied._path = message, path
     return copied
+
+
+def trace_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The messages of a conversation, traced."""
+    return [trace(message, number) for number, message in enumerate(messages)]
 
 
 @final

@@ -92,7 +92,7 @@ def render_prompt(
 
 
 def usual_opening(template: Template, tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> str:
-    """What the generation prompt adds to a plain question; if nothing, what the template writes before the answer."""
+    """Text that the generation prompt adds to a plain question; if none, the text before the answer."""
     for question, _ in _PROBES:
         messages = [{"role": "user", "content": question}]
         prompt = render_prompt(template, messages, tools, variables)
@@ -153,7 +153,7 @@ def _same_but_for_space(text: str, opening: str) -> int | None:
 
 
 def _tail(reply: Reply, prompt: str) -> str:
-    """What the prompt writes after all turns, if the text before the reply differs from the prompt."""
+    """Text of the prompt after all turns, if the text before the reply differs from the prompt."""
     rendered = reply.template.render(reply.before, tools=reply.tools, add_generation_prompt=True, **reply.variables)
     at = end = 0
     for length, _, _, _, owner, _ in rendered.runs:
@@ -163,7 +163,7 @@ def _tail(reply: Reply, prompt: str) -> str:
 
 
 def _written_before(template: Template, variables: Mapping[str, Any]) -> str:
-    """What a template without generation prompt writes between a question and the text of its answer."""
+    """Text between a question and its answer, of a template without generation prompt."""
     for question, answer in _PROBES:
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         try:
@@ -188,11 +188,11 @@ class Turn(NamedTuple):
     begin: int
     """First character that the model must produce."""
     produced: tuple[Span, ...]
-    """What the model must produce, including the terminator."""
+    """Text that the model must produce, including the terminator."""
     words_end: int
     """One after the last character of the message's own text; `begin` if there is none."""
     opening: str
-    """What the generation prompt would supply."""
+    """Text that the generation prompt supplies."""
     supplied: str
     """The part of `opening` in the text: shorter if the template does not write turns as it prompts for them."""
     header: str = ""

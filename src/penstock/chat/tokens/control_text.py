@@ -13,6 +13,8 @@ import numpy as np
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.vocabulary import AddedEntry
 
+_BUILT: "WeakKeyDictionary[Tokenizer, ControlText | None]" = WeakKeyDictionary()
+
 
 @final
 class ControlText:
@@ -47,9 +49,6 @@ def control_text(tokenizer: Tokenizer) -> ControlText | None:
         cuts, size = tokenizer.cuts, tokenizer.vocab_size
         _BUILT[tokenizer] = None if cuts is None else ControlText(cuts, size, tokenizer.unknown_id)
     return _BUILT[tokenizer]
-
-
-_BUILT: WeakKeyDictionary[Tokenizer, ControlText | None] = WeakKeyDictionary()
 
 
 def _build_trie(

@@ -23,11 +23,12 @@ from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.chat.tokens._kernels import find_items, gather, place_tokens
 from penstock.chat.tokens.control_text import ControlText, control_text
-from penstock.core.arrays import Ragged
 from penstock.core.errors import TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.tokenizers import Tokenizer
 
 IdArray = np.ndarray[Any, np.dtype[np.uint32]]
@@ -185,8 +186,6 @@ def _encode(encoder: Tokenizer, data: np.ndarray[Any, np.dtype[np.uint8]], stret
 
 def _as_arrow(data: np.ndarray[Any, np.dtype[np.uint8]], stretches: IntArray) -> Any:
     """The stretches as an Arrow array of strings."""
-    import pyarrow as pa
-
     begins, ends = np.ascontiguousarray(stretches[:, 0]), np.ascontiguousarray(stretches[:, 1])
     offsets = np.zeros(len(stretches) + 1, np.int64)
     np.cumsum(ends - begins, out=offsets[1:])

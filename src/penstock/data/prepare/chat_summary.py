@@ -16,7 +16,7 @@ from penstock.chat.records.cleaning import DROPPING, Counts
 from penstock.chat.records.layouts import describe_layout
 from penstock.chat.records.unread import cure_of
 from penstock.core.errors import RecordError
-from penstock.data.prepare.settings import CROSS_CHECK, ChatSettings, day_of
+from penstock.data.prepare.chat_settings import CROSS_CHECK, ChatSettings, day_of
 from penstock.data.shards import ChatInfo
 
 MEANINGS: dict[Kind, str] = {

@@ -19,25 +19,27 @@ from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout
 from penstock.chat.masks.certificate import Problem
 from penstock.chat.records.answers import answers_layout, read_answers
 from penstock.chat.records.cleaning import Counts, clean, fit
-from penstock.chat.records.images import images_of, place_images
+from penstock.chat.records.images import place_images
 from penstock.chat.records.layouts import read_record
 from penstock.chat.render.forms import normalise
-from penstock.chat.tokens.images import joint_difference
-from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.core.urls import Address
 from penstock.data.prepare.answers import Answers, add_mismatched
+from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.documents import Documents, Encoded, split_rows
-from penstock.data.prepare.settings import ChatSettings, PrepareSettings, column_name
-from penstock.data.shards.images import ImageOf
-from penstock.data.shards.writer import spans_of
+from penstock.data.prepare.settings import PrepareSettings, column_name
+from penstock.data.shards.format.images import ImageOf
+from penstock.data.shards.writing.writer import spans_of
 from penstock.data.sources import ObjectBlock, Reject
 from penstock.data.sources.checks import look_up
 from penstock.data.sources.records import excerpt
+from penstock.media.expansion import joint_difference
 from penstock.media.images import ImageSettings
 from penstock.media.loading import ImageLoader, Room, folder_of
+from penstock.media.placement import images_of
 from penstock.media.processor import Processor
 
 BATCH = 256

@@ -15,17 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.arrays import Ragged
 from penstock.core.arrow import from_numpy, from_texts, to_numpy
 from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.ragged import Ragged
 from penstock.core.randomness import key_for
 from penstock.data.prepare import _kernels as k
 from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.settings import PrepareSettings
 from penstock.data.shards import SpanBlock
-from penstock.data.shards.images import ImageOf
-from penstock.data.shards.layout import SPAN, Column
-from penstock.data.shards.trees import Tree
+from penstock.data.shards.format.images import ImageOf
+from penstock.data.shards.format.layout import SPAN, Column
+from penstock.data.shards.format.trees import Tree
 from penstock.data.sources import RecordBlock, Reject, Weights
 from penstock.data.sources.records import excerpt
 from penstock.tokenizers import Tokenizer

@@ -23,9 +23,17 @@ from penstock.core.folders import lock_folder
 from penstock.data.prepare.part_record import HASHES, PARTS, REJECTED, REPORT, WORK
 from penstock.data.prepare.settings import RETIRED, fingerprint
 from penstock.data.shards import Manifest
-from penstock.data.shards.files import output_errors, write_json
-from penstock.data.shards.manifest import BATCHES, FILES, LENGTHS, MANIFEST, PREPARING, RANGE_CHECKSUMS, WEIGHT_SUMS
-from penstock.data.shards.stubs import stub_path
+from penstock.data.shards.format.manifest import (
+    BATCHES,
+    FILES,
+    LENGTHS,
+    MANIFEST,
+    PREPARING,
+    RANGE_CHECKSUMS,
+    WEIGHT_SUMS,
+)
+from penstock.data.shards.writing.stubs import stub_path
+from penstock.data.stores.files import output_errors, write_json
 
 PLAN, LOCK = "prepare.json", PREPARING[1]
 NEXT = "next-"

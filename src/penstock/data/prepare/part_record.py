@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.data.prepare.hashes import HASH
-from penstock.data.shards.files import output_errors, write_json
-from penstock.data.shards.images import assets_path
-from penstock.data.shards.manifest import PREPARING
-from penstock.data.shards.stubs import stub_path
+from penstock.data.shards.format.images import assets_path
+from penstock.data.shards.format.manifest import PREPARING
+from penstock.data.shards.writing.stubs import stub_path
+from penstock.data.stores.files import output_errors, write_json
 
 WORK = PREPARING[0]
 """Folder inside the output for temporary files of a preparation; removed at the end."""

@@ -32,7 +32,7 @@ from typing import IO, Any, final
 from penstock.core.errors import MissingExtraError, OutputError, PenstockError, StoreError
 from penstock.data.prepare.part_record import WORK
 from penstock.data.prepare.pool import Function, Message
-from penstock.data.shards.files import output_errors
+from penstock.data.stores.files import output_errors
 
 MARKER = "ray-run-"
 """Prefix of marker files in the working folder; a unique id of the run follows."""

@@ -10,7 +10,7 @@ from penstock.data.sources import Reject
 SHOWN = 12
 """Reasons that a table shows."""
 KINDS = 200
-"""Reasons that are told apart; later ones count as `OTHER`."""
+"""Maximum number of reasons that are counted separately; later ones count as `OTHER`."""
 OTHER = "other reasons"
 _LONG = 24
 """Characters up to which a quotation is part of a reason, such as the name of a role."""

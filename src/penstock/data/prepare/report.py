@@ -38,12 +38,12 @@ from penstock.data.prepare.reasons import Reasons
 from penstock.data.prepare.recipe import ChatRecipe
 from penstock.data.prepare.settings import fingerprint
 from penstock.data.shards import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo, finish_dataset
-from penstock.data.shards.files import map_numbers, write_json
-from penstock.data.shards.finish import load_shard
-from penstock.data.shards.images import PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.layout import TOKENIZER_FOLDER
-from penstock.data.shards.manifest import LENGTHS
+from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER
+from penstock.data.shards.format.manifest import LENGTHS
+from penstock.data.shards.writing.finish import load_shard
 from penstock.data.sources import Damage, Reject
+from penstock.data.stores.files import map_numbers, write_json
 
 BAR = 30
 """Characters of the longest bar of the histogram."""

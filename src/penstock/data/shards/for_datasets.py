@@ -12,13 +12,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import Array
 from penstock.core.arrow import from_numpy
 from penstock.core.errors import ConfigError, CorruptionError, MissingExtraError
+from penstock.core.ragged import Ragged
 from penstock.core.system import mappings_cure
-from penstock.data.shards.document import DocumentTable, loss_weights_at
-from penstock.data.shards.images import MediaInfo
-from penstock.data.shards.manifest import Manifest
-from penstock.data.shards.mappings import MappedShards
+from penstock.data.shards.format.images import MediaInfo
+from penstock.data.shards.format.manifest import Manifest
+from penstock.data.shards.tables.document import loss_weights_at
+from penstock.data.shards.tables.mappings import MappedShards
+from penstock.data.shards.tables.table import DocumentTable
 
 IGNORE = -100
 TargetColumn = Literal["assistant_masks", "labels", "loss_weights"]
@@ -112,7 +115,7 @@ def _batches(dataset: Prepared) -> Iterator[tuple[int, int, int, int]]:
             yield shard, batch, begin, min(begin + table.documents_per_batch, end)
 
 
-def _in_place(dataset: Prepared, shard: int, batch: int, rows: int) -> Any:
+def _in_place(dataset: Prepared, shard: int, batch: int, rows: int) -> pa.LargeListArray:
     """Token lists of one batch, on the mapped file; offsets are checked, so that nothing outside is ever read."""
     table, line = dataset.table, dataset.table.batches[batch]
     data, size = table.mappings[shard], table.token_bytes
@@ -131,7 +134,7 @@ def _in_place(dataset: Prepared, shard: int, batch: int, rows: int) -> Any:
     return pa.LargeListArray.from_buffers(pa.large_list(kind), rows, lists, children=[values])
 
 
-def _marks(dataset: Prepared, targets: str, place: tuple[int, int], tokens: Any) -> Any:
+def _marks(dataset: Prepared, targets: str, place: tuple[int, int], tokens: Ragged) -> pa.LargeListArray:
     """What is trained in one batch, whose `tokens` were read, and so checked."""
     table, (shard, batch) = dataset.table, place
     sizes = np.diff(tokens.offsets).tolist()
@@ -140,7 +143,7 @@ def _marks(dataset: Prepared, targets: str, place: tuple[int, int], tokens: Any)
         data, line = table.mappings[shard], table.batches[batch]
         weights = np.concatenate([loss_weights_at(data, line, row, size) for row, size in enumerate(sizes)])
     if targets == "labels":
-        marked: Any = np.where(weights != 0, tokens.values.astype(np.int32), np.int32(IGNORE))
+        marked: Array = np.where(weights != 0, tokens.values.astype(np.int32), np.int32(IGNORE))
     else:
         marked = weights if targets == "loss_weights" else (weights != 0).astype(np.uint8)
     values = from_numpy(marked)

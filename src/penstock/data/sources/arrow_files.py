@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from penstock.core.errors import RecordError
 from penstock.data.sources.arrow_values import decoded_rows, holds_json, is_json
@@ -21,16 +22,8 @@ from penstock.data.sources.files import Extent, FilePart, SourceFile, local_file
 from penstock.data.sources.lines import BLOCK_LINES
 from penstock.data.sources.objects import ObjectBlock, block_of_records, rows_as_objects
 from penstock.data.sources.parsing import is_utf8
-from penstock.data.sources.records import (
-    Damage,
-    Fields,
-    OnDamage,
-    RecordBlock,
-    Reject,
-    Unreadable,
-    excerpt,
-    stop_at_damage,
-)
+from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 BATCH_ROWS = 2048
 _FILE_MAGIC = b"ARROW1"
@@ -165,7 +158,7 @@ class ArrowPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return self.file.key
 
     @property
@@ -270,7 +263,7 @@ class ParquetPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return f"{self.file.key} row groups {self.begin}:{self.end} from row {self.first_row}"
 
     def extents(self) -> tuple[Extent, ...]:
@@ -312,8 +305,6 @@ def open_parquet(file: SourceFile) -> Any:
     Raises:
         Unreadable: The file is not Parquet, or was cut.
     """
-    import pyarrow.parquet as pq
-
     stream = open_random(file, ahead=False)
     try:
         return pq.ParquetFile(stream)

@@ -34,7 +34,8 @@ from penstock.data.sources.files import (
 )
 from penstock.data.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, REMOTE_BLOCK_BYTES, num_newlines, read_blocks
 from penstock.data.sources.objects import Found, ObjectBlock, block_of_records, gather
-from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Unreadable, stop_at_damage
+from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 HEAD_BYTES, HEADER_BYTES = 1 << 14, 1 << 20
 """Bytes that are read for the header: at first, and at most."""
@@ -86,7 +87,7 @@ class CsvPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content: the header and the place of its first record decide the result, too."""
+        """Identity of the input: path, range, header and first record, independent of its bytes."""
         names = hashlib.blake2b(json.dumps(self.header.names).encode(), digest_size=8).hexdigest()
         place = "" if self.first is None else f" from byte {self.first[0]} line {self.first[1]}"
         return f"{self.file.key} cells {self.delimiter!r} of {names} bytes {self.begin}:{self.end}{place}"

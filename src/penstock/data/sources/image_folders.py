@@ -1,6 +1,6 @@
 """Folders of images with captions: files with the same name up to its first dot are one record, as in tar shards.
 
-Next to an image there is a `.txt` or `.caption` file with what is said of it, or a `.json` file whose fields become the
+Next to an image there is a `.txt` or `.caption` file with its caption, or a `.json` file whose fields become the
 record's own. Or the folder has a `metadata.jsonl`, where each line names its image (`file_name`) and has its caption
 (`text` or `caption`) or other fields of the record; then only the images that it names are records.
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from penstock.data.sources.files import Extent, SourceFile, open_random, whole_file
 from penstock.data.sources.objects import ObjectBlock, parse_lines
-from penstock.data.sources.records import Damage, OnDamage, RecordBlock, Reject, Unreadable, excerpt, stop_at_damage
+from penstock.data.sources.records import Damage, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 from penstock.data.sources.tar_files import CAPTIONS, IMAGES, Member, record_of
+from penstock.data.stores.remote_files import Unreadable
 
 METADATA = "metadata.jsonl"
 _RECORDS = 1024
@@ -39,7 +40,7 @@ class ImageFolderPart:
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return "\n".join(file.key for file in self.sources)
 
     @property
@@ -100,7 +101,7 @@ class MetadataPart:
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return f"{self.file.key} with images"
 
     @property

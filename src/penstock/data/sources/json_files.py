@@ -28,15 +28,8 @@ from penstock.data.sources.files import (
 from penstock.data.sources.lines import count_newlines, cut_range, cut_stream, few_lines, next_line
 from penstock.data.sources.objects import Found, ObjectBlock, are_messages, gather, lone_surrogate, parse_lines
 from penstock.data.sources.parsing import parse_block
-from penstock.data.sources.records import (
-    EXCERPT_CHARACTERS,
-    Damage,
-    Fields,
-    OnDamage,
-    RecordBlock,
-    Unreadable,
-    stop_at_damage,
-)
+from penstock.data.sources.records import EXCERPT_CHARACTERS, Damage, Fields, OnDamage, RecordBlock, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 MAX_PARTS = 16
 """Most parts of a file with JSON values anywhere; each part reads all that comes before it."""
@@ -70,7 +63,7 @@ class JsonlPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         numbered = "" if self.first_line is None else f" from line {self.first_line}"
         return f"{self.file.key} bytes {self.begin}:{self.end}{numbered}"
 
@@ -185,7 +178,7 @@ class JsonValuesPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return f"{self.file.key} values {self.number}/{self.count}"
 
     @property

@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.data.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter, wrong_name
-from penstock.data.sources.records import Unreadable
 from penstock.data.sources.signatures import HEAD_BYTES, recognise
+from penstock.data.stores.remote_files import Unreadable
 
 BLOCK_BYTES = 4 << 20
 """Approximate bytes per block; a block holds at least one line, however long."""
@@ -167,7 +167,7 @@ def read_blocks(file: SourceFile) -> Iterator[tuple[bytes, int]]:
 def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
     """The content of a cut file after its first `offset` decompressed bytes, and the raw bytes read for it.
 
-    A failed read returns nothing of what it had decompressed, so the file is read again, in smaller and smaller pieces.
+    A failed read discards decompressed data, so it is tried again with smaller reads.
     """
     found, position = bytearray(), 0
     for step in (1 << 16, 1 << 8, 1):

@@ -18,6 +18,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
+from penstock.chat.records import nulls
 from penstock.core.columnar import as_plain
 from penstock.data.sources.arrow_values import decoded_rows
 from penstock.data.sources.checks import check_table, diagnose, explain_syntax, kind_of, not_utf8
@@ -129,8 +130,6 @@ def without_added_nulls(block: ObjectBlock, *, columnar: bool) -> ObjectBlock:
         block: Records.
         columnar: They come from such a format; False: they are Python objects, which may.
     """
-    from penstock.chat.records import nulls  # texts need no chats
-
     objects, removed = [], block.removed.copy()
     for value in block.objects:
         kept, places = nulls.without_added_nulls(value, columnar=columnar)

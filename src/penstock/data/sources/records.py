@@ -36,20 +36,6 @@ WEIGHTS_TYPE = pa.list_(pa.struct([("begin", pa.int64()), ("end", pa.int64()), (
 """Arrow type of loss-weight ranges: `[{"begin": 0, "end": 5, "weight": 1.0}]`, in characters."""
 
 
-class Unreadable(Exception):  # noqa: N818  (never seen by users: a reader turns it into a Damage)
-    """The rest of a file cannot be read.
-
-    Args:
-        reason: In words.
-        position: Stored bytes of the file that were read before.
-        cut: Only the end is missing, so all that comes before it is right.
-    """
-
-    def __init__(self, reason: str, position: int = 0, *, cut: bool = False) -> None:
-        super().__init__(reason)
-        self.position, self.cut = position, cut
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Damage:

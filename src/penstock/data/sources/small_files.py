@@ -20,7 +20,7 @@ from penstock.data.sources.objects import ObjectBlock
 from penstock.data.sources.records import OnDamage, RecordBlock, Weights, stop_at_damage
 
 FEW_FILES = 256
-"""An input of at most so many files is not put together."""
+"""Maximum number of files that are left apart."""
 SMALLEST, LARGEST = 1 << 20, 64 << 20
 """Raw bytes at which a group ends, at the least and at the most."""
 
@@ -40,7 +40,7 @@ class SmallFiles:
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return "\n".join(part.identity for part in self.parts)
 
     @property

@@ -16,7 +16,8 @@ from typing import Any, final
 
 from penstock.data.sources.files import Extent, FilePart, open_random, other_content, whole_file
 from penstock.data.sources.objects import Found, ObjectBlock, gather
-from penstock.data.sources.records import Damage, OnDamage, RecordBlock, Unreadable, stop_at_damage
+from penstock.data.sources.records import Damage, OnDamage, RecordBlock, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "jp2", "avif")
 CAPTIONS = ("txt", "caption", "text")
@@ -37,7 +38,7 @@ class TarPart(FilePart):
 
     @property
     def identity(self) -> str:
-        """What it reads, whatever the content."""
+        """Identity of the input (path and range), independent of its bytes."""
         return self.file.key
 
     @property

@@ -15,7 +15,7 @@ import transformers
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.core.suggestions import did_you_mean
 from penstock.integrations.huggingface.batches import is_finite, known_ids
-from penstock.models.isolation import asks_for_router_loss
+from penstock.models.isolation.lengths import asks_for_router_loss
 from penstock.plan.loader import agreement
 from penstock.plan.loader.loader import Loader
 

@@ -42,7 +42,7 @@ from penstock.integrations.huggingface.checks import (
     require_loaders,
     warn_if_documents_mix,
 )
-from penstock.models.isolation import check_isolation as run_isolation_check
+from penstock.models.isolation.check import check_isolation as run_isolation_check
 from penstock.models.theirs.image_rows import has_vision
 from penstock.plan.loader import Step
 from penstock.plan.loader.loader import Loader

@@ -14,11 +14,11 @@ import torch
 from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.images import place_images
-from penstock.chat.records.media import media_fields
 from penstock.core.errors import ConfigError
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.loading import LoadedImage, load_image
 from penstock.media.processor import HuggingFaceProcessor, is_nested, join_arrays
+from penstock.media.records import media_fields
 
 _TYPES = ("mm_token_type_ids", "token_type_ids")
 _OTHERS = re.compile("video|audio|document|file")

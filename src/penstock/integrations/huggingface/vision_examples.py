@@ -23,9 +23,9 @@ from penstock.chat.masks.families import token_id
 from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import read_conversation
-from penstock.chat.records.media import media_fields
 from penstock.chat.records.tools import read_tools
 from penstock.core.errors import ConfigError, RecordError, TokenizerError
+from penstock.media.records import media_fields
 from penstock.tokenizers import ByteTable, Tokenizer
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]

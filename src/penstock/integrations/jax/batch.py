@@ -10,7 +10,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import IGNORE
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.requirements import InputRequirements
 
 
 def attention_mask(segment_ids: jax.Array, prefix: jax.Array | None = None) -> jax.Array:

@@ -15,7 +15,8 @@ from penstock.core.arrays import Float32, Int32, Int64
 from penstock.core.errors import ConfigError
 from penstock.integrations.plain_targets import PlainTargets
 from penstock.plan.inputs import IGNORE
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.requirements import InputRequirements
 
 REQUIREMENTS = InputRequirements(
     asked_by="Megatron", target_distances=1, loss_weights=True, positions=True, cu_seqlens=True, prefix=False,

@@ -27,7 +27,7 @@ import torch
 
 from penstock.integrations.plain_targets import PlainTargets
 from penstock.plan.inputs import IGNORE
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.inputs.torch_tensors import as_tensors
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_ranks

@@ -24,15 +24,16 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import local_path
-from penstock.data.shards.files import check_size, checksum, map_numbers, read_json, record_of
+from penstock.core.formats import TEACHER_CACHE
+from penstock.core.json_records import record_of
+from penstock.data.stores.files import check_size, checksum, map_numbers, read_json
 from penstock.learn.distillation.outputs import Wanted
 
 MANIFEST, INDEX, SETTINGS = "cache.json", "index.u64", "settings.json"
 TOKENIZER = "tokenizer"
-FORMAT = "penstock teacher cache"
-VERSION = 1
 _CURE = "copy it again, or make the cache again"
 SOURCE, DOCUMENT, BEGIN, TOKENS, SLOTS, PART, OFFSET, DATA_SUM, IDS_SUM = range(9)
 """Columns of the index: dataset number, document, first token and number of tokens of the student; number of tokens of
@@ -41,7 +42,6 @@ COLUMNS = 9
 LINES = ("token_log_probs", "boundary_log_probs", "entropy", "kept")
 """Arrays of one float32 a token."""
 Precision = Literal["float16", "float32"]
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final
@@ -166,7 +166,7 @@ class CacheManifest:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON that is written, sealed by a hash of its contents."""
-        value = {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(asdict(self)))}
+        value = {**TEACHER_CACHE.fields(), **json.loads(json.dumps(asdict(self)))}
         return {**value, "seal": _seal(value)}
 
     @classmethod
@@ -194,15 +194,11 @@ class CacheManifest:
 
     @classmethod
     def _from_json(cls, folder: Path, value: Any) -> Self:
-        if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
-            raise ValueError("it is not the manifest of a cache")
-        version = value.pop("version", None)
-        if version != VERSION:
-            raise FormatError(
-                f"{folder}: cache format version {version}, this penstock reads {VERSION}; make the cache again"
-            )
-        if value.pop("seal", None) != _seal({"format": FORMAT, **value, "version": version}):
+        value = value if isinstance(value, dict) else {}
+        TEACHER_CACHE.check(value, folder / MANIFEST, cure="make the cache again")
+        if value.pop("seal", None) != _seal(value):
             raise ValueError("it was changed after it was written")
+        del value["format"], value["version"]
         found = record_of(cls, value)
         found.settings.check_ranges()
         if min(found.pieces, found.tokens, *found.part_bytes) < 0 or any(size % 8 for size in found.part_bytes):

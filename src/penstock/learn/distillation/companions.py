@@ -19,7 +19,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.data.shards import Corpus, Document
-from penstock.data.shards.joined import knows_origins, open_dataset, read_origins
+from penstock.data.shards.opening import open_dataset
+from penstock.data.shards.origins import knows_origins, read_origins
 from penstock.plan.loader import CompanionSource
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import CONTROL, Aligner, Alignment

@@ -22,6 +22,7 @@ from multiprocessing.reduction import send_handle
 from typing import Any, final
 
 import torch
+import torch.multiprocessing
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.learn.distillation.outputs import Shapes, SharedBuffer, TeacherOutputs, Wanted, bytes_of
@@ -157,8 +158,6 @@ class ProcessTeacher:
         if kind == "failed":
             raise PenstockError(f"the teacher's process failed on a row:\n{value}")
         if one.buffer is None:
-            import torch.multiprocessing  # noqa: F401  (opens the tensors)
-
             found = TeacherOutputs(temperature=self._wanted.temperature, **pickle.loads(value))
         else:
             found = self._buffers[one.buffer].outputs(self._shapes(len(one.row.input.tokens)))

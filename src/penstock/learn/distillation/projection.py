@@ -19,8 +19,9 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import ConfigError, FormatError, OutputError, TokenizerError
+from penstock.core.formats import PROJECTION
 from penstock.core.terminal import Progress
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.learn.distillation.projection_cells import (
     Cells,
     equal_pairs,
@@ -30,7 +31,6 @@ from penstock.learn.distillation.projection_cells import (
 )
 from penstock.tokenizers import Tokenizer
 
-FORMAT = "penstock projection 1"
 EXAMPLES = 6
 """Number of examples of each kind in a description."""
 
@@ -122,7 +122,7 @@ class Projection:
 
         own = ("indices", "weights", "exact", "settings")
         scalars = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
-        metadata = {"format": FORMAT, "projection": json.dumps({**scalars, "settings": dict(self.settings)})}
+        metadata = {"format": PROJECTION.text, "projection": json.dumps({**scalars, "settings": dict(self.settings)})}
         arrays = {"indices": self.indices, "weights": self.weights, "exact": self.exact}
         aside = Path(f"{path}.{os.getpid()}.tmp")
         try:
@@ -147,11 +147,7 @@ class Projection:
         try:
             with safe_open(str(path), "numpy") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise FormatError(
-                        f"{path}: not a projection: expected format {FORMAT!r}, found {metadata.get('format')!r}; make "
-                        "one with `penstock distill project`"
-                    )
+                PROJECTION.check(metadata, path, cure="make one with `penstock distill project`")
                 arrays = {name: file.get_tensor(name) for name in ("indices", "weights", "exact")}
         except (OSError, SafetensorError) as error:
             raise FormatError(f"{path}: cannot be read as a projection: {error}") from error

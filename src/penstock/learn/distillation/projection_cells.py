@@ -12,8 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Ragged
 from penstock.core.errors import ConfigError
+from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
 from penstock.tokenizers import ByteTable, Tokenizer
 

@@ -25,6 +25,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler, recv_handle
 from typing import Any, final
 
+import torch
+import torch.multiprocessing
+
 from penstock.core.errors import PenstockError
 from penstock.learn.distillation.outputs import Shapes, SharedBuffer, TeacherOutputs, Wanted
 from penstock.learn.distillation.teachers import ModelTeacher
@@ -85,8 +88,6 @@ class _Child:
     """A model and the buffers lent to it."""
 
     def __init__(self, description: Description, connection: Connection) -> None:
-        import torch
-
         torch.set_num_threads(description.threads)
         model, tokenizer = description.load()
         self._teacher = ModelTeacher(model, tokenizer, description.wanted, packed=description.packed)
@@ -125,8 +126,6 @@ class _Child:
 
 def _handles(outputs: TeacherOutputs) -> bytes:
     """Handles by which another process opens GPU tensors (CUDA IPC); torch keeps them until that process lets go."""
-    import torch.multiprocessing  # noqa: F401  (registers how tensors are pickled)
-
     written = io.BytesIO()
     ForkingPickler(written, pickle.HIGHEST_PROTOCOL).dump(outputs.tensors())
     return written.getvalue()

@@ -110,8 +110,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
         Args:
             chat_history: Role and content of each message.
-            add_generation_prompt: Open the assistant's turn; otherwise the last message is the beginning of that turn,
-                and the text ends with it.
+            add_generation_prompt: Add the generation prompt; else continue the last message.
 
         Raises:
             ConfigError: The model has no chat template.

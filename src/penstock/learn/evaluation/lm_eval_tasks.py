@@ -22,7 +22,7 @@ from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import LM_EVAL
 
 Found = Mapping[str, Any]
-"""What lm-eval returns."""
+"""Result of lm-eval."""
 
 
 def run_lm_eval(

@@ -34,7 +34,7 @@ _PLUS_TEST = re.compile(r"^\s*inputs\s*=", re.MULTILINE)
 _HEADER = ("question", "answer")
 _MMLU_CELLS = 6
 _FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What Python raises where a value is not of the kind that is expected."""
+"""Errors of Python where a value has another type than expected."""
 
 
 def task_of(record: Any) -> str | None:
@@ -106,7 +106,7 @@ def refuse_file(data: str, task: str) -> None:
 
 
 def converted(make: Callable[[dict[str, Any], str], Made], record: dict[str, Any], where: str, task: str) -> Made:
-    """What a reader makes of a record.
+    """Result of a reader for a record.
 
     Args:
         make: The reader: (record, its place) → what it is.

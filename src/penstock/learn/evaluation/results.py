@@ -29,7 +29,7 @@ PROBLEMS_AT_ONCE = 64
 _MAY_CHANGE = ("limit", "unsafe")
 
 Stop = Callable[[], bool]
-"""Whether to stop now."""
+"""Asks whether to stop now."""
 
 
 @final

@@ -31,10 +31,10 @@ from penstock.learn.generation.grammar import Grammars
 from penstock.learn.generation.sampling import Sampler, change, draw, log_probabilities
 from penstock.learn.generation.sequence import Spelling
 from penstock.learn.generation.settings import NO_TOKEN, Event, FinishReason, Generated, LogProbabilities, Sampling
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import BlankImage
 from penstock.models import LanguageModel
-from penstock.plan.inputs.media import BlankImage
 from penstock.plan.inputs.model_input import pack_documents
-from penstock.plan.inputs.prompt_images import PromptImages
 from penstock.tokenizers import Tokenizer
 
 PROMPT_PART = 512
@@ -338,7 +338,7 @@ class Engine:
         return found
 
     def _join(self, sequence: sequences.Sequence) -> None:
-        """Give a sequence a slot, and what it shares with a running one as soon as that has it."""
+        """Assign a slot; copy the shared prefix once the running sequence has computed it."""
         self._slots.take(sequence)
         shared = {other: sequence.common(other.keys) for other in self._running.values()}
         leader = max(shared, key=lambda other: (shared[other], other.held), default=None)

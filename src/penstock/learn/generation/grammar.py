@@ -1,8 +1,8 @@
 """Texts that must meet a JSON schema: which tokens may come next, by llguidance (github.com/guidance-ai/llguidance).
 
 The library walks a grammar made from the schema along the bytes of the tokens, so any tokenizer that can spell JSON's
-own characters will do; other characters are written if it can spell them. Between values stands what `json.dumps`
-writes: white space is not the model's choice, which would let it write nothing else.
+own characters will do; other characters are written if it can spell them. Between values is what `json.dumps`
+writes: whitespace is fixed, otherwise the model could emit whitespace forever.
 
 A schema may be a stranger's, and some take seconds: to compile, or for the tokens that may come next. So large ones are
 refused at sight (`generation.schema_limits`), a server compiles in another thread than its engine's, and what

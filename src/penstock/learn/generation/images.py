@@ -16,8 +16,8 @@ from penstock.media.images import ImageSettings
 from penstock.media.layout import NOUNS
 from penstock.media.loading import LoadedImage, find_image, load_frames, load_image
 from penstock.media.processor import Processor
-from penstock.plan.inputs.media import BlankImage, blank_image
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import BlankImage, blank_image
 
 MOST_IMAGES = 64
 """Maximum images of a prompt."""

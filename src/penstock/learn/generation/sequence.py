@@ -13,7 +13,7 @@ from typing import final
 from penstock.learn.generation.grammar import Constraint
 from penstock.learn.generation.sampling import sequence_key
 from penstock.learn.generation.settings import FinishReason, Sampling
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.media.prompts import PromptImages
 from penstock.tokenizers import Tokenizer
 
 

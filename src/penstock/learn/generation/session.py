@@ -19,19 +19,20 @@ import numpy as np
 
 from penstock.chat import Rendered, Template
 from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
-from penstock.chat.records.images import images_of
-from penstock.chat.records.media import refuse_media
 from penstock.chat.render.choosing import render_form
 from penstock.chat.render.forms import forms_of
 from penstock.chat.render.traced_text import LITERAL
 from penstock.chat.tokens.encoding import encode_rendered
-from penstock.chat.tokens.images import expand, restore
+from penstock.chat.tokens.images import restore
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.learn.generation.engine import Engine
 from penstock.learn.generation.images import ImageReader
 from penstock.learn.generation.settings import Event, FinishReason, Sampling
+from penstock.media.expansion import expand
 from penstock.media.layout import NOUNS
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.media.placement import images_of
+from penstock.media.prompts import PromptImages
+from penstock.media.records import refuse_media
 from penstock.tokenizers import Tokenizer
 
 SYSTEM_ROLES = ("system", "developer")

@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import CorruptionError, FormatError, OutputError
+from penstock.core.formats import CHECKPOINT
 from penstock.core.terminal import visible
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.learn.training.processes import in_step, is_first
 
 if TYPE_CHECKING:
@@ -164,7 +165,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 
 
@@ -251,7 +251,7 @@ def save_checkpoint(folder: str | Path, step: int, parts: Mapping[str, Any], *, 
                     _write(partial / name, part)
         with output_errors(Path(folder)), in_step():
             if is_first():
-                finish(partial, target, {"format": FORMAT, "step": step})
+                finish(partial, target, {**CHECKPOINT.fields(), "step": step})
                 _prune(Path(folder), step, keep)
     except BaseException:
         if is_first():
@@ -299,10 +299,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 def _opened(path: Path, step: int) -> Checkpoint:
     manifest = read_manifest(path)
     assert manifest is not None
-    if (found := manifest.get("format")) != FORMAT:
-        raise FormatError(
-            f"{path}: has checkpoint format {found}, this penstock reads {FORMAT}; use the version that wrote it"
-        )
+    CHECKPOINT.check(manifest, path, cure="take another checkpoint of the run")
     if manifest.get("step") != step:
         raise FormatError(f"{path}: holds step {manifest.get('step')}; rename the folder to that step")
     return Checkpoint(folder=path, step=step)

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, final, get_args
 
+from penstock.core import formats
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, StateError
-from penstock.data.shards.files import write_json
+from penstock.data.stores.files import write_json
 from penstock.plan.loader.places import Start
 
 CONTINUED = "continued.json"
-FORMAT = 1
 
 Part = Literal["weights", "optimizer", "schedule", "data"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -85,8 +85,8 @@ class Continued:
             return None
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            if values.pop("format") != FORMAT:
-                raise FormatError(f"{path}: is of another version of penstock; use the one that wrote it")
+            formats.CONTINUED.check(values, path, cure="begin the run again")
+            del values["format"]
             return cls(**{**values, "take": tuple(values["take"])})
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, FormatError):
@@ -95,7 +95,7 @@ class Continued:
 
     def save(self, folder: Path) -> None:
         """Write it into a run's folder."""
-        write_json(folder / CONTINUED, {"format": FORMAT, **asdict(self), "take": list(self.take)})
+        write_json(folder / CONTINUED, {**formats.CONTINUED.fields(), **asdict(self), "take": list(self.take)})
 
     @property
     def start(self) -> Start:

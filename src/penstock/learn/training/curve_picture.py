@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, MissingExtraError, OutputError
-from penstock.learn.training.curve_page import log_ticks, notes_of, page, short
+from penstock.learn.training.curve_page import page
 from penstock.learn.training.curves import (
     Curve,
     Over,
@@ -17,6 +17,7 @@ from penstock.learn.training.curves import (
     half_life,
     is_log_x,
     is_log_y,
+    notes_of,
     range_ends,
     read_panels,
     shown_parts,
@@ -85,13 +86,11 @@ def _draw(axes: Any, panel: Panel, view: View) -> None:
         _plot(axes, curve, half_life(panel, view), log_x, log_y)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("; ".join([panel.over, *notes_of(panel, view)]), fontsize=9)
-    for axis, scale, is_log in ((axes.xaxis, axes.set_xscale, log_x), (axes.yaxis, axes.set_yscale, log_y)):
-        if is_log:
-            scale("log")
-            low, high = axis.get_view_interval()
-            axis.set_ticks(log_ticks(low, high, 5))
-            axis.set_ticks([], minor=True)
-        axis.set_major_formatter(lambda value, _: short(value))
+    engineering: Any = import_module("matplotlib.ticker").EngFormatter
+    axes.set_xscale("log" if log_x else "linear")
+    axes.set_yscale("log" if log_y else "linear")
+    if not log_x:
+        axes.xaxis.set_major_formatter(engineering(sep=""))
     axes.grid(alpha=0.3)
 
 

@@ -1,6 +1,6 @@
 """Curves of runs from `metrics.jsonl`: read, thinned, smoothed, and written as an HTML page or as a PNG. No torch.
 
-A page (`curve_page.py`) stands alone: nothing is fetched. The PNG needs matplotlib.
+A page (`curve_page.py`) holds all that it needs. The PNG needs matplotlib.
 """
 
 import math
@@ -255,6 +255,27 @@ def range_ends(curve: Curve, part: Sequence[int], log_y: bool) -> list[float]:
         return [curve.low[i] for i in part]
     lowest = min((curve.low[i] for i in part if curve.low[i] > 0), default=math.inf)
     return [curve.low[i] if curve.low[i] > 0 else min(lowest, curve.mean[i]) for i in part]
+
+
+def lost_note(panel: Panel) -> str:
+    """How many values of a panel were no numbers; empty: none."""
+    lost = sum(curve.lost_count for curve in panel.curves)
+    return f"{lost:,} {'value was no number' if lost == 1 else 'values were no numbers'} (×)" if lost else ""
+
+
+def notes_of(panel: Panel, view: View) -> list[str]:
+    """What a panel does not show as a line."""
+    found = [note] if (note := lost_note(panel)) else []
+    for wanted, is_log, values, axis in (
+        (view.log_x, is_log_x(panel, view), [x for curve in panel.curves for x in curve.x], "horizontal"),
+        (view.log_y, is_log_y(panel, view), [y for curve in panel.curves for y in curve.mean], "vertical"),
+    ):
+        hidden = sum(value <= 0 for value in values)
+        if wanted and not is_log:
+            found.append(f"no number is above 0, so the {axis} axis stays linear")
+        elif wanted and hidden:
+            found.append(f"{hidden:,} of {len(values):,} points are not above 0, and not on the {axis} axis")
+    return found
 
 
 def _is_drawn(value: Any) -> bool:

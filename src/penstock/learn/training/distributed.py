@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from penstock.core.errors import ConfigError, OutputError, StateError
 from penstock.core.folders import local_path, lock_folder
@@ -232,9 +236,6 @@ def shard(model: Any, ranks: Ranks) -> None:
     Raises:
         ConfigError: There is only one process, or the model has no `blocks`.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     if not ranks.several:
         raise ConfigError("training.shard needs several processes; start them with torchrun, or set it to false")
     blocks = getattr(model, "blocks", None)
@@ -276,7 +277,6 @@ def sharded_again(model: nn.Module) -> None:
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """All weights on the CPU of the first rank (empty on others); every rank must call it."""
     # Imported late, as in the functions below: it takes a second, and most commands that open a run need none of it.
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights: Any = get_model_state_dict(model, options=options)
@@ -285,8 +285,6 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Load unsharded weights, which every rank has, into a sharded model."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
     set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))
 
 
@@ -297,8 +295,6 @@ def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tens
     Raises:
         StateError: A name is not in `whole`.
     """
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     for name, share in shares.items():
         if name not in whole:
             raise StateError(f"optimizer state: {name} is missing; resume with the optimizer that it was saved with")

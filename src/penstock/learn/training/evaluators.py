@@ -22,6 +22,7 @@ from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.terminal import PLAIN_SECONDS, elapsed_and_left
 from penstock.data.shards import ChatInfo, Corpus
+from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import make_task
@@ -34,6 +35,7 @@ from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, means
 from penstock.learn.training.losses import row_loss
 from penstock.learn.training.metrics import SOURCE
+from penstock.learn.training.own import EvaluatorOfOwn
 from penstock.learn.training.path_training import require_token_targets
 from penstock.learn.training.settings import EvaluatorSettings
 from penstock.models import LanguageModel
@@ -193,7 +195,7 @@ class HeldOutLoss:
         data: str | Source | Mixture,
         *,
         sequence_length: int,
-        tokenizer: Any,
+        tokenizer: Tokenizer | TokenizerInfo | None,
         model: LanguageModel,
         ranks: Ranks,
         rows: int | None = None,
@@ -274,7 +276,7 @@ class HeldOutLoss:
         return figures
 
 
-def _check_tokenizer(corpus: Corpus, tokenizer: Any) -> None:
+def _check_tokenizer(corpus: Corpus, tokenizer: Tokenizer | TokenizerInfo | None) -> None:
     theirs = corpus.tokenizer
     if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
@@ -320,8 +322,6 @@ def make_evaluators(
         elif one.kind == "preference":
             made[name] = one.every, HeldOutPreference(name, one, sequence_length, ranks)
         elif one.kind == "own":
-            from penstock.learn.training.own import EvaluatorOfOwn
-
             made[name] = one.every, EvaluatorOfOwn(name, one.function, ranks)
         elif one.kind == "samples":
             made[name] = one.every, Samples(name, one, datasets, sequence_length, model)

@@ -14,7 +14,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from penstock.core.errors import ConfigError
-from penstock.data.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TEMPERATURE, TRUNCATED, odd_weight, pairs_of
+from penstock.data.shards.format.trees import (
+    ADVANTAGE,
+    LABEL,
+    RANK,
+    REWARD,
+    TEMPERATURE,
+    TRUNCATED,
+    odd_weight,
+    pairs_of,
+)
 from penstock.learn.training.path_settings import OLD_COLUMN, TRAINER_COLUMN, PolicySettings, PreferenceSettings
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
@@ -27,8 +36,7 @@ EPSILON = 1e-4
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathScores:
-    """What the paths of one row give their trained tokens. n trained slots, E pairs of a path and such a slot, P
-    paths."""
+    """Per-path log-probabilities of one row: n trained slots, P paths, E path-slot pairs."""
 
     paths: RowPaths
     slots: Tensor

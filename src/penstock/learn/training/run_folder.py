@@ -28,14 +28,15 @@ from penstock.core.folders import hub_copy, may_be_of_hub
 from penstock.core.json_files import parse_json
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.data.shards import ChatInfo
-from penstock.data.shards.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.layout import TOKENIZER_FOLDER
-from penstock.data.shards.manifest import CHAT, CHAT_TEMPLATE
+from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER
+from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE
 from penstock.learn.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.metrics import METRICS
 from penstock.models.facts import FACTS, ModelFacts
 from penstock.tokenizers.chat_templates import template_beside
+from penstock.tokenizers.loading import load_tokenizer
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"
 MODEL = "model"
@@ -361,7 +362,6 @@ def _write_whole(path: Path, text: str) -> None:
 def _stop_ids(tokenizer: Path, given: Sequence[int]) -> tuple[int, ...]:
     """Ids that end a generation: those given, and the tokenizer's EOS."""
     from penstock.learn.generation.session import end_ids
-    from penstock.tokenizers.loading import load_tokenizer
 
     return end_ids(load_tokenizer(tokenizer), given)
 
@@ -371,8 +371,6 @@ def _facts_of_old(path: Path, model: Path, tokenizer: Path) -> ModelFacts:
 
     Texts of its data begin with BOS if the tokenizer has one that is not its EOS, as preparing did by default.
     """
-    from penstock.tokenizers.loading import load_tokenizer
-
     values = _read_run_file(path)
     named = values.get("model") if isinstance(values, dict) else None
     base = Path(named.partition(":")[2]) if isinstance(named, str) and named.startswith(("hf:", "from:")) else None

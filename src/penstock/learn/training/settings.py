@@ -127,7 +127,7 @@ class OptimizerSettings:
     clip_norm: float | None = 1.0
     """Maximum norm of the gradients over all parameters; larger gradients are scaled down to it. None: no clipping."""
     fused: bool | None = None
-    """Use the fused AdamW kernel; None: if the device has it. It changes the last bits."""
+    """Use the fused AdamW kernel; None: used if the device supports it. It changes the last bits."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("adamw", "muon"):

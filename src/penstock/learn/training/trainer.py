@@ -27,8 +27,8 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.randomness import key_for
-from penstock.data.shards.images import PROCESSOR_FOLDER
-from penstock.data.shards.layout import TOKENIZER_FOLDER
+from penstock.data.shards.format.images import PROCESSOR_FOLDER
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER
 from penstock.learn.training.agreement import bits_notices, contents, weights_digest
 from penstock.learn.training.checkpoints import (
     OPTIMIZER,

@@ -10,7 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.models.attention.backends import DENSE, HALF, PER_DOCUMENT, VARLEN, Attend
 from penstock.models.attention.flex import FLEX
 from penstock.plan.inputs import AttentionRule
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 
 BACKENDS = {backend.name: backend for backend in (PER_DOCUMENT, VARLEN, FLEX, DENSE)}
 """All backends by name."""

@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import PackingVerdict, RowTensors
@@ -38,9 +40,8 @@ from penstock.models.recurrent.mixers import Carried, Mixer, RowDocuments, make_
 from penstock.models.settings import BlockSettings, ModelSettings
 from penstock.models.vocabulary import with_mean_rows
 from penstock.plan.inputs import RowSlice
-from penstock.plan.inputs.media import BlankImage, RowMedia
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.requirements import InputRequirements
 
 
 def rotary_angles(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
+from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.image_features import FeatureCache
 from penstock.models.settings import ModelSettings
-from penstock.plan.inputs.media import BlankImage, RowMedia
 
 MakeBlock = Callable[[ModelSettings], nn.Module]
 

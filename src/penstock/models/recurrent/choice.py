@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.models.isolation import CURE, DOCUMENT_LENGTHS, describe, try_isolation
+from penstock.models.isolation.documents import try_isolation
+from penstock.models.isolation.lengths import DOCUMENT_LENGTHS
+from penstock.models.isolation.report import CURE, describe
 from penstock.models.language_model import LanguageModel
 from penstock.models.recurrent.mixers import Mixer
 from penstock.models.recurrent.operations import TORCH, Operations
@@ -47,8 +49,8 @@ def use_recurrent(model: LanguageModel, backends: str | Sequence[str]) -> None:
         _try(model, operations)
         if operations.idle:
             raise ConfigError(
-                f"recurrent backend {operations.idle[0]!r} would compute nothing: {describe(model)} has no operation "
-                f"that it provides and no other named backend does first ({operations.describe() or 'none at all'}); "
+                f"recurrent backend {operations.idle[0]!r} would compute nothing: it provides no operation of "
+                f"{describe(model)} that an earlier backend does not ({operations.describe() or 'none at all'}); "
                 "leave it out"
             )
     except BaseException:
@@ -58,7 +60,7 @@ def use_recurrent(model: LanguageModel, backends: str | Sequence[str]) -> None:
 
 
 def recurrent_operations(model: LanguageModel) -> Operations:
-    """What computes the recurrent operations of a model."""
+    """Backends of the recurrent operations of a model."""
     if hasattr(model, "compute_with"):
         found: Operations = model.operations  # type: ignore[attr-defined]
         return found

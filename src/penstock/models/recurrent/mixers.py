@@ -43,7 +43,7 @@ class Carried(Protocol):
         """[T, width] → the leading shape of `like`."""
 
     def state(self, layer: int) -> State | None:
-        """What an earlier call kept of each document; None: all begin here."""
+        """State of each document from an earlier call; None: all begin here."""
 
     def keep(self, layer: int, state: State) -> None:
         """Keep the states after each document."""
@@ -78,7 +78,7 @@ class Mixer(nn.Module):
     """Projections, a convolution over some of them, and a gated norm of the recurrence's outputs."""
 
     operations = TORCH
-    """What computes the convolution and the recurrence; see `use_recurrent`."""
+    """Backend of the convolution and the recurrence; see `use_recurrent`."""
 
     def __init__(self, settings: "ModelSettings", block: "BlockSettings", convolved: int, values: int) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ class Operations:
         return cls(packages, torch.device(device).type, dtype)
 
     def describe(self) -> str:
-        """What computed each operation so far, in words."""
+        """Backend of each operation so far, in words."""
         if not self._packages:
             return "torch"
         return ", ".join(f"{name} by {' and '.join(sorted(self.used[name]))}" for name in sorted(self.used))

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
-from penstock.models.isolation import WINDOWS, describe, largest_difference, spread, tolerance
+from penstock.models.isolation.comparison import largest_difference, spread, tolerance
+from penstock.models.isolation.lengths import WINDOWS
+from penstock.models.isolation.report import describe
 from penstock.models.recurrent.packages import PACKAGES, is_installed
 from penstock.models.without_dropout import evaluating
 

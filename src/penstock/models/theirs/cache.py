@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.models.cache import ReadText, TextCache
-from penstock.models.isolation import changing_lengths
+from penstock.models.isolation.lengths import changing_lengths
 from penstock.models.language_model import TheirModel
 from penstock.models.theirs.attention import PROMPT, distance, one_line, rounding, trial_tokens
 from penstock.models.without_dropout import evaluating

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from penstock.media.processor import join_arrays
+from penstock.media.rows import BlankImage, RowMedia
 from penstock.plan.inputs import IGNORE, AttentionRule
-from penstock.plan.inputs.media import BlankImage, RowMedia
 from penstock.plan.inputs.model_input import ModelInput
 
 Way = Literal["ours", "own", "borders", "masks", "sliding_masks", "alone"]

@@ -25,15 +25,14 @@ from torch.nn.functional import pad
 
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, CorruptionError, IsolationError
+from penstock.media.prompts import PromptImages
+from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, Growth, LayerAttend, TextCache
 from penstock.models.facts import ModelFacts, with_facts
 from penstock.models.image_features import FeatureCache, as_outputs, features_of
-from penstock.models.isolation import (
-    CURE,
-    describe,
-    rotary_limit,
-)
+from penstock.models.isolation.lengths import rotary_limit
+from penstock.models.isolation.report import CURE, describe
 from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
@@ -81,9 +80,9 @@ from penstock.models.vocabulary import mean_row
 from penstock.models.without_dropout import evaluating
 from penstock.plan.inputs import AttentionRule, RowSlice
 from penstock.plan.inputs.blank_images import with_blank
-from penstock.plan.inputs.media import BlankImage, RowMedia
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.prompt_images import document_of, images_of_document
+from penstock.plan.inputs.requirements import InputRequirements
 
 _log = logging.getLogger("penstock.models")
 
@@ -322,7 +321,7 @@ class HuggingFaceModel(nn.Module):
         return logits
 
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
-        """Training steps are nothing to it."""
+        """No-op: this model keeps nothing per step."""
 
     def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
         """No figures."""
@@ -486,7 +485,7 @@ class HuggingFaceModel(nn.Module):
         """Compare a prompt with an image in parts and steps through our cache with the whole; else do without cache."""
         _, document, *_ = trial_row(blank, self.vocab_size)
         assert document.media is not None
-        images = PromptImages.of_document(document)
+        images = images_of_document(document)
         tokens = torch.from_numpy(document.tokens).to(self.device)
         with evaluating(self.inner):
             truth = self.logits(self._with_images(self.row_tensors(document)))[0]
@@ -540,7 +539,7 @@ class HuggingFaceModel(nn.Module):
         text."""
         if images is not None:
             self._warn_slow()
-            row = self.row_tensors(images.document(cache.text(sequence).cpu().numpy()))
+            row = self.row_tensors(document_of(images, cache.text(sequence).cpu().numpy()))
             return self.logits(self._with_images(row)[0, -1])
         if self._own_caches is None and not self.uses_our_attention:
             self._own_caches = TheirCaches(self)

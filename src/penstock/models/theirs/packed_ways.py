@@ -22,15 +22,9 @@ from torch import Tensor
 
 from penstock.core.errors import IsolationError
 from penstock.models.attention.windows import attention_of
-from penstock.models.isolation import (
-    DOCUMENT_LENGTHS,
-    changing_rotary,
-    describe,
-    documents_of_a_row,
-    longer_documents,
-    rotary_limit,
-    try_isolation,
-)
+from penstock.models.isolation.documents import changing_rotary, try_isolation
+from penstock.models.isolation.lengths import DOCUMENT_LENGTHS, documents_of_a_row, longer_documents, rotary_limit
+from penstock.models.isolation.report import describe
 from penstock.models.language_model import PackingVerdict, RowTensors, TheirModel
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches

@@ -14,7 +14,8 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.media.processor import join_arrays
 from penstock.plan.inputs import IGNORE
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput
+from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.inputs.torch_tensors import as_tensors
 from penstock.plan.loader import Step
 

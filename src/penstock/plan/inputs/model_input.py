@@ -1,128 +1,22 @@
-"""The arrays of one row, ready for a model, what a model requires of them, and rows packed outside of a plan.
+"""The arrays of one row, ready for a model.
 
-Layers state their requirements, which merge; the loader computes those fields and no others. `pack_documents` lays
-documents one after another into a row for scoring or for a teacher; that takes a few passes of NumPy over the row.
+`pack_documents` lays documents one after another into a row outside of a plan, for scoring or for a teacher; that takes
+a few passes of NumPy over the row.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
-from typing import Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar, final
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Generic, TypedDict, TypeVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from penstock.core.arrays import Bool, Float32, Int32, Int64, Integers
-from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, row_strip
-from penstock.core.suggestions import suggests
-from penstock.plan.inputs.media import RowMedia
+from penstock.media.rows import RowMedia
+from penstock.plan.inputs import joining
+from penstock.plan.inputs.joining import RULE, JoinedRows, rule
 from penstock.plan.inputs.paths import RowPaths
-
-Attention = Literal["document", "row"]
-"""Whom a token may see before it: its own document, or the whole row."""
-
-
-@suggests
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputRequirements:
-    """Which arrays of a model input are wanted, and in what form. None means no opinion."""
-
-    asked_by: str = "the caller"
-    """Who asks; errors name it."""
-    target_distances: int | None = None
-    """Targets at distance 1 … this many (multi-token prediction); 1 by default."""
-    loss_weights: bool = False
-    """Loss weights as an array; without it they follow from the targets, and fractional weights are refused."""
-    positions: bool = False
-    """Position of each token in its document."""
-    document_ids: bool = False
-    """Number of its document in the row, for each token."""
-    cu_seqlens: bool = False
-    """Cumulative document lengths and the longest document, for variable-length attention."""
-    cu_seqlens_capacity: int | None = None
-    """Pad `cu_seqlens` to this many entries by repeating the last, so that compiled models see one shape. At least 3:
-    rows get at most two documents fewer than entries (`documents_per_row`)."""
-    prefix: bool | None = None
-    """True: attention here honours bidirectional prefixes, and wants `prefix_lengths` and `prefix` where an objective
-    makes some. False: it cannot. An objective that makes some is refused unless this is True."""
-    trees: bool | None = None
-    """True: attention here honours prefix trees (`reach` of a row). False: it cannot. Documents with branches are
-    refused unless this is True; those whose paths share nothing are ordinary documents to all."""
-    images: bool | None = None
-    """True: the model sees the images of a row (`media`). Documents with images are refused unless this is True."""
-    dtype: Literal["int32", "int64"] | None = None
-    """Of tokens, targets, positions and document ids; int32 by default (half the bytes)."""
-    attention: Attention | None = None
-    """What `positions`, `cu_seqlens` and `max_seqlen` describe; "document" by default. "row" lets
-    documents of a row see each other, to reproduce baselines that do. It leaves `document_ids` alone, so a layer that
-    makes its mask from them should say "document" here, and "row" is then refused instead of having no effect."""
-
-    def __post_init__(self) -> None:
-        for name in ("target_distances", "cu_seqlens_capacity"):
-            if not isinstance(getattr(self, name), Integral | None):
-                raise ConfigError(f"{self.asked_by}: {name} must be a whole number, got {getattr(self, name)!r}")
-        if self.target_distances is not None and not 1 <= self.target_distances <= 64:
-            raise ConfigError(f"{self.asked_by}: target_distances must be 1 … 64, got {self.target_distances}")
-        if self.dtype not in (None, "int32", "int64"):
-            raise ConfigError(f"{self.asked_by}: dtype must be int32 or int64, got {self.dtype!r}")
-        if self.attention not in (None, "document", "row"):
-            raise ConfigError(f"{self.asked_by}: attention must be document or row, got {self.attention!r}")
-
-    def merge(self, other: Self) -> "InputRequirements":
-        """Both needs at once: arrays add up; opinions on form must agree.
-
-        Raises:
-            ConfigError: The two disagree; the message names both sides.
-        """
-        merged = replace(self, asked_by=f"{self.asked_by} and {other.asked_by}")
-        for name in ("loss_weights", "positions", "document_ids", "cu_seqlens"):
-            merged = replace(merged, **{name: getattr(self, name) or getattr(other, name)})
-        for name in ("target_distances", "cu_seqlens_capacity", "dtype", "attention", "prefix", "trees", "images"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None and theirs is not None and mine != theirs:
-                raise ConfigError(
-                    f"{name}: {self.asked_by} needs {mine}, {other.asked_by} needs {theirs}; make them agree"
-                )
-            merged = replace(merged, **{name: theirs if mine is None else mine})
-        return merged
-
-    @property
-    def documents_per_row(self) -> int | None:
-        """Maximum documents of a row for which `cu_seqlens_capacity` has room; None: any number.
-
-        A row of n documents needs n + 1 entries, and one more if it has padding. With attention="row" its documents
-        count as one.
-        """
-        if self.cu_seqlens_capacity is None or self.attention == "row":
-            return None
-        return int(self.cu_seqlens_capacity) - 2
-
-    def require_effect(self) -> None:
-        """Refuse what would be ignored, or never suffice; for requirements into which no others will be merged.
-
-        Raises:
-            ConfigError: A capacity for `cu_seqlens`, which are not required; or a capacity too small for one document.
-        """
-        if self.cu_seqlens_capacity is not None and self.cu_seqlens_capacity < 3:
-            raise ConfigError(
-                f"{self.asked_by}: cu_seqlens_capacity is {self.cu_seqlens_capacity}, but a row needs 3 entries for a "
-                "single document and its padding: where each begins, and the end; raise it"
-            )
-        if self.cu_seqlens_capacity is not None and not self.cu_seqlens:
-            raise ConfigError(
-                f"{self.asked_by}: cu_seqlens_capacity is {self.cu_seqlens_capacity}, but cu_seqlens are not required; "
-                "require cu_seqlens=True, or leave the capacity out"
-            )
-
-
-EVERYTHING = InputRequirements(
-    asked_by="the default", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True,
-    images=True,
-)  # fmt: skip
-"""All arrays, in their default form: what a loader gives without requirements."""
-
 
 IGNORE = -100
 """In `targets`: nothing to predict here."""
@@ -143,40 +37,40 @@ class ModelInput:
     `source_ids` do not change: a model that makes its mask from `document_ids` still keeps documents apart.
     """
 
-    tokens: Annotated[Integers, "slots"]
+    tokens: Annotated[Integers, "slots"] = field(metadata=rule(joining.along_slots))
     """[T] token ids; padding holds `pad_id`."""
-    targets: Annotated[Integers, "distances slots"]
+    targets: Annotated[Integers, "distances slots"] = field(metadata=rule(joining.by_distance))
     """[D, T]; `targets[d - 1][t]` is the token at t + d of the same document, already shifted; −100 = none."""
-    loss_weights: Annotated[Float32, "distances slots"] | None
+    loss_weights: Annotated[Float32, "distances slots"] | None = field(metadata=rule(joining.by_distance))
     """[D, T] how much each target counts; 0 where the target is −100."""
-    positions: Annotated[Integers, "slots"] | None
+    positions: Annotated[Integers, "slots"] | None = field(metadata=rule(joining.along_slots))
     """[T] position of the token in its document in this row, from 0; restarts in the padding."""
-    document_ids: Annotated[Integers, "slots"] | None
+    document_ids: Annotated[Integers, "slots"] | None = field(metadata=rule(joining.numbered))
     """[T] number of the document in this row, from 0; padding has the number n."""
-    cu_seqlens: Annotated[Int32, "borders"] | None
+    cu_seqlens: Annotated[Int32, "borders"] | None = field(metadata=rule(joining.borders))
     """[n + 1], or [n + 2] with padding: where each document begins; the last entry is T."""
-    max_seqlen: int | None
+    max_seqlen: int | None = field(metadata=rule(joining.largest))
     """Tokens of the longest piece between two entries of `cu_seqlens`."""
-    num_tokens: int
+    num_tokens: int = field(metadata=rule(joining.all_slots))
     """Tokens without padding."""
-    source_ids: Annotated[Int32, "documents"]
+    source_ids: Annotated[Int32, "documents"] = field(metadata=rule(joining.of_documents(-1)))
     """[n] number of each document's source in the mixture."""
-    prefix_lengths: Annotated[Int32, "documents"] | None = None
+    prefix_lengths: Annotated[Int32, "documents"] | None = field(default=None, metadata=rule(joining.of_documents(0)))
     """[n] tokens at the beginning of each document that see each other in both directions. A token sees another of its
     document that lies before it, or that is in the prefix with it. None: all attention is causal."""
-    prefix: Annotated[Bool, "slots"] | None = None
+    prefix: Annotated[Bool, "slots"] | None = field(default=None, metadata=rule(joining.along_slots))
     """[T] whether the token is in its document's prefix; None where `prefix_lengths` is."""
-    reach: Annotated[Int32, "nodes"] | None = None
+    reach: Annotated[Int32, "nodes"] | None = field(default=None, metadata=rule(joining.subtree_ends))
     """[n], or [n + 1] with padding, if documents are prefix trees, whose nodes `cu_seqlens` then has: the slot where
     the subtree of each ends. A query at q sees a key at k iff k ≤ q < reach of k's node. None: no trees."""
-    columns: Mapping[str, Annotated[Any, "slots"]] = field(default_factory=dict)
+    columns: Mapping[str, Annotated[Any, "slots"]] = field(default_factory=dict, metadata=rule(joining.join_columns))
     """Name → [T] the numbers that the data have for each token (float32 or int32); a fill value elsewhere."""
-    paths: RowPaths | None = None
+    paths: RowPaths | None = field(default=None, metadata=rule(joining.join_paths))
     """The sequences of prefix trees, with their values; ordinary documents are paths of their own. None: there are
     no trees."""
-    media: RowMedia | None = None
+    media: RowMedia | None = field(default=None, metadata=rule(joining.join_media))
     """The images of the row's documents. None: no source has images."""
-    distillation: Any = None
+    distillation: Any = field(default=None, metadata=rule(joining.together))
     """What the loader's `companion` made of the row: for teachers, a `TeacherRow` of each. None without one."""
 
     def __repr__(self) -> str:
@@ -207,6 +101,39 @@ class ModelInput:
                 documents[self.cu_seqlens[1:-1]] = 1
                 documents = np.cumsum(documents)
         return row_strip(documents, self.targets[0] != IGNORE, self.num_tokens)
+
+    @classmethod
+    def join(
+        cls, rows: "Sequence[ModelInput]", borders: Sequence[Annotated[Int32, "borders"] | None] | None = None
+    ) -> "ModelInput":
+        """Rows of one length end to end, as one row in which the padding of each is a document without targets.
+
+        Each field says how it is joined. Without a copy for rows of one step, but for `document_ids` and several target
+        distances.
+
+        Args:
+            rows: At least one, all with the same fields.
+            borders: `cu_seqlens` of each, where rows have trees but no `cu_seqlens`.
+        """
+        slots = rows[0].sequence_length
+        padded = [row.num_tokens < slots for row in rows]
+        joined = JoinedRows(
+            slots=slots,
+            padded=padded,
+            documents=[row._num_whole_documents + more for row, more in zip(rows, padded, strict=True)],
+            borders=[row.cu_seqlens for row in rows] if borders is None else borders,
+        )
+        made: dict[str, Any] = {
+            one.name: one.metadata[RULE]([getattr(row, one.name) for row in rows], joined) for one in fields(cls)
+        }
+        return cls(**made)
+
+    @property
+    def _num_whole_documents(self) -> int:
+        """Documents, a prefix tree counted once."""
+        if self.paths is None:
+            return self.num_documents
+        return int(self.paths.documents[-1]) + 1 if len(self.paths) else 0
 
     @property
     def sequence_length(self) -> int:

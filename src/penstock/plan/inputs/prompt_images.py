@@ -1,147 +1,44 @@
-"""The images of one prompt, which may be read in parts: no part ends within an image."""
+"""Prompts with images as rows of one document, and back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import replace
 
 import numpy as np
 
-from penstock.media.processor import Processor, join_arrays
-from penstock.plan.inputs.media import Array, BlankImage, RowMedia, blank_image, grid_positions
+from penstock.core.arrays import Array
+from penstock.media.prompts import PromptImages
 from penstock.plan.inputs.model_input import IGNORE, ModelInput
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PromptImages:
-    """Images of a prompt of L tokens, in the order of their tokens."""
+def images_of_document(row: ModelInput) -> PromptImages:
+    """The images of a row of one document, each with slots that follow each other; one image at most."""
+    media = row.media
+    assert media is not None
+    return PromptImages(
+        begins=tuple(media.begins.tolist()),
+        ends=tuple(media.ends.tolist()),
+        slots=(media.slots,) * len(media),
+        arrays=(dict(media.arrays),) * len(media),
+        positions=media.positions,
+        digests=media.digests,
+        blank=media.blank,
+    )
 
-    begins: tuple[int, ...]
-    """First token of each image."""
-    ends: tuple[int, ...]
-    """One after its last token."""
-    slots: tuple[Array, ...]
-    """Slots of each image's features in the prompt, int64."""
-    arrays: tuple[dict[str, Array], ...]
-    """What the processor gives for each."""
-    positions: Array | None
-    """int64 [4, 1, L], as `RowMedia.positions`."""
-    digests: tuple[bytes, ...]
-    """Of each image's bytes."""
-    blank: BlankImage
 
-    @classmethod
-    def of(
-        cls,
-        processor: Processor,
-        ids: Sequence[int],
-        places: Sequence[tuple[int, int]],
-        pictures: Sequence[Any],
-        digests: Sequence[bytes],
-    ) -> "PromptImages":
-        """Process the images of a prompt.
-
-        Args:
-            processor: The model's.
-            ids: Of the prompt.
-            places: Tokens of each image, [begin, end).
-            pictures: RGB pictures of Pillow.
-            digests: Of their bytes.
-
-        Raises:
-            RecordError: The processor refuses a picture.
-        """
-        tokens = np.asarray(ids, np.int64)
-        slots = tuple(begin + np.flatnonzero(tokens[begin:end] == processor.slot_id) for begin, end in places)
-        arrays = tuple(processor.arrays(picture) for picture in pictures)
-        positions = None
-        if processor.has_grids:
-            grids = np.concatenate([one["image_grid_thw"] for one in arrays])
-            spatial = grid_positions(np.concatenate(slots), len(tokens), grids, processor.merge)
-            positions = np.concatenate([np.arange(len(tokens))[None], spatial])[:, None]
-        return cls(
-            begins=tuple(begin for begin, _ in places),
-            ends=tuple(end for _, end in places),
-            slots=slots,
-            arrays=arrays,
-            positions=positions,
-            digests=tuple(digests),
-            blank=blank_image(processor),
-        )
-
-    @classmethod
-    def of_document(cls, row: ModelInput) -> "PromptImages":
-        """The images of a row of one document, each with slots that follow each other; one image at most."""
-        media = row.media
-        assert media is not None
-        return cls(
-            begins=tuple(media.begins.tolist()),
-            ends=tuple(media.ends.tolist()),
-            slots=(media.slots,) * len(media),
-            arrays=(dict(media.arrays),) * len(media),
-            positions=media.positions,
-            digests=media.digests,
-            blank=media.blank,
-        )
-
-    def __len__(self) -> int:
-        return len(self.begins)
-
-    @property
-    def shift(self) -> int:
-        """What is added to the index of a token after the prompt to get its position in time, height and width."""
-        return 0 if self.positions is None else int(self.positions[1:].max()) + 1 - self.positions.shape[2]
-
-    def floor(self, place: int) -> int:
-        """The last place up to `place` that is not within an image."""
-        return next((begin for begin, end in zip(self.begins, self.ends, strict=True) if begin < place < end), place)
-
-    def ceiling(self, place: int) -> int:
-        """The first place from `place` that is not within an image."""
-        return next((end for begin, end in zip(self.begins, self.ends, strict=True) if begin < place < end), place)
-
-    def keyed(self, ids: Sequence[int]) -> list[int]:
-        """The prompt's ids with a number below 0 for tokens of an image, so that equal numbers mean equal images."""
-        keys = list(ids)
-        for begin, end, digest in zip(self.begins, self.ends, self.digests, strict=True):
-            keys[begin:end] = [-1 - int.from_bytes(digest[:8], "little")] * (end - begin)
-        return keys
-
-    def part(self, begin: int, end: int) -> RowMedia:
-        """The images among some tokens of the prompt and of what was written after it, counted from `begin`."""
-        inside = [number for number, at in enumerate(self.begins) if begin <= at < end]
-        positions = None
-        if self.positions is not None:
-            length = self.positions.shape[2]
-            later = np.arange(max(begin, length), end)
-            after = np.stack([later, *[later + self.shift] * 3])[:, None]
-            positions = np.concatenate([self.positions[:, :, begin:end], after], axis=2)
-        return RowMedia(
-            begins=np.array([self.begins[number] - begin for number in inside], np.int32),
-            ends=np.array([self.ends[number] - begin for number in inside], np.int32),
-            slots=np.concatenate([np.empty(0, np.int64), *(self.slots[number] - begin for number in inside)]),
-            documents=np.zeros(len(inside), np.int32),
-            patches=np.zeros(len(inside), np.int32),
-            arrays=join_arrays([self.arrays[number] for number in inside]) if inside else {},
-            positions=positions,
-            digests=tuple(self.digests[number] for number in inside),
-            blank=self.blank,
-        )
-
-    def document(self, tokens: Sequence[int] | Array) -> ModelInput:
-        """The prompt, and what was written after it, as a row of one document without targets."""
-        ids = np.asarray(tokens, np.int64)
-        length = len(ids)
-        media = self.part(0, length)
-        return ModelInput(
-            tokens=ids,
-            targets=np.full((1, length), IGNORE),
-            loss_weights=np.zeros((1, length), np.float32),
-            positions=np.arange(length),
-            document_ids=np.zeros(length, np.int64),
-            cu_seqlens=np.array([0, length], np.int32),
-            max_seqlen=length,
-            num_tokens=length,
-            source_ids=np.zeros(1, np.int32),
-            media=replace(media, slots=media.slots.astype(np.int64)),
-        )
+def document_of(images: PromptImages, tokens: Sequence[int] | Array) -> ModelInput:
+    """A prompt with images, and what was written after it, as a row of one document without targets."""
+    ids = np.asarray(tokens, np.int64)
+    length = len(ids)
+    media = images.part(0, length)
+    return ModelInput(
+        tokens=ids,
+        targets=np.full((1, length), IGNORE),
+        loss_weights=np.zeros((1, length), np.float32),
+        positions=np.arange(length),
+        document_ids=np.zeros(length, np.int64),
+        cu_seqlens=np.array([0, length], np.int32),
+        max_seqlen=length,
+        num_tokens=length,
+        source_ids=np.zeros(1, np.int32),
+        media=replace(media, slots=media.slots.astype(np.int64)),
+    )

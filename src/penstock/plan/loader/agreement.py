@@ -5,7 +5,7 @@ some documents are then trained twice, others never, and no step says so. So wha
 once, at the start: some 100 bytes a rank. Values that are not of the plan (a learning rate) can be compared with them.
 
 Ranks that all take part compare by a collective (`torch_gather`). Where only some have a loader (Megatron), or nothing
-says which processes train together (a loop of one's own), those with loaders compare by the store of torch.distributed
+says which processes train together (a user's loop), those with loaders compare by the store of torch.distributed
 (`store_gather`), which needs no process group of them.
 """
 

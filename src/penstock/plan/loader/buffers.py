@@ -88,3 +88,9 @@ class BufferPool:
             if len(known) < self._keep:
                 known.append(made)
             return made.arrays, made.addresses
+
+
+def cuda_in_use() -> bool:
+    """Whether torch is imported, and has a GPU."""
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and torch.cuda.is_available())

@@ -15,21 +15,21 @@ from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
-from penstock.data.shards._kernels import BAD_TOKEN_ID, OK
-from penstock.data.shards.document import location_of
-from penstock.data.shards.joined import part_of
-from penstock.data.shards.lengths import LazyNumbers
+from penstock.data.shards.format._kernels import BAD_TOKEN_ID, OK
+from penstock.data.shards.tables.corpus import location_of
+from penstock.data.shards.tables.lengths import LazyNumbers
+from penstock.media.rows import RowMedia
 from penstock.plan.inputs._kernels import join_rows
-from penstock.plan.inputs.media import RowMedia
-from penstock.plan.inputs.model_input import InputRequirements, ModelInput, StepFields
-from penstock.plan.inputs.paths import RowPaths
+from penstock.plan.inputs.joining import joined_reach, shifted
+from penstock.plan.inputs.model_input import ModelInput, StepFields
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._document_kernels import BAD_MEASURE
 from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader._rewrite_kernels import scratch_size
 from penstock.plan.loader.buffers import Allocate, BufferPool, Buffers
 from penstock.plan.loader.companion import Accompany
-from penstock.plan.loader.extras import Extras, RowExtras, StepExtras
+from penstock.plan.loader.extras import Extras, StepExtras
 from penstock.plan.loader.rewriting import Rewriting
 from penstock.plan.loader.source_records import NARROW_IDS, corruption, source_records
 
@@ -212,7 +212,7 @@ class Fill:
         if fault == OK:
             return
         source, number = int(pieces["source"][index]), int(pieces["document"][index])
-        dataset, document = part_of(self._datasets[source], number)
+        dataset, document = self._datasets[source].part_of(number)
         if fault == BAD_MEASURE:
             rewriting, piece = self._rewritings[source], pieces[index]
             raise ConfigError(
@@ -284,11 +284,19 @@ class FilledRows(Sequence[ModelInput]):
         # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
         tokens, targets, weights, positions, document_ids, prefix = (array[:] for array in self._arrays)
         trees = None if self._extras is None else self._extras.rows
-        borders, longest = None, None
-        if need.cu_seqlens and trees is None:
+        slots = tokens.shape[1]
+        borders, longest, reach = None, None, None
+        if trees is not None:
+            ends = [row.cu_seqlens for row in trees]
+            reach = joined_reach([row.reach for row in trees], ends, slots)
+            borders = shifted([one[:-1] for one in ends], slots, end=True)
+            longest = max((row.max_seqlen for row in trees), default=0)
+        elif need.cu_seqlens:
             borders, longest = self._cu_seqlens(used), max(sizes[1::2], default=0)
-        elif need.cu_seqlens and trees is not None:
-            borders, longest = _end_to_end(trees, tokens.shape[1]), max((row.max_seqlen for row in trees), default=0)
+        media = None
+        if self._extras is not None and self._extras.media is not None:
+            documents = np.diff(self._row_starts) + (np.array(used) < slots)
+            media = RowMedia.join(self._extras.media, slots, documents.tolist())
         return {
             "tokens": tokens,
             "targets": targets,
@@ -296,11 +304,11 @@ class FilledRows(Sequence[ModelInput]):
             "positions": positions if need.positions else None,
             "document_ids": document_ids if need.document_ids else None,
             "prefix": prefix if prefix.size else None,
-            "cu_seqlens": borders,
-            "max_seqlen": longest,
-            "reach": None if trees is None else _joined_reach(trees, tokens.shape[1]),
+            "cu_seqlens": borders if need.cu_seqlens else None,
+            "max_seqlen": longest if need.cu_seqlens else None,
+            "reach": reach,
             "columns": {} if self._extras is None else self._extras.columns,
-            "media": self._joined_media(0, len(self)),
+            "media": media,
             "num_tokens": sum(used),
             "tokens_per_row": used,
         }
@@ -311,14 +319,6 @@ class FilledRows(Sequence[ModelInput]):
         media = () if self._extras is None else self._extras.media or ()
         return sum(array.nbytes for row in media for array in row.arrays.values())
 
-    def _joined_media(self, begin: int, end: int) -> RowMedia | None:
-        """The images of some rows, end to end."""
-        if self._extras is None or self._extras.media is None:
-            return None
-        slots, sizes = self._arrays[0].shape[1], self._metadata[: 2 * len(self) : 2]
-        documents = np.diff(self._row_starts)[begin:end] + (sizes[begin:end] < slots)
-        return RowMedia.join(self._extras.media[begin:end], slots, documents.tolist())
-
     def joined(self, rows_per_pass: int) -> Iterator[ModelInput]:
         """The rows, `rows_per_pass` of them end to end in each input; see `Step.joined`."""
         if rows_per_pass < 1:
@@ -326,59 +326,12 @@ class FilledRows(Sequence[ModelInput]):
         if rows_per_pass == 1:
             yield from self
             return
-        fields = {**self.arrays()}
-        for begin in range(0, len(self), rows_per_pass):
-            yield self._joined(fields, begin, min(begin + rows_per_pass, len(self)))
-
-    def _joined(self, fields: dict[str, Any], begin: int, end: int) -> ModelInput:
-        """Rows `begin` … `end` − 1 as one; `fields` are `arrays()`."""
-        slots = self._arrays[0].shape[1]
-        flat: dict[str, Any] = {}
-        for name in ("tokens", "positions", "prefix"):
-            flat[name] = None if fields[name] is None else fields[name][begin:end].reshape(-1)
-        for name in ("targets", "loss_weights"):
-            # [R, D, T] → [D, R × T]: a view for one distance, a copy for several.
-            field = fields[name]
-            flat[name] = None if field is None else field[begin:end].swapaxes(0, 1).reshape(field.shape[1], -1)
-        borders, sizes = fields["cu_seqlens"], np.array(fields["tokens_per_row"][begin:end])
-        if borders is not None:
-            first, last = np.searchsorted(borders, (begin * slots, end * slots))
-            borders = borders[first : last + 1] - np.int32(begin * slots)
-        starts = self._row_starts[begin : end + 1] - self._row_starts[0]
-        # Padding counts as a document, at the end of its row.
-        padding = (starts[1:] - starts[0])[sizes < slots]
-        documents = slice(starts[0], starts[-1])
-        sources, prefixes, whole, _ = metadata_offsets(len(self), self._row_starts.item(-1) - self._row_starts.item(0))
-        if (ids := fields["document_ids"]) is not None:
-            before = np.cumsum(ids[begin:end, -1] + 1) - ids[begin:end, -1] - 1
-            flat["document_ids"] = (ids[begin:end] + before[:, None]).astype(ids.dtype).reshape(-1)
-        prefix_lengths = np.insert(self._metadata[prefixes:whole][documents], padding, 0)
-        source_ids = np.insert(self._metadata[sources:prefixes][documents], padding, -1)
-        more: dict[str, Any] = {}
-        if self._extras is not None:
-            more["columns"] = {name: values[begin:end].reshape(-1) for name, values in self._extras.columns.items()}
-            if self._extras.rows is not None:
-                trees = self._extras.rows[begin:end]
-                more["reach"] = _joined_reach(trees, slots)
-                # Padding counts as a document at the end of its row.
-                counts = [row.documents + bool(used < slots) for row, used in zip(trees, sizes.tolist(), strict=True)]
-                more["paths"] = RowPaths.join([row.paths for row in trees], slots, counts)
-                source_ids = np.concatenate(
-                    [
-                        np.append(row.source_ids, np.int32(-1)) if used < slots else row.source_ids
-                        for row, used in zip(trees, sizes.tolist(), strict=True)
-                    ]
-                )
-            more["media"] = self._joined_media(begin, end)
-        return ModelInput(
-            **{"document_ids": None, **flat, **more},
-            cu_seqlens=borders,
-            max_seqlen=None if borders is None else int(np.diff(borders).max()),
-            num_tokens=(end - begin) * slots,
-            source_ids=source_ids,
-            prefix_lengths=None if flat["prefix"] is None else prefix_lengths,
-            distillation=None if self._companions is None else tuple(self._companions[begin:end]),
+        borders = (
+            None if self._extras is None or self._extras.rows is None else [row.cu_seqlens for row in self._extras.rows]
         )
+        for begin in range(0, len(self), rows_per_pass):
+            end = begin + rows_per_pass
+            yield ModelInput.join(self[begin:end], None if borders is None else borders[begin:end])
 
     def _cu_seqlens(self, used: Sequence[int]) -> Annotated[Int32, "borders"]:
         """Cumulative lengths of all rows end to end; the padding of a row is a document of its own.
@@ -447,20 +400,6 @@ class FilledRows(Sequence[ModelInput]):
             distillation=None if self._companions is None else self._companions[row],
             **more,
         )
-
-
-def _end_to_end(rows: Sequence[RowExtras], slots: int) -> Annotated[Int32, "borders"]:
-    """Cumulative lengths of rows with trees, end to end."""
-    parts = [row.cu_seqlens[:-1] + np.int32(number * slots) for number, row in enumerate(rows)]
-    return np.concatenate([*parts, [len(rows) * slots]]).astype(np.int32)
-
-
-def _joined_reach(rows: Sequence[RowExtras], slots: int) -> Annotated[Int32, "nodes"] | None:
-    """`reach` of rows that lie end to end; None: nothing forks."""
-    if all(row.reach is None for row in rows):
-        return None
-    ends = [row.cu_seqlens[1:] if row.reach is None else row.reach for row in rows]
-    return np.concatenate([end + np.int32(number * slots) for number, end in enumerate(ends)])
 
 
 @final

@@ -11,8 +11,6 @@ Only the consumer knows which of the returned steps are trained, since some cons
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast, final
@@ -20,13 +18,13 @@ from typing import Any, Self, cast, final
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card, table
 from penstock.core.suggestions import suggests
-from penstock.data.shards import Corpus, TokenizerInfo
-from penstock.plan.inputs import EVERYTHING, Attention
-from penstock.plan.inputs.media import BlankImage
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.data.shards import Corpus
+from penstock.media.rows import BlankImage
+from penstock.plan.inputs import Attention
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import companion as companions
 from penstock.plan.loader import state as states
-from penstock.plan.loader.buffers import heap, pinned
+from penstock.plan.loader.buffers import cuda_in_use, heap, pinned
 from penstock.plan.loader.companion import Companion
 from penstock.plan.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.plan.loader.explain import PieceOrigin, explain
@@ -34,13 +32,12 @@ from penstock.plan.loader.extras import Extras
 from penstock.plan.loader.fetching import Fetching, StepsAhead, Traffic
 from penstock.plan.loader.fill import Fill
 from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
-from penstock.plan.loader.mixture import Mixture, Sources, whole
-from penstock.plan.loader.places import Start, read_place
+from penstock.plan.loader.loader_settings import LoaderSettings, step_number
+from penstock.plan.loader.mixture import Mixture, Sources, require_one_tokenizer, whole
 from penstock.plan.loader.plan import Plan
-from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.plan.loader.standing import place_after
 from penstock.plan.loader.step_iterator import StepPipeline
-from penstock.plan.loader.steps import Step, StepPlan, StepPlanner, StepState, Watch, replay_progress
+from penstock.plan.loader.steps import Step, StepPlan, StepPlanner, StepState, replay_progress
 from penstock.plan.loader.target_watch import TargetWatch
 from penstock.plan.packing import Packing
 
@@ -63,51 +60,7 @@ class Loader:
     Args:
         mixture: The sources; a single `Source`, a path, an opened dataset, a list of these, or a mapping of path →
             share will do.
-        sequence_length: Token slots of a row.
-        rows_per_step: Rows of one optimiser step over all ranks; or a batch ramp, first step → rows from it on:
-            `{0: 32, 1000: 64}`.
-        seed: Seed of orders and keys.
-        data_parallel: This process's rank: `DataParallel`, (rank, size), or a torch DeviceMesh, whose dimensions for
-            tensor, pipeline, expert and context parallelism give the same rows. May be left out only when there is one
-            process.
-        packing: `best_fit` (default), `best_fit_decreasing`, `next_fit`, `concat` or `none`.
-        window_rows: Rows that are open together when packing. With `next_fit`, `concat` and `none` it changes no row,
-            only how many are planned at a time.
-        patches_per_row: Maximum patches of the images of a row (packing `best_fit`), so that no step needs much more
-            memory or time for its vision tower than others; a document with more is too long. 1.25 times the mean need
-            leaves hardly any slot empty. None: no limit.
-        documents_per_row: Maximum documents of a row, with any packing; a row that has as many is full. By default what
-            `cu_seqlens_capacity` of the requirements has room for, else no limit.
-        max_document_tokens: Maximum tokens of a document: a longer one is treated as its source's `too_long` says, as
-            if rows were this long. Sources may have their own. None: as many as a row holds.
-        requirements: What the model needs; everything in int32 when None.
-        attention: "row" lets the documents of a row see each other: positions and `cu_seqlens` then run over the row,
-            while targets, loss weights and `document_ids` stay as they are. It is there to reproduce baselines. By
-            default what `requirements` say, and "document" when they say nothing. Plan and states are the same.
-        pad_id: Token id in padding; it is never a target.
-        threads: Filling threads; 0 does all in the caller's thread.
-        prefetch: Steps that are prepared ahead, at most; none are without threads.
-        pin_memory: Write into page-locked memory; by default when CUDA is there and torch is already imported. Copy
-            such rows with `penstock.to_torch`: it holds them until the GPU has read them, and the loader fills
-            buffers again that have no holder.
-        companion: Makes something more of each row, in the filling threads; it becomes the row's `distillation`.
-        sum_over_ranks: Sums numbers over all ranks in float64, such as an all-reduce: called with a list on every
-            rank, for each step in order, by the thread that takes the step. With it, objectives written in Python run
-            only for this rank's rows, and the ranks' loss weights are added up; without it, each rank runs them for
-            all rows, because every rank needs the sum. It is not called if no source has such an objective.
-        image_cache: Folder for processed images, without loss; from the second time on, an image costs a fifth or less.
-            Several processes and runs may share it. None: images are decoded and processed whenever they are needed.
-        image_cache_bytes: Maximum bytes of that folder, 64 GiB by default; beyond it, what was least used goes.
-        prefetch_bytes: Maximum bytes of processed images in steps that are prepared ahead, 4 GiB by default; one step
-            is always made.
-        cache: Folder for what is fetched of sources in object stores; ranks and runs may share it. None: the
-            environment's `PENSTOCK_CACHE`, else the user's cache folder.
-        cache_bytes: Maximum bytes of all remote sources in that folder; beyond it, what was used least recently goes.
-            Ranks of one machine share the folder, and should have the same number. None: no limit.
-        continue_from: Where the sources of another loader stood after one of its steps, `Step.place`: sources of the
-            same name go on there, and new ones begin at their beginning. Shares, limits, objectives and the form of
-            rows may be others; a dataset may have grown at its end. None: all begin at their beginning.
-        first_step: Number of the first step, for changes of shares and a batch ramp that count on.
+        settings: The keywords are the fields of `LoaderSettings`, which describes each; `Loader.of` takes them as one.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
@@ -143,78 +96,52 @@ class Loader:
         continue_from: Mapping[str, Any] | None = None,
         first_step: int = 0,
     ) -> None:
+        self._open(
+            mixture,
+            LoaderSettings(
+                sequence_length=sequence_length, rows_per_step=rows_per_step, seed=seed, data_parallel=data_parallel,
+                packing=packing, window_rows=window_rows, patches_per_row=patches_per_row,
+                documents_per_row=documents_per_row, max_document_tokens=max_document_tokens,
+                requirements=requirements, attention=attention, pad_id=pad_id, threads=threads, prefetch=prefetch,
+                pin_memory=pin_memory, companion=companion, sum_over_ranks=sum_over_ranks, image_cache=image_cache,
+                image_cache_bytes=image_cache_bytes, prefetch_bytes=prefetch_bytes, cache=cache,
+                cache_bytes=cache_bytes, continue_from=continue_from, first_step=first_step,
+            ),
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, mixture: Mixture | Sources, settings: LoaderSettings) -> "Loader":
+        """A loader with settings that were made before."""
+        loader = cls.__new__(cls)
+        loader._open(mixture, settings)
+        return loader
+
+    def _open(self, mixture: Mixture | Sources, settings: LoaderSettings) -> None:
+        """Open the sources, and put the parts together."""
         given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
-        self.settings = PlanSettings(
-            sequence_length=whole("sequence_length", sequence_length),
-            rows_per_step=rows_per_step,
-            seed=whole("seed", seed),
-            packing=packing,
-            window_rows=whole("window_rows", window_rows),
-            patches_per_row=_whole_or_none("patches_per_row", patches_per_row),
-            documents_per_row=_whole_or_none("documents_per_row", documents_per_row),
-            max_document_tokens=_whole_or_none("max_document_tokens", max_document_tokens),
-        )
-        threads, prefetch, pad_id = whole("threads", threads), whole("prefetch", prefetch), whole("pad_id", pad_id)
-        if not 0 <= pad_id < 2**31:
-            raise ConfigError(f"pad_id must be a token id, 0 … 2^31 − 1, got {pad_id}")
-        self.data_parallel = DataParallel.of(data_parallel)
-        for _, rows in self.settings.ramp.phases:
-            self.data_parallel.rows(rows)
-        if threads < 0 or prefetch < 1:
-            raise ConfigError(f"threads must be at least 0 and prefetch at least 1, got {threads} and {prefetch}")
-        self.requirements = EVERYTHING if requirements is None else requirements
-        if not isinstance(self.requirements, InputRequirements):
-            raise ConfigError(f"requirements must be penstock.InputRequirements, got {requirements!r}")
-        if attention is not None:
-            own = InputRequirements(asked_by=f"Loader(attention={attention!r})", attention=attention)
-            self.requirements = self.requirements.merge(own)
-        self.requirements.require_effect()
-        self.settings = self.settings.within(self.requirements)
-        if cache_bytes is not None and (cache_bytes := whole("cache_bytes", cache_bytes)) < 1:
-            raise ConfigError(f"cache_bytes must be at least 1, got {cache_bytes}")
-        self.datasets: list[Any] = [source.open(cache) for source in given.sources]
+        self.loader_settings, self.settings = settings, settings.plan
+        self.data_parallel: DataParallel = settings.data_parallel
+        self.requirements = settings.merged_requirements()
+        self.datasets: list[Corpus] = [source.open(settings.cache) for source in given.sources]
         self.mixture = given.weighed(self.datasets)
-        _require_one_tokenizer(self.mixture, self.datasets)
-        self._threads, self._prefetch_steps, self._companion = threads, prefetch, companion
-        self._prefetch_bytes = whole("prefetch_bytes", prefetch_bytes)
-        if self._prefetch_bytes < 1:
-            raise ConfigError(f"prefetch_bytes must be at least 1, got {prefetch_bytes}")
-        self._for_pickling: dict[str, Any] = {
-            "pad_id": pad_id,
-            "threads": threads,
-            "prefetch": prefetch,
-            "pin_memory": pin_memory,
-            "prefetch_bytes": self._prefetch_bytes,
-        }
-        if image_cache is not None:
-            self._for_pickling |= {"image_cache": str(image_cache), "image_cache_bytes": image_cache_bytes}
-        if cache is not None or cache_bytes is not None:
-            self._for_pickling |= {"cache": None if cache is None else str(cache), "cache_bytes": cache_bytes}
-        self._start = Start(
-            step=_step_number(first_step), place=None if continue_from is None else read_place(continue_from)
-        )
-        pin = _cuda_in_use() if pin_memory is None else pin_memory
+        require_one_tokenizer(self.mixture, self.datasets)
+        self.start = settings.start
+        pin = cuda_in_use() if settings.pin_memory is None else settings.pin_memory
         self._plan = self.new_plan()
         self._extras = Extras(
             self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing,
-            self.settings.sequence_length, (image_cache, whole("image_cache_bytes", image_cache_bytes)),
+            self.settings.sequence_length, (settings.image_cache, settings.image_cache_bytes),
         )  # fmt: skip
         self._fill = Fill(
-            self.datasets,
-            self.settings.sequence_length,
-            self.requirements,
-            pad_id,
-            self._plan.rewritings,
-            self._extras,
-            keep=2 * (prefetch + threads + 2),
-            allocate=pinned if pin else heap,
-        )
-        self._accompany = companions.begin(companion, self.mixture, self.datasets, self._plan.rewritings)
+            self.datasets, self.settings.sequence_length, self.requirements, settings.pad_id, self._plan.rewritings,
+            self._extras, keep=2 * (settings.prefetch + settings.threads + 2), allocate=pinned if pin else heap,
+        )  # fmt: skip
+        self._accompany = companions.begin(settings.companion, self.mixture, self.datasets, self._plan.rewritings)
         in_python = any(rewriting.runs_in_python for rewriting in self._plan.rewritings)
-        self._sum = sum_over_ranks if in_python and self.data_parallel.size > 1 else None
+        self._sum = settings.sum_over_ranks if in_python and self.data_parallel.size > 1 else None
         self._fetching = Fetching(
             self.mixture.sources, self.datasets, self._plan.rewritings, self.settings,
-            self.requirements.target_distances or 1, cache_bytes, rewrites_own=self._sum is not None,
+            self.requirements.target_distances or 1, settings.cache_bytes, rewrites_own=self._sum is not None,
         )  # fmt: skip
         self._ahead: StepsAhead | None = None
         self._description, self._epochs = states.describe(self._plan), states.epochs_of(self._plan)
@@ -250,7 +177,12 @@ class Loader:
             ahead = self._ahead = self._fetching.ahead(self._planner.next, self._own_rows)
             plan_next = ahead.next
         run = self._run = StepPipeline(
-            plan_next, self._build_step, self._threads, self._prefetch_steps, size, self._prefetch_bytes
+            plan_next,
+            self._build_step,
+            self.loader_settings.threads,
+            self.loader_settings.prefetch,
+            size,
+            self.loader_settings.prefetch_bytes,
         )
         try:
             while (item := run.next()) is not None:
@@ -277,18 +209,11 @@ class Loader:
             ConfigError: It has a companion, which may hold what belongs to this process.
             StateError: An iterator of it is held, as in `state_dict`.
         """
-        if self._companion is not None:
+        if self.companion is not None:
             raise ConfigError(
                 "a Loader with a companion (for a teacher, say) cannot be pickled; make it in the process that uses it"
             )
-        settings = {
-            **asdict(self.settings),
-            **self._for_pickling,
-            "requirements": self.requirements,
-            "data_parallel": self.data_parallel,
-            **self._start.arguments,
-        }
-        return _unpickled, (self.mixture, settings, self.state_dict())
+        return _unpickled, (self.mixture, self.loader_settings.elsewhere(), self.state_dict())
 
     def __repr__(self) -> str:
         settings, data_parallel = self.settings, self.data_parallel
@@ -344,11 +269,6 @@ class Loader:
         return self._after.step
 
     @property
-    def filling(self) -> dict[str, Any]:
-        """The arguments that change no plan: `pad_id`, `threads`, `prefetch`, `pin_memory`, and those of a cache."""
-        return dict(self._for_pickling)
-
-    @property
     def traffic(self) -> dict[str, Traffic]:
         """Source name → bytes fetched and used so far by this process, of each source in an object store."""
         return self._fetching.traffic
@@ -356,7 +276,7 @@ class Loader:
     @property
     def companion(self) -> Companion | None:
         """What else is made of each row."""
-        return self._companion
+        return self.loader_settings.companion
 
     @property
     def needs_isolation(self) -> bool:
@@ -398,12 +318,7 @@ class Loader:
 
     def new_plan(self) -> Plan:
         """Its plan from the beginning, for looking at; the loader itself does not move."""
-        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1, self._start)
-
-    @property
-    def start(self) -> Start:
-        """Its first step, and where its sources begin."""
-        return self._start
+        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1, self.start)
 
     def count_steps(self) -> int:
         """Steps up to its end, those before `first_step` among them; costs the whole plan once (millions of documents
@@ -488,10 +403,10 @@ class Loader:
         Raises:
             ConfigError: The sources end before it, or it is not a whole number from 0 on.
         """
-        step = _step_number(step)
+        step = step_number(step)
         self._move(self._after)
         try:
-            with self._replay_progress() as watch:
+            with replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0) as watch:
                 self._after = self._planner.find(step, near=self._after, watch=watch)
         finally:
             self._move(self._after)
@@ -506,16 +421,13 @@ class Loader:
             step: Number of the step.
             row: Number of a row in the whole step (over all ranks); all rows when None.
         """
-        step, row = _step_number(step), None if row is None else whole("row", row)
+        step, row = step_number(step), None if row is None else whole("row", row)
         plan = self.new_plan()
         planner = StepPlanner(plan, self.data_parallel.size, self._planner)
-        with self._replay_progress() as watch:
+        with replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0) as watch:
             planner.start(planner.find(step, near=self._after, watch=watch))
         step_plan = planner.next()
         return [] if step_plan is None else explain(self.mixture, self.datasets, plan.rewritings, step_plan, row)
-
-    def _replay_progress(self) -> AbstractContextManager[Watch]:
-        return replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0)
 
     def _move(self, state: StepState) -> None:
         """Make `state` the current one; an iterator that works ahead ends, and says so when it is asked again."""
@@ -571,44 +483,11 @@ class Loader:
         )
 
 
-def _unpickled(mixture: Mixture, settings: dict[str, Any], state: dict[str, Any]) -> Loader:
-    loader = Loader(mixture, **settings)
+def _unpickled(mixture: Mixture, settings: LoaderSettings, state: dict[str, Any]) -> Loader:
+    loader = Loader.of(mixture, settings)
     loader.load_state_dict(state)
     return loader
 
 
 def _image_bytes(step: Step) -> int:
     return max(1, step._rows.image_bytes)
-
-
-def _whole_or_none(name: str, value: Any) -> int | None:
-    return None if value is None else whole(name, value)
-
-
-def _step_number(value: Any) -> int:
-    step = whole("step", value)
-    if step < 0:
-        raise ConfigError(f"steps are numbered from 0, got {step}")
-    return step
-
-
-def _require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
-    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron) pass."""
-    first: tuple[str, TokenizerInfo] | None = None
-    for source, dataset in zip(mixture.sources, datasets, strict=True):
-        info = dataset.tokenizer
-        if info is None or not info.fingerprint:
-            continue
-        if first is None:
-            first = source.name, info
-        elif info.fingerprint != first[1].fingerprint:
-            raise ConfigError(
-                f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
-                f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
-                "prepare both with one tokenizer"
-            )
-
-
-def _cuda_in_use() -> bool:
-    torch = sys.modules.get("torch")
-    return bool(torch is not None and torch.cuda.is_available())

@@ -13,20 +13,19 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Records
-from penstock.core.daemons import DaemonPool, wait_for
+from penstock.core.arrays import Array, Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.data.shards import Corpus
-from penstock.data.shards.columns import ExtraTable
-from penstock.data.shards.images import ImageOf
+from penstock.data.shards.format.images import ImageOf
+from penstock.data.shards.tables.columns import ExtraTable
+from penstock.data.stores.daemons import DaemonPool, wait_for
 from penstock.media.images import ImageSettings
 from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor, join_arrays
-from penstock.plan.inputs.media import RowMedia, blank_image, grid_positions
+from penstock.media.rows import RowMedia, blank_image, grid_positions
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.image_cache import ImageCache
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _REQUESTS = 32
 """Images of a store that are fetched at the same time."""
 

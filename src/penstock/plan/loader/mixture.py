@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, table
 from penstock.core.suggestions import suggests
 from penstock.core.urls import shown_url
-from penstock.data.shards import Corpus
-from penstock.data.shards.document import is_corpus
-from penstock.data.shards.joined import corpus_name, open_dataset
+from penstock.data.shards import Corpus, TokenizerInfo
+from penstock.data.shards.opening import corpus_name, open_dataset
+from penstock.data.shards.tables.corpus import is_corpus
 from penstock.plan.objectives import Objective
 from penstock.plan.objectives.objective import Causal, missing_members
 from penstock.plan.sampling import Shuffle, integer_shares
@@ -219,7 +219,7 @@ class Source:
             ConfigError: One needs more to be opened than a path, or two cannot be one corpus.
         """
         given: Any = self.path
-        return cast(Corpus, given) if is_corpus(given) else open_dataset(given, cache=cache)
+        return given if is_corpus(given) else open_dataset(given, cache=cache)
 
     def count_tokens(self, corpus: Corpus) -> int:
         """Tokens of the documents in use, those that `slice` leaves."""
@@ -393,3 +393,20 @@ class Mixture:
     def shares_at(self, step: int) -> list[float]:
         """The shares in force at a step, in the order of the sources."""
         return next(shares for first, shares in reversed(self.phases()) if first <= step)
+
+
+def require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
+    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron) pass."""
+    first: tuple[str, TokenizerInfo] | None = None
+    for source, dataset in zip(mixture.sources, datasets, strict=True):
+        info = dataset.tokenizer
+        if info is None or not info.fingerprint:
+            continue
+        if first is None:
+            first = source.name, info
+        elif info.fingerprint != first[1].fingerprint:
+            raise ConfigError(
+                f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
+                f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
+                "prepare both with one tokenizer"
+            )

@@ -24,6 +24,7 @@ import numpy as np
 
 from penstock.core.arrays import Bool, Int64, Records
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.formats import PLACE
 from penstock.core.randomness import mix
 from penstock.data.shards import Corpus
 from penstock.data.shards.growth import prefix_fingerprint
@@ -33,7 +34,6 @@ from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.plan.sampling import Permutation
 from penstock.plan.sampling._kernels import ENTRY
 
-FORMAT = 1
 _MOST = 2**61
 _TOGETHER = 1 << 20
 """Documents of an order that are computed together, for the memory."""
@@ -144,8 +144,7 @@ def read_place(place: Any) -> dict[str, Any]:
         StateError: It is none.
     """
     try:
-        if place["format"] != FORMAT:
-            raise StateError(f"the place has format {place['format']}, this version reads {FORMAT}")
+        PLACE.check({"format": place["format"]}, "the place", cure="give what Step.place gave", error=StateError)
         for one in place["sources"].values():
             _read(one)
         return {name: place[name] for name in ("format", "step", "seed", "sources")}

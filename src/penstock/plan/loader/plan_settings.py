@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
 
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import Attention
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.plan.loader.ramp import Ramp
 from penstock.plan.packing import PACKINGS, Packing
 from penstock.plan.packing.pack import check_documents_per_row
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
     """What decides the plan, apart from the mixture."""

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from penstock.core.arrays import Records
+from penstock.core.formats import PLACE
 from penstock.plan.loader.extras import too_long_of
 from penstock.plan.loader.packed_numbers import pack
-from penstock.plan.loader.places import FORMAT, Seen, order_text
+from penstock.plan.loader.places import Seen, order_text
 from penstock.plan.loader.plan import Plan
 from penstock.plan.loader.steps import StepPlan
 
@@ -30,7 +31,7 @@ def place_after(plan: Plan, step: StepPlan) -> dict[str, Any]:
             "drawn": [list(pair) for pair in drawn],
             "seen": [len(seen), base64.b85encode(pack(seen)).decode() if len(seen) else ""],
         }
-    return {"format": FORMAT, "step": step.after.step, "seed": plan.settings.seed, "sources": sources}
+    return {**PLACE.fields(), "step": step.after.step, "seed": plan.settings.seed, "sources": sources}
 
 
 def _after(

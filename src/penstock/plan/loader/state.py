@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import StateError
+from penstock.core.formats import LOADER_STATE
 from penstock.data.shards.dataset import Dataset
 from penstock.plan.loader._plan_kernels import CURSOR
 from penstock.plan.loader._target_kernels import UNTRAINED
@@ -31,7 +32,6 @@ from penstock.plan.loader.raised_epochs import moved
 from penstock.plan.loader.steps import StepState
 from penstock.plan.sampling._kernels import SKIPPED
 
-FORMAT = 2
 _DIGEST_BYTES = 8
 _MOST = 2**61
 """Of documents, rows and windows: far more, and sums with them would not fit 64 bits."""
@@ -144,7 +144,7 @@ def save(plan_description: dict[str, Any], epochs: dict[str, str], after: StepSt
     counts = [start.skipped] if start.untrained is None else [start.skipped, start.untrained]
     packed = pack(np.column_stack([_columns(start.cursors), start.credits, *map(_columns, counts)]))
     return {
-        "format": FORMAT,
+        **LOADER_STATE.fields(),
         "step": after.step,
         "row": start.row,
         "window": start.window,
@@ -171,12 +171,11 @@ def load(plan: Plan, state: dict[str, Any], say: Callable[[str], None]) -> StepS
             names what changed.
     """
     try:
-        if state["format"] != FORMAT:
-            raise StateError(f"the state has format {state['format']}, this version reads {FORMAT}")
+        LOADER_STATE.check({"format": state["format"]}, "the state", cure="begin the run again", error=StateError)
         _refuse_unknown(state, (*_KEYS, _EPOCHS, _KNOWN_FROM), "")
         old = _refuse_changes(plan, state["made_from"], state.get(_EPOCHS))
         found = _read(plan, state)
-    except (LookupError, TypeError, ValueError, OverflowError, zlib.error, struct.error) as error:
+    except (LookupError, AttributeError, TypeError, ValueError, OverflowError, zlib.error, struct.error) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"this is not the state of a loader, or it was damaged ({error!r})") from error

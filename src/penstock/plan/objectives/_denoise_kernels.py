@@ -19,7 +19,7 @@ from penstock.core.randomness import LOW_32, below, philox, philox_rounds
 from penstock.core.vectors import fill_with
 
 KIND = 1
-"""What program[0] says of a denoiser."""
+"""Kinds of denoisers, in program[0]."""
 NUM_TASKS, ROLL, FINAL_SENTINEL, INPUT_END, BIDIRECTIONAL, TRAIN_ON_INPUTS, NUM_SENTINELS = 1, 2, 3, 4, 5, 6, 7
 """Places in the header. INPUT_END is an id, or -1 for none; the others are counts, or 0 and 1."""
 HEADER = 8

@@ -41,7 +41,7 @@ class SpanCorruption:
     weight: Rational = 1.0
     """Share of the documents, relative to the other tasks."""
     name: str = "spans"
-    """What inspection calls it."""
+    """Its name in inspection."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
@@ -68,11 +68,11 @@ class PrefixLM:
     weight: Rational = 1.0
     """Share of the documents, relative to the other tasks."""
     sentinel: bool = True
-    """Whether sentinel 0 stands before the rest, as its first target; T5's own `prefix_lm` has none."""
+    """Whether sentinel 0 comes before the rest, as its first target; T5's own `prefix_lm` has none."""
     rate: Rational | None = None
     """Share of the tokens that is predicted; None draws it."""
     name: str = "S"
-    """What inspection calls it."""
+    """Its name in inspection."""
 
     def __post_init__(self) -> None:
         if self.rate is not None:
@@ -95,7 +95,7 @@ class CausalLM:
     weight: Rational = 1.0
     """Share of the documents, relative to the other tasks."""
     name: str = "causal"
-    """What inspection calls it."""
+    """Its name in inspection."""
 
     def numbers(self) -> tuple[int, ...]:
         """Its part of a program, without weight and mode."""

@@ -127,7 +127,7 @@ class Causal:
 
 
 MEMBERS = ("name", "document_limit", "measure", "write")
-"""What every objective has."""
+"""Common part of all objectives."""
 
 
 def missing_members(objective: object) -> tuple[str, ...]:

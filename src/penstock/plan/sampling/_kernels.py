@@ -12,7 +12,7 @@ import numpy as np
 from penstock.core.compiled import bare, inline_kernel, kernel, view_u32
 from penstock.core.randomness import mix
 from penstock.core.vectors import copy_into, count_up
-from penstock.data.shards._kernels import RUN_DOCUMENTS
+from penstock.data.shards.format._kernels import RUN_DOCUMENTS
 
 ROUNDS = 6
 SMALL = 256
@@ -28,7 +28,7 @@ SKIPPED = np.dtype(
     ],
     align=True,
 )
-"""What a source left out between two documents, or since its beginning."""
+"""Counts of what a source left out between two documents, or since its beginning."""
 
 ENTRY = np.dtype(
     [
@@ -65,7 +65,7 @@ def _round(value, key):
 
 @inline_kernel
 def key_schedule(size, key):
-    """What `permute` needs to know of a permutation of [0, size): bits of an index, and a key for each round."""
+    """A permutation of [0, size) for `permute`: bits of an index, and a key for each round."""
     bits = np.uint64(1)
     while (_ONE << bits) < np.uint64(size):
         bits += _ONE
@@ -214,7 +214,7 @@ def permute_range(begin, size, key, mode, out):
 
 
 NOT_REFUSED, NOT_HERE = -1, -2
-"""What `draw` returns in place of a refused document: there is none; or the next document's length is not here yet."""
+"""Codes of `draw` in place of a refused document: there is none; or the next document's length is not here yet."""
 
 
 @inline_kernel
@@ -243,7 +243,7 @@ def draw(
     look-ups at once where none depends on another.
 
     Lengths that come in ranges of `range_documents` documents are read where `here` (uint8 [ranges]) is not 0; an empty
-    `here` means that all are there. At the first one that is not, the draw stops: it goes on from what it returns.
+    `here` means that all are there. The draw stops at the first missing length; call again with the returned cursor.
 
     Returns:
         (entries written, next position, next begin, number of a document that is refused, NOT_REFUSED or NOT_HERE). A

@@ -10,7 +10,7 @@ from penstock.core.lazy_imports import lazy, public_names
 
 if TYPE_CHECKING:
     from penstock.core import yaml_files
-    from penstock.data.shards import joined
+    from penstock.data.shards import opening as datasets
     from penstock.data.sources import records
     from penstock.learn.distillation import projection
     from penstock.learn.evaluation import results as evaluation_results
@@ -31,11 +31,11 @@ _MODULES = {
     "config_training": "use.config.training",
     "conversion": "use.config.axolotl.conversion",
     "curve_picture": "learn.training.curve_picture",
+    "datasets": "data.shards.opening",
     "curves": "learn.training.curves",
     "distributed": "learn.training.distributed",
     "document": "use.config.document",
     "evaluation_results": "learn.evaluation.results",
-    "joined": "data.shards.joined",
     "kernels": "use.runs.kernels",
     "notes": "use.config.axolotl.notes",
     "opening": "use.runs.opening",
@@ -66,10 +66,10 @@ __all__ = [
     "conversion",
     "curve_picture",
     "curves",
+    "datasets",
     "distributed",
     "document",
     "evaluation_results",
-    "joined",
     "kernels",
     "notes",
     "opening",

@@ -35,7 +35,7 @@ def run(
         penstock verify data/chats data/stories/train
     """
     reports = []
-    for path in (path for given in paths for path in used.joined.dataset_paths(given)):
+    for path in (path for given in paths for path in used.datasets.dataset_paths(given)):
         reports.append(ps.shards.verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json))
         if not json:
             _print_text(reports[-1])

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.yaml_files import write_yaml
-from penstock.data.prepare.settings import ChatSettings
+from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.training import TrainSettings
 from penstock.learn.training.continued import Continued
@@ -20,8 +20,8 @@ from penstock.learn.training.continuing import begin_from
 from penstock.learn.training.run_folder import RUN_FILE
 from penstock.models import ModelSettings
 from penstock.plan.inputs import EVERYTHING, Attention
-from penstock.plan.inputs.model_input import InputRequirements
-from penstock.plan.loader import Companion, PlanSettings
+from penstock.plan.inputs.requirements import InputRequirements
+from penstock.plan.loader import Companion, LoaderSettings, PlanSettings
 from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, ShareChange, Source
@@ -230,8 +230,7 @@ def make_loader(
     distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
     data = open_sources(data, run_file)
     try:
-        return Loader(
-            data.mixture,
+        loader_settings = LoaderSettings(
             **settings,
             requirements=requirements.merge(distances),
             attention=data.attention,
@@ -240,6 +239,7 @@ def make_loader(
             companion=companion,
             **filling,
         )
+        return Loader.of(data.mixture, loader_settings)
     except (FormatError, ConfigError) as error:
         raise type(error)(f"{run_file}: {error}") from error
 

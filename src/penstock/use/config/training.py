@@ -34,7 +34,7 @@ from penstock.models.facts import facts_of, with_facts
 from penstock.models.lora.lora import add_lora, remove_lora
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.saving import load_model
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
 from penstock.plan.loader.loader import Loader
@@ -383,7 +383,7 @@ def _make_model(
 def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
     """Load a trained model to continue with other data or another schedule. Weights in float32.
 
-    LoRA is merged, or with `merged` false taken out, for a run that goes on itself: its base must stay what it was.
+    LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original base.
     """
     run = RunFolder.open(path)
     model = with_facts(load_model(run.model, device), run.facts)

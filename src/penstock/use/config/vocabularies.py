@@ -10,8 +10,8 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.models.lora.lora import embedding_of, head_of
 from penstock.models.lora.settings import NewRows
+from penstock.tokenizers.extension import not_extended
 from penstock.tokenizers.loading import load_tokenizer
-from penstock.tokenizers.training import not_extended
 from penstock.use.config.run_file import DataSettings
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import Any, final
 import numpy as np
 
 from penstock.data.shards import JoinedCorpus
-from penstock.data.shards.trees import BranchView
+from penstock.data.shards.format.trees import BranchView
+from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.text import origin_text, token_texts
 
@@ -124,7 +125,7 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
     return tuple(bins)
 
 
-def view_document(dataset: Any, number: int, tokenizer: Any, *, lines: bool = False) -> DocumentView:
+def view_document(dataset: Any, number: int, tokenizer: Tokenizer | None, *, lines: bool = False) -> DocumentView:
     """One document with its text; `tokenizer` and `lines` as in `token_texts`; with lines also pictures, for pages.
 
     Raises:

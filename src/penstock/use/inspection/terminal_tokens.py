@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.core.terminal import safe_console
-from penstock.data.shards.trees import BranchView
+from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.page import readable
 from penstock.use.inspection.page_model import PageDocument, first_words, with_blanks
 
@@ -199,7 +199,7 @@ def _stretches(*arrays: Any) -> list[tuple[int, int]]:
 
 
 def tree_view(branches: Sequence[BranchView], width: int) -> Text:
-    """A line for each branch, as long as its tokens, where it stands in its paths."""
+    """One line per branch, offset and sized by its tokens."""
     longest = max(branch.position + branch.end - branch.begin for branch in branches)
     cells = min(width - 2, longest)
     drawn = Text()

@@ -12,11 +12,12 @@ from typing import Unpack, final
 from penstock.core.errors import ConfigError
 from penstock.core.folders import base_name
 from penstock.core.suggestions import refuse_unknown
-from penstock.data.prepare.settings import ChatOptions, ChatSettings, chat_names
-from penstock.data.shards.document import Corpus
-from penstock.data.shards.joined import open_dataset
+from penstock.data.prepare.chat_settings import ChatSettings, chat_names
+from penstock.data.prepare.options import ChatOptions
+from penstock.data.shards.opening import open_dataset
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.sources.formats import EXTENSIONS
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.tokenizers import Tokenizer
@@ -235,8 +236,10 @@ def _whole_steps(loader: Loader) -> Loader:
     """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
     asked = loader.requirements
     requirements = dataclasses.replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
-    settings = {**dataclasses.asdict(loader.settings), **loader.filling, **loader.start.arguments, "threads": 0}
-    return Loader(loader.mixture, requirements=requirements, **settings)
+    settings = dataclasses.replace(
+        loader.loader_settings.elsewhere(), requirements=requirements, attention=None, data_parallel=(0, 1), threads=0
+    )
+    return Loader.of(loader.mixture, settings)
 
 
 def _views(loader: Loader, numbers: Sequence[int], asked: _Shown, *, mixed: bool, lines: bool = False) -> list[RowView]:

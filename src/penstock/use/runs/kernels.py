@@ -17,7 +17,7 @@ from penstock.data.prepare.preparation import prepare
 from penstock.data.shards import verify
 from penstock.data.shards.memory import write_dataset
 from penstock.data.sources import open_sources, read_texts
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Source
 from penstock.plan.objectives.denoise import Denoise

@@ -25,6 +25,7 @@ from penstock.models.lora.lora import settle_parts
 from penstock.models.own_code import is_own_code
 from penstock.models.saving import load_model as load_folder
 from penstock.models.settings import ModelSettings
+from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.runs.keywords import ModelKeywords
 from penstock.use.runs.run_document import check_names
@@ -119,7 +120,7 @@ class Opened:
     """The run that it comes from."""
     model: Any
     """The model, in evaluation mode."""
-    tokenizer: Any
+    tokenizer: Tokenizer
     template: Any
     """Chat template; None if there is none."""
     context_length: int
@@ -136,7 +137,7 @@ class Writer:
     name: str
     step: int | None
     engine: Any
-    tokenizer: Any
+    tokenizer: Tokenizer
     template: Any
     """Chat template; None if there is none."""
     begin_ids: tuple[int, ...] = ()
@@ -249,7 +250,7 @@ def reader_of(found: Opened) -> "ImageReader | None":
     return reader
 
 
-def template_of(run: RunFolder, tokenizer: Any) -> Any:
+def template_of(run: RunFolder, tokenizer: Tokenizer) -> Any:
     """The chat template with the variables used when the conversations were prepared."""
     chat = ChatInfo.load(run.path)
     assert run.template is not None

@@ -14,7 +14,7 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Document, extend_dataset
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.joined import open_dataset
+from penstock.data.shards.opening import open_dataset
 from penstock.learn.training.distributed import local_device
 from penstock.learn.training.path_losses import slot_temperatures
 from penstock.learn.training.path_settings import REFERENCE_COLUMN, TRAINER_COLUMN

@@ -21,8 +21,8 @@ from penstock.core.folders import local_path
 from penstock.core.terminal import Progress
 from penstock.data.shards import ChatInfo, TreeDocument, build_tree
 from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.format.trees import REWARD, TEMPERATURE, TRUNCATED
 from penstock.data.shards.memory import weight_spans, write_dataset
-from penstock.data.shards.trees import REWARD, TEMPERATURE, TRUNCATED
 from penstock.data.sources.opening import open_sources
 from penstock.data.sources.records import stop_at_damage
 from penstock.learn.generation.session import fit_chat

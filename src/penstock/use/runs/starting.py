@@ -21,7 +21,7 @@ from penstock.learn.training.settings import TrainSettings
 from penstock.models.building import as_language_model
 from penstock.models.saving import load_model
 from penstock.models.settings import ModelSettings
-from penstock.plan.inputs.model_input import InputRequirements
+from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.places import BEGINNING
 from penstock.use.config.document import Document, Place, read_document
@@ -209,7 +209,9 @@ def _start(
             _check_place(loader, ranks)
             datasets = zip(data.sources, loader.datasets, strict=True)
             data = replace(data, sources=[replace(source, path=dataset) for source, dataset in datasets])
-            given = Given(requirements=_wanted(loader), companion=loader.companion, filling=loader.filling)
+            given = Given(
+                requirements=_wanted(loader), companion=loader.companion, filling=loader.loader_settings.filling
+            )
         given = replace(given, model=document.objects.get(("model",)))
         settings = RunSettings(data=data, model=_model_settings(document), training=training, teacher=teacher)
         say = speak if ranks.is_first and progress else silent

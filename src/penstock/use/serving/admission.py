@@ -16,7 +16,7 @@ from typing import final
 
 from penstock.learn.generation import Event, LogProbabilities, Sampling
 from penstock.learn.generation.grammar import Compiled
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.media.prompts import PromptImages
 from penstock.use.serving.refusals import Refusal
 from penstock.use.serving.settings import ServeSettings
 from penstock.use.serving.worker import Ended, EngineThread, Stopped, Ticket
@@ -118,7 +118,7 @@ def _stopping() -> Refusal:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What one request asks of the engine."""
+    """Work of one request for the engine."""
 
     prompts: Sequence[Sequence[int]]
     sampling: Sampling

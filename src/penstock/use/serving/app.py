@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -25,9 +25,11 @@ from starlette.responses import HTMLResponse, Response
 
 from penstock.learn.generation.tool_calls import FORCED, Family, family_of
 from penstock.use.serving.admission import Admission, Ask, Generating
-from penstock.use.serving.guard import MEDIA_TYPE, Guard, Metrics
+from penstock.use.serving.bodies import read_object
+from penstock.use.serving.guard import Guard
+from penstock.use.serving.metrics import MEDIA_TYPE, Metrics
 from penstock.use.serving.refusals import JsonResponse, Refusal, bad_request, internal_error
-from penstock.use.serving.requests import ChatRequest, CompletionRequest, parse, read_object
+from penstock.use.serving.requests import ChatRequest, CompletionRequest, parse
 from penstock.use.serving.response_answers import ResponsesWriter
 from penstock.use.serving.response_requests import ResponsesRequest, parse_response, renamed
 from penstock.use.serving.responses import Answering, ChatWriter, CompletionWriter, Writer, unless_left
@@ -74,8 +76,8 @@ class Service:
     def __init__(self, model: ServedModel, settings: ServeSettings) -> None:
         self.model, self.settings = model, settings
         self.engine, self.admission, self.metrics = EngineThread(model.engine), Admission(settings), Metrics()
-        self.metrics.gauges["sequences_running"] = ("Sequences in the batch.", lambda: self.engine.running)
-        self.metrics.gauges["requests_waiting"] = ("Requests in the queue.", lambda: self.admission.waiting)
+        self.metrics.watch("sequences_running", "Sequences in the batch.", lambda: self.engine.running)
+        self.metrics.watch("requests_waiting", "Requests in the queue.", lambda: self.admission.waiting)
         self._names = TokenTexts(model.tokenizer)
         self._prompts = ThreadPoolExecutor(1, "penstock-prompts")
         self.app = self._routes(FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None))
@@ -125,7 +127,7 @@ class Service:
         return JsonResponse(self.model.described())
 
     async def _complete(self, request: Request) -> Response:
-        def understand(body: dict[str, Any]) -> tuple[CompletionRequest, Ask]:
+        def understand(body: dict[str, object]) -> tuple[CompletionRequest, Ask]:
             asked = parse(CompletionRequest, body, self.settings.messages)
             self.model.check_name(asked.model)
             return asked, self.model.completion(asked, self.settings)
@@ -138,7 +140,7 @@ class Service:
         return await self._answer(request, understand, writer)
 
     async def _chat(self, request: Request) -> Response:
-        def understand(body: dict[str, Any]) -> tuple[ChatRequest, Ask]:
+        def understand(body: dict[str, object]) -> tuple[ChatRequest, Ask]:
             asked = parse(ChatRequest, body, self.settings.messages)
             self.model.check_name(asked.model)
             return asked, self.model.chat(asked, self.settings)
@@ -152,7 +154,7 @@ class Service:
         return await self._answer(request, understand, writer)
 
     async def _respond(self, request: Request) -> Response:
-        def understand(body: dict[str, Any]) -> tuple[ResponsesRequest, Ask]:
+        def understand(body: dict[str, object]) -> tuple[ResponsesRequest, Ask]:
             asked = parse_response(body, self.settings)
             self.model.check_name(asked.model)
             try:
@@ -178,7 +180,7 @@ class Service:
     async def _answer(
         self,
         request: Request,
-        understand: Callable[[dict[str, Any]], tuple[Kind, Ask]],
+        understand: Callable[[dict[str, object]], tuple[Kind, Ask]],
         writer: Callable[[Kind, Ask], Writer],
     ) -> Response:
         more = 0 if self.model.images is None else self.settings.image_bytes

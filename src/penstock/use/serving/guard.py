@@ -1,10 +1,4 @@
-"""What stands before every route: who may come in, how often, security headers, and counters as Prometheus reads them.
-
-The server's metrics in Prometheus's text format 0.0.4.
-
-Labels come from fixed lists, so the number of lines does not grow with what clients send.
-
-The middleware before all routes: access control, rate limits, security headers, and request counts.
+"""The middleware before all routes: access control, rate limits, security headers, and request counts.
 
 Without API keys the server is only for this machine, but a browser on it also shows pages of others. Such a page must
 not reach the server through a name that points to it (DNS rebinding), so Host must then be a loopback name. It cannot
@@ -19,8 +13,6 @@ import asyncio
 import ipaddress
 import secrets
 import time
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import final
@@ -29,81 +21,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.use.serving.metrics import Metrics
 from penstock.use.serving.refusals import ClientLeft, Refusal
 from penstock.use.serving.settings import ServeSettings
-
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""Upper bounds of the histograms' buckets."""
-
-
-@final
-class Histogram:
-    """Counts of times by bucket."""
-
-    def __init__(self) -> None:
-        self._buckets, self._sum = [0] * (len(SECONDS) + 1), 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one time."""
-        self._buckets[bisect_left(SECONDS, seconds)] += 1
-        self._sum += seconds
-
-    def lines(self, name: str) -> Iterator[str]:
-        """The lines of the text format, with cumulative buckets."""
-        total = 0
-        for end, count in zip((*map(str, SECONDS), "+Inf"), self._buckets, strict=True):
-            total += count
-            yield f'{name}_bucket{{le="{end}"}} {total}'
-        yield f"{name}_sum {self._sum:.6f}"
-        yield f"{name}_count {total}"
-
-
-@final
-class Metrics:
-    """All counters, gauges and histograms; used only by the event loop."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
-        """Requests by (path, code); 499: the client left before the answer."""
-        self.prompt_tokens = self.completion_tokens = self.dropped_tokens = self.cancelled = 0
-        self.in_flight = 0
-        self.request_seconds, self.first_token_seconds = Histogram(), Histogram()
-        self.gauges: dict[str, tuple[str, Callable[[], int]]] = {}
-        """Name → (help, function that returns the value)."""
-
-    def text(self) -> str:
-        """All metrics in the text format."""
-        return "\n".join(self._lines()) + "\n"
-
-    def _lines(self) -> Iterator[str]:
-        yield from _head("requests_total", "counter", "Requests by path and code; 499: the client left.")
-        for (path, code), count in sorted(self.requests.items()):
-            yield f'penstock_requests_total{{path="{path}",code="{code}"}} {count}'
-        for name, help_text, value in (
-            ("prompt_tokens_total", "Tokens of prompts.", self.prompt_tokens),
-            ("completion_tokens_total", "Tokens that were generated.", self.completion_tokens),
-            ("dropped_tokens_total", "Tokens of whole turns that did not fit the context.", self.dropped_tokens),
-            ("cancelled_total", "Requests that were cancelled during generation.", self.cancelled),
-        ):
-            yield from _head(name, "counter", help_text)
-            yield f"penstock_{name} {value}"
-        gauges = {"requests_in_flight": ("Requests that are being answered.", lambda: self.in_flight), **self.gauges}
-        for name, (help_text, current) in gauges.items():
-            yield from _head(name, "gauge", help_text)
-            yield f"penstock_{name} {current()}"
-        for name, help_text, histogram in (
-            ("request_seconds", "From a request to the end of its answer.", self.request_seconds),
-            ("first_token_seconds", "From a request to its first token.", self.first_token_seconds),
-        ):
-            yield from _head(name, "histogram", help_text)
-            yield from histogram.lines(f"penstock_{name}")
-
-
-def _head(name: str, kind: str, help_text: str) -> Iterator[str]:
-    yield f"# HELP penstock_{name} {help_text}"
-    yield f"# TYPE penstock_{name} {kind}"
-
 
 _MOST_CLIENTS = 4096
 """With more clients, those with full buckets are forgotten."""
@@ -197,7 +117,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         begun, code, body_read = time.perf_counter(), 500, False
-        self._metrics.in_flight += 1
+        self._metrics.in_flight.inc()
 
         async def tracked() -> Message:
             nonlocal body_read
@@ -227,9 +147,9 @@ class Guard:
         except (ClientLeft, ClientDisconnect):
             code = LEFT
         finally:
-            self._metrics.in_flight -= 1
+            self._metrics.in_flight.dec()
             path = scope["path"] if scope["path"] in PATHS else "other"
-            self._metrics.requests[path, code] += 1
+            self._metrics.requests.labels(path, str(code)).inc()
             self._metrics.request_seconds.observe(time.perf_counter() - begun)
 
     def _let_in(self, scope: Scope, while_running: ExitStack) -> None:

@@ -7,7 +7,7 @@ A refusal is an answer, not an error of the server, so it is not logged. Any oth
 
 import json
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from starlette.responses import Response
 
@@ -15,7 +15,7 @@ KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 """Status → OpenAI's error type; other 4xx are invalid_request_error, 5xx server_error."""
 
 
-def json_bytes(value: Any) -> bytes:
+def json_bytes(value: object) -> bytes:
     """JSON in UTF-8; a lone surrogate, which UTF-8 cannot encode, becomes its JSON escape."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
         "utf-8", "backslashreplace"
@@ -54,7 +54,7 @@ class Refusal(Exception):  # noqa: N818
             self.headers["www-authenticate"] = "Bearer"
 
     @property
-    def body(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, object]:
         """The JSON body."""
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
@@ -85,5 +85,11 @@ class JsonResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(json_bytes(content), status, headers)
+
+
+def json_kind(value: object) -> str:
+    """JSON's word for the type of a value, for messages."""
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

@@ -1,8 +1,4 @@
-"""Requests: the body, read within limits of size and time, and its fields.
-
-A body is refused if it has another content type, is too large or too slow, is not a JSON object, or holds invalid
-UTF-8, NaN or infinities, lone surrogates, nesting deeper than 200, numbers with thousands of digits, or anything after
-the object.
+"""The fields of requests for completions and chats.
 
 Fields have OpenAI's names, types and ranges; `top_k`, `min_p` and `min_tokens` are added. Three rules hold. A field
 that neither OpenAI nor we know is refused by name. A field of OpenAI that would change the answer, but is not
@@ -10,7 +6,6 @@ supported, is accepted only with a value that has no effect. A field that never 
 …) is accepted and ignored. null means that a field is left out. Types are strict: "0.5" is not a number.
 """
 
-import asyncio
 import json
 import secrets
 from collections.abc import Mapping
@@ -18,30 +13,24 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
-from pydantic_core import from_json
-from starlette.requests import ClientDisconnect, Request
 
 from penstock.learn.generation import Sampling
 from penstock.learn.generation.session import Ending
 from penstock.learn.generation.settings import LEAST_REPETITION, MOST_REPETITION
 from penstock.learn.generation.tool_calls import forced_schema
-from penstock.use.serving.refusals import ClientLeft, Refusal, bad_request
-from penstock.use.serving.settings import ServeSettings
+from penstock.use.serving.messages import MOST_TOOLS, Message, Strict, Tool, ToolChoice, read_choice
+from penstock.use.serving.refusals import Refusal, bad_request
 
 IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
 """Fields that never change an answer."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "functions": ([],),
@@ -55,79 +44,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, with the values that have no effect."""
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""What templates read that is no variable of theirs."""
+"""Names that templates read and that are not variables of theirs."""
 KINDS = frozenset(
     {"text", "image_url", "input_audio", "message", "function_call", "function_call_output", "input_text",
      "output_text", "input_image"}
 )  # fmt: skip
 """Types of parts of messages, and of items."""
-MOST_BIASES, MOST_TOOLS = 1024, 128
-MOST_PROMPTS, MOST_PARTS, MOST_STOPS, LONGEST_STOP = 128, 64, 4, 256
-
-
-async def read_object(request: Request, settings: ServeSettings, most: int) -> dict[str, Any]:
-    """The JSON object in the body of a request, of at most `most` bytes.
-
-    Raises:
-        Refusal: 400, 408, 413 or 415.
-        ClientLeft: The connection ended before the body did.
-    """
-    _check_headers(request)
-    try:
-        async with asyncio.timeout(settings.body_seconds):
-            body = await _read(request, most)
-    except TimeoutError:
-        raise Refusal(
-            408, f"the body did not arrive within {settings.body_seconds:g} s", code="body_too_slow", close=True
-        ) from None
-    except ClientDisconnect:
-        raise ClientLeft from None
-    try:
-        value = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise Refusal(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise Refusal(400, f"the body is a JSON {_kind(value)}, expected an object", code="invalid_json")
-    return value
-
-
-def _check_headers(request: Request) -> None:
-    kind = request.headers.get("content-type", "")
-    media, _, parameters = kind.partition(";")
-    charset = parameters.partition("charset=")[2].strip().strip('"').lower()
-    if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
-        raise Refusal(
-            415,
-            f"content-type is {kind!r}, expected application/json in UTF-8",
-            param="content-type",
-            code="unsupported_media_type",
-            close=True,
-        )
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise Refusal(
-            415, "send the body uncompressed", param="content-encoding", code="unsupported_media_type", close=True
-        )
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    announced = request.headers.get("content-length", "0")
-    if not announced.isdecimal() or int(announced[:20]) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise _too_large(limit)
-    return bytes(body)
-
-
-def _too_large(limit: int) -> Refusal:
-    return Refusal(413, f"the body is larger than {limit:,} bytes; send less", code="body_too_large", close=True)
-
-
-def _kind(value: object) -> str:
-    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
+MOST_BIASES, MOST_PROMPTS, MOST_STOPS, LONGEST_STOP = 1024, 128, 4, 256
 
 
 def _stops(value: object) -> object:
@@ -137,7 +60,7 @@ def _stops(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _prompts(value: object) -> list[Any]:
+def _prompts(value: object) -> list[object]:
     """A text, texts, ids, or lists of ids → a list of prompts."""
     prompts = (
         [value] if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None))) else value
@@ -168,7 +91,7 @@ def _is_id(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _variables(value: dict[str, Any]) -> dict[str, Any]:
+def _variables(value: dict[str, object]) -> dict[str, object]:
     """Variables of a chat template, without those that are fields of the request."""
     taken = next((name for name in value if name in OWN_VARIABLES), None)
     if taken is not None:
@@ -176,239 +99,18 @@ def _variables(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _parts(value: object) -> object:
-    """Content as text or as parts → parts."""
-    if isinstance(value, list) and len(value) > MOST_PARTS:
-        raise ValueError(f"{len(value):,} parts, at most {MOST_PARTS} are allowed")
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class Strict(BaseModel):
-    """A part of a request: types are strict, and unknown fields are errors."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, value: object) -> object:
-        """Leave out nulls, and report the first unknown field."""
-        if not isinstance(value, dict):
-            return value
-        given = {name: item for name, item in value.items() if item is not None}
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((name for name in given if name not in known), None)
-        if unknown is not None:
-            raise ValueError(f"unknown field {unknown[:60]!r}")
-        return given
-
-
-class TextPart(Strict):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ImageUrl(Strict):
-    """Where an image is."""
-
-    url: str
-    detail: Literal["auto", "high"] = "auto"
-    """Images are always read at the size that the model's processor gives them."""
-
-
-class ImagePart(Strict):
-    """An image of a message."""
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-class InputAudio(Strict):
-    """A sound, as base64."""
-
-    data: str
-    format: Literal["wav", "mp3"]
-
-
-class AudioPart(Strict):
-    """A sound of a message."""
-
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
-
-
-class CalledFunction(Strict):
-    """The function of a call."""
-
-    name: Annotated[str, Field(min_length=1)]
-    arguments: str
-    """A JSON object, as text."""
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_object(cls, arguments: str) -> str:
-        try:
-            found = from_json(arguments or "{}", allow_inf_nan=False)
-        except ValueError as error:
-            raise ValueError(f"not valid JSON: {error}") from None
-        if not isinstance(found, dict):
-            # pydantic takes no TypeError for a fault of the field.
-            raise ValueError(f"a JSON {_kind(found)}, expected an object")  # noqa: TRY004
-        return arguments or "{}"
-
-
-class ToolCall(Strict):
-    """A call in a reply that is part of the conversation."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class Message(Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[Part], BeforeValidator(_parts)]
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] = []
-    tool_call_id: str | None = None
-    refusal: None = None
-    """In replies that a client sends back; always null here."""
-
-    @model_validator(mode="after")
-    def _fits_its_role(self) -> Self:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only messages of the assistant have tool_calls")
-        if (self.tool_call_id is None) != (self.role != "tool"):
-            raise ValueError("messages of a tool have a tool_call_id, and no others")
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_content(cls, value: object) -> object:
-        """A reply may have none, or null, such as one that only calls."""
-        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
-            return {**value, "content": []}
-        return value
-
-    @field_validator("content")
-    @classmethod
-    def _says_something(cls, content: list[Part], given: ValidationInfo) -> list[Part]:
-        """A user message must have text, an image or a sound; a system message or a reply may be empty."""
-        images = any(not isinstance(part, TextPart) for part in content)
-        if given.data.get("role") == "user" and not images and not _text(content).strip():
-            raise ValueError("the user's message is blank; give some text")
-        return content
-
-    @property
-    def num_images(self) -> int:
-        """Number of its images and sounds."""
-        return sum(not isinstance(part, TextPart) for part in self.content)
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it."""
-        role = "system" if self.role == "developer" else self.role
-        named: dict[str, Any] = {} if self.name is None else {"name": self.name}
-        # None of a reply is null, which the template may write otherwise than an empty text.
-        content: Any = _text(self.content) if self.content or self.role != "assistant" else None
-        if self.num_images:
-            content = [_for_template(part) for part in self.content]
-        if self.tool_calls:
-            content = content or None
-            named["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            named["tool_call_id"] = self.tool_call_id
-        return {"role": role, "content": content, **named}
-
-
-def _for_template(part: Part) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    if isinstance(part, AudioPart):
-        return {"type": "audio", "audio": {"base64": part.input_audio.data}}
-    return {"type": "image", "image": part.image_url.url}
-
-
-def _text(content: list[Part]) -> str:
-    return "".join(part.text for part in content if isinstance(part, TextPart))
-
-
-class Function(Strict):
-    """A function that the model may call."""
-
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON schema."""
-    strict: bool = False
-
-    @field_validator("parameters")
-    @classmethod
-    def _are_those_of_an_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-        if parameters and parameters.get("type", "object") != "object":
-            raise ValueError("the schema of a function's parameters must have type object")
-        return parameters
-
-
-class Tool(Strict):
-    """A tool of a request."""
-
-    type: Literal["function"]
-    function: Function
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
-        function = {"name": self.function.name, "description": self.function.description or ""}
-        parameters = self.function.parameters or {"type": "object", "properties": {}}
-        return {"type": "function", "function": {**function, "parameters": parameters}}
-
-
-class ChosenFunction(Strict):
-    """The function that a reply must call."""
-
-    name: str
-
-
-class ToolChoice(Strict):
-    """Whether a reply may call tools, must call one, or which."""
-
-    type: Literal["none", "auto", "required", "function"]
-    function: ChosenFunction | None = None
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if self.type == "function" and self.function is None:
-            raise ValueError('type function needs the function\'s name: {"function": {"name": …}}')
-        return self
-
-
-def _choice(value: object) -> object:
-    """A word, or an object that names a function → an object."""
-    words = ("none", "auto", "required")
-    if isinstance(value, dict) and value.get("type") == "function":
-        return value
-    if value not in words:
-        raise ValueError(f"expected {', '.join(words)}, or a function by its name")
-    return {"type": value}
-
-
 class JsonSchema(Strict):
     """A schema that the reply must meet."""
 
     name: str
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[dict[str, object], Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None
     """A schema is always kept."""
 
 
 class ResponseFormat(Strict):
-    """What the reply must be: any text, a JSON object, or JSON that meets a schema."""
+    """Required form of the reply: any text, a JSON object, or JSON that meets a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -452,11 +154,13 @@ class _Request(Strict):
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
         BeforeValidator(_stops),
-    ] = []
+    ] = Field(default_factory=list)
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] = 1.0
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = Field(
+        default_factory=dict
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -515,12 +219,12 @@ class ChatRequest(_Request):
     """1 by default, so that replies are not empty."""
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
-    tool_choice: Annotated[ToolChoice, BeforeValidator(_choice)] = ToolChoice(type="auto")
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
+    tool_choice: Annotated[ToolChoice, BeforeValidator(read_choice)] = ToolChoice(type="auto")
     parallel_tool_calls: bool = True
     """False: of several calls of a reply, only the first is given back."""
     response_format: ResponseFormat | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = {}
+    chat_template_kwargs: Annotated[dict[str, object], AfterValidator(_variables)] = Field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking."""
     add_generation_prompt: bool = True
     """Begin the assistant's reply at the end of the prompt."""
@@ -531,7 +235,7 @@ class ChatRequest(_Request):
 
     @property
     def ending(self) -> Ending:
-        """What the prompt ends with."""
+        """End of the prompt."""
         if self.continue_final_message:
             return "continue"
         return "reply" if self.add_generation_prompt else "message"
@@ -542,16 +246,16 @@ class ChatRequest(_Request):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def offered(self) -> list[dict[str, Any]]:
+    def offered(self) -> list[dict[str, object]]:
         """The tools that the model may call, as chat templates expect them."""
         return [] if self.tool_choice.type == "none" else [tool.for_template() for tool in self.tools]
 
     @property
-    def callable(self) -> list[dict[str, Any]]:
+    def callable(self) -> list[dict[str, object]]:
         """The tools of which the reply must call one; empty: it need not."""
         chosen = self.tool_choice.function
         if chosen is not None:
-            return [tool for tool in self.offered if tool["function"]["name"] == chosen.name]
+            return [tool.for_template() for tool in self.tools if tool.function.name == chosen.name]
         return self.offered if self.tool_choice.type == "required" else []
 
     @property
@@ -599,9 +303,9 @@ Parsed = TypeVar("Parsed", bound=Strict)
 
 def parse(
     kind: type[Parsed],
-    body: dict[str, Any],
+    body: dict[str, object],
     most_messages: int,
-    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+    neutral: Mapping[str, tuple[object, ...]] = NEUTRAL,
 ) -> Parsed:
     """Parse a body; `neutral`: fields that are not supported, with the values that have no effect.
 
@@ -622,7 +326,7 @@ def parse(
         raise _refusal(error, given) from None
 
 
-def _refusal(error: ValidationError, body: dict[str, Any]) -> Refusal:
+def _refusal(error: ValidationError, body: dict[str, object]) -> Refusal:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     place = list(first["loc"])

@@ -7,7 +7,7 @@ Source: OpenAI's API reference, "Responses" and "Streaming events". A stream end
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 from penstock.learn.generation import Event
 from penstock.learn.generation.tool_calls import Call, Family, Splitter
@@ -80,7 +80,7 @@ class ResponsesWriter:
         """An event with its name."""
         return b"event: " + str(chunk["type"]).encode() + b"\ndata: " + json_bytes(chunk) + b"\n\n"
 
-    def _event(self, kind: str, **fields: Any) -> Json:
+    def _event(self, kind: str, **fields: object) -> Json:
         event = {"type": kind, "sequence_number": self._sent, **fields}
         self._sent += 1
         return event

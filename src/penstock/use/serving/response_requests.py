@@ -7,15 +7,16 @@ are refused: a client sends the whole conversation.
 
 import re
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from penstock.use.serving.messages import MOST_PARTS, MOST_TOOLS, Strict
 from penstock.use.serving.refusals import Refusal, bad_request
-from penstock.use.serving.requests import MOST_PARTS, MOST_TOOLS, ChatRequest, Strict, parse
+from penstock.use.serving.requests import ChatRequest, parse
 from penstock.use.serving.settings import ServeSettings
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
@@ -52,8 +53,8 @@ class OutputText(Strict):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] = Field(default_factory=list)
-    logprobs: list[Any] = Field(default_factory=list)
+    annotations: list[object] = Field(default_factory=list)
+    logprobs: list[object] = Field(default_factory=list)
 
 
 class InputImage(Strict):
@@ -95,7 +96,7 @@ class CallItem(Strict):
 
 
 class ResultItem(Strict):
-    """What a function returned."""
+    """Result of a function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -122,17 +123,17 @@ class FunctionTool(Strict):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 
 class TextFormat(Strict):
-    """What the reply must be; a schema has a name."""
+    """Required form of the reply; a schema has a name."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[dict[str, object] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -156,7 +157,7 @@ class ResponsesRequest(Strict):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, default_factory=list)]
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: str | dict[str, object] = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(default_factory=list)
@@ -165,18 +166,18 @@ class ResponsesRequest(Strict):
     """auto: whole turns that do not fit are left out; disabled: they are refused."""
     stream: bool = False
     stream_options: Obfuscation | None = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    min_tokens: Any = None
-    seed: Any = None
-    stop: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
-    chat_template_kwargs: Any = None
+    temperature: object = None
+    top_p: object = None
+    top_k: object = None
+    min_p: object = None
+    min_tokens: object = None
+    seed: object = None
+    stop: object = None
+    frequency_penalty: object = None
+    presence_penalty: object = None
+    repetition_penalty: object = None
+    logit_bias: object = None
+    chat_template_kwargs: object = None
 
     include_usage: ClassVar[bool] = True
     schema_field: ClassVar[str] = "text.format"
@@ -188,8 +189,9 @@ class ResponsesRequest(Strict):
         Raises:
             Refusal: 400: names the first field at fault, of the chat; see `renamed`.
         """
-        body: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
-        body |= {"model": self.model, "messages": self._messages(), "max_completion_tokens": self.max_output_tokens}
+        messages = self._messages()
+        body: dict[str, object] = {name: getattr(self, name) for name in _SAMPLING}
+        body |= {"model": self.model, "messages": messages, "max_completion_tokens": self.max_output_tokens}
         if self.tools:
             functions = (tool.model_dump(exclude={"type"}, exclude_none=True) for tool in self.tools)
             body["tools"] = [{"type": "function", "function": function} for function in functions]
@@ -198,16 +200,16 @@ class ResponsesRequest(Strict):
             body["response_format"] = _format(self.text.format)
         if "message.output_text.logprobs" in self.include:
             body |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        return parse(ChatRequest, body, len(body["messages"]))
+        return parse(ChatRequest, body, len(messages))
 
-    def _choice(self) -> Any:
+    def _choice(self) -> object:
         if not isinstance(self.tool_choice, dict) or "name" not in self.tool_choice:
             return self.tool_choice
         rest = {name: value for name, value in self.tool_choice.items() if name != "name"}
         return {**rest, "function": {"name": self.tool_choice["name"]}}
 
-    def _messages(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = []
+    def _messages(self) -> list[dict[str, object]]:
+        messages: list[dict[str, object]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
         for item in self.input:
@@ -221,21 +223,23 @@ class ResponsesRequest(Strict):
         return messages
 
 
-def _add_call(messages: list[dict[str, Any]], item: CallItem) -> None:
+def _add_call(messages: list[dict[str, object]], item: CallItem) -> None:
     """A call is a part of the reply before it, or begins one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     function = {"name": item.name, "arguments": item.arguments}
-    messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+    calls = messages[-1].setdefault("tool_calls", [])
+    assert isinstance(calls, list)
+    calls.append({"id": item.call_id, "type": "function", "function": function})
 
 
-def _part(part: InputText | OutputText | InputImage) -> dict[str, Any]:
+def _part(part: InputText | OutputText | InputImage) -> dict[str, object]:
     if isinstance(part, InputImage):
         return {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
     return {"type": "text", "text": part.text}
 
 
-def _format(given: TextFormat) -> dict[str, Any]:
+def _format(given: TextFormat) -> dict[str, object]:
     fields = {
         "name": given.name,
         "description": given.description,
@@ -246,7 +250,7 @@ def _format(given: TextFormat) -> dict[str, Any]:
     return {"type": given.type, **({"json_schema": schema} if schema else {})}
 
 
-def parse_response(body: dict[str, Any], settings: ServeSettings) -> ResponsesRequest:
+def parse_response(body: dict[str, object], settings: ServeSettings) -> ResponsesRequest:
     """Parse a body of `/v1/responses`.
 
     Raises:

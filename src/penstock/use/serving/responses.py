@@ -25,7 +25,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.generation import Event
 from penstock.learn.generation.tool_calls import Call, Family, Splitter, Tools
 from penstock.use.serving.admission import Cut, Generating
-from penstock.use.serving.guard import Metrics
+from penstock.use.serving.metrics import Metrics
 from penstock.use.serving.refusals import ClientLeft, JsonResponse, Refusal, bad_request, internal_error, json_bytes
 from penstock.use.serving.token_texts import Json, Offsets, TokenTexts, as_chat, as_completion
 
@@ -77,7 +77,7 @@ class Writer(Protocol):
         """A chunk as a server-sent event."""
 
     end: bytes
-    """What follows the last chunk."""
+    """Bytes after the last chunk."""
 
 
 def usage(prompt_tokens: int, choices: Sequence[Choice]) -> Json:
@@ -281,7 +281,7 @@ def _reason(reason: str | None, calls: Sequence[Call]) -> str | None:
     return "tool_calls" if calls and reason == "stop" else reason
 
 
-def _of_chat(tokens: Sequence[Json] | None) -> dict[str, Any] | None:
+def _of_chat(tokens: Sequence[Json] | None) -> dict[str, object] | None:
     return {"content": as_chat(tokens), "refusal": None} if tokens else None
 
 
@@ -313,7 +313,7 @@ class Answering:
     def close(self) -> None:
         """Cancel running sequences, and count the request as cancelled if there were any."""
         if self._generating.close():
-            self._metrics.cancelled += 1
+            self._metrics.cancelled.inc()
 
     async def _whole(self) -> Response:
         try:
@@ -344,14 +344,14 @@ class Answering:
 
     async def _taken(self) -> AsyncIterator[tuple[int, Event, Json | None]]:
         """All events as (choice, event, log-probabilities); counted, and added to their choices."""
-        self._metrics.prompt_tokens += self._generating.ask.prompt_tokens
-        self._metrics.dropped_tokens += self._generating.ask.tokens_dropped
+        self._metrics.prompt_tokens.inc(self._generating.ask.prompt_tokens)
+        self._metrics.dropped_tokens.inc(self._generating.ask.tokens_dropped)
         first = True
         async for index, event in self._generating.events():
             if first:
                 self._metrics.first_token_seconds.observe(time.perf_counter() - self._begun)
                 first = False
-            self._metrics.completion_tokens += 1
+            self._metrics.completion_tokens.inc()
             logprobs = self._names.logprobs_of(event)
             self._choices[index].take(event, logprobs)
             yield index, event, logprobs
@@ -361,7 +361,7 @@ class Answering:
             asked = zip(self._generating.ask.prompts, self._generating.scores, self._writer.echo, strict=False)
             self._writer.scored([self._names.of_prompt(*each) for each in asked])
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         return usage(self._generating.ask.prompt_tokens, self._choices)
 
 

@@ -59,7 +59,7 @@ class ServedModel:
     """Number of weights, which the chat page shows; None: unknown."""
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """The entry in `/v1/models`; the last four fields are our additions."""
         return {
             "id": self.name,
@@ -109,7 +109,7 @@ class ServedModel:
         )
 
     def _sampling(self, request: CompletionRequest | ChatRequest, *given: Any) -> Sampling:
-        """What the request says, else the model's own defaults, else those of the API."""
+        """Settings of the request, else the model's defaults, else those of the API."""
         own = {
             name: value
             for name, value in self.sampling.items()

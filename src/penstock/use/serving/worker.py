@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 from penstock.learn.generation import Event, LogProbabilities, Sampling
-from penstock.plan.inputs.prompt_images import PromptImages
+from penstock.media.prompts import PromptImages
 
 _log = logging.getLogger("penstock.serving")
 
 
 class BatchEngine(Protocol):
-    """What serving needs of an engine, such as `penstock.generation.Engine`; it belongs to one thread."""
+    """Interface of an engine for serving, such as `penstock.generation.Engine`; it belongs to one thread."""
 
     def submit(
         self, prompt: Sequence[int], sampling: Sampling, *, choice: int, images: PromptImages | None = None
@@ -43,7 +43,7 @@ class Ended:
     """A sequence has left the batch."""
 
     error: BaseException | None = None
-    """What ended it early: the engine's error, or a ConfigError if its own settings are at fault."""
+    """Cause of an early end: the engine's error, or a ConfigError if its own settings are at fault."""
 
 
 @final

@@ -11,6 +11,10 @@ Part of the script that runs in the sandbox, so it imports little.
 """
 
 import json
+import re
+from collections import deque
+from decimal import Decimal
+from fractions import Fraction
 from itertools import chain, islice
 
 TYPE_CHECKING = False  # as typing's, which costs milliseconds to import
@@ -158,26 +162,18 @@ def _array(content: "Any") -> "Any":
 
 def _match(_: "Any") -> "Any":
     """A match object: it is true, not None, and equal to nothing else."""
-    import re
-
     return re.match("", "")
 
 
 def _fraction(text: str) -> "Any":
-    from fractions import Fraction
-
     return Fraction(text)
 
 
 def _decimal(text: str) -> "Any":
-    from decimal import Decimal
-
     return Decimal(text)
 
 
 def _deque(parts: "Any") -> "Any":
-    from collections import deque
-
     return deque(parts)
 
 

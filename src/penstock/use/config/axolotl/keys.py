@@ -1,4 +1,4 @@
-"""Keys of axolotl that decide nothing here, and keys for which there is nothing here: why, and what to do.
+"""axolotl keys that have no effect or no equivalent here, with the reason and the alternative.
 
 Names are those of axolotl 0.19. Keys that are translated are not listed; `conversion`, `datasets` and `training` read
 them.
