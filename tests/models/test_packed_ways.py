@@ -281,7 +281,7 @@ def test_a_cache_that_is_wrong_from_some_length_is_given_up(monkeypatch: pytest.
     cache = model.new_cache(1, 60)
     text = torch.from_numpy(random_row((60,), padding=0).tokens)
     model.extend(text[None, :30], torch.tensor([30]), cache)
-    caches = model._own_caches
+    caches = model.generation.own_caches
     assert caches is not None
     assert caches.steps
     original = caches._extend

@@ -12,7 +12,8 @@ from penstock.models.ours.transformer import empty_transformer, initialise
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import OwnModel, build_own
 from penstock.models.settings import ModelSettings
-from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.model import HuggingFaceModel
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""

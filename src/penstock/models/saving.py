@@ -28,7 +28,8 @@ from penstock.models.ours.transformer import Transformer, empty_transformer
 from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
 from penstock.models.theirs.attention import one_line
-from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.model import HuggingFaceModel
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 LORA_ALONE = "lora"

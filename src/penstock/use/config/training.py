@@ -259,7 +259,7 @@ def _make_parts(
     from penstock.learn.training.checks import check_memory, check_writers, freeze, prepare_torch
     from penstock.learn.training.evaluators import make_evaluators
     from penstock.learn.training.loss_groups import LossGroups
-    from penstock.learn.training.trainer import count_steps
+    from penstock.learn.training.run_state import count_steps
     from penstock.models.lora.lora import add_lora
     from penstock.use.config.teachers import open_teachers
 
