@@ -8,7 +8,7 @@ from torch import nn
 
 from penstock.core.errors import ConfigError
 from penstock.models.language_model import LanguageModel
-from penstock.models.ours.transformer import empty_transformer, initialise
+from penstock.models.ours.initial_weights import empty_transformer, initialise
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import OwnModel, build_own
 from penstock.models.settings import ModelSettings

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.cache import Cache, TextCache
+from penstock.models.cache import Cache
 from penstock.models.isolation.report import describe
+from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import PROMPT, distance, one_line, rounding
 from penstock.models.theirs.cache import TheirCaches
 from penstock.models.theirs.image_rows import trial_row

@@ -27,7 +27,7 @@ from penstock.core.errors import ConfigError, IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention.windows import attention_of
-from penstock.models.cache import Cache, LayerAttend, TextCache
+from penstock.models.cache import Cache, LayerAttend
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
@@ -35,6 +35,7 @@ from penstock.models.language_model import PackingVerdict, RowTensors, require_p
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
 from penstock.models.recurrent.operations import TORCH, Operations
+from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import (
     AttentionFit,
     UnfitAttentionError,
