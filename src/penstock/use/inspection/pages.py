@@ -10,6 +10,7 @@ from penstock.chat import ResolvedBoundary, detect_family, scan
 from penstock.core.errors import ConfigError
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
+from penstock.use.inspection.datasets import DatasetSummary, summarise, view_document
 from penstock.use.inspection.page_model import Histogram, PageData, PageDocument, from_dataset, with_blanks
 from penstock.use.inspection.plan_report import dry_run
 from penstock.use.inspection.rows import RowView

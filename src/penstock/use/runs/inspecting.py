@@ -236,8 +236,8 @@ def _loader_of(corpus: Corpus, sequence_length: int, distances: int) -> Loader:
 def _whole_steps(loader: Loader) -> Loader:
     """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
     asked = loader.requirements
-    requirements = replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
-    settings = replace(
+    requirements = dataclasses.replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
+    settings = dataclasses.replace(
         loader.loader_settings.elsewhere(), requirements=requirements, attention=None, data_parallel=(0, 1), threads=0
     )
     return Loader.of(loader.mixture, settings)
