@@ -199,7 +199,7 @@ def print_dataset(
         console.print()
     if decoder is None and views:
         console.print("This dataset stores no tokenizer, so ids are shown; set tokenizer to decode them.\n")
-    if decoder is not None and getattr(dataset, "chat", None) is not None:
+    if decoder is not None and dataset.chat is not None:
         print_chats(console, style, dataset, asked, decoder, None if numbers is not None else tokens or TOKENS_OF_CHATS)
         return
     for view in views:
