@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import CorruptionError
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.tokenizers import Tokenizer
 
@@ -66,7 +67,7 @@ class ModelFacts:
             dropout=rates,
         )
 
-    def with_data(self, datasets: Iterable[Any], say: Callable[[str], None] = lambda _: None) -> Self:
+    def with_data(self, datasets: Iterable[Corpus], say: Callable[[str], None] = lambda _: None) -> Self:
         """The facts of a model that these datasets train: their texts begin as they do there.
 
         Args:
@@ -132,13 +133,13 @@ def all_ends(generation: Mapping[str, Any], stop_ids: Sequence[int]) -> list[int
     return [*listed, *(one for one in stop_ids if one not in listed)]
 
 
-def _begin_of(dataset: Any) -> tuple[int, ...] | None:
+def _begin_of(dataset: Corpus) -> tuple[int, ...] | None:
     """The ids before each document of texts; None: unknown, or chats."""
-    info = getattr(dataset, "tokenizer", None)
-    if info is None or getattr(dataset, "chat", None) is not None or not len(dataset):
+    info = dataset.tokenizer
+    if info is None or dataset.chat is not None or not len(dataset):
         return None
     begins, _ = dataset.framed
-    return (info.bos_id,) if begins else ()
+    return (info.bos_id,) if begins and info.bos_id is not None else ()
 
 
 def is_length(value: Any) -> bool:

@@ -24,11 +24,11 @@ _ENDED = {
     "RequestExpired",
 }
 
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
+
 _renewing = threading.Lock()
 _sessions: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 """File system → number of new sessions that it has had."""
-
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
 
 
 def session_of(files: object) -> int:

@@ -174,7 +174,7 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
         ConfigError: The source holds chats with control tokens other than BOS, EOS and the paired ones.
     """
     dataset = source.dataset
-    if getattr(dataset, "chat", None) is None:
+    if dataset.chat is None:
         return
     tokenizer = dataset.loaded_tokenizer
     assert tokenizer is not None, "chats lie next to their tokenizer"

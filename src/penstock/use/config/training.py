@@ -124,7 +124,7 @@ def make_trainer(
     # What fails on one rank, such as a dataset that its machine does not have, is an error on all.
     with in_step():
         data = open_sources(settings.data, run_file)
-        datasets = [source.path for source in data.sources]
+        datasets = [source.open() for source in data.sources]
         if ranks.is_first:
             check_run(output, datasets, resume=resume)
             if dry_run and output is not None:
@@ -283,7 +283,7 @@ def _make_parts(
     if (notice := frozen_rows(model)) is not None:
         say(notice)
     _choose_recurrent(model, training)
-    datasets = [source.path for source in data.sources]
+    datasets = [source.open() for source in data.sources]
     evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
     taught = open_teachers(settings.teacher, data, ranks.device, say)
     groups = LossGroups(given.companion if taught is None else taught.companion)

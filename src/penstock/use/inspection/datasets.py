@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.data.shards import JoinedCorpus
 from penstock.data.shards.format.trees import BranchView
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.text import origin_text, token_texts
@@ -76,13 +77,13 @@ class DocumentView:
     images: tuple[ShownImage, ...] = ()
 
 
-def summarise(dataset: Any) -> DatasetSummary:
+def summarise(dataset: Corpus) -> DatasetSummary:
     """The figures of a dataset."""
     table = dataset.table
     lengths = np.asarray(table.lengths[:, 0], np.int64)
     tokens = int(lengths.sum())
     trained = table.lengths[:, 1] if table.lengths.shape[1] > 1 else np.maximum(lengths - 1, 0)
-    tokenizer = getattr(dataset, "tokenizer", None)
+    tokenizer = dataset.tokenizer
     quantiles = np.quantile(lengths, QUANTILES, method="lower") if len(lengths) else np.zeros(len(QUANTILES))
     return DatasetSummary(
         name=str(dataset.name),
@@ -103,7 +104,7 @@ def summarise(dataset: Any) -> DatasetSummary:
     )
 
 
-def _path_of(dataset: Any) -> str:
+def _path_of(dataset: Corpus) -> str:
     others = f" and {len(dataset.parts) - 1} more" if isinstance(dataset, JoinedCorpus) else ""
     return f"{getattr(dataset, 'url', None) or getattr(dataset, 'path', '')}{others}"
 
@@ -125,7 +126,7 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
     return tuple(bins)
 
 
-def view_document(dataset: Any, number: int, tokenizer: Tokenizer | None, *, lines: bool = False) -> DocumentView:
+def view_document(dataset: Corpus, number: int, tokenizer: Tokenizer | None, *, lines: bool = False) -> DocumentView:
     """One document with its text; `tokenizer` and `lines` as in `token_texts`; with lines also pictures, for pages.
 
     Raises:
