@@ -10,12 +10,14 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.json_values import JsonObject
+
 _MEDIA = ("image", "audio", "video", "sound", "frame", "picture", "pixel", "array")
 """How fields begin that hold media as arrays."""
 
 
 @final
-class OwnNulls(dict[str, Any]):
+class OwnNulls(JsonObject):
     """An object whose nulls were written as such: no format added them."""
 
 

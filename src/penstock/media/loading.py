@@ -14,6 +14,7 @@ from typing import Any, final
 
 from penstock.core.errors import CorruptionError, RecordError, reason_of, record_errors
 from penstock.core.folders import is_url
+from penstock.core.json_values import JsonMapping
 from penstock.core.urls import (
     Address,
     fsspec_arguments,
@@ -64,7 +65,7 @@ class LoadedImage:
     """Its bytes; None: a local file, which is read again where they are needed."""
     is_shrunk: bool = False
     """Whether it was made smaller, as the settings say."""
-    within: Mapping[str, Any] | None = None
+    within: JsonMapping | None = None
     """`file`, `begin` and `size`, if its bytes are a part of a larger file."""
     address: str = ""
     """What opens it, if that is not `origin`; it may hold secrets."""
@@ -218,7 +219,7 @@ def load_frames(
     return [replace(image, origin=f"{name} frame {number}") for number, image in enumerate(made)]
 
 
-def _within(value: Any) -> Mapping[str, Any] | None:
+def _within(value: Any) -> JsonMapping | None:
     """Where an image lies in a larger file, if that is known."""
     while isinstance(value, Mapping):
         if isinstance(found := value.get("within"), Mapping):

@@ -13,24 +13,25 @@ from typing import Any
 
 from penstock.chat.records.conversation import Piece, read_flag
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping
 
 SEGMENTS, TOKENS = "segments", "input_ids"
 _IGNORED = -100
 
 
-def is_segments(record: Mapping[str, Any]) -> bool:
+def is_segments(record: JsonMapping) -> bool:
     """Whether a record has segments of text."""
     items = record.get(SEGMENTS)
     return isinstance(items, list | tuple) and bool(items) and isinstance(items[0], Mapping) and "text" in items[0]
 
 
-def is_tokens(record: Mapping[str, Any]) -> bool:
+def is_tokens(record: JsonMapping) -> bool:
     """Whether a record has token ids."""
     items = record.get(TOKENS)
     return isinstance(items, list | tuple) and bool(items) and type(items[0]) is int
 
 
-def read_segments(record: Mapping[str, Any], origin: str) -> tuple[Piece, ...]:
+def read_segments(record: JsonMapping, origin: str) -> tuple[Piece, ...]:
     """The segments of a record.
 
     Raises:
@@ -48,7 +49,7 @@ def read_segments(record: Mapping[str, Any], origin: str) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def read_tokens(record: Mapping[str, Any], origin: str) -> tuple[Piece, ...]:
+def read_tokens(record: JsonMapping, origin: str) -> tuple[Piece, ...]:
     """The token ids of a record with their weights; all count in full where it has neither labels nor a mask.
 
     Raises:

@@ -12,8 +12,9 @@ from itertools import combinations
 from typing import Any
 
 from penstock.chat.records.conversation import Conversation, Form, MessageWeights, Range
+from penstock.core.json_values import JsonMapping, JsonObject
 
-Message = dict[str, Any]
+Message = JsonObject
 _Change = Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]
 _USUAL: tuple[Form, ...] = ("empty_content", "decode_arguments", "join_text_parts")
 """Changes after which most templates render a conversation."""
@@ -25,7 +26,7 @@ _APART = (
 """Changes of which at most one is made."""
 
 
-def forms_of(messages: Sequence[Mapping[str, Any]], decode_arguments: bool, join_text_parts: bool) -> tuple[Form, ...]:
+def forms_of(messages: Sequence[JsonMapping], decode_arguments: bool, join_text_parts: bool) -> tuple[Form, ...]:
     """Changes that apply to any of the messages and that the settings allow."""
     forms: list[Form] = []
     if any(message["content"] is None for message in messages):
@@ -79,13 +80,13 @@ def is_text_parts(content: Any) -> bool:
     )
 
 
-def is_text(message: Mapping[str, Any]) -> bool:
+def is_text(message: JsonMapping) -> bool:
     """Whether a message's content is one text that says something."""
     content = message["content"]
     return isinstance(content, str) and not content.isspace() and bool(content)
 
 
-def arguments_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+def arguments_of(messages: Iterable[JsonMapping]) -> Iterator[Any]:
     """The arguments of all calls, in order."""
     calls = (call for message in messages for call in message.get("tool_calls") or ())
     return ((call.get("function") or {}).get("arguments") for call in calls)
@@ -104,7 +105,7 @@ def decoded(arguments: Any) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def list_ranges(weights: MessageWeights, content: Sequence[Mapping[str, Any]]) -> MessageWeights:
+def list_ranges(weights: MessageWeights, content: Sequence[JsonMapping]) -> MessageWeights:
     """Weights with the ranges of one text as ranges of the parts that it was joined from."""
     ranges = []
     for one in weights.ranges:
@@ -198,7 +199,7 @@ def _wrap_text(message: Message, weights: MessageWeights) -> tuple[Message, Mess
     return wrapped, replace(weights, ranges=tuple(ranges)) if ranges else weights
 
 
-def _places(content: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
+def _places(content: Sequence[JsonMapping]) -> Iterator[tuple[int, int, int]]:
     """(number, begin, end) of each part in the joined text."""
     at = 0
     for place, part in enumerate(content):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, final
 from penstock.chat.render.template import Lost, Rendered
 from penstock.chat.render.template_output import path_of
 from penstock.chat.render.traced_text import KEY, LITERAL
+from penstock.core.json_values import JsonMapping
 
 _WORD = re.compile(r"(?<![\w.])(?:true|false|null|True|False|None)(?![\w.])")
 _NONE = re.compile(r"\bNone\b")
@@ -38,7 +39,7 @@ class _Span(NamedTuple):
     offset: int
 
 
-def find_lost(messages: Sequence[Mapping[str, Any]], rendered: Rendered, stops: Collection[str] = ()) -> Iterator[Lost]:
+def find_lost(messages: Sequence[JsonMapping], rendered: Rendered, stops: Collection[str] = ()) -> Iterator[Lost]:
     """Missing parts of the calls and results of a conversation, and how its empty contents were written.
 
     Args:
@@ -107,7 +108,7 @@ class _Origins:
                 self.turns[owner].append((at, at + length, message == LITERAL))
             at += length
 
-    def writes_none(self, message: int, calls: Sequence[Mapping[str, Any]]) -> bool:
+    def writes_none(self, message: int, calls: Sequence[JsonMapping]) -> bool:
         """Whether the template writes None for the null content of a message; what it writes of calls is apart."""
         inside = [span for span in self.spans[message] if span.field.startswith("tool_calls.")]
         begin, end = (inside[0].begin, inside[-1].end) if inside else (0, 0)
@@ -135,7 +136,7 @@ def _lost_of_result(content: Any, values: "_Values") -> Iterator[str]:
             yield f"the template does not write this result in full: {reason}"
 
 
-def _lost_of_calls(calls: Sequence[Mapping[str, Any]], whole: _Origins, message: int) -> Iterator[Lost]:
+def _lost_of_calls(calls: Sequence[JsonMapping], whole: _Origins, message: int) -> Iterator[Lost]:
     """Missing parts of the calls of a message, which are expected in order."""
     by_call: dict[str, list[_Span]] = {}
     for span in whole.spans[message]:
@@ -231,7 +232,7 @@ class _Values:
         fit = path.endswith(_ARGUMENTS) or spelled in self._text[begin:end]
         return None if fit else f"{_named(path)} is {spelled}, which is not there"
 
-    def _lost_object(self, value: Mapping[str, Any], path: str, begin: int, end: int) -> str | None:
+    def _lost_object(self, value: JsonMapping, path: str, begin: int, end: int) -> str | None:
         places = []
         for key in value:
             inside = path_of(path, key)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, OutputError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.prepare.folder import input_changes
 from penstock.data.prepare.probe import say
 from penstock.data.prepare.report import describe_changes
@@ -31,7 +32,7 @@ def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[P
     return open_records(source, fields=settings.fields, part_bytes=settings.part_bytes)
 
 
-def identity_of(parts: list[Part] | Iterator[Part]) -> dict[str, Any]:
+def identity_of(parts: list[Part] | Iterator[Part]) -> JsonObject:
     """The identity of the input: what the parts read, and the versions of their files."""
     if not isinstance(parts, list):
         return {"inputs": ["<python>"], "files": {}}
@@ -60,7 +61,7 @@ def paths_of(source: Any) -> Sequence[Paths] | None:
     return None
 
 
-def refuse_changes(plan: dict[str, Any], source: Any, settings: PrepareSettings) -> None:
+def refuse_changes(plan: JsonObject, source: Any, settings: PrepareSettings) -> None:
     """Raise if the input has changed since the work began."""
     again = "run it again: unchanged parts are kept"
     try:

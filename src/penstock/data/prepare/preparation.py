@@ -17,6 +17,7 @@ from typing import Any, Unpack
 
 from penstock.chat import Template
 from penstock.core.folders import is_url, local_path, normal_url
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import short_number
 from penstock.core.urls import shown_url
 from penstock.data.prepare.chat_summary import describe_template
@@ -44,7 +45,7 @@ from penstock.tokenizers.loading import load_tokenizer
 
 
 def prepare(
-    source: Paths | Sequence[Paths] | Iterable[str | dict[str, Any]],
+    source: Paths | Sequence[Paths] | Iterable[str | JsonObject],
     *,
     tokenizer: Paths | Tokenizer,
     output: Paths,
