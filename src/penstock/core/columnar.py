@@ -26,7 +26,7 @@ def has_none(value: Mapping[Any, Any]) -> bool:
     return any(item is None for item in value.values())
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> Any:
     """A value with lists for NumPy arrays, dicts for other mappings, and Python's numbers for NumPy's, at any depth.
 
     Arrays of numbers stay what they are where they are pictures or sounds: with several dimensions, or under the name
@@ -35,7 +35,7 @@ def as_plain(value: Any) -> Any:
     return _plain(value, is_medium=False)
 
 
-def _plain(value: Any, *, is_medium: bool) -> Any:
+def _plain(value: object, *, is_medium: bool) -> Any:
     if isinstance(value, dict):
         return _changed(value)
     if isinstance(value, list | tuple):

@@ -43,7 +43,7 @@ def read_object(path: Path, error: type[PenstockError] = FormatError) -> JsonObj
     return found
 
 
-def json_text(value: Any, where: str | Path, *, indent: int | None = None) -> str:
+def json_text(value: object, where: str | Path, *, indent: int | None = None) -> str:
     """A value as JSON text that is read back as the same value.
 
     Args:

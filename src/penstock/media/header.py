@@ -135,7 +135,7 @@ def _readers() -> JsonObject:
     return Image.OPEN
 
 
-def upright_size(image: Any, data: bytes) -> Size:
+def upright_size(image: object, data: bytes) -> Size:
     """(height, width) of an opened image as it will be after decoding, upright."""
     with record_errors("the image's metadata cannot be read"):
         width, height = stored_size(image)

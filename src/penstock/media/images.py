@@ -199,7 +199,7 @@ def check_picture(picture: Any, settings: ImageSettings) -> None:
         raise RecordError(f"the image has 32-bit numbers for pixels (mode {picture.mode}), whose range is not known")
 
 
-def _frames_of(image: Any) -> int:
+def _frames_of(image: object) -> int:
     with record_errors("the image is damaged"):
         return int(getattr(image, "n_frames", 1))
 
@@ -219,7 +219,7 @@ def _checked_size(image: Any, data: bytes, settings: ImageSettings) -> tuple[int
     return upright_size(image, data)
 
 
-def _check_transparency(image: Any, settings: ImageSettings) -> None:
+def _check_transparency(image: object, settings: ImageSettings) -> None:
     if settings.alpha == "error" and _is_transparent(image):
         raise RecordError("the image is transparent; alpha: white, black or ignore accepts it")
 

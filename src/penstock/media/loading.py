@@ -140,7 +140,7 @@ class Room:
 
 
 def load_image(
-    value: Any, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+    value: object, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
 ) -> LoadedImage:
     """Look at an image of a record.
 
@@ -186,7 +186,7 @@ def load_image(
 
 
 def load_frames(
-    value: Any, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+    value: object, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
 ) -> list[LoadedImage]:
     """Look at some frames of a video of a record, as images.
 
@@ -219,7 +219,7 @@ def load_frames(
     return [replace(image, origin=f"{name} frame {number}") for number, image in enumerate(made)]
 
 
-def _within(value: Any) -> JsonMapping | None:
+def _within(value: object) -> JsonMapping | None:
     """Where an image lies in a larger file, if that is known."""
     while isinstance(value, Mapping):
         if isinstance(found := value.get("within"), Mapping):
@@ -229,7 +229,7 @@ def _within(value: Any) -> JsonMapping | None:
 
 
 def find_image(
-    value: Any, folder: str, settings: ImageSettings = _DEFAULTS, noun: str = "image"
+    value: object, folder: str, settings: ImageSettings = _DEFAULTS, noun: str = "image"
 ) -> tuple[str, bytes | None]:
     """Where an image is, and its bytes if the value has them.
 
@@ -262,7 +262,7 @@ def find_image(
     raise RecordError(f"{_a(noun)} lies more than {_DEEPEST} fields deep")
 
 
-def _found(value: Any, folder: str, settings: ImageSettings, noun: str) -> tuple[str, bytes | None]:
+def _found(value: object, folder: str, settings: ImageSettings, noun: str) -> tuple[str, bytes | None]:
     """As `find_image`, for what is no mapping."""
     if isinstance(value, bytes | bytearray | memoryview):
         return "", bytes(value)
@@ -398,7 +398,7 @@ def read_reference(stored: bytes) -> bytes:
     return read_bytes(path, begin, size)
 
 
-def _is_place(value: Any) -> bool:
+def _is_place(value: object) -> bool:
     return isinstance(value, int) and value >= 0
 
 
@@ -413,7 +413,7 @@ class ImageLoader:
     processor: Processor
     room: Room | None = None
 
-    def __call__(self, value: Any) -> LoadedImage:
+    def __call__(self, value: object) -> LoadedImage:
         """See `load_image`."""
         return load_image(value, self.folder, self.settings, self.processor, self.room)
 
@@ -422,5 +422,5 @@ class ImageLoader:
         """What looks at videos; None: they are refused."""
         return self._frames if self.settings.video_frames and self.processor.medium == "image" else None
 
-    def _frames(self, value: Any) -> list[LoadedImage]:
+    def _frames(self, value: object) -> list[LoadedImage]:
         return load_frames(value, self.folder, self.settings, self.processor, self.room)

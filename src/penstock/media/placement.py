@@ -128,7 +128,7 @@ class MediaPlacer:
             raise ConversationError(f"{where} refers to {one} that the record does not have")
         return source.pop(next((at for at, one in enumerate(source) if isinstance(one, _Video) == is_video), 0))
 
-    def _made(self, value: Any, where: str) -> list[JsonObject]:
+    def _made(self, value: object, where: str) -> list[JsonObject]:
         """The part of an image, or those of a video's frames."""
         try:
             if isinstance(value, _Video) and self._frames is not None:

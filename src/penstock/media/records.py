@@ -9,7 +9,6 @@ that the model never sees.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from penstock.core.errors import ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
@@ -70,13 +69,13 @@ def refuse_media(messages: Sequence[JsonMapping], attachments: JsonMapping, orig
         )
 
 
-def is_media_part(part: Any) -> bool:
+def is_media_part(part: object) -> bool:
     """Whether a part of a content is no text."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind.startswith(MEDIA_TYPES)
 
 
-def _holds(value: Any) -> bool:
+def _holds(value: object) -> bool:
     """Whether a value holds anything: Arrow fills missing fields with nulls, at any depth."""
     if isinstance(value, Mapping):
         return any(_holds(item) for item in value.values())
@@ -85,6 +84,6 @@ def _holds(value: Any) -> bool:
     return not (value is None or isinstance(value, bool) or (isinstance(value, str | bytes) and not value))
 
 
-def count_media(value: Any) -> int:
+def count_media(value: object) -> int:
     """Media in the value of a field: those of a list, or one."""
     return sum(_holds(item) for item in value) if isinstance(value, list | tuple) else 1

@@ -55,7 +55,7 @@ def _listed(config: JsonObject) -> list[tuple[int | None, JsonObject]]:
     return [(number, entry if isinstance(entry, dict) else {"content": entry}) for number, entry in found]
 
 
-def _text(entry: Any) -> str:
+def _text(entry: object) -> str:
     return str(entry["content"] if isinstance(entry, dict) else entry)
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonMapping, JsonObject
@@ -108,7 +108,7 @@ def _decoder(config: JsonMapping) -> dict[str, int]:
     return {_text(entry): int(i) for i, entry in (config.get("added_tokens_decoder") or {}).items()}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value["content"] if isinstance(value, dict) else value)
 
 

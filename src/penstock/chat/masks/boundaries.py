@@ -272,7 +272,7 @@ def _frozen(given: Any, *, several: bool) -> Any:
     return None if any(not part for part in inner) else tuple(inner)
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return not isinstance(value, (str, bool)) and hasattr(value, "__index__") and value.__index__() >= 0
 
 

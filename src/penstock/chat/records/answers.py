@@ -185,7 +185,7 @@ def _ranked_replies(record: JsonMapping, root: Node, settings: LayoutSettings, o
             yield _compared(read, tuple(float(reply["rank"]) for reply in ranked), origin)
 
 
-def _labelled(record: JsonMapping, label: Any, settings: LayoutSettings, origin: str) -> AnswerSet:
+def _labelled(record: JsonMapping, label: object, settings: LayoutSettings, origin: str) -> AnswerSet:
     if label not in (0, 1):
         raise ConversationError(f'{origin}: "label" is {label!r:.40}; expected true or false')
     name = next(name for name in settings.name("label") if name in record)
@@ -235,5 +235,5 @@ def _is_messages(items: list[Any]) -> bool:
     return bool(items) and isinstance(items[0], Mapping) and ("role" in items[0] or "from" in items[0])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -243,7 +243,7 @@ def read_message_weights(
     return MessageWeights(train=train, weight=weight, ranges=_in_order(found, 1.0 if weight is None else weight, where))
 
 
-def _read_details(details: Any, texts: Mapping[str, str], where: str) -> list[Range]:
+def _read_details(details: object, texts: Mapping[str, str], where: str) -> list[Range]:
     if not isinstance(details, list | tuple):
         raise ConversationError(f"{where} is {type(details).__name__}; expected a list of ranges")
     ranges = [_read_detail(detail, texts, f"{where}[{index}]") for index, detail in enumerate(details)]
@@ -252,7 +252,7 @@ def _read_details(details: Any, texts: Mapping[str, str], where: str) -> list[Ra
     return ranges
 
 
-def _read_detail(detail: Any, texts: Mapping[str, str], where: str) -> Range:
+def _read_detail(detail: object, texts: Mapping[str, str], where: str) -> Range:
     if not isinstance(detail, Mapping):
         raise ConversationError(f"{where} is {type(detail).__name__}; expected an object with begin and end")
     name = detail.get("field", "content")

@@ -162,7 +162,7 @@ def with_lists(record: JsonMapping, settings: LayoutSettings) -> JsonMapping:
     return {**record, **changed} if changed else record
 
 
-def _message_of(text: Any) -> Any:
+def _message_of(text: object) -> Any:
     return json.loads(text) if isinstance(text, str) else text
 
 

@@ -116,5 +116,5 @@ def _without_placeholders(text: str, role: str, ranges: bool, in_fields: Counter
     return cleaned
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)

@@ -49,7 +49,7 @@ THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 Messages = tuple[list[JsonObject], list[MessageWeights]]
 
 
-def read_messages(items: Any, layout: str, settings: LayoutSettings, origin: str) -> Messages:
+def read_messages(items: object, layout: str, settings: LayoutSettings, origin: str) -> Messages:
     """Read a list of messages; indices in errors count from 0.
 
     Raises:
@@ -79,7 +79,7 @@ def read_messages(items: Any, layout: str, settings: LayoutSettings, origin: str
 
 
 def _read_message(
-    item: Any, dialect: Dialect, settings: LayoutSettings, where: str
+    item: object, dialect: Dialect, settings: LayoutSettings, where: str
 ) -> tuple[JsonObject, MessageWeights]:
     """Read any message: first its texts, then their weights, then thinking and calls."""
     if not isinstance(item, Mapping):
@@ -197,7 +197,7 @@ def _thinking(properties: JsonObject, key: str) -> Any:
     return thinking
 
 
-def _is_parts(content: Any, role: str) -> bool:
+def _is_parts(content: object, role: str) -> bool:
     """Whether a content is a list of parts; the result of a tool may be a list of anything."""
     if not isinstance(content, list | tuple):
         return False
@@ -206,7 +206,7 @@ def _is_parts(content: Any, role: str) -> bool:
 
 def _message_weights(
     item: JsonMapping,
-    content: Any,
+    content: object,
     thinking: str | None,
     ranges: list[Range],
     where: str,
@@ -295,7 +295,7 @@ def read_parts(parts: Sequence[Any], where: str, *, thinking_key: str, join: boo
     return result
 
 
-def _kind_and_text(part: Any, where: str) -> tuple[str, str | None]:
+def _kind_and_text(part: object, where: str) -> tuple[str, str | None]:
     """Type of a part, and its text if that type has one."""
     if not isinstance(part, Mapping):
         raise ConversationError(

@@ -46,7 +46,7 @@ def without_added_nulls(record: JsonObject, *, columnar: bool = False) -> tuple[
     return _Remover(_schemas(record), places, removed).object(record, "", None), removed
 
 
-def as_record(value: Any) -> Any:
+def as_record(value: object) -> Any:
     """A Python object as a record: with lists for NumPy arrays, and without the nulls of a columnar format."""
     plain = as_plain(value)
     return without_added_nulls(plain)[0] if isinstance(plain, dict) else plain
@@ -58,7 +58,7 @@ class _Remover:
     def __init__(self, tools: Mapping[str, Schema], places: frozenset[str] | None, removed: Removed) -> None:
         self.tools, self.places, self.removed = tools, places, removed
 
-    def value(self, value: Any, place: str, schema: Schema | None) -> Any:
+    def value(self, value: object, place: str, schema: Schema | None) -> Any:
         """A value in a place; `schema` is that of arguments, where it is known."""
         if isinstance(value, OwnNulls):
             return value
@@ -115,7 +115,7 @@ def _names(schema: Schema | None, name: str) -> list[Any]:
     return list(found) if isinstance(found, list | tuple) else []
 
 
-def _may_be_null(schema: Any) -> bool:
+def _may_be_null(schema: object) -> bool:
     """Whether a JSON schema says that null is a value."""
     if not isinstance(schema, Mapping):
         return False
@@ -144,7 +144,7 @@ def _schemas(record: JsonMapping) -> dict[str, Schema]:
     return found
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> Any:
     """A value, decoded where it is JSON text."""
     if not isinstance(value, str):
         return value
@@ -154,7 +154,7 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-def _has_null(value: Any, *, top: bool = True) -> bool:
+def _has_null(value: object, *, top: bool = True) -> bool:
     """Whether an object below the record itself has a null that is neither a message's nor known to be its own."""
     if isinstance(value, dict):
         if not top and not isinstance(value, OwnNulls) and has_none(value) and not _is_message(value):
@@ -178,7 +178,7 @@ def _columnar_places(record: JsonObject) -> frozenset[str]:
     return frozenset(place for place, is_uniform in uniform.items() if is_uniform) if is_filled else frozenset()
 
 
-def _objects(value: Any, place: str, above: str) -> Iterator[tuple[str, str, JsonObject]]:
+def _objects(value: object, place: str, above: str) -> Iterator[tuple[str, str, JsonObject]]:
     """Each object below a value with its place and that of the object around it, outer ones first."""
     if isinstance(value, dict):
         if place:

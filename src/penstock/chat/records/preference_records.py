@@ -114,7 +114,7 @@ def _human_and_assistant(text: str, origin: str) -> list[dict[str, str]]:
     ]
 
 
-def _turns(value: Any, role: str, name: str, settings: LayoutSettings, origin: str) -> Messages:
+def _turns(value: object, role: str, name: str, settings: LayoutSettings, origin: str) -> Messages:
     """One side of a pair as messages; a text becomes one message of `role`."""
     if isinstance(value, str):
         return _read_own([{"role": role, "content": value}], settings, origin)

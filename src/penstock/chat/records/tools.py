@@ -22,7 +22,7 @@ LENGTH = 9
 SCHEMAS = ("input_schema", "inputSchema")
 
 
-def read_tools(value: Any, where: str) -> tuple[JsonObject, ...] | None:
+def read_tools(value: object, where: str) -> tuple[JsonObject, ...] | None:
     """The tools of a record: a list of objects, where the list or each object may be JSON text. None: no tools.
 
     Raises:
@@ -59,7 +59,7 @@ def _read_tool(tool: Any, where: str) -> JsonObject:
     return {"type": "function", **outer, "function": function}
 
 
-def read_calls(value: Any, where: str) -> list[JsonObject]:
+def read_calls(value: object, where: str) -> list[JsonObject]:
     """The tool calls of a message: one or a list, or the JSON text of either; wrapped in `function` or bare.
 
     Arguments stay as the record has them, an object or its JSON text; `forms.py` changes them for templates that need
@@ -96,7 +96,7 @@ def _read_call(call: Any, where: str) -> JsonObject:
     return {"type": "function", **outer, "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _check_arguments(arguments: Any, where: str) -> None:
+def _check_arguments(arguments: object, where: str) -> None:
     """Check that arguments are an object, or the JSON text of one, or nothing."""
     if arguments is None or isinstance(arguments, Mapping) or (isinstance(arguments, str) and not arguments.strip()):
         return
@@ -126,7 +126,7 @@ def _decode(text: str, where: str, what: str, expected: str) -> Any:
         raise ConversationError(f"{where.rstrip(',')}: {what}: not JSON ({error}); expected {expected}") from None
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 

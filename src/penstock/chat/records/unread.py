@@ -5,7 +5,6 @@ with a meaning come with a cure.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from penstock.chat.records.conversation import RECORD_MASK
 from penstock.chat.records.layout_settings import LayoutSettings
@@ -112,7 +111,7 @@ def _layout_fields(record: JsonMapping, layout: str, field: str, settings: Layou
     return [field, *rejected, *mask]
 
 
-def _says_something(value: Any) -> bool:
+def _says_something(value: object) -> bool:
     return value is not None and not (isinstance(value, str | list | tuple | dict) and not value)
 
 

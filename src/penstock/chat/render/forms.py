@@ -73,7 +73,7 @@ def changed(conversation: Conversation, chosen: Sequence[Form]) -> Conversation:
     )
 
 
-def is_text_parts(content: Any) -> bool:
+def is_text_parts(content: object) -> bool:
     """Whether a content is a list with only text parts."""
     return isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
@@ -92,7 +92,7 @@ def arguments_of(messages: Iterable[JsonMapping]) -> Iterator[Any]:
     return ((call.get("function") or {}).get("arguments") for call in calls)
 
 
-def decoded(arguments: Any) -> Any:
+def decoded(arguments: object) -> Any:
     """The object in a JSON text; the text itself if it holds none."""
     if not isinstance(arguments, str):
         return arguments
@@ -144,12 +144,12 @@ def _with_arguments(change: Callable[[Any], Any]) -> _Change:
     return apply
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> Any:
     """An object or list as JSON text."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list | tuple) else value
 
 
-def _with_texts(arguments: Any) -> Any:
+def _with_texts(arguments: object) -> Any:
     """Arguments with JSON text for each value that is no text."""
     given = decoded(arguments)
     if not isinstance(given, Mapping):
@@ -158,7 +158,7 @@ def _with_texts(arguments: Any) -> Any:
     return {**given, **{key: json.dumps(value, ensure_ascii=False) for key, value in others.items()}}
 
 
-def _values(arguments: Any) -> Iterable[Any]:
+def _values(arguments: object) -> Iterable[Any]:
     return arguments.values() if isinstance(arguments, Mapping) else ()
 
 
@@ -168,7 +168,7 @@ def _encode_results(message: Message, weights: MessageWeights) -> tuple[Message,
     return message, weights
 
 
-def _is_data(content: Any) -> bool:
+def _is_data(content: object) -> bool:
     """Whether a content is an object or a list that is not one of parts."""
     if isinstance(content, list | tuple):
         return not all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)

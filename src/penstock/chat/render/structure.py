@@ -126,7 +126,7 @@ class _Origins:
         return self.begins[place] if place < len(self.begins) else len(self.text)
 
 
-def _lost_of_result(content: Any, values: "_Values") -> Iterator[str]:
+def _lost_of_result(content: object, values: "_Values") -> Iterator[str]:
     """Missing parts of the content of a tool's result."""
     parts = [("content", content)]
     if isinstance(content, list | tuple) and content and all(map(_is_part, content)):
@@ -175,7 +175,7 @@ class _Values:
         """Its characters, with the template's own text after it."""
         return (self._spans[0].begin, self._whole.end(self._spans[-1].end)) if self._spans else (0, 0)
 
-    def lost(self, value: Any, path: str, begin: int, end: int) -> str | None:
+    def lost(self, value: object, path: str, begin: int, end: int) -> str | None:
         """Missing part of a value that is expected within [begin, end), in words; None: nothing is missing."""
         if isinstance(value, str):
             return self._lost_text(value, path, begin, end)
@@ -226,7 +226,7 @@ class _Values:
             )
         return f"{_named(path)} is {_shown(value)}, found {_shown(found[0])}" if found else _missing(path)
 
-    def _lost_empty(self, value: Any, path: str, begin: int, end: int) -> str | None:
+    def _lost_empty(self, value: object, path: str, begin: int, end: int) -> str | None:
         """An empty object or list; templates may write nothing for a call without arguments."""
         spelled = "{}" if isinstance(value, Mapping) else "[]"
         fit = path.endswith(_ARGUMENTS) or spelled in self._text[begin:end]
@@ -287,14 +287,14 @@ class _Values:
         expected = ", ".join(map(_json, words))
         return None if fit else f"{_named(path)} is {expected}, found {', '.join(found) or 'nothing'}"
 
-    def _is_blank(self, value: Any, begin: int, end: int) -> bool:
+    def _is_blank(self, value: object, begin: int, end: int) -> bool:
         """Whether a value leaves no text with an origin: white space, and an empty object or list outside of JSON."""
         if isinstance(value, Mapping | list | tuple) and not value:
             return ("{}" if isinstance(value, Mapping) else "[]") in self._text[begin:end]
         return isinstance(value, str) and not value.strip()
 
 
-def _is_part(part: Any) -> bool:
+def _is_part(part: object) -> bool:
     return isinstance(part, Mapping) and isinstance(part.get("type"), str)
 
 
@@ -320,7 +320,7 @@ def _is_literal(text: str) -> bool:
     return False
 
 
-def _is_json(text: str, value: Any) -> bool:
+def _is_json(text: str, value: object) -> bool:
     """Whether some text is the JSON of a value, apart from white space."""
     try:
         return json.dumps(json.loads(text), sort_keys=True) == json.dumps(value, sort_keys=True)
@@ -328,7 +328,7 @@ def _is_json(text: str, value: Any) -> bool:
         return False
 
 
-def _is_number(text: str, value: Any) -> bool:
+def _is_number(text: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -338,7 +338,7 @@ def _is_number(text: str, value: Any) -> bool:
     return not isinstance(found, bool) and found == value and abs(found) != float("inf")
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 

@@ -6,7 +6,7 @@ Also the description of a chat preparation: for people before it begins, and in 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -383,7 +383,7 @@ def describe_template(template: Template) -> str:
     return f"chat template {template.name}{noted}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -337,7 +337,7 @@ def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor,
     return compared
 
 
-def in_short(value: Any) -> str:
+def in_short(value: object) -> str:
     """What JSON cannot hold, for a message; the bytes of an image would be megabytes."""
     if isinstance(value, Address):
         return str(value)

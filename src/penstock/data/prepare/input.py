@@ -40,7 +40,7 @@ def identity_of(parts: list[Part] | Iterator[Part]) -> JsonObject:
     return {"inputs": [part.identity for part in parts], "files": files}
 
 
-def refuse_output(source: Any, output: Path) -> None:
+def refuse_output(source: object, output: Path) -> None:
     """Refuse an output path that Arrow cannot open, or that lies inside a source and would be read as input."""
     try:
         str(output).encode()
@@ -53,7 +53,7 @@ def refuse_output(source: Any, output: Path) -> None:
             raise ConfigError(f"{output}: lies inside the source {os.fspath(one)}; choose a folder outside")
 
 
-def paths_of(source: Any) -> Sequence[Paths] | None:
+def paths_of(source: object) -> Sequence[Paths] | None:
     """The paths in a source; None if it is an iterable of records."""
     listed = [source] if isinstance(source, (str, os.PathLike)) else source
     if isinstance(listed, (list, tuple)) and all(isinstance(one, (str, os.PathLike)) for one in listed):
@@ -61,7 +61,7 @@ def paths_of(source: Any) -> Sequence[Paths] | None:
     return None
 
 
-def refuse_changes(plan: JsonObject, source: Any, settings: PrepareSettings) -> None:
+def refuse_changes(plan: JsonObject, source: object, settings: PrepareSettings) -> None:
     """Raise if the input has changed since the work began."""
     again = "run it again: unchanged parts are kept"
     try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from penstock.chat import Template
 from penstock.core.folders import is_url, local_path, normal_url
@@ -109,7 +109,7 @@ def prepare(
 
 
 def _prepare_folder(
-    source: Any,
+    source: object,
     output: Path,
     store: StoreOutput | None,
     *,
@@ -236,7 +236,7 @@ def _without_leftovers(work: Path) -> Iterator[None]:
         remove()
 
 
-def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
+def _describe_work(source: object, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
     """One line: what is read, with which tokenizer and template, where it goes."""
     paths = [shown_url(path) for path in paths_of(source) or ()]
     read = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")

@@ -230,7 +230,7 @@ def _limit(given: int | float | str) -> int | Decimal:
     )
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """A short hash of JSON."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -129,7 +129,7 @@ def explain_array(where: str) -> str:
     )
 
 
-def diagnose(record: Any, fields: Fields) -> str | None:
+def diagnose(record: object, fields: Fields) -> str | None:
     """What is wrong with one record, given as Python values, in words; None: nothing."""
     if isinstance(record, list):
         return explain_array("the record is")
@@ -223,11 +223,11 @@ def look_up(record: JsonObject, name: str) -> tuple[Any, list[str] | None]:
     return value, None
 
 
-def _is_integer(value: Any) -> TypeGuard[int]:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The type of a decoded value, in words."""
     names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -111,7 +111,7 @@ def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence
     return ObjectBlock(objects, np.array(lines, np.int64), np.zeros(len(lines), np.int32), size_bytes, bad)
 
 
-def are_messages(value: Any) -> bool:
+def are_messages(value: object) -> bool:
     """Whether a value is a conversation without an object around it: a list whose first item is a message."""
     if not isinstance(value, list | tuple) or not value or not isinstance(value[0], dict):
         return False
@@ -140,7 +140,7 @@ def without_added_nulls(block: ObjectBlock, *, columnar: bool) -> ObjectBlock:
     return replace(block, objects=objects, removed=removed)
 
 
-def lone_surrogate(value: Any) -> str | None:
+def lone_surrogate(value: object) -> str | None:
     """Where a decoded value contains half of a surrogate pair, in words; None: nowhere."""
     for text in texts_of(value):
         try:
@@ -154,7 +154,7 @@ def lone_surrogate(value: Any) -> str | None:
     return None
 
 
-def texts_of(value: Any) -> Iterator[str]:
+def texts_of(value: object) -> Iterator[str]:
     """All texts of a decoded value, including keys."""
     if isinstance(value, str):
         yield value
