@@ -107,7 +107,6 @@ def make_trainer(
         OutputError: The run's folder is in use or holds something else.
         StateError: The existing run has another plan or model.
     """
-
     if ranks.several:
         check_values(_common(settings))
     continued = _continued(settings, output, resume, ranks, say)
