@@ -18,7 +18,9 @@ def packed_seq_params(batch: dict[str, Any]) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError("megatron-core") from error
 
-    lengths, places, longest = (batch[name] for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen"))
+    lengths, places, longest = (
+        batch[name] for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
+    )
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=lengths,
@@ -30,7 +32,9 @@ def packed_seq_params(batch: dict[str, Any]) -> Any:
     )
 
 
-def step_loss(config: Any, batch: dict[str, Any], output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def step_loss(
+    config: object, batch: dict[str, Any], output: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss function of Megatron's forward step: `partial(ps.megatron.step_loss, model.config, batch)`.
 
     The gradients of the step become those of its weighted cross-entropies, divided by the weights of all targets of

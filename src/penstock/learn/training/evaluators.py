@@ -87,7 +87,7 @@ class Samples:
         self,
         name: str,
         settings: EvaluatorSettings,
-        datasets: Sequence[Any],
+        datasets: Sequence[object],
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
@@ -194,7 +194,7 @@ class HeldOutLoss:
         data: str | Source | Mixture,
         *,
         sequence_length: int,
-        tokenizer: Any,
+        tokenizer: object,
         model: LanguageModel,
         ranks: Ranks,
         rows: int | None = None,
@@ -296,7 +296,7 @@ def _text_bytes(source: Source) -> int | None:
 
 def make_evaluators(
     settings: Mapping[str, EvaluatorSettings],
-    datasets: Sequence[Any],
+    datasets: Sequence[object],
     sequence_length: int,
     model: LanguageModel,
     ranks: Ranks,
@@ -332,7 +332,7 @@ def make_evaluators(
 def _held_out(
     name: str,
     settings: EvaluatorSettings,
-    datasets: Sequence[Any],
+    datasets: Sequence[object],
     sequence_length: int,
     model: LanguageModel,
     ranks: Ranks,
@@ -416,7 +416,7 @@ class TaskScore:
         self,
         name: str,
         settings: EvaluatorSettings,
-        datasets: Sequence[Any],
+        datasets: Sequence[object],
         sequence_length: int,
         model: LanguageModel,
         ranks: Ranks,

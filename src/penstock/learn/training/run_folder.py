@@ -193,7 +193,7 @@ def _of_hub(name: str) -> Path:
 def begin_run(
     path: Path,
     run_file: str,
-    datasets: Sequence[Any],
+    datasets: Sequence[object],
     *,
     facts: ModelFacts | None = None,
     continued: Continued | None = None,
@@ -222,7 +222,7 @@ def begin_run(
         _write_run(path, run_file, facts or ModelFacts(), continued, *shipped)
 
 
-def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> None:
+def check_run(path: Path | None, datasets: Sequence[object], *, resume: bool) -> None:
     """Refuse what `begin_run` would refuse, and a folder that cannot be written; writes nothing.
 
     Args:
@@ -296,7 +296,7 @@ def _read_run_file(path: Path) -> Any:
         raise CorruptionError(f"{error}; copy it back from a checkpoint of the run") from error
 
 
-def _flat(value: Any, place: str = "") -> dict[str, Any]:
+def _flat(value: object, place: str = "") -> dict[str, Any]:
     """The leaves of nested mappings and lists by dotted key."""
     if not isinstance(value, dict | list):
         return {place: value}
@@ -389,7 +389,7 @@ def _trained_length(path: Path) -> int | None:
     return _length(value)
 
 
-def _length(value: Any) -> int | None:
+def _length(value: object) -> int | None:
     return value if isinstance(value, int) and value > 1 else None
 
 
