@@ -93,7 +93,7 @@ def llama_name(name: str, layers: int) -> str | None:
     return f"model.layers.{block[1]}.{inside}"
 
 
-def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
+def refuse_quantised(folder: Path, config: Mapping[str, object]) -> None:
     """Refuse a folder with quantised weights; `config` is its `config.json`.
 
     Raises:
@@ -303,7 +303,7 @@ def listed_files(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def refuse_oversized(folder: Path, config: Mapping[str, Any]) -> None:
+def refuse_oversized(folder: Path, config: Mapping[str, object]) -> None:
     """Refuse a model with more layers or experts than its files can hold weights for: building it would take hours.
 
     Raises:

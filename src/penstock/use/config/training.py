@@ -293,7 +293,8 @@ def _make_parts(
         data_parallel=(ranks.data.rank, ranks.data.size),
         requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
         companion=groups,
-        sum_over_ranks=ranks.sum_of_rows,
+        # Of one rank there is nothing to sum, and a loader must not keep it, and so the lock of the run, alive.
+        sum_over_ranks=ranks.sum_of_rows if ranks.several else None,
         **({} if continued is None else continued.start.arguments),
         **given.filling,
     )
