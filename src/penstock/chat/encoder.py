@@ -32,6 +32,7 @@ from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import restore
 from penstock.chat.written import encode_written
+from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.core.ragged import Ragged
 from penstock.media.expansion import ImagePlace, expand
@@ -197,7 +198,7 @@ class ChatEncoder:
         return done
 
     def _encode_texts(
-        self, drafts: Sequence[_Draft], literals: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]
+        self, drafts: Sequence[_Draft], literals: Sequence[Bool]
     ) -> tuple[list[EncodedText], list[list[ImagePlace]]]:
         """Tokens of rendered conversations, and the tokens of each image."""
         texts, forged = [draft.rendered.text for draft in drafts], self.mask_settings.allow_forged
@@ -245,7 +246,7 @@ class ChatEncoder:
         forged = self.mask_settings.allow_forged
         return encode_cut(self.tokenizer, draft.rendered.text, literal, borders, allow_forged=forged)
 
-    def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
+    def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[Bool | None]:
         """Tokens that the role boundaries train, for each conversation of a batch; None where there are none."""
         roles = {boundary.role for boundary in self.boundaries} & set(self.mask_settings.roles_to_train)
         if not roles or not encoded:

@@ -9,10 +9,11 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Bytes, Int64
 from penstock.core.errors import TokenizerError
 
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
-ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+IntArray = Int64
+ByteArray = Bytes
 
 
 @final

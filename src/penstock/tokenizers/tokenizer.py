@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import UInt32
 from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
@@ -129,7 +130,7 @@ class Tokenizer:
         """Why gigatoken does not encode; None when it does."""
         return None if self._fast is not None else self._fallback_reason
 
-    def encode(self, text: str, *, allow_control: bool = False) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    def encode(self, text: str, *, allow_control: bool = False) -> UInt32:
         """Ids of one text, uint32 [tokens], without BOS and EOS.
 
         Args:
@@ -142,7 +143,7 @@ class Tokenizer:
         check_encodable(text)
         if self._fast is not None and not allow_control:
             backend, shift = self._fast
-            ids: np.ndarray[Any, np.dtype[np.uint32]] = backend.encode(text)
+            ids: UInt32 = backend.encode(text)
             return ids + np.uint32(shift)
         return np.array(self._vocabulary.encode(text, allow_control=allow_control), np.uint32)
 

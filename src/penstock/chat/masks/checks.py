@@ -28,6 +28,7 @@ from penstock.chat.render.template import Rendered, Template
 from penstock.chat.render.traced_text import GIVEN, Run, Traced
 from penstock.chat.render.turns import Turn, place_of
 from penstock.chat.tokens.encoding import EncodedText
+from penstock.core.arrays import Bool
 from penstock.core.errors import RecordError
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
@@ -46,7 +47,7 @@ class Evidence:
     authors: Authors
     mask: Mask
     settings: MaskSettings
-    scanned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    scanned: Bool | None = None
     """Tokens that the role boundaries of the template's family train, bool [tokens]; None: no boundaries are known."""
     family: str = ""
     """Name of that family."""

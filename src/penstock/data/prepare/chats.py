@@ -22,6 +22,7 @@ from penstock.chat.records.cleaning import Counts, clean, fit
 from penstock.chat.records.images import place_images
 from penstock.chat.records.layouts import read_record
 from penstock.chat.render.forms import normalise
+from penstock.core.arrays import Float32
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
 from penstock.core.ragged import Ragged
@@ -78,7 +79,7 @@ class _Record:
     value: dict[str, Any] = field(default_factory=dict)
     """The record itself, where its fields become columns."""
 
-    def numbers(self, name: str, chat: EncodedChat) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def numbers(self, name: str, chat: EncodedChat) -> Float32:
         """float32 [tokens] of a conversation: the record's number, or that of the message of each token; else 0."""
         given, _ = look_up(self.value, name)
         if isinstance(given, list):
@@ -86,7 +87,7 @@ class _Record:
             known = [number or 0.0 for number in given[: len(chat.roles)]]
             table[: len(known)] = known
             # The last entry is that of no message, −1.
-            found: np.ndarray[Any, np.dtype[np.float32]] = table[chat.messages]
+            found: Float32 = table[chat.messages]
             return found
         return np.full(len(chat.tokens), 0.0 if given is None else given, np.float32)
 

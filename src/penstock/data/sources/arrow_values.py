@@ -147,7 +147,7 @@ def _decode(text: str) -> Any:
     return with_own_nulls(value) if "null" in text else value
 
 
-def with_own_nulls(value: Any) -> Any:
+def with_own_nulls(value: object) -> Any:
     """A decoded value whose objects with nulls say that these are their own."""
     if isinstance(value, dict):
         return _noted({key: with_own_nulls(item) for key, item in value.items()})

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.arrays import Bool, Int32, Int64
 from penstock.core.arrow import from_numpy, to_numpy
 from penstock.core.errors import RecordError
 from penstock.data.sources.records import Fields, RecordBlock, Reject, Weights, excerpt
@@ -37,8 +38,8 @@ def check_records(
     ranges: pa.ListArray | None,
     columns: dict[str, pa.Array],
     *,
-    lines: np.ndarray[Any, np.dtype[np.int64]],
-    files: np.ndarray[Any, np.dtype[np.int32]],
+    lines: Int64,
+    files: Int32,
     size_bytes: int,
     explain: Callable[[int], Reject],
     rejects: list[Reject],
@@ -83,7 +84,7 @@ def flat_column(table: pa.Table, name: str) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
-def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, np.ndarray[Any, np.dtype[np.bool_]]]:
+def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, Bool]:
     """Flatten loss-weight ranges and find the rows with a wrong range.
 
     Args:
@@ -112,7 +113,7 @@ def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, np.ndarra
     return Weights(offsets, begin, end, narrow, to_numpy(ranges.is_valid())), bad
 
 
-def _offsets(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _offsets(texts: pa.Array) -> Int64:
     if len(texts) == 0:
         return np.zeros(1, np.int64)
     return np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
@@ -127,7 +128,7 @@ def explain_array(where: str) -> str:
     )
 
 
-def diagnose(record: Any, fields: Fields) -> str | None:
+def diagnose(record: object, fields: Fields) -> str | None:
     """What is wrong with one record, given as Python values, in words; None: nothing."""
     if isinstance(record, list):
         return explain_array("the record is")
@@ -221,11 +222,11 @@ def look_up(record: dict[str, Any], name: str) -> tuple[Any, list[str] | None]:
     return value, None
 
 
-def _is_integer(value: Any) -> TypeGuard[int]:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The type of a decoded value, in words."""
     names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import Bool, Float32, Int32, Int64
 from penstock.core.errors import ConfigError, DamagedFileError
 from penstock.core.urls import quoted
 
@@ -153,11 +153,11 @@ class Weights:
     (float32). If `present[i]` is False, the record gave none and counts in full.
     """
 
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
-    begin: np.ndarray[Any, np.dtype[np.int64]]
-    end: np.ndarray[Any, np.dtype[np.int64]]
-    weight: np.ndarray[Any, np.dtype[np.float32]]
-    present: np.ndarray[Any, np.dtype[np.bool_]]
+    offsets: Int64
+    begin: Int64
+    end: Int64
+    weight: Float32
+    present: Bool
 
 
 @final
@@ -168,10 +168,10 @@ class RecordBlock:
     texts: pa.LargeStringArray
     """The texts: no nulls, none empty, valid UTF-8."""
 
-    lines: np.ndarray[Any, np.dtype[np.int64]]
+    lines: Int64
     """Place of each record in its file: line, from 1; or row, from 0, if the format has rows."""
 
-    files: np.ndarray[Any, np.dtype[np.int32]]
+    files: Int32
     """Which of the part's `files` each record comes from."""
 
     weights: Weights | None

@@ -38,7 +38,7 @@ def records_of(source: Any) -> tuple[Iterable[Any], bool]:
     return source, False
 
 
-def _rows(tables: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def _rows(tables: Iterable[object]) -> Iterator[dict[str, Any]]:
     for table in tables:
         whole = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
         for row, reason in decoded_rows(whole):

@@ -149,7 +149,7 @@ def record_of(members: Sequence[Member]) -> tuple[Any, str | None]:
     return value, None
 
 
-def _with_images(value: Any, images: dict[str, dict[str, Any]], names: dict[str, str], used: set[str]) -> Any:
+def _with_images(value: object, images: dict[str, dict[str, Any]], names: dict[str, str], used: set[str]) -> Any:
     """A value of JSON in which names of files are replaced by their images."""
     if isinstance(value, str):
         name = names.get(value)
