@@ -276,7 +276,7 @@ def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_byt
     )
 
 
-def cut_records(records: Iterable[Any], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
+def cut_records(records: Iterable[object], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
     """Consume an iterable, or a table, and yield parts of about `part_bytes` characters of text."""
     rows, columnar = records_of(records)
     waiting: list[Any] = []
