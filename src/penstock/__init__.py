@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.integrations import accelerate, huggingface, jax, lightning, megatron, torchtitan, trl
     from penstock.learn import distillation, evaluation, generation, training
     from penstock.learn.training.losses import loss
-    from penstock.models.isolation import check_isolation
+    from penstock.models.isolation.check import check_isolation
     from penstock.plan import inputs, loader, objectives, packing, sampling
     from penstock.plan.inputs.model_input import ModelInput
     from penstock.plan.inputs.requirements import InputRequirements
@@ -59,7 +59,7 @@ _NAMES = {
     "Mixture": "plan.loader.mixture",
     "ShareChange": "plan.loader.mixture",
     "Source": "plan.loader.mixture",
-    "check_isolation": "models.isolation",
+    "check_isolation": "models.isolation.check",
     "to_torch": "plan.inputs.torch_tensors",
     "Run": "use.runs.run",
     "build_model": "use.runs.opening",

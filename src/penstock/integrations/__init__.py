@@ -7,7 +7,7 @@ and which every integration calls by itself.
 
 from penstock.core.lazy_imports import public_names
 from penstock.integrations.loader_state import LoaderState
-from penstock.models.isolation import IsolationReport
+from penstock.models.isolation.report import IsolationReport
 from penstock.plan.loader.agreement import check_ranks
 
 __all__ = ["IsolationReport", "LoaderState", "check_ranks"]

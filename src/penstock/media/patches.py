@@ -12,14 +12,13 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import Layout, Size, collapse
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 SETTINGS = "patch_processor.json"
 TEMPLATE = (

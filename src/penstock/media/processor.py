@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, MissingExtraError, record_errors
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.images import ImageSettings, read_picture, read_size
@@ -28,7 +29,6 @@ from penstock.media.patches import SETTINGS, PatchProcessor
 from penstock.media.sounds import read_sound, sound_size
 from penstock.tokenizers.chat_templates import template_in
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = 4096
 """Sizes of images whose layouts are kept."""
 

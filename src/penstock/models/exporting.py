@@ -19,7 +19,7 @@ from penstock.core.folders import local_path
 from penstock.data.stores.files import new_folder, usual_mode
 from penstock.media.processor import Processor
 from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
-from penstock.models.isolation import MOST_POSITIONS
+from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of
 from penstock.models.ours.transformer import Transformer

@@ -136,7 +136,7 @@ def _joined(part: Any) -> Tensor:
     return found
 
 
-def _like(before: Any, part: Tensor) -> Any:
+def _like(before: object, part: Tensor) -> Any:
     return [part] if isinstance(before, list | tuple) else part
 
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from penstock.chat.masks._kernels import clear_ids, find_extents, scan_rows
 from penstock.chat.masks.boundaries import AnyTokenizer, Boundary, Marker, ResolvedBoundary, check_starts, resolve
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 
@@ -37,7 +38,6 @@ TrainOnEos = Literal["turn", "all", "last", "none"]
 EOS_MODES: tuple[TrainOnEos, ...] = get_args(TrainOnEos)
 """In the order of the kernel's constants."""
 
-Array = np.ndarray[Any, Any]
 Ids = TypeVar("Ids")
 
 

@@ -23,6 +23,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.core.terminal import Progress
 from penstock.data.prepare.answers import PATH_VALUES
@@ -34,7 +35,7 @@ from penstock.data.prepare.stored_shards import get_shard
 from penstock.data.shards.writing.dropping import count_origins, drop_documents
 from penstock.data.shards.writing.finish import load_shard
 from penstock.data.shards.writing.stubs import Stub, load_stub
-from penstock.data.stores.files import Array, output_errors
+from penstock.data.stores.files import output_errors
 
 BUCKET = 1 << 20
 """Documents that are compared at once, about."""

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, PenstockError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
@@ -37,7 +38,6 @@ from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.joined import JoinedCorpus, fingerprint_of_parts
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.shards.writing.finish import content_fingerprint, fingerprint_pieces
-from penstock.data.stores.files import Array
 
 
 def prefix_fingerprint(corpus: Corpus, documents: int) -> str | None:

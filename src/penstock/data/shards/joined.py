@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.format.images import MediaInfo
@@ -26,7 +27,6 @@ from penstock.data.shards.tables.document import Document
 from penstock.data.shards.tables.holder import Holder
 from penstock.data.shards.tables.mappings import joined_mappings
 from penstock.data.shards.tables.table import DocumentTable
-from penstock.data.stores.files import Array
 from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer
 
@@ -216,7 +216,7 @@ def _facts(part: Corpus) -> dict[str, Any]:
     return facts
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, TokenizerInfo):
         name = value.fingerprint[:8] or "nameless"
         return f"{name} (vocabulary {value.vocab_size}, BOS {value.bos_id}, EOS {value.eos_id})"

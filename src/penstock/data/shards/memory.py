@@ -144,7 +144,7 @@ def _with_trees(
     return trees, spans
 
 
-def _column_rows(name: str, values: Sequence[Any], count: int) -> Ragged:
+def _column_rows(name: str, values: Sequence[object], count: int) -> Ragged:
     if len(values) != count:
         raise ConfigError(f"column {name!r}: {len(values)} lists for {count} documents")
     arrays = [np.asarray(one) for one in values]
@@ -155,14 +155,14 @@ def _column_rows(name: str, values: Sequence[Any], count: int) -> Ragged:
     return Ragged.from_rows(arrays, np.int64 if whole and any(one.size for one in arrays) else np.float32)
 
 
-def weight_spans(weights: Any) -> list[Span]:
+def weight_spans(weights: object) -> list[Span]:
     """Loss weights of a document's tokens as spans of equal weight."""
     values = np.asarray(weights, np.float32)
     edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     return [(begin, end, float(values[begin])) for begin, end in pairwise(edges) if end > begin and values[begin] != 0]
 
 
-def _flat_rows(documents: Sequence[Any]) -> Ragged:
+def _flat_rows(documents: Sequence[object]) -> Ragged:
     """Documents as int64; NumPy alone would truncate fractions and accept nested rows."""
     arrays = []
     for number, document in enumerate(documents):

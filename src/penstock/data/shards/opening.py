@@ -63,11 +63,11 @@ def open_dataset(
     parts: list[Any] = []
     for one in found:
         opened = one if is_corpus(one) else _open_one(one, dtype, eos_id, cache)
-        parts += opened.parts if isinstance(opened, JoinedCorpus) else [opened]
+        parts += opened.parts
     return parts[0] if len(parts) == 1 else JoinedCorpus(parts, corpus_name(path))
 
 
-def corpus_name(path: Any) -> str:
+def corpus_name(path: object) -> str:
     """The name that a dataset has by default: the last part of its path, or of a glob; a list is named by its first
     entry and the number of others."""
     if isinstance(path, (str, Path)):
@@ -75,7 +75,7 @@ def corpus_name(path: Any) -> str:
     if isinstance(path, Sequence) and not is_corpus(path):
         others = f" and {len(path) - 1} more" if len(path) > 1 else ""
         return f"{corpus_name(path[0])}{others}" if path else ""
-    return str(getattr(path, "name", None))
+    return str(path.name if is_corpus(path) else None)
 
 
 def dataset_paths(path: str | Path) -> list[str | Path]:
@@ -96,7 +96,7 @@ def dataset_paths(path: str | Path) -> list[str | Path]:
     return list(dict.fromkeys(match if match.is_dir() else megatron_prefix(match) for match in matches))
 
 
-def _expanded(entries: Sequence[Any]) -> Iterator[Any]:
+def _expanded(entries: Sequence[object]) -> Iterator[Any]:
     """Opened datasets as they are, and the path of each other dataset."""
     for entry in entries:
         if is_corpus(entry):

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from penstock.core.arrays import Array
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, FormatError, PenstockError
 from penstock.core.folders import is_url, local_path, normal_url
@@ -39,7 +41,7 @@ from penstock.data.shards.remote.length_ranges import lazy_tables
 from penstock.data.shards.tables.lengths import range_checksums
 from penstock.data.shards.tables.table import FAULTS
 from penstock.data.shards.writing.finish import content_fingerprint, describe_shard, fingerprint_pieces
-from penstock.data.stores.files import Array, check_regular, check_size, checksum, map_file, map_numbers
+from penstock.data.stores.files import check_regular, check_size, checksum, map_file, map_numbers
 from penstock.data.stores.store import Store
 from penstock.data.stores.transfer import temporary_folder
 
@@ -242,7 +244,7 @@ class _Sides:
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> "_Sides":
-        def numbers(name: str, dtype: Any, shape: tuple[int, ...]) -> Array | None:
+        def numbers(name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> Array | None:
             try:
                 return map_numbers(path / name, dtype, shape)
             except (CorruptionError, OSError):

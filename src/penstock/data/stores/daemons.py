@@ -50,7 +50,7 @@ class DaemonPool:
         self._closed = False
         _pools.add(self)
 
-    def submit(self, function: Callable[..., Result], /, *arguments: Any) -> "Future[Result]":
+    def submit(self, function: Callable[..., Result], /, *arguments: object) -> "Future[Result]":
         """Call a function in one of the threads.
 
         Raises:
@@ -66,7 +66,7 @@ class DaemonPool:
             self._begun.notify()
         return future
 
-    def map(self, function: Callable[[Any], Result], items: Iterable[Any]) -> Iterator[Result]:
+    def map(self, function: Callable[[Any], Result], items: Iterable[object]) -> Iterator[Result]:
         """Results of a function for each item, in order; all begin now."""
         futures = [self.submit(function, item) for item in items]
         return (result_of(future) for future in futures)

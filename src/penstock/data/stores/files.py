@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from penstock.core.arrays import Array
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
 from penstock.core.system import explain_cut_files, handlers, limit_cure, mapped, too_many_files
 from penstock.data.stores._kernels import bytes_checksum
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -75,7 +75,7 @@ def map_file(path: Path) -> Array:
     return np.asarray(found) if found.size else np.empty(0, np.uint8)
 
 
-def map_numbers(path: Path, dtype: Any, shape: tuple[int, ...]) -> Array:
+def map_numbers(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
     """Map a file of plain little-endian numbers, or of records of such.
 
     Raises:
@@ -213,7 +213,7 @@ def write_file(path: Path, data: bytes | Array) -> None:
         os.replace(partial, path)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """`write_file` for JSON; the same bytes for the same value."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 

@@ -46,7 +46,7 @@ def store_errors(url: str) -> Iterator[None]:
         raise explained(url, error) from plain_cause(error, url)
 
 
-def _request(filesystem: Any, request: Callable[[], Result]) -> Result:
+def _request(filesystem: object, request: Callable[[], Result]) -> Result:
     """Make a request; again, with a new session, if its credentials were refused and there are others by now."""
     session = session_of(filesystem)
     try:

@@ -24,14 +24,14 @@ _ENDED = {
     "RequestExpired",
 }
 
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
+
 _renewing = threading.Lock()
 _sessions: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 """File system → number of new sessions that it has had."""
 
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
 
-
-def session_of(files: Any) -> int:
+def session_of(files: object) -> int:
     """The number of a file system's session; it changes when another takes its place."""
     return _sessions.get(files, 0)
 

@@ -21,10 +21,10 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import UInt32, UInt64
+from penstock.core.arrays import Array, UInt32, UInt64
 from penstock.core.errors import OutputError, PenstockError
 from penstock.core.system import too_many_files
-from penstock.data.stores.files import Array, make_way, output_errors
+from penstock.data.stores.files import make_way, output_errors
 
 ABSENT, PRESENT, UNSURE = range(3)
 """State of a unit. UNSURE: present before the machine was started again, so its bytes may not have reached the disk."""

@@ -24,6 +24,7 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import local_path
 from penstock.core.formats import TEACHER_CACHE
@@ -41,7 +42,6 @@ COLUMNS = 9
 LINES = ("token_log_probs", "boundary_log_probs", "entropy", "kept")
 """Arrays of one float32 a token."""
 Precision = Literal["float16", "float32"]
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final
@@ -128,7 +128,7 @@ class CacheSettings:
         return [f"{name}: {theirs[name]!r}, now {ours[name]!r}" for name in ours if ours[name] != theirs[name]]
 
     @classmethod
-    def from_json(cls, value: Any) -> Self:
+    def from_json(cls, value: object) -> Self:
         """Read what `dataclasses.asdict` returned.
 
         Raises:
@@ -193,7 +193,7 @@ class CacheManifest:
             raise CorruptionError(f"{path}: damaged: {error}; {_CURE}") from None
 
     @classmethod
-    def _from_json(cls, folder: Path, value: Any) -> Self:
+    def _from_json(cls, folder: Path, value: object) -> Self:
         value = value if isinstance(value, dict) else {}
         TEACHER_CACHE.check(value, folder / MANIFEST, cure="make the cache again")
         if value.pop("seal", None) != _seal(value):

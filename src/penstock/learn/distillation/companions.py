@@ -174,7 +174,7 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
         ConfigError: The source holds chats with control tokens other than BOS, EOS and the paired ones.
     """
     dataset = source.dataset
-    if getattr(dataset, "chat", None) is None:
+    if dataset.chat is None:
         return
     tokenizer = dataset.loaded_tokenizer
     assert tokenizer is not None, "chats lie next to their tokenizer"
@@ -191,7 +191,7 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
             )
 
 
-def _runs(weights: Any) -> Int64:
+def _runs(weights: object) -> Int64:
     """Half-open ranges of trained tokens, int64 [runs, 2]."""
     trained = np.concatenate([[False], np.asarray(weights) > 0, [False]])
     return np.flatnonzero(trained[1:] != trained[:-1]).reshape(-1, 2)

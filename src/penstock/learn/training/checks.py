@@ -20,7 +20,7 @@ from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.tensor_logs import check_patterns
 from penstock.models import LanguageModel, ModelSettings
-from penstock.models.isolation import asks_for_router_loss
+from penstock.models.isolation.lengths import asks_for_router_loss
 from penstock.models.language_model import require_packed_rows
 from penstock.models.ours.micro_sequences import check_cuts
 from penstock.models.ours.transformer import Transformer

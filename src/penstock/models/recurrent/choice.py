@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, IsolationError
-from penstock.models.isolation import CURE, DOCUMENT_LENGTHS, describe, try_isolation
+from penstock.models.isolation.documents import try_isolation
+from penstock.models.isolation.lengths import DOCUMENT_LENGTHS
+from penstock.models.isolation.report import CURE, describe
 from penstock.models.language_model import LanguageModel
 from penstock.models.recurrent.mixers import Mixer
 from penstock.models.recurrent.operations import TORCH, Operations

@@ -13,7 +13,7 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int32, Int64, Records, UInt64
+from penstock.core.arrays import Array, Int32, Int64, Records, UInt64
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
 from penstock.data.shards.extend import open_side
@@ -29,16 +29,13 @@ from penstock.plan.loader.media import MediaRows
 from penstock.plan.loader.mixture import CUTTING, TOO_LONG, Source
 from penstock.plan.loader.rewriting import Rewriting
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
 _TRIED = 1000
 """Documents that are looked at for values, before the first step."""
 
 
 def extras_of(dataset: Corpus) -> ExtraTable | None:
     """Trees and columns of a corpus; None: it has neither."""
-    return getattr(dataset, "extras", None)
+    return dataset.extras
 
 
 def too_long_of(source: Source, dataset: Corpus) -> str:

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
@@ -27,8 +28,6 @@ from penstock.use.inspection.text import origin_text, part_texts, token_texts
 TEXT = "text"
 WORD_ROLES = frozenset({"input", "target", TEXT, "prefix", "suffix", "middle", "prefix and middle"})
 """Roles of the document's own tokens; all other roles are of tokens that the objective or the loader added."""
-
-Array = np.ndarray[Any, Any]
 
 
 @final

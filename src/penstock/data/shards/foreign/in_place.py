@@ -7,12 +7,13 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.compiled import address_of
 from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.tables.corpus import documents_at
 from penstock.data.shards.tables.document import Document, Origin
 from penstock.data.shards.tables.table import DocumentTable
-from penstock.data.stores.files import Array, checksum
+from penstock.data.stores.files import checksum
 
 
 @final

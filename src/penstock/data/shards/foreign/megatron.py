@@ -18,12 +18,13 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import local_path
 from penstock.core.system import limit_cure
 from penstock.data.shards.foreign.in_place import InPlaceCorpus, in_place_table, sample_checksum
 from penstock.data.shards.format import _check_kernels as check
-from penstock.data.stores.files import Array, checksum, map_file, unreadable
+from penstock.data.stores.files import checksum, map_file, unreadable
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, FormatError, OutputError
 from penstock.core.folders import local_path
 from penstock.core.system import limit_cure
 from penstock.data.shards.foreign.in_place import InPlaceCorpus, in_place_table, sample_checksum
 from penstock.data.shards.format import _check_kernels as check
-from penstock.data.stores.files import Array, checksum, map_file, unreadable, write_file
+from penstock.data.stores.files import checksum, map_file, unreadable, write_file
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 2**17

@@ -287,7 +287,7 @@ def _stored(path: Path, begin: int, size: int) -> bytes:
     return found
 
 
-def portable(records: Any) -> bytes:
+def portable(records: object) -> bytes:
     """What of image records does not depend on the division into shards, for the fingerprint of a dataset."""
     kept = np.array(records)
     for name in ("offset", "checksum", "name_size"):

@@ -13,10 +13,11 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import DTypeLike
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.data.shards.format import _kernels as k
-from penstock.data.stores.files import Array
 
 _MARK = b"ARROW1"
 _SCHEMA, _RECORD_BATCH = 1, 3
@@ -83,7 +84,7 @@ class BatchPlaces:
     """int64 [buffers, 2]: first byte in the file and size of each; inside the file."""
 
 
-def read_places(data: Array, schema: Any) -> list[BatchPlaces]:
+def read_places(data: Array, schema: pa.Schema) -> list[BatchPlaces]:
     """The record batches of a file.
 
     Args:
@@ -99,7 +100,7 @@ def read_places(data: Array, schema: Any) -> list[BatchPlaces]:
         raise FormatError(f"not a sound Arrow IPC file: {error}") from None
 
 
-def _read(data: Array, schema: Any) -> list[BatchPlaces]:
+def _read(data: Array, schema: pa.Schema) -> list[BatchPlaces]:
     if len(data) < 20 or data[:6].tobytes() != _MARK or data[-6:].tobytes() != _MARK:
         raise ValueError(f"it does not begin and end with {_MARK.decode()}")
     (size,) = struct.unpack("<i", data[-10:-6].tobytes())
@@ -200,7 +201,7 @@ class _Table:
         size = _number(self.data, "<I", begin)
         return self.data[begin + 4 : begin + 4 + size]
 
-    def structs(self, field: int, dtype: Any) -> Array:
+    def structs(self, field: int, dtype: DTypeLike) -> Array:
         if self.place(field) is None:
             return np.empty(0, dtype)
         begin = self._target(field)
@@ -270,7 +271,7 @@ class ShardLayout:
         return (*trees, *images, *columns, *([(COLUMN_CHECKSUMS, "uint64")] if columns else []))
 
 
-def schema_of(layout: ShardLayout) -> Any:
+def schema_of(layout: ShardLayout) -> pa.Schema:
     """The Arrow schema of a shard."""
     span = pa.struct([("begin", pa.uint32()), ("end", pa.uint32()), ("loss_weight", pa.float32())])
     fields = [("tokens", pa.large_list(pa.from_numpy_dtype(layout.token_dtype)))]
@@ -281,7 +282,7 @@ def schema_of(layout: ShardLayout) -> Any:
     return pa.schema(fields + [(name, pa.large_list(pa.from_numpy_dtype(dtype))) for name, dtype in layout.extras])
 
 
-def large_list(offsets: Array, values: Any, valid: Array | None = None) -> Any:
+def large_list(offsets: Array, values: pa.Array, valid: Array | None = None) -> pa.LargeListArray:
     """An Arrow list array on our own buffers.
 
     Args:
@@ -357,7 +358,7 @@ def _read_line(data: Array, layout: ShardLayout, batch: BatchPlaces, line: Array
             raise FormatError("trees and columns are not where this format puts them; was the Arrow library changed?")
 
 
-def other_places(data: Array, line: Any, rows: int) -> list[int]:
+def other_places(data: Array, line: np.void, rows: int) -> list[int]:
     """Positions in a batch that its table does not list: origin files (int32), origin lines (int64), offsets of texts.
 
     Columns are in the order of the schema, buffers follow each other at multiples of 8, and only spans can be null. So
@@ -381,7 +382,7 @@ def other_places(data: Array, line: Any, rows: int) -> list[int]:
     return [lines - (4 * rows + 7) // 8 * 8, lines, texts]
 
 
-def extra_places(data: Array, line: Any, rows: int, layout: ShardLayout) -> list[int]:
+def extra_places(data: Array, line: np.void, rows: int, layout: ShardLayout) -> list[int]:
     """Positions in a batch of the offsets of `layout.extras`, whose values follow them; found as in `other_places`.
 
     Raises:

@@ -21,12 +21,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Float64, Int64, UInt32
+from penstock.core.arrays import Array, Float32, Float64, Int64, UInt32
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.ragged import Ragged
 from penstock.data.stores.files import checksum
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 RANK, LABEL = "rank", "label"
 """Values of a path that count: `rank`, 0 the best, makes pairs of a better and a worse path; `label`, 1 or 0, says
@@ -287,7 +285,7 @@ class TreeDocument(NamedTuple):
 
 
 def build_tree(
-    paths: Sequence[Any],
+    paths: Sequence[object],
     loss_weights: Sequence[Any] | None = None,
     *,
     values: Mapping[str, Sequence[float]] | None = None,
@@ -443,7 +441,7 @@ def _agree(one: Array, other: Array, most: int) -> int:
     return most if same.all() else int(np.argmin(same))
 
 
-def _ids(number: int, path: Any) -> Annotated[Int64, "tokens"]:
+def _ids(number: int, path: object) -> Annotated[Int64, "tokens"]:
     array = np.asarray(path)
     if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
         raise ConfigError(f"path {number}: expected a flat list of at least one token id")

@@ -5,10 +5,9 @@ from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Int32
+from penstock.core.arrays import Array, Int32
 from penstock.data.shards.remote.sparse_shards import SparseShards
 from penstock.data.shards.remote.units import PAGE, Range, UnitMap, page_bytes, without
-from penstock.data.stores.files import Array
 from penstock.data.stores.unit_record import ABSENT, UnitRecord
 
 NOT_HERE, COMING, HERE = range(3)

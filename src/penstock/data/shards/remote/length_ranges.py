@@ -18,7 +18,7 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Bool, Bytes, Int64, UInt64
+from penstock.core.arrays import Array, Bool, Bytes, Int64, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError
 from penstock.core.terminal import Progress
@@ -33,7 +33,7 @@ from penstock.data.shards.tables.lengths import (
     runs_of,
 )
 from penstock.data.stores.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end
-from penstock.data.stores.files import Array, checksum, make_way, map_numbers
+from penstock.data.stores.files import checksum, make_way, map_numbers
 from penstock.data.stores.store import Store
 from penstock.data.stores.unit_record import ABSENT, PRESENT, UnitRecord, cache_errors, write_at
 
@@ -367,6 +367,10 @@ class JoinedRanges:
     def here(self) -> Bytes:
         """As in `Ranges`."""
         return self._here
+
+    def has(self, begin: int, end: int) -> bool:
+        """As in `Ranges`."""
+        return bool(self._here[begin // self._size : -(-end // self._size)].all())
 
     def want(self, begins: Documents, ends: Documents) -> None:
         """As in `Ranges`."""

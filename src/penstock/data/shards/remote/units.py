@@ -12,17 +12,16 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, final
+from typing import Annotated, NamedTuple, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Array, Int64
 from penstock.data.shards.format._kernels import CHUNK_TOKENS, RUN_DOCUMENTS
 from penstock.data.shards.format.manifest import Manifest
 from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS
 from penstock.data.shards.tables.lengths import LazyNumbers
 from penstock.data.shards.tables.table import DocumentTable
-from penstock.data.stores.files import Array
 
 PAGE = 4096
 """Bytes that the disk gives and takes together."""
@@ -168,8 +167,8 @@ class UnitMap:
 
     def has_lengths(self, unit: int) -> bool:
         """Whether the lengths that tell where a unit lies are on this machine; if not, nobody has brought the unit."""
-        ranges: Any = getattr(self._table.lengths, "ranges", None)
-        return ranges is None or bool(ranges.has(*self._whole_batches(unit)))
+        lengths = self._table.lengths
+        return not isinstance(lengths, LazyNumbers) or lengths.ranges.has(*self._whole_batches(unit))
 
     def _whole_batches(self, unit: int) -> tuple[int, int]:
         """First and last (exclusive) document of the batches with documents of a unit."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, UInt64
+from penstock.core.arrays import Array, Int64, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError
 from penstock.core.ragged import Ragged
@@ -24,7 +24,6 @@ from penstock.data.shards.tables.holder import EXTRAS
 from penstock.data.shards.tables.lengths import for_kernel
 from penstock.data.shards.tables.table import DocumentTable
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _TOGETHER = 64
 """Batches of a remote dataset: their lists are read together."""
 
@@ -60,7 +59,7 @@ class ExtraTable:
         if table.holder is None:
             self._find(np.arange(len(table.batches)))
 
-    def _find(self, batches: Any) -> None:
+    def _find(self, batches: Array) -> None:
         """Find the lists of batches, int64 [n]; those of a remote dataset must be held."""
         table = self._table
         shards = np.searchsorted(table.shard_first_batch, batches, side="right") - 1
@@ -81,7 +80,7 @@ class ExtraTable:
         self._found[batches] = True
 
     @contextmanager
-    def _held(self, documents: Any) -> Iterator[None]:
+    def _held(self, documents: Annotated[Int64, "documents"]) -> Iterator[None]:
         """Have the lists of documents, int64 [n], on this machine, and found."""
         if self._table.holder is None:
             yield

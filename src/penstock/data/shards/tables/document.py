@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from penstock.core.arrays import Float32, UInt32
+from penstock.core.arrays import Array, Float32, UInt32
 from penstock.core.notebook import card, marked_text, row_strip
 from penstock.data.shards.format.images import ImageOf
 from penstock.data.shards.format.trees import Tree
-from penstock.data.stores.files import Array
 
 
 @final
@@ -84,7 +84,7 @@ class Document:
         return card("Document", [(name, value) for name, value in facts if value], strip, text)
 
 
-def numbers_at(data: Array, place: int, dtype: Any, first: int, count: int) -> Array:
+def numbers_at(data: Array, place: int, dtype: DTypeLike, first: int, count: int) -> Array:
     """Numbers `first` to `first + count` of an array that begins at byte `place`."""
     begin = place + first * np.dtype(dtype).itemsize
     return data[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)

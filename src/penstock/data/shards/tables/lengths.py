@@ -12,9 +12,9 @@ from typing import Annotated, Any, Protocol, final
 
 import numpy as np
 
-from penstock.core.arrays import Bytes, Int64, UInt64
+from penstock.core.arrays import Array, Bytes, Int64, UInt64
 from penstock.core.compiled import address_of
-from penstock.data.stores.files import Array, checksum
+from penstock.data.stores.files import checksum
 
 RANGE_DOCUMENTS = 2048
 """Documents of a range of lengths: 16 KB, which a request brings in the time that it waits."""
@@ -34,6 +34,9 @@ class Ranges(Protocol):
     @property
     def here(self) -> Annotated[Bytes, "ranges"]:
         """Whether each range may be read: 1 or 0. It only grows."""
+
+    def has(self, begin: int, end: int) -> bool:
+        """Whether documents `begin` … `end` − 1 are on this machine, whoever brought them."""
 
     def want(self, begins: Documents, ends: Documents) -> None:
         """Begin to bring documents begins[i] … ends[i] − 1, with those that the same record batches hold."""
@@ -98,7 +101,7 @@ def places_of(numbers: Any) -> tuple[np.uint64, np.uint64]:
     return np.uint64(address_of(numbers)), np.uint64(numbers.strides[0])
 
 
-def _named(key: Any, count: int) -> tuple[Documents, Documents]:
+def _named(key: object, count: int) -> tuple[Documents, Documents]:
     """The documents that an index names, as ranges [begin, end)."""
     if isinstance(key, slice):
         found = range(*key.indices(count))

@@ -22,12 +22,12 @@ from typing import Annotated, final, overload
 
 import numpy as np
 
-from penstock.core.arrays import Bool, Int64, UInt64
+from penstock.core.arrays import Array, Bool, Int64, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.system import explain_cut_files, handlers, mapped, mapping_limit
 from penstock.data.stores.daemons import LOOK_SECONDS, refuse_at_end
-from penstock.data.stores.files import FAILED, Array, check_size, libc, map_file, unreadable
+from penstock.data.stores.files import FAILED, check_size, libc, map_file, unreadable
 
 _ALL_SHARE, _SOME_SHARE = 2, 8
 """Files that are mapped when they are opened take at most this part of the limit of mappings; shards that are mapped on

@@ -8,14 +8,13 @@ from typing import Annotated, Any, TypeVar, final
 
 import numpy as np
 
-from penstock.core.arrays import Float64, Int64, Records, UInt32, UInt64
+from penstock.core.arrays import Array, Float64, Int64, Records, UInt32, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError
 from penstock.core.ragged import Ragged
 from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.tables.holder import SPANS, TOKENS, Holder, renewed
 from penstock.data.shards.tables.lengths import LazyNumbers, for_kernel
-from penstock.data.stores.files import Array
 
 Result = TypeVar("Result")
 

@@ -6,11 +6,11 @@ is there, or the new one without valid side files, which counts as missing.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import Array
 from penstock.core.arrow import to_numpy
 from penstock.core.ragged import Ragged
 from penstock.data.shards.format.images import WORDS, assets_path, image_of, records_of
@@ -18,7 +18,7 @@ from penstock.data.shards.format.layout import IMAGES, SPAN, TREE, ShardLayout
 from penstock.data.shards.format.manifest import ShardInfo
 from penstock.data.shards.format.trees import Tree
 from penstock.data.shards.writing.writer import ShardWriter, SpanBlock
-from penstock.data.stores.files import Array, output_errors
+from penstock.data.stores.files import output_errors
 
 
 def drop_documents(
@@ -72,18 +72,20 @@ def _inside(documents: Array, begin: int, count: int) -> Array:
     return documents[(documents >= begin) & (documents < begin + count)] - begin
 
 
-def _batches(path: Path) -> Iterator[Any]:
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     # The old file stays mapped although its name gets the new one.
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)
 
 
-def _chosen(batch: Any, keep: Array) -> Any:
+def _chosen(batch: pa.RecordBatch, keep: Array) -> pa.RecordBatch:
     return batch if keep.all() else batch.filter(pa.array(keep))
 
 
-def _write(writer: ShardWriter, batch: Any, path: Path, text_bytes: int, path_values: tuple[str, ...]) -> None:
+def _write(
+    writer: ShardWriter, batch: pa.RecordBatch, path: Path, text_bytes: int, path_values: tuple[str, ...]
+) -> None:
     layout = writer.layout
     tokens = _rows(batch["tokens"])
     origin = batch["origin"]
@@ -114,7 +116,7 @@ def _write(writer: ShardWriter, batch: Any, path: Path, text_bytes: int, path_va
     )
 
 
-def _spans(lists: Any) -> SpanBlock:
+def _spans(lists: pa.LargeListArray) -> SpanBlock:
     offsets, values = _parts(lists)
     spans = np.empty(len(values), SPAN)
     for name in SPAN.names or ():
@@ -122,12 +124,12 @@ def _spans(lists: Any) -> SpanBlock:
     return SpanBlock(spans=Ragged(spans, offsets), valid=to_numpy(lists.is_valid()))
 
 
-def _rows(lists: Any) -> Ragged:
+def _rows(lists: pa.LargeListArray) -> Ragged:
     offsets, values = _parts(lists)
     return Ragged(to_numpy(values), offsets)
 
 
-def _parts(lists: Any) -> tuple[Array, Any]:
+def _parts(lists: pa.LargeListArray) -> tuple[Array, pa.Array]:
     """Offsets from 0, and the values between the first and the last."""
     offsets = to_numpy(lists.offsets)
     return offsets - offsets[0], lists.values[int(offsets[0]) : int(offsets[-1])]

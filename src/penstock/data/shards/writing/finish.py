@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, OutputError
 from penstock.data.shards.format._kernels import BATCH, DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.images import IMAGE, assets_path, portable
@@ -34,7 +35,6 @@ from penstock.data.shards.format.manifest import (
 from penstock.data.shards.tables.lengths import RANGE_DOCUMENTS, range_checksums
 from penstock.data.shards.writing.stubs import fingerprint_of, load_stub
 from penstock.data.stores.files import (
-    Array,
     check_size,
     checksum,
     map_file,
@@ -162,7 +162,7 @@ def finish_dataset(
     damaged: Sequence[DamagedSource] = (),
     duplicates: Mapping[str, int] = MappingProxyType({}),
     path_values: Sequence[str] = (),
-    sampling: Mapping[str, Any] = MappingProxyType({}),
+    sampling: Mapping[str, object] = MappingProxyType({}),
 ) -> Manifest:
     """Join finished shards into a dataset.
 

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from penstock.core.arrays import Array
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.data.shards.format._kernels import BATCH, DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.images import assets_path
@@ -30,7 +32,7 @@ from penstock.data.shards.writing.finish import (
     side_weight_sums,
 )
 from penstock.data.shards.writing.stubs import stub_path
-from penstock.data.stores.files import Array, checksum, map_file, map_numbers, output_errors, sync, write_file
+from penstock.data.stores.files import checksum, map_file, map_numbers, output_errors, sync, write_file
 
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
@@ -153,7 +155,7 @@ def _joined_sides(folder: Path, manifest: Manifest) -> tuple[Array, Array, Array
         CorruptionError: They are missing or damaged.
     """
 
-    def load(name: str, dtype: Any, *shape: int) -> Array:
+    def load(name: str, dtype: DTypeLike, *shape: int) -> Array:
         found = map_numbers(folder / name, dtype, shape)
         if checksum(found) != manifest.checksums[name]:
             raise CorruptionError(f"{folder / name}: its checksum differs; copy it again, or prepare again")

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Self, final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.arrays import Array, Bool
 from penstock.core.arrow import from_numpy
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
@@ -36,7 +37,7 @@ from penstock.data.shards.format.manifest import ShardInfo
 from penstock.data.shards.format.trees import Tree, tree_words
 from penstock.data.shards.tables.columns import column_checksums
 from penstock.data.shards.writing.finish import describe_shard, save_sides
-from penstock.data.stores.files import Array, map_file, output_errors, release_pages, sync
+from penstock.data.stores.files import map_file, output_errors, release_pages, sync
 
 
 @final
@@ -46,7 +47,7 @@ class SpanBlock:
 
     spans: Ragged
     """Values of dtype `SPAN`, one row per document."""
-    valid: np.ndarray[Any, np.dtype[np.bool_]]
+    valid: Bool
     """bool [documents]: False: the document has no list, so all its weights are 1; its row is empty."""
 
 
@@ -79,7 +80,7 @@ class Block:
     """int32 [documents]: index of the origin file."""
     lines: Array
     """int64 [documents]."""
-    texts: Any
+    texts: pa.Array | None
     """Arrow large_string [documents], or None."""
     extras: tuple[Ragged, ...] = ()
     """Words of trees, and columns, a row for each document, in the order of the layout."""
@@ -113,7 +114,7 @@ def accept_block(
     files: int | Array,
     lines: Array,
     spans: SpanBlock | None,
-    texts: Any,
+    texts: pa.Array,
     trees: Sequence[Tree | None] | None = None,
     columns: Mapping[str, Ragged] | None = None,
     images: Ragged | None = None,
@@ -194,7 +195,7 @@ def _accept_extras(
     return tuple(extras)
 
 
-def _accept_texts(texts: Any) -> Any:
+def _accept_texts(texts: pa.Array | None) -> pa.Array | None:
     if texts is None:
         return None
     if texts.null_count:
@@ -276,8 +277,8 @@ class ShardWriter:
 
     def _open(self) -> None:
         self._schema = schema_of(self.layout)
-        self._sink: Any = pa.OSFile(str(self._partial), "wb")
-        self._file: Any = pa.ipc.new_file(self._sink, self._schema)
+        self._sink = pa.OSFile(str(self._partial), "wb")
+        self._file = pa.ipc.new_file(self._sink, self._schema)
 
     def __enter__(self) -> Self:
         return self
@@ -304,7 +305,7 @@ class ShardWriter:
         files: int | Array,
         lines: Array,
         spans: SpanBlock | None = None,
-        texts: Any = None,
+        texts: pa.Array = None,
         text_bytes: int = 0,
         trees: Sequence[Tree | None] | None = None,
         columns: Mapping[str, Ragged] | None = None,
@@ -438,7 +439,7 @@ class ShardWriter:
                 found = tokens.values[places]
                 ids.update({int(found.min()), int(found.max())})
 
-    def _checksums(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> Any:
+    def _checksums(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> pa.Array:
         """The checksums column of a batch."""
         tokens = block.tokens
         starts = np.zeros(len(block) + 1, np.int64)
@@ -451,7 +452,7 @@ class ShardWriter:
         return large_list(starts, from_numpy(words))
 
 
-def _without_rest(texts: Any) -> Any:
+def _without_rest(texts: pa.Array) -> pa.Array:
     """The same texts with buffers of their own size: Arrow writes up to 63 bytes behind those of a slice."""
     _, places, values = texts.buffers()
     offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
@@ -460,6 +461,6 @@ def _without_rest(texts: Any) -> Any:
     return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(offsets - first), kept)
 
 
-def _bytes_of(texts: Any) -> int:
+def _bytes_of(texts: pa.Array) -> int:
     """UTF-8 bytes of an Arrow string array."""
     return int(pc.sum(pc.binary_length(texts)).as_py() or 0)

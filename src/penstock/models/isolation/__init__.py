@@ -1,0 +1,1 @@
+"""The check that a model keeps the documents of a row apart: see `check`."""
