@@ -25,7 +25,7 @@ import numpy as np
 
 import penstock as ps
 from common import Peer, against, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
-from penstock.data.shards._kernels import CHUNK_TOKENS
+from penstock.data.shards.format._kernels import CHUNK_TOKENS
 from penstock.plan.loader import Plan, PlanSettings
 
 SLOTS, ROWS = 4096, 8

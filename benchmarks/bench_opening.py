@@ -44,10 +44,10 @@ print(json.dumps({"seconds": time.perf_counter() - begun, "megabytes": private_m
 def repeated(folder: Path, target: Path, copies: int, ranged: bool = True) -> None:
     """A dataset of `copies` times the documents of a dataset of one shard, by links; `ranged`: as new ones are made."""
     import penstock as ps
-    from penstock.data.shards.files import checksum, map_file
-    from penstock.data.shards.finish import LAZY_DOCUMENTS
-    from penstock.data.shards.lengths import RANGE_DOCUMENTS, range_checksums
-    from penstock.data.shards.manifest import LENGTHS, RANGE_CHECKSUMS, add_histograms
+    from penstock.data.shards.format.manifest import LENGTHS, RANGE_CHECKSUMS, add_histograms
+    from penstock.data.shards.tables.lengths import RANGE_DOCUMENTS, range_checksums
+    from penstock.data.shards.writing.finish import LAZY_DOCUMENTS
+    from penstock.data.stores.files import checksum, map_file
 
     manifest = ps.open_dataset(folder).manifest
     (shard,) = manifest.shards

@@ -46,9 +46,9 @@ import numpy as np
 import penstock as ps
 from bench_opening import repeated
 from common import Peer, arguments, lognormal_lengths, table
-from penstock.data.shards.residency import GAP, THREADS
-from penstock.data.shards.stores import Store
-from penstock.data.shards.units import joined_requests
+from penstock.data.shards.remote.residency import GAP, THREADS
+from penstock.data.shards.remote.units import joined_requests
+from penstock.data.stores.store import Store
 
 SERVER = """
 import sys, time

@@ -14,8 +14,16 @@ import penstock
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "tokenizers", "gigatoken", "pydantic", "rich", "typer")
-TORCH_ROOMS = tuple(f"penstock.{room}" for room in ("integrations", "models", "learn", "use.serving"))
-"""Rooms that may need torch or transformers; all others, and the verbs that use only these, do without."""
+TORCH_ROOMS = tuple(
+    f"penstock.{room}"
+    for room in (
+        *("integrations", "models", "learn", "use.serving"),
+        *(f"use.config.{module}" for module in ("teachers", "training", "vocabularies")),
+        *(f"use.runs.{module}" for module in ("actions", "opening", "reference", "rollouts", "run", "starting")),
+        "use.runs.training",
+    )
+)
+"""Rooms and modules that may need torch or transformers; all others, and the verbs that use only these, do without."""
 
 
 def _python(code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from penstock.core import errors
     from penstock.core.errors import PenstockError
     from penstock.data import shards, sources
+    from penstock.data.prepare.options import ChatOptions
     from penstock.data.prepare.preparation import prepare
-    from penstock.data.prepare.settings import ChatOptions
     from penstock.data.shards.dataset import Dataset
-    from penstock.data.shards.joined import open_dataset
     from penstock.data.shards.memory import write_dataset
+    from penstock.data.shards.opening import open_dataset
     from penstock.integrations import accelerate, huggingface, jax, lightning, megatron, torchtitan, trl
     from penstock.learn import distillation, evaluation, generation, training
     from penstock.learn.training.losses import loss
@@ -44,10 +44,10 @@ _NAMES = {
     "PenstockError": "core.errors",
     "load_tokenizer": "tokenizers.loading",
     "train_tokenizer": "tokenizers.training",
-    "ChatOptions": "data.prepare.settings",
+    "ChatOptions": "data.prepare.options",
     "prepare": "data.prepare.preparation",
     "Dataset": "data.shards.dataset",
-    "open_dataset": "data.shards.joined",
+    "open_dataset": "data.shards.opening",
     "write_dataset": "data.shards.memory",
     "Causal": "plan.objectives.objective",
     "Denoise": "plan.objectives.denoise",

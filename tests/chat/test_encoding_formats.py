@@ -16,7 +16,7 @@ from makers.tokenizers import byte_ranks
 from penstock import load_tokenizer
 from penstock.chat.tokens.encoding import encode_rendered
 from penstock.tokenizers import Tokenizer
-from penstock.tokenizers.bpe_files import CL100K_PATTERN, TEKKEN_PATTERN
+from penstock.tokenizers.split_patterns import CL100K_PATTERN, TEKKEN_PATTERN
 
 CONTROLS = ["[INST]", "[/INST]", "</s>"]
 ODD = ["[", "INST", "]", " ", "  ", "\n", "🤦🏼\u200d♂️", "é"]

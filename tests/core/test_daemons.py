@@ -6,7 +6,7 @@ import time
 import pytest
 
 from makers.processes import run_code
-from penstock.core.daemons import DaemonPool, result_of, wait_for
+from penstock.data.stores.daemons import DaemonPool, result_of, wait_for
 
 
 def test_results_come_in_order_and_errors_where_they_belong():
@@ -91,7 +91,7 @@ def test_nothing_keeps_results_alive():
 def test_the_end_of_the_process_waits_for_no_thread():
     code = """
         import threading, time
-        from penstock.core.daemons import DaemonPool, result_of
+        from penstock.data.stores.daemons import DaemonPool, result_of
         pool = DaemonPool(2)
         pool.submit(time.sleep, 10**6)
         answers = []
@@ -107,7 +107,7 @@ def test_the_end_of_the_process_waits_for_no_thread():
         import atexit
         time.sleep(0.2)
         print("end", flush=True)
-        from penstock.core import daemons
+        from penstock.data.stores import daemons
         daemons.end()
         thread.join()
     """

@@ -16,7 +16,7 @@ LINUX_ONLY = {
 """Names of `os` that macOS does not have."""
 GUARDED = {
     "core/system.py": "falls back to the number of all processors",
-    "data/shards/files.py": "pages stay in the cache",
+    "data/stores/files.py": "pages stay in the cache",
     "learn/distillation/outputs.py": "refused with a message",
     "learn/evaluation/sandbox": "refused with a message",
 }

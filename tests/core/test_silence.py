@@ -9,9 +9,9 @@ import pytest
 from makers.object_store import s3_store
 from patience import wait_for
 from penstock import open_dataset, write_dataset
-from penstock.core import silence
-from penstock.data.shards.stores import Store
-from penstock.data.sources.remote import read_range
+from penstock.data.stores import silence
+from penstock.data.stores.remote_files import read_range
+from penstock.data.stores.store import Store
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from patience import wait_for
 from penstock import Dataset, Loader, Mixture, Source
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.data.shards import verify
-from penstock.data.shards.files import checksum
+from penstock.data.stores.files import checksum
 from penstock.learn.distillation import cache_format as layout
 from penstock.learn.distillation.cache_format import CacheManifest
 from penstock.learn.distillation.cache_writer import document_bounds, write_cache

@@ -356,7 +356,7 @@ def test_rows_that_nothing_rewrote_say_nothing_more(words):
 
 def test_tokens_of_an_extended_tokenizer_have_names(words, tmp_path):
     from penstock import load_tokenizer
-    from penstock.tokenizers.training import add_tokens
+    from penstock.tokenizers.extension import add_tokens
 
     folder, *_ = words
     add_tokens(load_tokenizer(str(folder / "tokenizer")), ["[NEW]"]).save(tmp_path / "more")

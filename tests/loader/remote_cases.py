@@ -29,7 +29,7 @@ def patient_store(folder, tmp_path, monkeypatch):
     """A store of a folder, with a cache of this test's own and short pauses between attempts."""
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
     with s3_store(folder, monkeypatch) as found:
         yield found
 

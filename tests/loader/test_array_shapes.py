@@ -159,7 +159,7 @@ def use_trees(folder):
 def use_store(data, folder):
     fsspec.filesystem("memory").put(str(data[1].path), "/shapes", recursive=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.data.shards.finish.LAZY_DOCUMENTS", 0)
+        patch.setattr("penstock.data.shards.writing.finish.LAZY_DOCUMENTS", 0)
         write_dataset(folder / "large", [np.arange(number % 70 + 2) for number in range(300)], vocab_size=99)
     fsspec.filesystem("memory").put(str(folder / "large"), "/large", recursive=True)
     for source in ("memory://shapes", Source("memory://large", shuffle="block")):

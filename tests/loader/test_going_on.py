@@ -240,7 +240,7 @@ def test_a_source_that_has_ended(folder):
     ("damage", "told"),
     [
         (lambda place: {}, "this is not a place in the data"),
-        (lambda place: {**place, "format": 2}, "the place has format 2"),
+        (lambda place: {**place, "format": 2}, "the place: place in the data format version 2"),
         (lambda place: {**place, "sources": []}, "this is not a place"),
         (lambda place: with_source(place, drawn=[]), "this is not a place in the data, or it was damaged"),
         (lambda place: with_source(place, drawn=[[50, 51]]), "or it was damaged"),

@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError, CorruptionError, StoreError
 from penstock.core.randomness import mix
 from penstock.data.shards.convert import write_megatron
 from penstock.data.shards.extend import write_side
-from penstock.data.shards.lengths import LazyNumbers
+from penstock.data.shards.tables.lengths import LazyNumbers
 from penstock.plan.loader.lengths_ahead import LengthsAhead
 from penstock.plan.sampling import Permutation
 from penstock.use.inspection.datasets import summarise
@@ -28,8 +28,8 @@ def folder(tmp_path_factory):
     """The folder of a store, with datasets that have checksums of ranges of 300 documents: no border fits another."""
     root = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.data.shards.finish.LAZY_DOCUMENTS", 0)
-        patch.setattr("penstock.data.shards.finish.RANGE_DOCUMENTS", RANGE)
+        patch.setattr("penstock.data.shards.writing.finish.LAZY_DOCUMENTS", 0)
+        patch.setattr("penstock.data.shards.writing.finish.RANGE_DOCUMENTS", RANGE)
         documents = random_documents(DOCUMENTS, 0, 180, seed=1)
         write_dataset(root / "bucket" / "plain", documents, tokenizer=tokenizer_info(), documents_per_shard=5000)
         chats = random_documents(3000, 0, 700, seed=2)
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def store(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.data.shards.length_ranges.RANGE_DOCUMENTS", 200)
+    monkeypatch.setattr("penstock.data.shards.remote.length_ranges.RANGE_DOCUMENTS", 200)
     with patient_store(folder, tmp_path, monkeypatch) as found:
         yield found
 

@@ -14,8 +14,8 @@ from makers.processes import run_code
 from makers.trees import tree_dataset
 from penstock import InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
 from penstock.core.errors import CorruptionError
-from penstock.data.shards import mappings
-from penstock.data.shards.mappings import MappedShards
+from penstock.data.shards.tables import mappings
+from penstock.data.shards.tables.mappings import MappedShards
 
 MOST = 40
 

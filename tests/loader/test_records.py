@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock import Denoise, Loader, Source, write_dataset
-from penstock.data.shards._kernels import BATCH
+from penstock.data.shards.format._kernels import BATCH
 from penstock.plan.loader import _document_kernels as k
 from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS
 from penstock.plan.loader._plan_kernels import CURSOR, PIECE, PROGRESS

@@ -142,7 +142,7 @@ def test_a_rank_fetches_its_own_rows_only(store):
     here, there = (Loader(one, data_parallel=(1, 2), **SETTINGS) for one in (local, remote))
     for mine, theirs in islice(zip(here, there, strict=True), 12):
         assert_same_step(mine, theirs)
-    from penstock.data.shards.document import SPANS, TOKENS
+    from penstock.data.shards.tables.holder import SPANS, TOKENS
 
     wanted = []
     for rank in (0, 1):
@@ -263,7 +263,7 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
 
 def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
     """Their ranges come one after another, and an answer that fails comes again."""
-    monkeypatch.setattr("penstock.data.shards.residency.THREADS", 1)
+    monkeypatch.setattr("penstock.data.shards.remote.residency.THREADS", 1)
     local, remote = pair(store, "chats", max_epochs=1, shuffle="full")
     loader, coming = Loader(remote, **SETTINGS), []
     holder = loader.datasets[0].table.holder

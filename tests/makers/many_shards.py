@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock import write_dataset
-from penstock.data.shards.files import checksum
-from penstock.data.shards.manifest import Manifest
+from penstock.data.shards.format.manifest import Manifest
+from penstock.data.stores.files import checksum
 
 _LINKS = 30_000
 """Names that one file may have, on any file system."""

@@ -5,8 +5,8 @@ import random
 import numpy as np
 
 from penstock import ModelInput, write_dataset
+from penstock.data.shards.format.trees import build_tree
 from penstock.data.shards.memory import weight_spans
-from penstock.data.shards.trees import build_tree
 from penstock.plan.inputs import IGNORE, AttentionRule
 
 

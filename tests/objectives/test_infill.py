@@ -163,7 +163,7 @@ def test_tokens_by_name_and_by_id():
 
 
 def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
-    from penstock.tokenizers.training import add_tokens
+    from penstock.tokenizers.extension import add_tokens
 
     own = tiny_tokenizer(tmp_path / "own", ["a b"], 300)
     names = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]

@@ -12,8 +12,7 @@ from makers.datasets import prepare_here
 from makers.texts import write_texts
 from penstock import Dataset, load_tokenizer, prepare
 from penstock.core.errors import ConfigError, OutputError, RecordError
-from penstock.data.prepare import PrepareSettings
-from penstock.data.prepare import preparation as executors
+from penstock.data.prepare import PrepareSettings, executors
 
 
 def decoded(folder, tokenizer):

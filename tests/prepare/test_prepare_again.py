@@ -16,7 +16,7 @@ from makers.datasets import prepare_here
 from penstock import Dataset
 from penstock.core.errors import DamagedFileError, OutputError, RecordError
 from penstock.data.prepare import part as part_module
-from penstock.data.prepare import preparation as preparing
+from penstock.data.prepare import work
 from penstock.data.shards import verify
 from penstock.data.sources import small_files
 
@@ -51,7 +51,7 @@ def redone(monkeypatch):
         names.append(os.path.basename(task.part.name))
         return prepare_part(shop, task, report)
 
-    monkeypatch.setattr(preparing, "prepare_part", watched)
+    monkeypatch.setattr(work, "prepare_part", watched)
     return names
 
 
@@ -109,7 +109,7 @@ def test_only_what_changed_is_prepared_again(tmp_path, ten, tokenizer, redone, w
 def test_the_same_for_a_run_that_was_killed(tmp_path, ten, tokenizer, redone, monkeypatch, what):
     steps = [0, 22]
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "_prepare_one", dying(preparing._prepare_one, steps))
+        patch.setattr(work, "_prepare_one", dying(work._prepare_one, steps))
         with pytest.raises(Killed, match=r"^$"):
             prepare_parts(ten, tokenizer, tmp_path / "out")
     assert len(redone) == 21

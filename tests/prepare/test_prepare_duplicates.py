@@ -18,7 +18,7 @@ from makers.texts import write_json_lines
 from makers.tokenizers import CHATML
 from penstock import Dataset, Loader, prepare
 from penstock.core.errors import OutputError
-from penstock.data.prepare import duplicates, preparation
+from penstock.data.prepare import duplicates, preparation, work
 from penstock.data.prepare import part as part_module
 from penstock.data.prepare.duplicates import find_duplicates
 from penstock.data.prepare.hashes import HASH
@@ -219,7 +219,7 @@ def redone(monkeypatch):
         names.append(os.path.basename(task.part.name).split(" ")[0])
         return prepare_part(shop, task, report)
 
-    monkeypatch.setattr(preparation, "prepare_part", watched)
+    monkeypatch.setattr(work, "prepare_part", watched)
     return names
 
 

@@ -20,7 +20,7 @@ from patience import PATIENCE_SECONDS, wait_for
 from penstock import Dataset, load_tokenizer, prepare
 from penstock.core import folders as locks
 from penstock.core.errors import OutputError, PenstockError
-from penstock.data.prepare import preparation as preparing
+from penstock.data.prepare import work
 
 OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w"}
 
@@ -160,7 +160,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_wrong(tmp_path, corpus, toke
         signal.signal(signal.SIGXFSZ, handler)
     assert not (tmp_path / "out/train/manifest.json").exists()
     assert prepare_parts(corpus, tokenizer, tmp_path / "out").as_json(lasting=True) == whole
-    monkeypatch.setattr(preparing, "FREE_SHARE", 1e9)
+    monkeypatch.setattr(work, "FREE_SHARE", 1e9)
     with pytest.raises(OutputError, match=r"MB.*least.*MB.*needed"):
         prepare_parts(corpus, tokenizer, tmp_path / "none")
 

@@ -11,7 +11,8 @@ from makers.datasets import prepare_here
 from penstock import ChatOptions, prepare
 from penstock.core.errors import ConfigError
 from penstock.data.prepare import ChatSettings, PrepareSettings
-from penstock.data.prepare.settings import FIELD_OPTIONS, GROUPS, OF_TEMPLATE, PARAMETERS, PrepareOptions, merge_options
+from penstock.data.prepare.chat_settings import GROUPS, OF_TEMPLATE
+from penstock.data.prepare.options import FIELD_OPTIONS, PARAMETERS, PrepareOptions, merge_options
 from penstock.data.sources import Fields
 
 

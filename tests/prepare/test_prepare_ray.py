@@ -20,8 +20,8 @@ from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
 from penstock.data.prepare import ray_tasks
 from penstock.data.prepare import ray_tasks as ray_node
+from penstock.data.prepare.executors import choose_executor
 from penstock.data.prepare.pool import Pool
-from penstock.data.prepare.preparation import choose_executor
 from penstock.data.prepare.ray_tasks import MARKER, RayTasks, end_earlier_runs
 from penstock.tokenizers import Tokenizer
 

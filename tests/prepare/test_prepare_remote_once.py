@@ -18,7 +18,7 @@ import pytest
 from makers.datasets import prepare_here
 from penstock.core.errors import RecordError
 from penstock.data.sources import lines, open_sources, read_texts
-from penstock.data.sources.copies import BEGINNING, GRANULE, Copied, Copies
+from penstock.data.stores.copies import BEGINNING, GRANULE, Copied, Copies
 
 PIECE = 1 << 16
 """Bytes of a request in these tests, so that small files take many."""

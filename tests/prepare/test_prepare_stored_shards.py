@@ -12,7 +12,8 @@ from makers.texts import write_texts
 from penstock import open_dataset
 from penstock.core.errors import ConfigError, OutputError, StoreError
 from penstock.data.prepare import duplicates, part, stored_shards, upload
-from penstock.data.shards import copy_dataset, stores, verify
+from penstock.data.shards import copy_dataset, verify
+from penstock.data.stores import store as stores
 
 URL = "s3://bucket/web"
 prepare_parts = partial(prepare_here, part_bytes=12_000)

@@ -9,8 +9,8 @@ import numpy as np
 from shard_data import TOKENIZER, make_documents, make_spans
 
 from penstock import Dataset, write_dataset
-from penstock.data.shards.files import checksum
-from penstock.data.shards.manifest import MANIFEST, _seal
+from penstock.data.shards.format.manifest import MANIFEST, _seal
+from penstock.data.stores.files import checksum
 
 SIZES = {"lengths.u32": 8, "batches.u64": 72, "weight_sums.f64": 8}
 

@@ -24,7 +24,7 @@ import penstock as ps
 from penstock import open_dataset
 from penstock.core.errors import PenstockError
 from penstock.data.shards import verify
-from penstock.data.shards.joined import read_origins
+from penstock.data.shards.origins import read_origins
 from penstock.use.inspection import summarise, view_document
 
 MEMORY = 400 << 20

@@ -14,9 +14,9 @@ from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, extend_dataset, finish_dataset
-from penstock.data.shards.layout import Column
-from penstock.data.shards.manifest import MANIFEST
-from penstock.data.shards.trees import build_tree
+from penstock.data.shards.format.layout import Column
+from penstock.data.shards.format.manifest import MANIFEST
+from penstock.data.shards.format.trees import build_tree
 from penstock.data.shards.verify import verify
 
 

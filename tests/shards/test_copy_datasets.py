@@ -17,7 +17,7 @@ from penstock.data.shards import copy_dataset, verify
 def store(tmp_path, monkeypatch):
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
     (tmp_path / "store" / "bucket").mkdir(parents=True)
     with s3_store(tmp_path / "store", monkeypatch) as found:
         yield found

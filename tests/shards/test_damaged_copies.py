@@ -12,8 +12,8 @@ from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock import Loader, Source, open_dataset, prepare
 from penstock.core.errors import CorruptionError
-from penstock.data.shards.joined import read_origins
-from penstock.data.shards.residency import Residency
+from penstock.data.shards.origins import read_origins
+from penstock.data.shards.remote.sparse_shards import SparseShards
 
 URL = "s3://bucket/chats"
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 def store(folder, tmp_path, monkeypatch):
     pytest.importorskip("s3fs")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
     with s3_store(folder, monkeypatch) as found:
         yield found
 
@@ -139,7 +139,7 @@ def test_a_copy_that_cannot_be_healed_names_the_folder(store, folder, monkeypatc
     shard = first_shard(dataset)
     with open(shard, "r+b") as file:
         file.write(bytes(shard.stat().st_size))
-    monkeypatch.setattr(Residency, "_write", lambda *_: None)
+    monkeypatch.setattr(SparseShards, "write", lambda *_: None)
     with pytest.raises(CorruptionError, match=r"fetched again into the cache .*cache/chats-[0-9a-f]+; upload"):
         dataset[0]
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from makers.datasets import random_documents
+from penstock.data.shards.format.layout import ShardLayout
 from penstock.data.shards.growth import prefix_fingerprint
-from penstock.data.shards.layout import ShardLayout
 from penstock.data.shards.memory import write_dataset
 
 COUNT = 2600

@@ -16,7 +16,8 @@ from shard_data import TOKENIZER, make_documents, make_spans
 from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.data.shards import JoinedCorpus, import_corpus, write_megatron
-from penstock.data.shards.joined import dataset_paths, part_of, read_origins
+from penstock.data.shards.opening import dataset_paths
+from penstock.data.shards.origins import read_origins
 
 LONGEST = 60
 
@@ -59,7 +60,7 @@ def test_parts_hold_the_documents_of_the_whole_in_order(tmp_path_factory, data):
         assert joined.table.weight_sums is None
     assert (joined.longest, joined.num_tokens, joined.framed) == (whole.longest, whole.num_tokens, whole.framed)
     for number in range(count):
-        part, inside = part_of(joined, number)
+        part, inside = joined.part_of(number)
         assert part[inside].tokens.tolist() == documents[number].tolist()
         shard = joined.table.paths[joined.table.locate(number)[0]]
         assert shard.parent == part.path

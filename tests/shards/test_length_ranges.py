@@ -18,11 +18,11 @@ from makers.processes import run_code
 from penstock import Dataset, open_dataset
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, OutputError, StoreError
-from penstock.data.shards import _kernels as k
 from penstock.data.shards import verify
 from penstock.data.shards.copying import copy_dataset
-from penstock.data.shards.length_ranges import JoinedRanges
-from penstock.data.shards.lengths import LazyNumbers, _named, for_kernel, ranges_of, runs_of
+from penstock.data.shards.format import _kernels as k
+from penstock.data.shards.remote.length_ranges import JoinedRanges
+from penstock.data.shards.tables.lengths import LazyNumbers, _named, for_kernel, ranges_of, runs_of
 
 URL = "s3://bucket/web"
 DOCUMENTS, RANGE = 2300, 100
@@ -31,9 +31,9 @@ DOCUMENTS, RANGE = 2300, 100
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("penstock.data.shards.finish.LAZY_DOCUMENTS", 500)
-    monkeypatch.setattr("penstock.data.shards.finish.RANGE_DOCUMENTS", RANGE)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.shards.writing.finish.LAZY_DOCUMENTS", 500)
+    monkeypatch.setattr("penstock.data.shards.writing.finish.RANGE_DOCUMENTS", RANGE)
     return tmp_path / "cache"
 
 
@@ -162,8 +162,8 @@ def reseal(folder, words):
     """Give a dataset other checksums of ranges, sealed."""
     from dataclasses import replace
 
-    from penstock.data.shards.files import checksum
-    from penstock.data.shards.manifest import Manifest
+    from penstock.data.shards.format.manifest import Manifest
+    from penstock.data.stores.files import checksum
 
     words.tofile(folder / "range_checksums.u64")
     manifest = Manifest.load(folder)
@@ -245,7 +245,7 @@ def test_a_full_disk_names_the_url_and_the_cure(store, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.data.shards.unit_record.os.pwrite", full)
+    monkeypatch.setattr("penstock.data.stores.unit_record.os.pwrite", full)
     with pytest.raises(OutputError, match=r"s3://bucket/web.*lengths"):
         remote.table.lengths[0]
 
@@ -354,7 +354,7 @@ def test_what_is_only_wanted_waits_and_is_left_at_the_end(store):
     """What is needed goes first; when the interpreter ends, what has not begun never begins."""
     store.latency = 0.2
     code = """
-        import sys, numpy as np, penstock as ps, penstock.data.shards.length_ranges as ranges
+        import sys, numpy as np, penstock as ps, penstock.data.shards.remote.length_ranges as ranges
         ranges.THREADS, ranges.THREADS_AHEAD, ranges.REQUEST_BYTES = 4, 2, 800
         table = ps.open_dataset(sys.argv[1]).table
         table.lengths.ranges.want(np.array([0]), np.array([2300]))
@@ -385,8 +385,8 @@ def test_a_forked_process_waits_for_nothing_of_its_parent(store):
 
 
 def test_large_requests_are_divided_and_shown(store, monkeypatch, capsys):
-    monkeypatch.setattr("penstock.data.shards.length_ranges.REQUEST_BYTES", 8 * 500)
-    monkeypatch.setattr("penstock.data.shards.length_ranges.SHOWN_BYTES", 8 * 4000)
+    monkeypatch.setattr("penstock.data.shards.remote.length_ranges.REQUEST_BYTES", 8 * 500)
+    monkeypatch.setattr("penstock.data.shards.remote.length_ranges.SHOWN_BYTES", 8 * 4000)
     remote = open_dataset(URL)
     assert len(remote.table.lengths[:]) == DOCUMENTS
     assert store.count("lengths.u32") == 5
@@ -397,7 +397,7 @@ def test_large_requests_are_divided_and_shown(store, monkeypatch, capsys):
 
 @pytest.mark.parametrize("fractional", [False, True])
 def test_joined_numbers_are_copied_in_ranges(monkeypatch, fractional):
-    monkeypatch.setattr("penstock.data.shards.length_ranges.RANGE_DOCUMENTS", 7)
+    monkeypatch.setattr("penstock.data.shards.remote.length_ranges.RANGE_DOCUMENTS", 7)
     generator = np.random.default_rng(0)
     sizes = (5, 1, 30, 3)
     lengths = [generator.integers(1, 99, (size, 2)).astype(np.uint32) for size in sizes]

@@ -18,9 +18,10 @@ from makers.processes import run_code
 from makers.trees import tree_dataset
 from penstock import open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.data.shards import mappings, verify
-from penstock.data.shards.joined import read_origins
-from penstock.data.shards.mappings import MappedShards
+from penstock.data.shards import verify
+from penstock.data.shards.origins import read_origins
+from penstock.data.shards.tables import mappings
+from penstock.data.shards.tables.mappings import MappedShards
 
 MOST = 8
 

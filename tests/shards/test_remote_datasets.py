@@ -17,7 +17,7 @@ from penstock import Dataset, open_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError, PenstockError, StoreError
 from penstock.core.folders import cache_folder
 from penstock.data.shards import JoinedCorpus, verify
-from penstock.data.shards.joined import read_origins
+from penstock.data.shards.origins import read_origins
 
 URL = "s3://bucket/web"
 
@@ -25,7 +25,7 @@ URL = "s3://bucket/web"
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
     return tmp_path / "cache"
 
 
@@ -223,7 +223,7 @@ def test_a_full_disk_names_the_url_and_the_cure(store, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.data.shards.residency.os.pwrite", full)
+    monkeypatch.setattr("penstock.data.shards.remote.residency.os.pwrite", full)
     with pytest.raises(OutputError, match=r"s3://bucket/web.*cache_byt"):
         remote[0]
     monkeypatch.undo()
@@ -237,7 +237,7 @@ def test_after_a_restart_of_the_machine_what_is_here_is_checked(store):
     remote = open_dataset("s3://bucket/plain")
     remote.table.read(0, 1500)
     holder = remote.table.holder
-    path, record = Path(holder._files[0]), holder._record
+    path, record = Path(holder._shards.paths[0]), holder._record
     record.header["boot"] = 12345
     run = holder.units.unit(2).fetched[0]
     with open(path, "r+b") as file:
@@ -271,7 +271,7 @@ def test_a_killed_process_leaves_nothing_that_counts(store, cache):
     holder = remote.table.holder
     present = np.flatnonzero(holder._record.states).tolist()
     assert present
-    assert holder.size == sum(holder._size_here(unit) for unit in present)
+    assert holder.size == sum(holder._shards.size(unit) for unit in present)
     before = store.count(".arrow")
     assert np.array_equal(remote.table.read(0, 512).values, local.table.read(0, 512).values)
     assert store.count(".arrow") == before

@@ -15,11 +15,11 @@ from shard_data import TOKENIZER, VOCAB, make_documents, make_spans
 from penstock import Dataset, write_dataset
 from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, finish_dataset
-from penstock.data.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS
-from penstock.data.shards.layout import Column
-from penstock.data.shards.residency import Residency
-from penstock.data.shards.unit_record import ABSENT, PRESENT, UnitRecord
-from penstock.data.shards.units import PAGE, Range, joined_requests, without
+from penstock.data.shards.format.layout import Column
+from penstock.data.shards.remote.residency import Residency
+from penstock.data.shards.remote.units import PAGE, Range, joined_requests, without
+from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS
+from penstock.data.stores.unit_record import ABSENT, PRESENT, UnitRecord
 
 KINDS = (TOKENS, SPANS, ORIGINS, EXTRAS)
 
@@ -48,7 +48,7 @@ def make(folder: Path, count: int, per_shard: int, longest: int, spans: bool, te
 
 
 def _span_block(part):
-    from penstock.data.shards.writer import spans_of
+    from penstock.data.shards.writing.writer import spans_of
 
     return spans_of(Ragged.from_rows([np.arange(len(one)) % 3 == 1 for one in part], np.float32))
 
@@ -69,7 +69,7 @@ def ranges_of(holder: Residency, unit: int) -> list[Range]:
 
 def check_disk(holder: Residency, originals: list[bytes]) -> None:
     """Present units hold the store's bytes, and pages that no present unit lies on are zeros."""
-    files = [Path(file).read_bytes() for file in holder._files]
+    files = [Path(file).read_bytes() for file in holder._shards.paths]
     kept = [np.zeros(-(-len(one) // PAGE), bool) for one in originals]
     for unit in np.flatnonzero(holder._record.states == PRESENT).tolist():
         for shard, begin, end in ranges_of(holder, unit):
@@ -101,7 +101,7 @@ def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
             assert np.array_equal(remote.table.read(number, last).values, local.table.read(number, last).values)
     check_disk(holder, originals)
     present = np.flatnonzero(holder._record.states != ABSENT).tolist()
-    assert holder.size == sum(holder._size_here(unit) for unit in present)
+    assert holder.size == sum(holder._shards.size(unit) for unit in present)
     assert int(holder._record.header["begun"][0]) == 0
 
 
@@ -155,7 +155,7 @@ def test_ranges_equal_sets_of_bytes(first, second, gap):
 def test_a_file_system_without_holes_is_said_once(tmp_path, caplog, monkeypatch):
     documents = make_documents(1200)
     write_dataset(tmp_path / "d", documents, spans=make_spans(documents), tokenizer=TOKENIZER)
-    monkeypatch.setattr("penstock.data.shards.residency.punch", lambda *_: False)
+    monkeypatch.setattr("penstock.data.shards.remote.sparse_shards.punch", lambda *_: False)
     remote = Dataset.open(put_in_memory(tmp_path / "d", "no-holes"), cache=tmp_path / "cache")
     remote.table.holder.budget = 1
     for number in range(0, 1200, 100):

@@ -19,10 +19,10 @@ from penstock import Dataset, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, SpanBlock, finish_dataset
-from penstock.data.shards.files import release_pages, write_file
-from penstock.data.shards.finish import load_shard
-from penstock.data.shards.layout import SPAN
-from penstock.data.shards.manifest import MANIFEST
+from penstock.data.shards.format.layout import SPAN
+from penstock.data.shards.format.manifest import MANIFEST
+from penstock.data.shards.writing.finish import load_shard
+from penstock.data.stores.files import release_pages, write_file
 
 
 def is_in_memory(path):
@@ -404,7 +404,7 @@ def test_full_disk_is_said(tmp_path):
     """Writing past the allowed size of a file fails as a full disk does."""
     code = (
         "import resource, signal, sys, numpy as np\n"
-        "from penstock.core.arrays import Ragged\n"
+        "from penstock.core.ragged import Ragged\n"
         "from penstock.data.shards import ShardLayout, ShardWriter\n"
         "from penstock.core.errors import OutputError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.compiled import address_of, kernel
-from penstock.data.shards import _check_kernels as check
-from penstock.data.shards import _kernels as k
+from penstock.data.shards.format import _batch_kernels as b
+from penstock.data.shards.format import _check_kernels as check
+from penstock.data.shards.format import _kernels as k
+from penstock.data.stores._kernels import MULTIPLIERS, bytes_checksum
 
 MASK = 2**64 - 1
 GOLDEN_MULTIPLIERS = [2700845547, 3680066521, 341518763, 4179810097]
@@ -40,7 +42,7 @@ def slow_mix(key: int, value: int) -> int:
 def slow_sum(data: bytes) -> int:
     data += b"\0" * (-len(data) % 4)
     words = [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
-    return sum(word * int(m) for word, m in zip(words, k.MULTIPLIERS, strict=False)) & MASK
+    return sum(word * int(m) for word, m in zip(words, MULTIPLIERS, strict=False)) & MASK
 
 
 def slow_checksum(chunk: np.ndarray, number: int) -> int:
@@ -69,9 +71,9 @@ def document_checksums(tokens: np.ndarray) -> list[int]:
 
 
 def test_multipliers_are_odd_distinct_and_never_change():
-    assert len(set(k.MULTIPLIERS.tolist())) == 256
-    assert (k.MULTIPLIERS % 2 == 1).all()
-    assert k.MULTIPLIERS[:4].tolist() == GOLDEN_MULTIPLIERS
+    assert len(set(MULTIPLIERS.tolist())) == 256
+    assert (MULTIPLIERS % 2 == 1).all()
+    assert MULTIPLIERS[:4].tolist() == GOLDEN_MULTIPLIERS
 
 
 @pytest.mark.parametrize(("dtype", "golden"), [(np.uint16, "GOLDEN_16"), (np.uint32, "GOLDEN_32")])
@@ -129,7 +131,7 @@ def test_batch_of_checksums_equals_twin(lengths, dtype, has_spans, seed):
     documents = [rng.integers(0, 65536, length).astype(dtype) for length in lengths]
     offsets = np.cumsum([0, *lengths])
     counts = np.empty(len(lengths), np.int64)
-    k.checksum_counts(offsets, has_spans, counts)
+    b.checksum_counts(offsets, has_spans, counts)
     assert counts.tolist() == [-(-length // 256) + has_spans for length in lengths]
     starts = np.concatenate([[0], np.cumsum(counts)])
     words = np.empty(starts[-1], np.uint64)
@@ -139,7 +141,7 @@ def test_batch_of_checksums_equals_twin(lengths, dtype, has_spans, seed):
     span_offsets = np.cumsum([0, *map(len, spans)])
     tokens = np.concatenate(documents)
     addresses = np.array([address(part) for part in columns], np.uint64)
-    k.checksum_batch(address(tokens), tokens.itemsize, offsets, starts, (valid, span_offsets, addresses), words)
+    b.checksum_batch(address(tokens), tokens.itemsize, offsets, starts, (valid, span_offsets, addresses), words)
     for i, document in enumerate(documents):
         due = document_checksums(document)
         if has_spans:
@@ -173,7 +175,7 @@ def test_summary_equals_twin(drawn):
     columns = span_columns([span for _, spans in documents for span in spans or []])
     span_offsets = np.cumsum([0, *(len(spans or []) for _, spans in documents)])
     lengths, sums = np.empty((len(documents), 2), np.uint32), np.empty(len(documents))
-    wrong, fractional = k.summarise_batch(offsets, valid, span_offsets, *columns, lengths, sums)
+    wrong, fractional = b.summarise_batch(offsets, valid, span_offsets, *columns, lengths, sums)
     assert wrong == -1
     assert fractional == any(weight not in (0, 1) for _, spans in documents for *_, weight in spans or [])
     for i, (num_tokens, spans) in enumerate(documents):
@@ -190,7 +192,7 @@ def test_summary_equals_twin(drawn):
 def test_unsound_spans_are_named(spans):
     offsets, span_offsets = np.array([0, 10, 20]), np.array([0, 0, len(spans)])
     lengths, sums = np.empty((2, 2), np.uint32), np.empty(2)
-    found = k.summarise_batch(offsets, np.array([True, True]), span_offsets, *span_columns(spans), lengths, sums)
+    found = b.summarise_batch(offsets, np.array([True, True]), span_offsets, *span_columns(spans), lengths, sums)
     assert found[0] == 1
 
 
@@ -215,7 +217,7 @@ def test_bytes_checksum_equals_twin(data):
     key = len(data)
     for at in range(0, len(data), 1024):
         key = slow_mix(key, slow_sum(data[at : at + 1024]))
-    assert k.bytes_checksum(address(np.frombuffer(data, np.uint8)), np.uint64(len(data))) == key
+    assert bytes_checksum(address(np.frombuffer(data, np.uint8)), np.uint64(len(data))) == key
 
 
 @settings(deadline=None)

@@ -8,7 +8,7 @@ import pytest
 
 from makers.object_store import s3_store
 from penstock.core.errors import CorruptionError, StoreError
-from penstock.data.shards.stores import Store, _FastReads
+from penstock.data.stores.store import FastReads, Store
 
 pytest.importorskip("s3fs")
 pytest.importorskip("obstore")
@@ -88,5 +88,5 @@ def test_obstore_is_left_alone_where_it_would_be_wrong(s3, slow):
     store._fast._process = os.getpid() + 1  # as after a fork
     assert store.read_range("a.arrow", 0, 10) == CONTENT[:10]
     assert slow == [(0, 10)]
-    assert _FastReads.of(fsspec.filesystem("s3", requester_pays=True)) is None
+    assert FastReads.of(fsspec.filesystem("s3", requester_pays=True)) is None
     assert Store("memory://web")._fast is None

@@ -13,7 +13,7 @@ from penstock import Loader, Source, open_dataset, prepare
 from penstock.core.errors import FormatError, StoreError
 from penstock.data.shards import verify
 from penstock.data.shards.copying import copy_dataset
-from penstock.data.shards.stores import Store
+from penstock.data.stores.store import Store
 
 URL = "s3://bucket/chats"
 CREDENTIALS = """\
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.data.shards.stores.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.data.stores.store.PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def credentials(store, tmp_path, monkeypatch):
 @pytest.mark.parametrize("fast", [True, False])
 def test_keys_that_were_replaced_before_they_ended(store, folder, credentials, code, fast, monkeypatch):
     if not fast:
-        monkeypatch.setattr("penstock.data.shards.stores._FastReads.of", lambda files: None)
+        monkeypatch.setattr("penstock.data.stores.store.FastReads.of", lambda files: None)
     local = open_dataset(folder / "bucket" / "chats")
     remote = open_dataset(URL)
     assert remote[0] == local[0]

@@ -13,7 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from penstock.core.errors import ConfigError, DamagedFileError, RecordError
 from penstock.data.sources import open_sources
 from penstock.data.sources.json_files import number_lines
-from penstock.data.sources.remote import STAMPS, find_remote
+from penstock.data.stores.file_systems import STAMPS
+from penstock.data.stores.remote_files import find_remote
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tiny_tokenizers import make_ranks, tokenizer_texts, train_sentencepiece
 from makers.tokenizers import tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.tokenizers import Tokenizer
-from penstock.tokenizers.bpe_files import CL100K_PATTERN, TEKKEN_PATTERN
+from penstock.tokenizers.split_patterns import CL100K_PATTERN, TEKKEN_PATTERN
 
 
 @pytest.fixture(scope="session")

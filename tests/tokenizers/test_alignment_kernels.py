@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from makers.tokenizers import bpe_without_merges
 from penstock.tokenizers import Aligner, Tokenizer
 from penstock.tokenizers.alignment import CONTROL, DIFFERENT, EQUIVALENT, EXACT
-from penstock.tokenizers.alignment_sides import Side, TokenTable, canonicalise, normalise, walk, walk_same
+from penstock.tokenizers.alignment_forms import canonicalise, normalise
+from penstock.tokenizers.alignment_sides import Side, TokenTable, walk, walk_same
 
 BOS, EOS, OTHER, FIRST = 0, 1, 2, 3
 

@@ -9,7 +9,7 @@ from makers.tokenizers import tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
 from penstock.tokenizers import add_tokens
-from penstock.tokenizers.training import difference
+from penstock.tokenizers.extension import difference
 
 TEXT = "the [NLU] cat <extra_id_1> sat on 12 mats"
 

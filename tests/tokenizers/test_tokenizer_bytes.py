@@ -14,7 +14,7 @@ from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
 from penstock.core.ragged import Ragged
 from penstock.tokenizers import ByteTable, Tokenizer
-from penstock.tokenizers.vocabulary import token_ends
+from penstock.tokenizers.token_ends import token_ends
 
 
 def slow_ends(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[int]:

@@ -19,7 +19,8 @@ from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, TokenizerError
 from penstock.tokenizers import Tokenizer
-from penstock.tokenizers.bpe_files import LLAMA3_PATTERN, LLAMA3_RANKS, QWEN2_PATTERN, SCHEMES
+from penstock.tokenizers.ranks import LLAMA3_RANKS
+from penstock.tokenizers.split_patterns import LLAMA3_PATTERN, QWEN2_PATTERN, SCHEMES
 
 transformers = pytest.importorskip("transformers")
 

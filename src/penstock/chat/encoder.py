@@ -32,7 +32,9 @@ from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import restore
 from penstock.chat.written import encode_written
+from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.core.json_values import JsonMapping
 from penstock.core.ragged import Ragged
 from penstock.media.expansion import ImagePlace, expand
 from penstock.media.layout import NOUNS
@@ -48,12 +50,19 @@ _STRETCHES = 10_000
 _REWRITES = ("rewritten", "context_differs")
 """Kinds of problems that `on_rewrite="split"` splits a conversation for."""
 
+_NOT_OF_THE_MASK = (
+    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
+    "is read: ps.chat.read_conversation"
+)
+
 
 class _Draft(NamedTuple):
     """A conversation in the form that the template accepts, as text, with its turns."""
 
     conversation: Conversation
     rendered: Rendered
+    trained: tuple[int, ...]
+    """Messages to train."""
     turns: dict[int, Turn]
 
 
@@ -151,7 +160,14 @@ class ChatEncoder:
             merged = [() for _ in drafts]
         decisions = [
             decide(
-                draft.conversation, draft.rendered, draft.turns, text, self.mask_settings, self._eos_text, self._stops
+                draft.conversation,
+                draft.rendered,
+                draft.turns,
+                draft.trained,
+                text,
+                self.mask_settings,
+                self._eos_text,
+                self._stops,
             )
             for draft, text in zip(drafts, encoded, strict=True)
         ]
@@ -183,7 +199,7 @@ class ChatEncoder:
         return done
 
     def _encode_texts(
-        self, drafts: Sequence[_Draft], literals: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]
+        self, drafts: Sequence[_Draft], literals: Sequence[Bool]
     ) -> tuple[list[EncodedText], list[list[ImagePlace]]]:
         """Tokens of rendered conversations, and the tokens of each image."""
         texts, forged = [draft.rendered.text for draft in drafts], self.mask_settings.allow_forged
@@ -207,9 +223,8 @@ class ChatEncoder:
         """Trained replies whose prompt has other ids than the document has up to them."""
         if self.processor is not None:
             return ()  # the text that is encoded has what stands for images
-        trained = trained_messages(draft.conversation, self.mask_settings)
         borders: dict[int, int] = {}
-        for message in trained:
+        for message in draft.trained:
             turn = draft.turns.get(message)
             if turn is not None and draft.conversation.messages[message]["role"] == "assistant" and turn.begin:
                 borders.setdefault(turn.begin, message)
@@ -232,7 +247,7 @@ class ChatEncoder:
         forged = self.mask_settings.allow_forged
         return encode_cut(self.tokenizer, draft.rendered.text, literal, borders, allow_forged=forged)
 
-    def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
+    def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[Bool | None]:
         """Tokens that the role boundaries train, for each conversation of a batch; None where there are none."""
         roles = {boundary.role for boundary in self.boundaries} & set(self.mask_settings.roles_to_train)
         if not roles or not encoded:
@@ -245,19 +260,19 @@ class ChatEncoder:
         """A conversation as text, with its turns; `prompted`: with the prompt for its last turn before that turn."""
         try:
             conversation, rendered = render_form(conversation, self.template, self._stops)
-            turns = self._turns(conversation, rendered)
+            trained = trained_messages(conversation, self.mask_settings)
+            turns = self._turns(conversation, rendered, trained)
             if prompted:
                 rendered = as_prompted(conversation, rendered, turns, self.template)
                 lost = tuple(find_lost(conversation.messages, rendered, self._stops))
                 rendered = replace(rendered, lost=lost)
-                turns = self._turns(conversation, rendered)
+                turns = self._turns(conversation, rendered, trained)
         except ValueError as error:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
-        return _Draft(conversation, rendered, turns)
+        return _Draft(conversation, rendered, trained, turns)
 
-    def _turns(self, conversation: Conversation, rendered: Rendered) -> dict[int, Turn]:
+    def _turns(self, conversation: Conversation, rendered: Rendered, trained: Sequence[int]) -> dict[int, Turn]:
         messages = conversation.messages
-        trained = trained_messages(conversation, self.mask_settings)
         replies = [number for number in trained if messages[number]["role"] == "assistant"]
         whole = RenderedConversation(self.template, rendered, messages, conversation.tools, conversation.variables)
         return find_turns(whole, replies)
@@ -358,18 +373,12 @@ def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
     return replace(mask, tokens=weights)
 
 
-_NOT_OF_THE_MASK = (
-    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
-    "is read: ps.chat.read_conversation"
-)
-
-
 def encode(
-    conversation: Conversation | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    conversation: Conversation | JsonMapping | Sequence[JsonMapping],
     *,
     tokenizer: Tokenizer | str | Path,
     template: Template | str | Path | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[JsonMapping] | None = None,
     strict: bool = True,
     **mask_settings: Unpack[MaskKeywords],
 ) -> EncodedChat:
@@ -408,9 +417,9 @@ def encode(
     return chats[0]
 
 
-def _read(given: Mapping[str, Any] | Sequence[Mapping[str, Any]], tools: Any) -> Conversation:
+def _read(given: JsonMapping | Sequence[JsonMapping], tools: Any) -> Conversation:
     """A record, or a list of messages with its tools, as one conversation."""
-    record: Mapping[str, Any] = given if isinstance(given, Mapping) else {"messages": list(given)}
+    record: JsonMapping = given if isinstance(given, Mapping) else {"messages": list(given)}
     if not isinstance(given, Mapping) and not given:
         raise ConversationError("the conversation is empty: give at least one message")
     read = read_conversation(record if tools is None else {**record, "tools": list(tools)})

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+Array = np.ndarray[Any, np.dtype[Any]]
+"""An array of any type."""
 Bool = np.ndarray[Any, np.dtype[np.bool_]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int32 = np.ndarray[Any, np.dtype[np.int32]]

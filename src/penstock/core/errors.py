@@ -24,6 +24,10 @@ from contextlib import contextmanager
 
 from penstock.core.urls import shown_urls
 
+_OBJECT = re.compile(r" ?<[^<>]* at 0x[0-9a-fA-F]+>")
+"""An object without a name of its own, as Python writes it: its address differs from run to run."""
+_LONGEST_REASON = 300
+
 
 class PenstockError(Exception):
     """The root of all errors that penstock raises on purpose."""
@@ -92,11 +96,6 @@ class MissingExtraError(PenstockError, ImportError):
             super().__init__(f"{package} is not installed, and this needs it: pip install {package}")
         else:
             super().__init__(f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'")
-
-
-_OBJECT = re.compile(r" ?<[^<>]* at 0x[0-9a-fA-F]+>")
-"""An object without a name of its own, as Python writes it: its address differs from run to run."""
-_LONGEST_REASON = 300
 
 
 @contextmanager

@@ -24,6 +24,18 @@ import fcntl  # noqa: E402  (not on Windows)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """One slash, because `Path` turns `s3://bucket` into `s3:/bucket`. A single letter is a drive."""
 
+_HUB_REASONS = {
+    "LocalEntryNotFoundError": "the hub cannot be reached, so it may be there or not",
+    "OfflineModeIsEnabled": "the hub may not be asked, because HF_HUB_OFFLINE is set",
+    "RepositoryNotFoundError": "the hub has nothing by that name, or it is private: log in with `hf auth login`",
+    "GatedRepoError": "the hub gives it only to those who accepted its terms: do so on its page, and `hf auth login`",
+    "RevisionNotFoundError": "the hub has it, but not this revision",
+}
+"""Errors of huggingface_hub → their meaning for a name that a user gave."""
+
+LOCK_SECONDS = 3.0
+"""How long to wait for the remaining processes of a killed one to end."""
+
 
 def is_url(location: str | os.PathLike[str]) -> bool:
     """Whether a location is a URL, also one that has been through `Path`."""
@@ -89,16 +101,6 @@ def hub_copy(name: str, wanted: Sequence[str], revision: str | None = None) -> P
         raise FormatError(f"{name}: no such file or folder here{_near(name)}, and {reason}") from plain_cause(error)
 
 
-_HUB_REASONS = {
-    "LocalEntryNotFoundError": "the hub cannot be reached, so it may be there or not",
-    "OfflineModeIsEnabled": "the hub may not be asked, because HF_HUB_OFFLINE is set",
-    "RepositoryNotFoundError": "the hub has nothing by that name, or it is private: log in with `hf auth login`",
-    "GatedRepoError": "the hub gives it only to those who accepted its terms: do so on its page, and `hf auth login`",
-    "RevisionNotFoundError": "the hub has it, but not this revision",
-}
-"""Errors of huggingface_hub → their meaning for a name that a user gave."""
-
-
 def _near(name: str) -> str:
     """` (did you mean tok?)`: a file or folder here whose name is spelt much like it."""
     path = Path(name)
@@ -125,10 +127,6 @@ def local_path(location: str | os.PathLike[str], what: str) -> Path:
             "and copy it to the store (`penstock copy` copies datasets); to read it, copy it here or mount the store"
         )
     return Path(location)
-
-
-LOCK_SECONDS = 3.0
-"""How long to wait for the remaining processes of a killed one to end."""
 
 
 def lock_folder(folder: Path, file: Path, *, doing: str) -> int:

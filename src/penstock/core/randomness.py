@@ -13,10 +13,10 @@ Counter-based random numbers: one for each token of each sequence.
 """
 
 import hashlib
-from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import UInt64
 from penstock.core.compiled import inline_kernel, kernel
 
 MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -29,6 +29,9 @@ PHILOX_WEYL_1 = np.uint64(0x9E3779B9)
 PHILOX_WEYL_2 = np.uint64(0xBB67AE85)
 _SHIFT_32 = np.uint64(32)
 _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+_SHIFT_20 = np.uint64(20)
+_SCALE = np.float64(2.0**-52)
 
 
 def key_for(seed: int, *place: str | int) -> int:
@@ -61,7 +64,7 @@ def _mix_into(keys, values, out):
         out[i] = mix(keys[i if len(keys) > 1 else 0], values[i])
 
 
-def mix_array(keys: Any, values: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def mix_array(keys: object, values: object) -> UInt64:
     """`mix` for arrays: one key or [n], with values [n]; uint64 [n]."""
     values = np.ascontiguousarray(values).astype(np.uint64)
     out = np.empty(len(values), np.uint64)
@@ -102,10 +105,6 @@ def below(word, bound):
     Each number's probability is 1 / bound up to a relative error of bound / 2^32: 1 in 65,536 for a bound of 65,536.
     """
     return (np.uint64(word) * np.uint64(bound)) >> _SHIFT_32
-
-
-_SHIFT_20 = np.uint64(20)
-_SCALE = np.float64(2.0**-52)
 
 
 @kernel

@@ -21,6 +21,14 @@ from typing import Any, Protocol
 
 from penstock.core.errors import ConfigError
 
+USUAL_MAPPINGS = 65_530
+"""Mappings that Linux allows a process by default."""
+
+mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
+"""All files that are currently mapped; code that maps a file adds it."""
+_installed: list[Any] = []
+"""Keeps the handler alive."""
+
 
 def refuse_windows() -> None:
     """Raise a `ConfigError` on Windows, where files are mapped, locked and shared among processes differently."""
@@ -56,10 +64,6 @@ def too_many_files(error: BaseException | None) -> str:
     return ""
 
 
-USUAL_MAPPINGS = 65_530
-"""Mappings that Linux allows a process by default."""
-
-
 def mapping_limit() -> int:
     """How many mappings a process may have; the usual number of Linux where the system does not say."""
     try:
@@ -89,12 +93,6 @@ class MappedFile(Protocol):
     path: Path
     size: int
     """Bytes that are mapped."""
-
-
-mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
-"""All files that are currently mapped; code that maps a file adds it."""
-_installed: list[Any] = []
-"""Keeps the handler alive."""
 
 
 def explain_cut_files(*, traces: bool = True) -> None:

@@ -12,13 +12,13 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import Layout, Size, collapse
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 SETTINGS = "patch_processor.json"
 TEMPLATE = (
@@ -83,7 +83,7 @@ class PatchProcessor:
         (folder / SETTINGS).write_text(json.dumps(self._settings, indent=2) + "\n", encoding="utf-8")
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         return {"image_size": self.image_size, "patch": self.patch, "image_token": self.placeholder}
 
     @property
@@ -127,7 +127,7 @@ class PatchProcessor:
         cut = pixels.reshape(side, patch, side, patch, 3).transpose(0, 2, 4, 1, 3)
         return {"pixel_values": np.ascontiguousarray(cut).reshape(1, side * side, -1)}
 
-    def patches_of(self, arrays: Mapping[str, Any]) -> int:
+    def patches_of(self, arrays: JsonMapping) -> int:
         """Patches of the images in these arrays."""
         return int(np.prod(arrays["pixel_values"].shape[:2]))
 

@@ -6,8 +6,9 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.media.processor import Processor, join_arrays
-from penstock.media.rows import Array, BlankImage, RowMedia, blank_image, grid_positions
+from penstock.media.rows import BlankImage, RowMedia, blank_image, grid_positions
 
 
 @final

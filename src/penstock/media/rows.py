@@ -6,10 +6,8 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int32, Int64
+from penstock.core.arrays import Array, Int32, Int64
 from penstock.media.processor import Processor, join_arrays
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
-from penstock.data.shards.files import new_folder, usual_mode
+from penstock.data.stores.files import new_folder, usual_mode
 from penstock.media.processor import Processor
 from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
 from penstock.models.isolation.lengths import MOST_POSITIONS

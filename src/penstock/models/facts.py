@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import CorruptionError
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.models.isolation.lengths import MOST_POSITIONS
+from penstock.tokenizers import Tokenizer
 
 FACTS = "facts.json"
 GENERATION = "generation_config.json"
@@ -65,7 +67,7 @@ class ModelFacts:
             dropout=rates,
         )
 
-    def with_data(self, datasets: Iterable[object], say: Callable[[str], None] = lambda _: None) -> Self:
+    def with_data(self, datasets: Iterable[Corpus], say: Callable[[str], None] = lambda _: None) -> Self:
         """The facts of a model that these datasets train: their texts begin as they do there.
 
         Args:
@@ -81,7 +83,7 @@ class ModelFacts:
             )
         return replace(self, begin_ids=found.pop()) if len(found) == 1 else self
 
-    def begin(self, tokenizer: Any) -> tuple[int, ...]:
+    def begin(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The ids before a text."""
         own: tuple[int, ...] = tokenizer.begin_ids
         return own if self.begin_ids is None else self.begin_ids
@@ -131,13 +133,13 @@ def all_ends(generation: Mapping[str, object], stop_ids: Sequence[int]) -> list[
     return [*listed, *(one for one in stop_ids if one not in listed)]
 
 
-def _begin_of(dataset: Any) -> tuple[int, ...] | None:
+def _begin_of(dataset: Corpus) -> tuple[int, ...] | None:
     """The ids before each document of texts; None: unknown, or chats."""
-    info = getattr(dataset, "tokenizer", None)
-    if info is None or getattr(dataset, "chat", None) is not None or not len(dataset):
+    info = dataset.tokenizer
+    if info is None or dataset.chat is not None or not len(dataset):
         return None
     begins, _ = dataset.framed
-    return (info.bos_id,) if begins else ()
+    return (info.bos_id,) if begins and info.bos_id is not None else ()
 
 
 def is_length(value: object) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.core import formats
 from penstock.core.errors import CorruptionError, FormatError
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
 from penstock.models.lora.settings import LoraSettings, NewRows

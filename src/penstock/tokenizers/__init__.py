@@ -8,9 +8,9 @@ becomes a control token only on request.
 
 from penstock.core.lazy_imports import public_names
 from penstock.tokenizers.alignment import Aligner, Alignment, align
+from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.extension import add_tokens
 from penstock.tokenizers.tokenizer import Tokenizer
-from penstock.tokenizers.training import add_tokens
-from penstock.tokenizers.vocabulary import ByteTable
 
 __all__ = [
     "Aligner",

@@ -1,16 +1,10 @@
-"""Kernels of alignment: spelling ids, walking two tokenizations side by side, and alignment by strings.
-
-Kernels of alignment: spelling ids, walking two tokenizations side by side, and finding each other again.
+"""Kernels of alignment: spelling ids, walking two tokenizations side by side, and finding each other again.
 
 A side is what `spell` writes: the bytes of its tokens end to end, where each token ends in them, and its part: TEXT, 0
 for a control token without a counterpart, else the bits of BOS and EOS and above them the number of its pair.
 
 Costs: a walk reads each byte once. After a difference, the near search looks at no more than NEAR_REACH² / 2 places
 and the far search at 8 places per byte advanced, so time is linear in the bytes.
-
-Kernel of the alignment by strings: dynamic programming over tokens, in a band around the diagonal.
-
-Costs: at most CELLS cells per call, each up to 2 × LONGEST steps: 10 ms.
 """
 
 import numpy as np
@@ -38,6 +32,7 @@ HEAD_BYTES = 8
 """Bytes of a token that fit in one number."""
 OFFSET_AT, MOST_BYTES = 24, (1 << 23) - 1
 """Layout of an entry: bit 0: it is not plain text; then 23 bits: number of bytes; from bit 24 on: where they begin."""
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
@@ -64,7 +59,7 @@ def spell(ids, table_data, table_offsets, data, ends):
 
 
 @inline_kernel
-def _before(ends, i):
+def before(ends, i):
     """Byte position before token i."""
     return ends[i - 1] if i > 0 else 0
 
@@ -246,9 +241,6 @@ def _find_near(s_data, t_data, x0, y0):
     return -1, -1
 
 
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-
 @inline_kernel
 def _bucket(data, at, size):
     """Place of FAR_RUN bytes in a hash table; its size is a power of two."""
@@ -304,9 +296,9 @@ def _next_pair(s_ids, s_parts, t_ids, t_parts, i, j):
 @inline_kernel
 def _token_at(ends, ids, parts, low, i, place):
     """Number of tokens, from `low` on, to reach byte `place`, including tokens without bytes there."""
-    while i > low and _before(ends, i - 1) >= place:
+    while i > low and before(ends, i - 1) >= place:
         i -= 1
-    while i < len(ends) and _before(ends, i) < place:
+    while i < len(ends) and before(ends, i) < place:
         i += 1
     while i < len(ends) and ends[i] == place and parts[ids[i]] == TEXT:
         i += 1
@@ -338,7 +330,7 @@ def walk(
             )
             continue
         first_i, first_j = i, j
-        a, b = _before(s_ends, i), _before(t_ends, j)
+        a, b = before(s_ends, i), before(t_ends, j)
         s_starts, t_starts = i == 0 or s_parts[s_ids[i - 1]] != TEXT, j == 0 or t_parts[t_ids[j - 1]] != TEXT
         a, b = _skip_prefix(s_data, t_data, a, b, s_spaced and s_starts, t_spaced and t_starts)
         u = v = same = 0  # bytes taken on both sides, and how many of them are compared
@@ -388,92 +380,5 @@ def walk(
             a, b, same = x, y, 0
             i = _token_at(s_ends, s_ids, s_parts, first_i, i, x)
             j = _token_at(t_ends, t_ids, t_parts, first_j, j, y)
-            u, v = _before(s_ends, i) - a, _before(t_ends, j) - b
+            u, v = before(s_ends, i) - a, before(t_ends, j) - b
     return count, ended
-
-
-CELLS = 1 << 18
-"""Cells of one table; longer stretches get a narrower band."""
-LONGEST = 8
-"""Maximum number of tokens of a match on either side."""
-MATCH, SKIP_STUDENT, SKIP_TEACHER = 0, 1, 2
-
-
-@inline_kernel
-def _band(i, rows, columns, width):
-    """The first column of row i's band."""
-    return min(max(i * columns // max(rows, 1) - width // 2, 0), columns + 1 - width)
-
-
-@inline_kernel
-def _match_ending(s_data, s_ends, s_open, i0, i, t_data, t_ends, t_open, j0, j):
-    """(tokens, tokens, bytes) of the shortest match that ends before tokens i and j; 0 bytes: none."""
-    if not s_open[i - 1] or not t_open[j - 1]:
-        return 0, 0, 0
-    s_end, t_end = s_ends[i - 1], t_ends[j - 1]
-    p, q = 1, 1
-    while p <= LONGEST and q <= LONGEST and i - p >= i0 and j - q >= j0:
-        u, v = s_end - _before(s_ends, i - p), t_end - _before(t_ends, j - q)
-        if u > 0 and u == v and (i - p == 0 or s_open[i - p - 1]) and (j - q == 0 or t_open[j - q - 1]):
-            for k in range(1, u + 1):
-                if s_data[s_end - k] != t_data[t_end - k]:
-                    return 0, 0, 0
-            return p, q, u
-        if u <= v:
-            p += 1
-        else:
-            q += 1
-    return 0, 0, 0
-
-
-@kernel
-def match_tokens(s_data, s_ends, s_open, i0, i1, t_data, t_ends, t_open, j0, j1, scores, moves, sizes, found):
-    """The matches of tokens i0:i1 with tokens j0:j1, in order, that agree in most bytes; how many.
-
-    Args:
-        scores: Scratch, int32 [rows + 1, band]; likewise `moves`, uint8, and `sizes`, uint8 [rows + 1, band, 2].
-        found: Written from its end backwards, int32 [matches, 4]: ranges of the student's and the teacher's tokens.
-    """
-    rows, columns, width = i1 - i0, j1 - j0, scores.shape[1]
-    for r in range(rows + 1):
-        low = _band(r, rows, columns, width)
-        for w in range(width):
-            c = low + w
-            best, move = 0, SKIP_TEACHER if c > 0 else SKIP_STUDENT
-            above = c - _band(r - 1, rows, columns, width) if r > 0 else -1
-            if 0 <= above < width:
-                best, move = scores[r - 1, above], SKIP_STUDENT
-            if w > 0 and scores[r, w - 1] > best:
-                best, move = scores[r, w - 1], SKIP_TEACHER
-            if r > 0 and c > 0:
-                p, q, size = _match_ending(s_data, s_ends, s_open, i0, i0 + r, t_data, t_ends, t_open, j0, j0 + c)
-                if size > 0:
-                    start = c - q - _band(r - p, rows, columns, width)
-                    if 0 <= start < width and scores[r - p, start] + size >= best:
-                        best, move = scores[r - p, start] + size, MATCH
-                        sizes[r, w, 0], sizes[r, w, 1] = p, q
-            scores[r, w], moves[r, w] = best, move
-    return _trace(i0, j0, rows, columns, width, moves, sizes, found)
-
-
-@inline_kernel
-def _trace(i0, j0, rows, columns, width, moves, sizes, found):
-    """Walk back from the last cell; the number of matches."""
-    r, c, count = rows, columns, 0
-    while r > 0 and c > 0:
-        w = c - _band(r, rows, columns, width)
-        if w < 0:
-            r -= 1
-        elif w >= width or moves[r, w] == SKIP_TEACHER:
-            c -= 1
-        elif moves[r, w] == SKIP_STUDENT:
-            r -= 1
-        else:
-            p, q = int(sizes[r, w, 0]), int(sizes[r, w, 1])
-            count += 1
-            row = len(found) - count
-            found[row, 0], found[row, 1] = i0 + r - p, i0 + r
-            found[row, 2], found[row, 3] = j0 + c - q, j0 + c
-            r -= p
-            c -= q
-    return count

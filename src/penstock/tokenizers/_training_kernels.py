@@ -22,6 +22,25 @@ _INDEX = np.uint64(0xFFFFFFFF)
 
 _NONE = -1
 
+PAIR = np.dtype([("key", np.uint64), ("count", np.int64), ("head", np.int64)])
+"""Two ids (left · 2³² + right), how often they stand next to each other, and the first of the words in which they came
+up by the current merge."""
+
+NODE = np.dtype([("word", np.int64), ("next", np.int64)])
+"""A word in which a pair came up, and the next such word."""
+
+ENTRY = np.dtype([("count", np.int64), ("key", np.uint64), ("pair", np.int64), ("head", np.int64)])
+"""An entry of the queue: a pair, and the first of the words in which to merge it. The count may be out of date."""
+
+MERGE = np.dtype([("left", np.int64), ("right", np.int64), ("result", np.int64)])
+"""One merge: two ids, and the id of the two together."""
+
+_WORDS = 1 << 12
+"""Words whose pairs are counted between two checks of the room."""
+
+_PAIRS, _NODES, _CHANGED = range(3)
+"""How many of each are in use."""
+
 
 @inline_kernel
 def _character(data, at):
@@ -210,26 +229,6 @@ def hash_pieces(words, offsets, size, slots):
         value = _hash(words, offsets[entry], offsets[entry + 1])
         place = _find(slots, value, words, offsets[entry], offsets[entry + 1], words, offsets)
         slots[place] = value & ~_INDEX | np.uint64(entry + 1)
-
-
-PAIR = np.dtype([("key", np.uint64), ("count", np.int64), ("head", np.int64)])
-"""Two ids (left · 2³² + right), how often they stand next to each other, and the first of the words in which they came
-up by the current merge."""
-
-NODE = np.dtype([("word", np.int64), ("next", np.int64)])
-"""A word in which a pair came up, and the next such word."""
-
-ENTRY = np.dtype([("count", np.int64), ("key", np.uint64), ("pair", np.int64), ("head", np.int64)])
-"""An entry of the queue: a pair, and the first of the words in which to merge it. The count may be out of date."""
-
-MERGE = np.dtype([("left", np.int64), ("right", np.int64), ("result", np.int64)])
-"""One merge: two ids, and the id of the two together."""
-
-_WORDS = 1 << 12
-"""Words whose pairs are counted between two checks of the room."""
-
-_PAIRS, _NODES, _CHANGED = range(3)
-"""How many of each are in use."""
 
 
 @kernel_part

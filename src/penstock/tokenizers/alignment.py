@@ -1,15 +1,5 @@
 """Two tokenizations of one text, cut into chunks that spell the same bytes on both sides.
 
-Alignment for a tokenizer without a byte table: by the strings of its tokens.
-
-Both sides are walked as bytes, without whitespace, case and accents. Where they differ (an unknown word, a lossy
-normaliser), dynamic programming matches tokens between the places that agree. None of this proves that bytes are equal,
-so chunks are EQUIVALENT at best. Costs: those of the walk, and up to 10 ms per stretch that differs.
-
-One tokenizer's ids as another's: the text that they spell, encoded again, with the other's control tokens.
-
-Costs: about as much as encoding with the other tokenizer, and 5 µs per stretch between control tokens.
-
 Guarantees: the finest such partition, many tokens to many; control tokens are recognised by id, never by their text;
 only chunks that are proved equal are marked equal. Costs: linear time, no Python object per token.
 """
@@ -20,150 +10,21 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.tokenizers._alignment_kernels import (
-    BEGINS,
-    CELLS,
-    CONTROL,
-    DIFFERENT,
-    ENDS,
-    EQUIVALENT,
-    EXACT,
-    TEXT,
-    match_tokens,
-)
+from penstock.tokenizers._alignment_kernels import CONTROL, DIFFERENT, EQUIVALENT, EXACT
+from penstock.tokenizers.alignment_forms import Form, mark_equivalent, normalise
 from penstock.tokenizers.alignment_sides import (
     BoundsArray,
     Chunks,
-    Form,
     KindArray,
-    Side,
     TokenTable,
-    canonicalise,
     has_byte_table,
-    mark_equivalent,
-    normalise,
     walk,
     walk_same,
 )
+from penstock.tokenizers.byte_table import IntArray
+from penstock.tokenizers.retokenizer import Retokenizer
+from penstock.tokenizers.string_alignment import align_strings
 from penstock.tokenizers.tokenizer import Tokenizer
-from penstock.tokenizers.vocabulary import IntArray
-
-
-def align_strings(student: Side, teacher: Side) -> Chunks:
-    """Chunks that look equal, EQUIVALENT; control tokens; and what lies between, DIFFERENT."""
-    student, teacher = canonicalise(student), canonicalise(teacher)
-    chunks = walk(student, teacher, resume=True)
-    assert chunks is not None  # with `resume` it never stops early
-    chunks.kinds[chunks.kinds == EXACT] = EQUIVALENT
-    different = np.flatnonzero(chunks.kinds == DIFFERENT)
-    if not len(different):
-        return chunks
-    rows = np.column_stack([chunks.student_bounds, chunks.teacher_bounds]).astype(np.int64)
-    kept = np.column_stack([rows, chunks.kinds])[chunks.kinds != DIFFERENT]
-    matched = [_match(student, teacher, rows[chunk]) for chunk in different]
-    whole = np.concatenate([kept, *matched])
-    whole = whole[np.argsort(whole[:, 0], kind="stable")]
-    bounds = np.ascontiguousarray(whole[:, :4], np.int32)
-    return Chunks(bounds[:, :2], bounds[:, 2:], whole[:, 4].astype(np.uint8))
-
-
-def _match(student: Side, teacher: Side, stretch: IntArray) -> IntArray:
-    """A stretch as matches and what lies between them, int64 [chunks, 5]: bounds of both sides, kind."""
-    i0, i1, j0, j1 = (int(bound) for bound in stretch)
-    rows, columns = i1 - i0, j1 - j0
-    width = min(columns + 1, max(CELLS // (rows + 1), 1))
-    shape = (rows + 1, width)
-    found = np.empty((min(rows, columns), 4), np.int32)
-    count = match_tokens(
-        *(student.data, student.ends, student.open, i0, i1, teacher.data, teacher.ends, teacher.open, j0, j1),
-        *(np.zeros(shape, np.int32), np.empty(shape, np.uint8), np.empty((*shape, 2), np.uint8), found),
-    )
-    chunks, i, j = [], i0, j0
-    for i_begin, i_end, j_begin, j_end in [*found[len(found) - count :].tolist(), (i1, i1, j1, j1)]:
-        if i < i_begin and j < j_begin:
-            chunks.append((i, i_begin, j, j_begin, DIFFERENT))
-        if i_begin < i_end:
-            chunks.append((i_begin, i_end, j_begin, j_end, EQUIVALENT))
-        i, j = i_end, j_end
-    return np.array(chunks, np.int64).reshape(-1, 5)
-
-
-CONTINUES = range(0x80, 0xC0)
-"""Bytes that do not begin a character of UTF-8."""
-
-
-@final
-class Retokenizer:
-    """From a student's ids to a teacher's."""
-
-    def __init__(self, student: Tokenizer, teacher: Tokenizer, pairs: Mapping[int, int], *, exact: bool) -> None:
-        """Args: `pairs`, control ids, student → teacher; `exact`, whether the student has a byte table."""
-        self._student, self._teacher, self._pairs, self._exact = student, teacher, dict(pairs), exact
-        self._always_spaced = student.inner is student  # a space before texts is also one before stretches
-        # If the teacher begins each stretch with a space, text before and after a dropped token is one stretch.
-        self._joins = teacher.adds_space and teacher.inner is teacher
-
-    def encode(self, ids: IntArray, spelled: Side, *, begins_text: bool) -> IntArray:
-        """The teacher's ids; `spelled` is what `ids` spell."""
-        encoded: list[Any] = []
-        parts = spelled.parts[ids]
-        first, at_start, text = 0, begins_text, ""
-        for place in [*np.flatnonzero(parts != TEXT).tolist(), len(ids)]:
-            if place > first:
-                spaced = begins_text if first == 0 else (at_start and not text) or self._always_spaced
-                text += self._text(ids, spelled, first, place, spaced)
-            first = place + 1
-            control = self._counterpart(int(ids[place]), int(parts[place]), place == 0) if place < len(ids) else []
-            if self._joins and not control and place < len(ids):
-                continue
-            if text:
-                if self._joins and not begins_text and not encoded:
-                    text = text.removeprefix(" ") or text  # the teacher adds its own
-                encoded.append((self._teacher if at_start else self._teacher.inner).encode(text))
-                at_start, text = False, ""
-            encoded.append(control)
-            at_start = at_start and place < len(ids) and bool(parts[place] & BEGINS)
-        return np.concatenate(encoded).astype(np.int64)
-
-    def _text(self, ids: IntArray, spelled: Side, first: int, end: int, spaced: bool) -> str:
-        """The text of ids first:end; `spaced`: without the space that the student's tokenizer put before it."""
-        if not self._exact:
-            return self._student.decode(ids[first:end])
-        begin = int(spelled.ends[first - 1]) if first else 0
-        data = spelled.data[begin : int(spelled.ends[end - 1])].tobytes()
-        if self._student.adds_space and spaced:
-            data = data.removeprefix(b" ")
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return _whole_characters(data).decode(errors="replace")
-
-    def _counterpart(self, token_id: int, part: int, is_first: bool) -> list[int]:
-        """The teacher's control token with the same role, if there is one.
-
-        A token that is both BOS and EOS, as in GPT-2, is BOS at the first place and EOS elsewhere.
-        """
-        if token_id in self._pairs:
-            return [self._pairs[token_id]]
-        begins = bool(part & BEGINS) and (is_first or not part & ENDS) and part != TEXT
-        ends = bool(part & ENDS) and not begins
-        found = self._teacher.bos_id if begins else self._teacher.eos_id if ends else None
-        return [] if found is None else [found]
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """`data` without incomplete characters at its beginning and end."""
-    begin = 0
-    while begin < min(3, len(data)) and data[begin] in CONTINUES:
-        begin += 1
-    for back in range(1, min(4, len(data) - begin) + 1):
-        lead = data[-back]
-        if lead in CONTINUES:
-            continue
-        size = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-        return data[begin : len(data) - back] if size > back else data[begin:]
-    return data[begin:]
-
 
 __all__ = ["CONTROL", "DIFFERENT", "EQUIVALENT", "EXACT", "Aligner", "Alignment", "align"]
 
@@ -212,7 +73,9 @@ class Alignment:
         return tokens / self.num_student_tokens if self.num_student_tokens else float(tokens)
 
 
-def align(student_ids: Any, teacher_ids: Any, student_tokenizer: Tokenizer, teacher_tokenizer: Tokenizer) -> Alignment:
+def align(
+    student_ids: object, teacher_ids: object, student_tokenizer: Tokenizer, teacher_tokenizer: Tokenizer
+) -> Alignment:
     """Align two tokenizations of one text; see `Aligner`, which keeps its tables for the next text."""
     return Aligner(student_tokenizer, teacher_tokenizer).align(student_ids, teacher_ids)
 
@@ -253,7 +116,7 @@ class Aligner:
     def __reduce__(self) -> tuple[Callable[..., "Aligner"], tuple[Any, ...]]:
         return _rebuild, (self.student, self.teacher, self._control_pairs)
 
-    def align(self, student_ids: Any, teacher_ids: Any) -> Alignment:
+    def align(self, student_ids: object, teacher_ids: object) -> Alignment:
         """Chunks of two tokenizations of one text.
 
         Args:
@@ -285,7 +148,7 @@ class Aligner:
         mark_equivalent(chunks, (students, teachers), normal)
         return _made(chunks, ids, method)
 
-    def teacher_ids(self, student_ids: Any, *, begins_text: bool = True) -> IntArray:
+    def teacher_ids(self, student_ids: object, *, begins_text: bool = True) -> IntArray:
         """The teacher's own encoding of the text that `student_ids` spell, int64 [tokens].
 
         Control tokens become their counterparts, or are left out where they have none; each stretch of text between
@@ -303,7 +166,7 @@ class Aligner:
         return ids if self.is_identity else self._retokenizer.encode(ids, spelled, begins_text=begins_text)
 
 
-def _contiguous(ids: Any) -> IntArray:
+def _contiguous(ids: object) -> IntArray:
     return np.ascontiguousarray(ids, np.int64)
 
 

@@ -1,36 +1,20 @@
-"""One side of an alignment: what a tokenizer's ids spell, and what the tokenizer did to its text before.
-
-One side of an alignment: what a tokenizer's ids spell, as flat arrays; and the walk over two sides.
+"""One side of an alignment, what a tokenizer's ids spell, as flat arrays; and the walk over two sides.
 
 Costs: spelling and walking take about 10 ns per token and 2 ns per byte, and no Python object per token.
-
-Undo what a tokenizer did to a text before it cut it into tokens, to compare it with another tokenizer.
-
-Two uses. *Normalised*: the bytes of both sides in one Unicode form. A token end is kept only where the text before and
-after it normalises independently, so a token that ends between a letter and its accent is never matched with one that
-does not. *Canonical*: both sides without whitespace, case and accents, for vocabularies in which tokens do not spell
-their text (WordPiece, lossy normalisers).
-
-Costs: about 10 ns per byte of plain ASCII, 1 µs per other character; only where plain bytes differ.
 """
 
-import re
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise
-from typing import Any, Literal, final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
+from penstock.core.arrays import Bool, Bytes, Int32, UInt64
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers._alignment_kernels import (
     BEGINS,
     DIFFERS,
     ENDS,
-    EQUIVALENT,
-    EXACT,
     HEAD_BYTES,
     MOST_BYTES,
     OFFSET_AT,
@@ -42,12 +26,13 @@ from penstock.tokenizers._alignment_kernels import (
     walk_plain,
 )
 from penstock.tokenizers._alignment_kernels import walk as walk_kernel
+from penstock.tokenizers.byte_table import ByteArray, ByteTable, IntArray
 from penstock.tokenizers.tokenizer import Tokenizer
-from penstock.tokenizers.vocabulary import ByteArray, ByteTable, IntArray
 
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-BoundsArray = np.ndarray[Any, np.dtype[np.int32]]
-KindArray = np.ndarray[Any, np.dtype[np.uint8]]
+BoolArray = Bool
+BoundsArray = Int32
+KindArray = Bytes
+Room = tuple[BoundsArray, BoundsArray, KindArray]
 
 _NO_INDEX = np.empty(0, np.int32)
 
@@ -127,7 +112,7 @@ class TokenTable:
         return Side(ids=ids, parts=self.parts, data=data, ends=ends, open=opened, spaced=self._spaced)
 
 
-def _heads(table: ByteTable) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _heads(table: ByteTable) -> UInt64:
     """The first bytes of each id as one number, padded with zeros, uint64 [vocab]."""
     heads = np.zeros((len(table), HEAD_BYTES), np.uint8)
     for place in range(HEAD_BYTES):
@@ -161,9 +146,6 @@ def walk(student: Side, teacher: Side, *, resume: bool = False) -> Chunks | None
     return None if ended == DIFFERS else _first(chunks, count)
 
 
-Room = tuple[BoundsArray, BoundsArray, KindArray]
-
-
 def _room(student_ids: IntArray, teacher_ids: IntArray) -> Room:
     """Space for the largest possible number of chunks."""
     most = min(len(student_ids), len(teacher_ids))
@@ -174,118 +156,8 @@ def _first(room: Room, count: int) -> Chunks:
     return Chunks(room[0][:count], room[1][:count], room[2][:count])
 
 
-def _index(data: ByteArray) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]:
+def _index(data: ByteArray) -> tuple[Int32, Int32]:
     heads = np.empty(1 << max(2 * len(data), 4).bit_length(), np.int32)
     links = np.empty(len(data), np.int32)
     index_places(data, heads, links)
     return heads, links
-
-
-Form = Literal["NFC", "NFKC"]
-
-
-def normalise(side: Side, form: Form) -> Side:
-    """`side` in a Unicode normalisation form ("NFC" or "NFKC"); broken UTF-8 stays as it is."""
-    return _rewrite(side, lambda text: _normal_edits(text, form))
-
-
-def canonicalise(side: Side) -> Side:
-    """`side` without whitespace, case, accents and compatibility forms."""
-    return _rewrite(side, _canonical_edits)
-
-
-def mark_equivalent(chunks: Chunks, given: tuple[Side, Side], normal: tuple[Side, Side]) -> None:
-    """Mark chunks that are EXACT on normalised sides as EQUIVALENT if their original bytes differ."""
-    bounds = chunks.student_bounds, chunks.teacher_bounds
-    edited = np.zeros(len(chunks.kinds), np.bool_)
-    for side, where in zip(normal, bounds, strict=True):
-        if side.edits is not None:
-            edited |= side.edits[where[:, 1]] > side.edits[where[:, 0]]
-    for chunk in np.flatnonzero(edited & (chunks.kinds == EXACT)):
-        spelled = [_bytes_of(side, where[chunk]) for side, where in zip(given, bounds, strict=True)]
-        if spelled[0] != spelled[1]:
-            chunks.kinds[chunk] = EQUIVALENT
-
-
-def _bytes_of(side: Side, bounds: Any) -> bytes:
-    begin, end = (int(side.ends[place - 1]) if place else 0 for place in bounds)
-    return side.data[begin:end].tobytes()
-
-
-Edit = tuple[int, int, str]
-"""Begin and end in characters, and the replacement."""
-
-
-def _rewrite(side: Side, edits_of: Callable[[str], Iterator[Edit]]) -> Side:
-    text = side.data.tobytes().decode(errors="surrogateescape")
-    edits = list(edits_of(text))
-    if not edits:
-        return side
-    pieces, spans, sizes = [], [], []
-    done = place = 0
-    for begin, end, new in edits:
-        kept = text[done:begin].encode(errors="surrogateescape")
-        place += len(kept)
-        written = new.encode(errors="surrogateescape")
-        size = len(text[begin:end].encode(errors="surrogateescape"))
-        spans.append((place, place + size))
-        sizes.append(len(written))
-        pieces += [kept, written]
-        done, place = end, place + size
-    pieces.append(text[done:].encode(errors="surrogateescape"))
-    data = np.frombuffer(b"".join(pieces), np.uint8)
-    return _carry(side, data, np.array(spans, np.int64), np.array(sizes, np.int64))
-
-
-def _carry(side: Side, data: ByteArray, spans: IntArray, sizes: IntArray) -> Side:
-    """Token ends in the new bytes; an end inside a changed span is dropped."""
-    grown = np.concatenate(([0], np.cumsum(sizes - (spans[:, 1] - spans[:, 0]))))
-    before = np.searchsorted(spans[:, 1], side.ends, "right")  # spans that end at or before each end
-    inside = np.zeros(len(side.ends), np.bool_)
-    some = before < len(spans)
-    inside[some] = spans[before[some], 0] < side.ends[some]
-    ends = side.ends + grown[before]
-    ends[inside] = (spans[before[inside], 0] + grown[before[inside]]).astype(np.int64)
-    touched = np.concatenate(([0], before + inside))
-    return replace(side, data=data, ends=ends, open=~inside, edits=touched)
-
-
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
-
-
-def _normal_edits(text: str, form: Form) -> Iterator[Edit]:
-    """The smallest stretches that normalise independently and are not normal yet."""
-    for found in _NOT_ASCII.finditer(text):
-        begin = max(found.start() - 1, 0)  # a mark may belong to the letter before it
-        run = text[begin : found.end()]
-        if unicodedata.is_normalized(form, run):
-            continue
-        starts = [0, *(k for k in range(1, len(run)) if _stands_alone(run[k], form)), len(run)]
-        new = [unicodedata.normalize(form, run[a:b]) for a, b in pairwise(starts)]
-        if "".join(new) != unicodedata.normalize(form, run):
-            starts, new = [0, len(run)], [unicodedata.normalize(form, run)]
-        for (a, b), piece in zip(pairwise(starts), new, strict=True):
-            if piece != run[a:b]:
-                yield begin + a, begin + b, piece
-
-
-@lru_cache(maxsize=65536)
-def _stands_alone(character: str, form: Form) -> bool:
-    """Whether nothing before this character can combine with it: no mark, and no vowel or final of a Hangul syllable.
-
-    Source: Unicode Standard Annex #15, normalisation and concatenation.
-    """
-    first = unicodedata.normalize("NFKD" if "K" in form else "NFD", character)[0]
-    return unicodedata.category(first)[0] != "M" and not 0x1160 <= ord(first) <= 0x11FF
-
-
-def _canonical_edits(text: str) -> Iterator[Edit]:
-    return ((k, k + 1, new) for k, new in enumerate(map(_canonical, text)) if new != text[k])
-
-
-@lru_cache(maxsize=65536)
-def _canonical(character: str) -> str:
-    if character.isspace() or character == "▁":
-        return ""
-    plain = unicodedata.normalize("NFKD", character.casefold())
-    return "".join(c for c in plain if not unicodedata.category(c).startswith("M") and not c.isspace())

@@ -21,18 +21,11 @@ from pathlib import Path
 from penstock.core.errors import FormatError, TokenizerError
 from penstock.core.folders import hub_copy
 from penstock.core.suggestions import suggests
-from penstock.tokenizers.bpe_files import (
-    LLAMA3_PATTERN,
-    LLAMA3_RANKS,
-    MERGES,
-    PUBLISHED,
-    VOCABULARY,
-    files_of_merges,
-    llama3_controls,
-    looks_like_ranks,
-)
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, TOOL_USE, template_beside
+from penstock.tokenizers.ranks import LLAMA3_RANKS, PUBLISHED, llama3_controls, looks_like_ranks
+from penstock.tokenizers.split_patterns import LLAMA3_PATTERN
 from penstock.tokenizers.tokenizer import CONFIG, Tokenizer
+from penstock.tokenizers.vocab_json import MERGES, VOCABULARY, files_of_merges
 
 FOLDER_ORDER = (
     *("tokenizer.json", "tokenizer.json.gz", "tekken*.json", "tekken*.json.gz"),

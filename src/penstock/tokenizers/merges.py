@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
+from tokenizers.pre_tokenizers import Split
 
 from penstock.core.arrays import Bytes
 from penstock.tokenizers import _training_kernels as kernels
 from penstock.tokenizers.spelling import spell_as_characters, spell_byte_level
+from tokenizers import Regex
 
 CHARACTERS = 0x110000
 _CLASSES = ((r"\p{L}+", kernels.LETTER), (r"\p{N}+", kernels.DIGIT), (r"\s+", kernels.SPACE))
@@ -68,10 +70,6 @@ class PieceCounts:
 
     def _classify(self, characters: Any) -> None:
         """Ask the `tokenizers` package for the classes of characters, int64 [n]."""
-        from tokenizers.pre_tokenizers import Split
-
-        from tokenizers import Regex
-
         text = "".join(map(chr, characters.tolist()))
         self._classes[characters] = kernels.OTHER
         for pattern, kind in _CLASSES:

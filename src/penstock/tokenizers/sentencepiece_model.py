@@ -13,8 +13,10 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import TokenizerError
+from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.fast import backend_from_sentencepiece
 from penstock.tokenizers.spelling import spell_sentencepiece
-from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, Positioned, is_content, plain_cuts, split_at_controls
+from penstock.tokenizers.vocabulary import AddedEntry, Positioned, is_content, plain_cuts, split_at_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces."""
@@ -107,8 +109,6 @@ class SentencePieceVocabulary:
 
     def build_fast(self) -> tuple[Any, int]:
         """See `Vocabulary`."""
-        from penstock.tokenizers.fast import backend_from_sentencepiece
-
         return backend_from_sentencepiece(self._model, set(self.controls)), 0
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:

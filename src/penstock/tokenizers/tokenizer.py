@@ -14,18 +14,24 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import pyarrow as pa
 
+from penstock.core.arrays import UInt32
+from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
 from penstock.core.ragged import Ragged
-from penstock.tokenizers.bpe_files import RankVocabulary
+from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
+from penstock.tokenizers.fast import encode_arrow, missing_gigatoken
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
+from penstock.tokenizers.ranks import RankVocabulary
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
-from penstock.tokenizers.vocabulary import AddedEntry, ByteTable, IntArray, Vocabulary, token_ends
+from penstock.tokenizers.token_ends import token_ends
+from penstock.tokenizers.vocabulary import AddedEntry, Vocabulary
 
 CONFIG = "tokenizer_config.json"
 FALLBACK_TEXTS = 1000
@@ -124,7 +130,7 @@ class Tokenizer:
         """Why gigatoken does not encode; None when it does."""
         return None if self._fast is not None else self._fallback_reason
 
-    def encode(self, text: str, *, allow_control: bool = False) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    def encode(self, text: str, *, allow_control: bool = False) -> UInt32:
         """Ids of one text, uint32 [tokens], without BOS and EOS.
 
         Args:
@@ -137,11 +143,11 @@ class Tokenizer:
         check_encodable(text)
         if self._fast is not None and not allow_control:
             backend, shift = self._fast
-            ids: np.ndarray[Any, np.dtype[np.uint32]] = backend.encode(text)
+            ids: UInt32 = backend.encode(text)
             return ids + np.uint32(shift)
         return np.array(self._vocabulary.encode(text, allow_control=allow_control), np.uint32)
 
-    def encode_batch(self, texts: Any) -> Ragged:
+    def encode_batch(self, texts: object) -> Ragged:
         """Ids of many texts: the fast path.
 
         Args:
@@ -155,8 +161,6 @@ class Tokenizer:
         """
         texts = _checked_array(texts)
         if self._fast is not None:
-            from penstock.tokenizers.fast import encode_arrow
-
             return encode_arrow(self._fast[0], texts, self._fast[1])
         return self._encode_slowly(texts)
 
@@ -205,8 +209,6 @@ class Tokenizer:
         """
         if self._fast is None:
             return None
-        from penstock.core.arrow import from_texts
-
         texts = from_texts(sample)
         fast, own = self.encode_batch(texts), self._encode_slowly(texts)
         for row, text in enumerate(sample):
@@ -221,7 +223,7 @@ class Tokenizer:
                 return self._fallback_reason
         return None
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: object) -> str:
         """Text of `ids`; control tokens appear as in their file, broken UTF-8 as U+FFFD.
 
         A tokenizer that puts a space before the text (SentencePiece's dummy prefix) decodes without the first space,
@@ -283,7 +285,7 @@ class Tokenizer:
             return self
         return Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
 
-    def token_ends(self, text: str | bytes, ids: Any) -> IntArray:
+    def token_ends(self, text: str | bytes, ids: object) -> IntArray:
         """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no bytes.
 
         Raises:
@@ -298,8 +300,6 @@ class Tokenizer:
 
     def token_ends_batch(self, texts: Any, ids: Ragged) -> Ragged:
         """`token_ends` of many texts at once: an Arrow string array and the ids of each; int64, offsets of `ids`."""
-        import pyarrow as pa
-
         texts = _checked_array(texts).cast(pa.large_string())
         _, offset_buffer, data_buffer = texts.buffers()
         offsets = (
@@ -330,8 +330,6 @@ class Tokenizer:
         """gigatoken's backend and the number to add to its ids; None if it cannot or must not encode."""
         if self._fallback_reason is not None:
             return None
-        from penstock.tokenizers.fast import missing_gigatoken
-
         self._fallback_reason = missing_gigatoken()
         if self._fallback_reason is not None:
             return None
@@ -367,10 +365,8 @@ def _rebuild(name: str, files: dict[str, bytes], fallback_reason: str | None) ->
     return Tokenizer(name, files, fallback_reason=fallback_reason)
 
 
-def _checked_array(texts: Any) -> Any:
+def _checked_array(texts: object) -> Any:
     """`texts` as one Arrow array of strings without nulls."""
-    import pyarrow as pa
-
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
     if not isinstance(texts, pa.Array) or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):

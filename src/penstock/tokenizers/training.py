@@ -1,6 +1,4 @@
-"""Train a byte-level BPE, or add control entries behind all ids that a tokenizer has.
-
-Train a byte-level BPE: any text can be encoded, and every id has exact bytes.
+"""Train a byte-level BPE: any text can be encoded, and every id has exact bytes.
 
 Text is first split by GPT-4's pattern with one digit per piece (the pattern of Qwen 2); merges do not cross pieces.
 nanochat measured 0.969, 0.965 and 0.972 bits per byte with up to 1, 2 and 3 digits per piece. No published tokenizer
@@ -9,28 +7,23 @@ uses 2, so gigatoken has no fast path for it; 1 is better than 3, and makes numb
 Guarantees: the same texts give the same file, byte for byte, which is that of the trainer of the `tokenizers`
 package. Costs: 1.3 to 2 s of CPU for 22 MB and 4,096 to 32,768 ids; memory grows with the number of distinct words, not
 with the size of the text.
-
-Add control entries to a tokenizer, after all its ids, so that datasets prepared with it stay valid.
-
-Guarantees: every id keeps its meaning, and every text its ids, because new entries are control entries. The
-result is a folder that transformers loads. A model needs its embedding enlarged to the new `vocab_size`.
 """
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
-from penstock.tokenizers.huggingface import ID_SECTIONS
-from penstock.tokenizers.loading import load_tokenizer
 from penstock.tokenizers.merges import PieceCounts, learn_merges
 from penstock.tokenizers.tokenizer import Tokenizer
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -141,8 +134,6 @@ def check_output(folder: Path, overwrite: bool) -> None:
 
 
 def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> Any:
-    from tokenizers import AddedToken, models, pre_tokenizers
-
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     entries, pairs = learn_merges(pieces, list(dict.fromkeys([*controls, *alphabet])), vocab_size)
     merges = [(entries[left], entries[right]) for left, right in pairs]
@@ -154,8 +145,6 @@ def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> Any
 
 def _train_small(texts: Sequence[bytes], controls: Sequence[str], vocab_size: int) -> Any:
     """The same with the trainer of the `tokenizers` package."""
-    from tokenizers import pre_tokenizers, trainers
-
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(controls),
@@ -168,9 +157,7 @@ def _train_small(texts: Sequence[bytes], controls: Sequence[str], vocab_size: in
 
 
 def _untrained() -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
@@ -192,146 +179,3 @@ def _config(special_tokens: Sequence[str]) -> bytes:
         "model_max_length": int(1e30),
     }
     return json.dumps(settings, indent=2).encode()
-
-
-SENTINEL = "<extra_id_{}>"
-"""Names of added sentinels, as in T5."""
-
-
-def add_tokens(
-    tokenizer: Tokenizer | str | Path,
-    tokens: Sequence[str] = (),
-    *,
-    sentinels: int = 0,
-    output: str | Path | None = None,
-    overwrite: bool = False,
-) -> Tokenizer:
-    """A tokenizer with more control entries.
-
-    Args:
-        tokenizer: Its vocabulary is a tokenizer.json; it is not changed.
-        tokens: Texts of the new entries, such as "[NLU]".
-        sentinels: Number of entries `<extra_id_0>`, `<extra_id_1>`, … to have; existing ones count.
-        output: Folder to save it in.
-        overwrite: Replace an existing tokenizer.
-
-    Raises:
-        ConfigError: An entry is empty, exists already, or is given twice; or there is nothing to add.
-        TokenizerError: The vocabulary is in another format.
-        OutputError: The folder holds a tokenizer already, or cannot be written.
-    """
-    if output is not None:
-        check_output(Path(output), overwrite)
-    base = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
-    if "tokenizer.json" not in base.source_bytes:
-        raise TokenizerError(
-            f"{base.name}: entries can be added to a tokenizer.json; this is a vocabulary of kind {base.kind} in "
-            f"{' and '.join(base.source_bytes)}; convert it first, with transformers"
-        )
-    names = _new_names(base, tokens, sentinels)
-    entries = [_entry(base.vocab_size + place, name) for place, name in enumerate(names)]
-    made = Tokenizer(base.name if output is None else Path(output).resolve().name, _with_entries(base, entries))
-    _prove(base, made, entries)
-    if output is not None:
-        made.save(output)
-    return made
-
-
-def _new_names(base: Tokenizer, tokens: Sequence[str], sentinels: int) -> list[str]:
-    """The entries to add: all of `tokens`, and the sentinels that do not exist yet."""
-    wanted = [SENTINEL.format(number) for number in range(sentinels)]
-    names = [*tokens, *(name for name in wanted if name not in base.special_tokens)]
-    encoder = _encoder(base)
-    there = [name for name in names if encoder.token_to_id(name) is not None]
-    if there:
-        raise ConfigError(
-            f"{base.name} has {there[0]!r} already, as id {encoder.token_to_id(there[0])}; add others only"
-        )
-    if not names or "" in names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"expected: new control entries, each once, none empty; got {names[:8]}; set tokens (--token) or sentinels"
-        )
-    return names
-
-
-def _entry(token_id: int, name: str) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"id": token_id, "content": name, **flags}
-
-
-def _with_entries(base: Tokenizer, entries: list[dict[str, Any]]) -> dict[str, bytes]:
-    """The files of `base` with entries at the end; its configuration lists them where it lists such tokens."""
-    files = dict(base.source_bytes)
-    content = json.loads(files["tokenizer.json"])
-    content["added_tokens"] = [*(content.get("added_tokens") or []), *entries]
-    files["tokenizer.json"] = json.dumps(content, ensure_ascii=False, indent=2).encode()
-    if "tokenizer_config.json" in files:
-        config = json.loads(files["tokenizer_config.json"])
-        if "additional_special_tokens" in config:
-            config["additional_special_tokens"] += [entry["content"] for entry in entries]
-        if "added_tokens_decoder" in config:
-            described = {str(entry["id"]): {k: v for k, v in entry.items() if k != "id"} for entry in entries}
-            config["added_tokens_decoder"].update(described)
-        files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False, indent=2).encode()
-    return files
-
-
-def _prove(base: Tokenizer, made: Tokenizer, entries: list[dict[str, Any]]) -> None:
-    """Raise unless ids kept their meaning and the tokenizers package gives the new entries the ids in the file."""
-    reason = difference(base, made)
-    encoder = _encoder(made)
-    wrong = [entry for entry in entries if encoder.token_to_id(entry["content"]) != entry["id"]]
-    if wrong:
-        found = encoder.token_to_id(wrong[0]["content"])
-        reason = f"the tokenizers package makes {wrong[0]['content']!r} id {found}, expected: {wrong[0]['id']}"
-    if reason is not None:
-        raise TokenizerError(
-            f"{base.name}: entries cannot be added: {reason}; the ids of its added_tokens have gaps; close them first"
-        )
-
-
-def _encoder(tokenizer: Tokenizer) -> Any:
-    from tokenizers import Tokenizer as Encoder
-
-    return Encoder.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
-
-
-def difference(base: Tokenizer, extended: Tokenizer) -> str | None:
-    """Why ids of `base` do not mean the same in `extended`; None if they do. Compares every id."""
-    if base.fingerprint == extended.fingerprint:
-        return None
-    if extended.vocab_size < base.vocab_size:
-        return f"it has {extended.vocab_size:,} ids, fewer than {base.vocab_size:,}"
-    for text, token_id in base.special_tokens.items():
-        if extended.special_tokens.get(text) != token_id:
-            return f"control entry {text!r} is {extended.special_tokens.get(text)} in it, not {token_id}"
-    for token_id, (old, new) in enumerate(zip(_spelled(base), _spelled(extended), strict=False)):
-        if old != new and token_id not in extended.special_tokens.values():
-            return f"id {token_id} is {new!r} in it, not {old!r}"
-    return None
-
-
-def not_extended(base: Tokenizer, longer: Tokenizer) -> str | None:
-    """Why a tokenizer is not `base` plus entries, which cuts and numbers all other text as that does; None if it is."""
-    reason = difference(base, longer)
-    if reason is not None or base.fingerprint == longer.fingerprint or base.kind != longer.kind:
-        return reason
-    if "tokenizer.json" not in base.source_bytes or "tokenizer.json" not in longer.source_bytes:
-        return f"its vocabulary of kind {longer.kind} is another"
-    before, after = (json.loads(one.source_bytes["tokenizer.json"]) for one in (base, longer))
-    for section in ID_SECTIONS:
-        if section != "added_tokens" and before.get(section) != after.get(section):
-            return f"section {section} of its tokenizer.json is another"
-    entries = {entry["id"]: entry for entry in after.get("added_tokens") or []}
-    changed = [one for one in before.get("added_tokens") or [] if entries.get(one["id"]) != one]
-    return f"its entry {changed[0]['content']!r} is matched in another way" if changed else None
-
-
-def _spelled(tokenizer: Tokenizer) -> Iterator[bytes | str]:
-    """What each id spells: its bytes if there is an exact table, else its decoded text."""
-    try:
-        table = tokenizer.byte_table
-    except TokenizerError:
-        return (tokenizer.decode([token_id]) for token_id in range(tokenizer.vocab_size))
-    data, edges = table.data.tobytes(), table.offsets.tolist()
-    return (data[begin:end] for begin, end in pairwise(edges))

@@ -28,17 +28,34 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
 from penstock.chat.tokens.encoding import encode_rendered
 from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.json_values import JsonMapping
 from penstock.tokenizers import ByteTable, Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
 EOS = "eos_token"
 """Name of the tokenizer's own end of text, as an end."""
+
+
+class OtherTokenizer(Protocol):
+    """What is used of a tokenizer of another library, such as transformers."""
+
+    eos_token_id: int | None
+    unk_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """Ids of a text; text of control tokens becomes these."""
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Ids by the text of their tokens."""
+
+
+AnyTokenizer = Tokenizer | OtherTokenizer
 
 MarkerText = str | Sequence[int]
 """Text, or token ids."""
@@ -91,7 +108,7 @@ class Boundary:
                 )
 
     @classmethod
-    def from_mapping(cls, entry: Mapping[str, Any]) -> "Boundary":
+    def from_mapping(cls, entry: JsonMapping) -> "Boundary":
         """A boundary from an entry of `role_boundaries` in a run file, or of the family data.
 
         Raises:
@@ -143,7 +160,9 @@ class ResolvedBoundary:
         return "".join(parts) + (f" ({', '.join(flags)})" if flags else "")
 
 
-def resolve(boundaries: Iterable[Boundary | ResolvedBoundary], tokenizer: Any = None) -> tuple[ResolvedBoundary, ...]:
+def resolve(
+    boundaries: Iterable[Boundary | ResolvedBoundary], tokenizer: AnyTokenizer | str | Path | None = None
+) -> tuple[ResolvedBoundary, ...]:
     """Turn every marker into token ids; logged once to `penstock.chat`.
 
     Args:
@@ -184,7 +203,7 @@ def check_starts(resolved: Sequence[ResolvedBoundary]) -> None:
                 )
 
 
-def _resolve_one(boundary: Boundary, tokenizer: Any) -> ResolvedBoundary:
+def _resolve_one(boundary: Boundary, tokenizer: AnyTokenizer | None) -> ResolvedBoundary:
     where = f"boundary of {boundary.role!r}"
     return ResolvedBoundary(
         boundary.role,
@@ -197,13 +216,13 @@ def _resolve_one(boundary: Boundary, tokenizer: Any) -> ResolvedBoundary:
     )
 
 
-def _all_to_ids(markers: Any, where: str, tokenizer: Any) -> tuple[Marker, ...]:
+def _all_to_ids(markers: Any, where: str, tokenizer: AnyTokenizer | None) -> tuple[Marker, ...]:
     found = [marker for given in markers or () for marker in _to_ids(given, where, tokenizer, encode_marker)]
     return tuple(dict.fromkeys(found))
 
 
 def _to_ids(
-    given: MarkerText, where: str, tokenizer: Any, encode: Callable[[str, Any], list[Marker]]
+    given: MarkerText, where: str, tokenizer: AnyTokenizer | None, encode: Callable[[str, AnyTokenizer], list[Marker]]
 ) -> tuple[Marker, ...]:
     if not isinstance(given, str):
         return (Marker(tuple(given)),)
@@ -212,11 +231,10 @@ def _to_ids(
             f"{where}: {given!r} is text, but there is no tokenizer to encode it; give tokenizer=, or ids"
         )
     if given == EOS:
-        eos = getattr(tokenizer, "eos_id", None)
-        eos = getattr(tokenizer, "eos_token_id", None) if eos is None else eos
+        eos = eos_id_of(tokenizer)
         if eos is None:
             raise ConfigError(f"{where}: the tokenizer has no end-of-text token; give the end of the turn as text")
-        return (Marker((int(eos),)),)
+        return (Marker((eos,)),)
     forms = encode(given, tokenizer)
     if not forms:
         raise ConfigError(
@@ -224,6 +242,14 @@ def _to_ids(
             + (", or None for turns to the end of the row" if ", end" in where else "")
         )
     return tuple(forms)
+
+
+def eos_id_of(tokenizer: AnyTokenizer) -> int | None:
+    """Id of a tokenizer's end of text; None if it has none."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.eos_id
+    eos = getattr(tokenizer, "eos_token_id", None)
+    return None if eos is None else int(eos)
 
 
 def _frozen(given: Any, *, several: bool) -> Any:
@@ -246,11 +272,11 @@ def _frozen(given: Any, *, several: bool) -> Any:
     return None if any(not part for part in inner) else tuple(inner)
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return not isinstance(value, (str, bool)) and hasattr(value, "__index__") and value.__index__() >= 0
 
 
-def encode_marker(text: str, tokenizer: Any) -> list[Marker]:
+def encode_marker(text: str, tokenizer: AnyTokenizer) -> list[Marker]:
     """Every form of `text` as tokens, whatever comes before it; empty if it encodes to nothing.
 
     Args:
@@ -274,12 +300,14 @@ def encode_marker(text: str, tokenizer: Any) -> list[Marker]:
     return list(forms.values())
 
 
-def encode_start(text: str, tokenizer: Any) -> list[Marker]:
+def encode_start(text: str, tokenizer: AnyTokenizer) -> list[Marker]:
     """`encode_marker` for a marker before content; adds the forms in which its last token merges with the content."""
     forms = encode_marker(text, tokenizer)
     space = text[len(text.rstrip()) :]
-    table = _byte_table(tokenizer) if isinstance(tokenizer, Tokenizer) else None
-    if not space or table is None or not forms:
+    if not space or not forms or not isinstance(tokenizer, Tokenizer):
+        return forms
+    table = _byte_table(tokenizer)
+    if table is None:
         return forms
     head = _encode(text.rstrip(), tokenizer)
     merged = []

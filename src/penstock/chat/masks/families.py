@@ -16,12 +16,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
-from penstock.chat.masks.boundaries import EOS, Boundary, ResolvedBoundary, resolve
+import yaml
+
+from penstock.chat.masks.boundaries import EOS, AnyTokenizer, Boundary, ResolvedBoundary, eos_id_of, resolve
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.tokenizers import Tokenizer
 
 _log = logging.getLogger("penstock.chat")
+_resolved: "WeakKeyDictionary[Tokenizer, dict[Family, tuple[ResolvedBoundary, ...]]]" = WeakKeyDictionary()
+"""Boundaries of families as ids of tokenizers, which take some milliseconds to find."""
 
 
 @final
@@ -41,12 +47,19 @@ class Family:
     unlike: tuple[str, ...] = ()
     notes: str = ""
 
-    def resolve(self, tokenizer: Any) -> tuple[ResolvedBoundary, ...]:
+    def resolve(self, tokenizer: AnyTokenizer) -> tuple[ResolvedBoundary, ...]:
         """The boundaries as ids of `tokenizer`.
 
         Raises:
             ConfigError: The tokenizer lacks a control token of the family.
         """
+        known = _resolved.setdefault(tokenizer, {}) if isinstance(tokenizer, Tokenizer) else {}
+        if self not in known:
+            known[self] = self._resolve(tokenizer)
+        return known[self]
+
+    def _resolve(self, tokenizer: AnyTokenizer) -> tuple[ResolvedBoundary, ...]:
+        """Uncached `resolve`."""
         missing = [text for text in self.control if token_id(text, tokenizer) is None]
         if missing:
             raise ConfigError(
@@ -59,11 +72,11 @@ class Family:
             _log.info("family %s: this tokenizer has no %s; markers with these are left out", self.name, texts)
         return resolve(_without(self.boundaries, absent), tokenizer)
 
-    def media_ids(self, tokenizer: Any) -> tuple[int, ...]:
+    def media_ids(self, tokenizer: AnyTokenizer) -> tuple[int, ...]:
         """Ids of the media tokens that `tokenizer` has, ascending."""
         return _known_ids(self.media, tokenizer)
 
-    def stop_ids(self, tokenizer: Any) -> tuple[int, ...]:
+    def stop_ids(self, tokenizer: AnyTokenizer) -> tuple[int, ...]:
         """Ids that end a generation, ascending."""
         return _known_ids(self.stop, tokenizer)
 
@@ -98,18 +111,17 @@ def detect_family(template_source: str) -> Family | None:
     return None
 
 
-def token_id(text: str, tokenizer: Any) -> int | None:
+def token_id(text: str, tokenizer: AnyTokenizer) -> int | None:
     """Id of a control token, or None; never the unknown token, which represents real text."""
     if text == EOS:
-        own = tokenizer.eos_id if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "eos_token_id", None)
-        return None if own is None else int(own)
+        return eos_id_of(tokenizer)
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.special_tokens.get(text)
     found = tokenizer.get_vocab().get(text)
     return None if found is None or found == getattr(tokenizer, "unk_token_id", None) else int(found)
 
 
-def _known_ids(texts: Iterable[str], tokenizer: Any) -> tuple[int, ...]:
+def _known_ids(texts: Iterable[str], tokenizer: AnyTokenizer) -> tuple[int, ...]:
     return tuple(sorted({found for text in texts if (found := token_id(text, tokenizer)) is not None}))
 
 
@@ -129,17 +141,15 @@ def _without(boundaries: Iterable[Boundary], absent: frozenset[str]) -> tuple[Bo
 @lru_cache(maxsize=1)
 def _read() -> dict[str, Family]:
     """All families, in the file's order."""
-    import yaml
-
     entries = yaml.safe_load(files("penstock.chat.masks").joinpath("families.yaml").read_text(encoding="utf-8"))[
         "families"
     ]
     return {name: _family(name, dict(entry)) for name, entry in entries.items()}
 
 
-def _family(name: str, entry: dict[str, Any]) -> Family:
+def _family(name: str, entry: JsonObject) -> Family:
     boundaries = tuple(Boundary.from_mapping(boundary) for boundary in entry.pop("boundaries"))
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         key: tuple(value) if isinstance(value, list) else value.strip() for key, value in entry.items()
     }
     return Family(name=name, boundaries=boundaries, **fields)

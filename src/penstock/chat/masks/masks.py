@@ -24,8 +24,9 @@ from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.render.template import Rendered
 from penstock.chat.render.turns import Span, Turn, place_of
 from penstock.chat.tokens.encoding import EncodedText
+from penstock.core.arrays import Bool, Float32, Int64
 
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Weights = Float32
 Stroke = tuple[int, int, float]
 """Characters [begin, end) and their new weight."""
 _THINKING = re.compile(
@@ -61,11 +62,11 @@ class Mask:
     """float32 [characters]."""
     tokens: Weights
     """float32 [tokens]."""
-    straddling: np.ndarray[Any, np.dtype[np.bool_]]
+    straddling: Bool
     """Tokens with characters of different weights, bool [tokens]."""
-    owners: np.ndarray[Any, np.dtype[np.int64]]
+    owners: Int64
     """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1: the template's."""
-    generated: np.ndarray[Any, np.dtype[np.bool_]] | None
+    generated: Bool | None
     """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None: it has no such tags."""
     trained: tuple[int, ...]
     terminators: Mapping[int, Span]
@@ -86,6 +87,7 @@ def decide(
     conversation: Conversation,
     rendered: Rendered,
     turns: Mapping[int, Turn],
+    trained: tuple[int, ...],
     encoded: EncodedText,
     settings: MaskSettings,
     eos_text: str | None,
@@ -96,11 +98,11 @@ def decide(
     Args:
         conversation: Messages with their weights.
         rendered, turns, encoded: Its text, turns and tokens.
+        trained: Messages to train (`trained_messages`).
         settings: What to train.
         eos_text: Text of the tokenizer's EOS; other terminators follow `train_on_eot`.
         stops: See `find_terminators`.
     """
-    trained = trained_messages(conversation, settings)
     weights = [own.weight for own in conversation.message_weights]
     whole = _Whole(rendered, turns, settings, trained, [1.0 if weight is None else weight for weight in weights])
     roles = [message["role"] for message in conversation.messages]
@@ -175,7 +177,7 @@ def weigh(
     return masks
 
 
-def ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np.dtype[np.int64]]:
+def ends_of_control_text(text: str, encoded: EncodedText) -> Int64:
     """`encoded.ends`, but without the whitespace that some control tokens include after their text (Phi-3)."""
     control = np.flatnonzero(encoded.is_control & (encoded.begins < encoded.ends))
     # The hundreds of tokens of an image have one end.
@@ -275,20 +277,21 @@ def find_terminators(
     spans = list(zip(places, encoded.ends[control].tolist(), strict=True))
     found = {}
     for message, turn in turns.items():
-        last = bisect_left(places, turn.end)
+        end = turn.end
+        last = bisect_left(places, end)
         first = bisect_left(places, max(turn.words_end, turn.pieces[-1][0]))
         own = spans[first:last]
         behind = []
-        if message in replies and last < len(spans) and spans[last][0] == turn.pieces[-1][1] == turn.end:
+        if message in replies and last < len(spans) and spans[last][0] == turn.pieces[-1][1] == end:
             behind = [spans[last]]
         known = [span for span in [*reversed(own), *behind] if text[span[0] : span[1]].strip() in stops]
-        tail = text[turn.words_end : turn.end]
+        tail = text[turn.words_end : end]
         if known:
             found[message] = known[0]
         elif own:
             found[message] = own[-1]
         elif tail.strip():
-            found[message] = (turn.words_end + len(tail) - len(tail.lstrip()), turn.end)
+            found[message] = (turn.words_end + len(tail) - len(tail.lstrip()), end)
         elif behind:
             found[message] = behind[0]
     return found

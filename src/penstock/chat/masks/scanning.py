@@ -23,12 +23,14 @@ Costs about 1 ns per token and 10 µs per call.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, final, get_args
 
 import numpy as np
 
 from penstock.chat.masks._kernels import clear_ids, find_extents, scan_rows
-from penstock.chat.masks.boundaries import Boundary, Marker, ResolvedBoundary, check_starts, resolve
+from penstock.chat.masks.boundaries import AnyTokenizer, Boundary, Marker, ResolvedBoundary, check_starts, resolve
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 
@@ -36,20 +38,19 @@ TrainOnEos = Literal["turn", "all", "last", "none"]
 EOS_MODES: tuple[TrainOnEos, ...] = get_args(TrainOnEos)
 """In the order of the kernel's constants."""
 
-Array = np.ndarray[Any, Any]
 Ids = TypeVar("Ids")
 
 
 def scan(
-    token_ids: Any,
+    token_ids: object,
     boundaries: Iterable[Boundary | ResolvedBoundary],
     roles_to_train: Collection[str] | None = None,
     train_on_eos: TrainOnEos = "turn",
     train_on_inputs: bool = False,
     *,
-    tokenizer: Any = None,
-    attention_mask: Any = None,
-    lengths: Any = None,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    attention_mask: object = None,
+    lengths: object = None,
     masked_ids: Collection[int] = (),
 ) -> Any:
     """Loss weights by role boundaries: 1 where a token is trained, else 0.
@@ -106,7 +107,7 @@ class _Rows:
     """Padding inside rows, bool [tokens]; None: there is none."""
 
 
-def _as_rows(token_ids: Any, attention_mask: Any, lengths: Any) -> _Rows:
+def _as_rows(token_ids: object, attention_mask: object, lengths: object) -> _Rows:
     if isinstance(token_ids, Ragged):
         if attention_mask is not None or lengths is not None:
             raise ConfigError("a Ragged has no padding: remove attention_mask and lengths")

@@ -78,7 +78,7 @@ def render_form(
     for chosen in choices(conversation.forms):
         if best is not None and not helpful.issuperset(chosen):
             continue
-        form = changed(conversation, chosen)
+        form = changed(conversation, chosen) if chosen else conversation
         try:
             rendered = _render(form, template)
         except RecordError as error:
@@ -189,7 +189,7 @@ def _places(rendered: Rendered, fields: Collection[tuple[int, str]]) -> Iterator
         at += length
 
 
-def _end_of(value: Any, written: str, text: str, at: int) -> int | None:
+def _end_of(value: object, written: str, text: str, at: int) -> int | None:
     """Where a value ends that begins at `at`: as written, as JSON with other white space, or as Python prints it."""
     for spelling in (written, str(value)):
         if text.startswith(spelling, at):
@@ -207,7 +207,7 @@ def _compact(text: str) -> str:
 
 def _loses_texts(conversation: Conversation, rendered: Rendered, reads_parts: bool) -> bool:
     """Whether a template left out a text that may be given in another form: alone or as a part."""
-    if not reads_parts and not any(is_text_parts(message["content"]) for message in conversation.messages):
+    if not reads_parts and not any(isinstance(message["content"], list) for message in conversation.messages):
         return False
     written = {run[1:3] for run in rendered.runs}
     for number, message in enumerate(conversation.messages):

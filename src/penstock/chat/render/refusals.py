@@ -7,12 +7,12 @@ setting that helps is named.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from penstock.chat.records.conversation import Conversation, Form
 from penstock.chat.render.forms import arguments_of, is_text_parts
 from penstock.chat.render.template import Template
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonMapping
 
 _NAMES: Mapping[Form, str] = {
     "empty_content": "an empty content for null",
@@ -44,10 +44,26 @@ def refusal(conversation: Conversation, template: Template, failures: Sequence[R
         template: The template.
         failures: Its errors, the first of the conversation as it is.
     """
+    if not template.reads_parts and (media := _first_media(conversation)) is not None:
+        number, kind = media
+        return (
+            f"chat template {template.name} writes contents as one text, and message {number} "
+            f"({conversation.messages[number]['role']}) has a part of type {kind}; take a template that writes such "
+            f"parts, as that of the model's processor does (template: auto); {failures[0]}"
+        )
     where = _first_refused(conversation, template, failures)
     at = "" if where is None else f"; it refuses message {where} ({conversation.messages[where]['role']})"
     cures = "".join(f"; {cure}" for cure in _cures(conversation, template, failures))
     return f"{failures[0]}{_tried(conversation, failures)}{cures}{at}"
+
+
+def _first_media(conversation: Conversation) -> tuple[int, str] | None:
+    """The first message with a part that is no text, and the type of that part."""
+    for number, message in enumerate(conversation.messages):
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if isinstance(part, Mapping) and part.get("type") != "text":
+                return number, str(part.get("type"))
+    return None
 
 
 def _first_refused(conversation: Conversation, template: Template, failures: Sequence[RecordError]) -> int | None:
@@ -94,7 +110,7 @@ def _cures(conversation: Conversation, template: Template, failures: Sequence[Re
 
 
 def _takes(template: Template, conversation: Conversation) -> bool:
-    messages: Sequence[Mapping[str, Any]] = conversation.messages
+    messages: Sequence[JsonMapping] = conversation.messages
     try:
         template.render_plain(messages, tools=conversation.tools, **conversation.variables)
     except RecordError:

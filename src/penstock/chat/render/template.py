@@ -13,14 +13,16 @@ from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
+from weakref import WeakKeyDictionary
 
 import jinja2
 
 from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template
-from penstock.chat.render.template_output import trace
+from penstock.chat.render.template_output import trace, trace_messages
 from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_files import parse_json
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.chat_templates import template_beside
 
@@ -35,6 +37,7 @@ _PARTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|['"]type['"]\s*,""")
 NONE = "none"
 """Name of the template for records that need none: segments and token ids."""
 _NO_TEMPLATE = "{{ raise_exception('the template is none, and this record needs one') }}"
+_own_templates: "WeakKeyDictionary[Tokenizer, Template]" = WeakKeyDictionary()
 LABELS = ("role", "name", "tool_call_id", "type")
 """Fields of a message that are not part of what it says."""
 
@@ -46,7 +49,7 @@ class Template:
 
     source: str
     name: str = "template"
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: JsonMapping = field(default_factory=dict)
     """Its variables besides the conversation: bos_token, eos_token, …, and the user's own (enable_thinking)."""
     now: datetime | None = None
     """The time that `strftime_now` writes; None: the time of rendering, so renders differ from day to day."""
@@ -94,7 +97,7 @@ class Template:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[JsonMapping],
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
@@ -112,11 +115,12 @@ class Template:
             RecordError: The template refuses or cannot render the conversation; has the template's own message.
         """
         plain = [_with_reasoning(message) for message in messages]
-        traced = [trace(message, number) for number, message in enumerate(plain)]
-        given = {name: trace(value, GIVEN, name) for name, value in {"tools": tools, **variables}.items()}
+        traced = trace_messages(plain)
+        given = {name: trace(value, GIVEN, name) for name, value in variables.items()}
+        traced_tools = None if tools is None else trace(tools, GIVEN, "tools")
         plain_given = (plain, tools, add_generation_prompt, variables)
         try:
-            text = Traced(self._run(self._traced, traced, given.pop("tools"), add_generation_prompt, given))
+            text = Traced(self._run(self._traced, traced, traced_tools, add_generation_prompt, given))
         except RecordError:
             # Without tracing the same failure has a message that names none of our classes.
             self._run(self._plain, *plain_given)
@@ -127,7 +131,7 @@ class Template:
 
     def render_plain(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[JsonMapping],
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
@@ -166,7 +170,7 @@ class Template:
         return {}
 
     def _run(
-        self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: Mapping[str, Any]
+        self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: JsonMapping
     ) -> str:
         given = {**self.variables, "documents": None, **variables}
         tools = list(tools) if tools is not None else None
@@ -298,12 +302,11 @@ def own_template(tokenizer: Tokenizer, *, source: str | None = None, **variables
     Raises:
         ConfigError: There is none, or it is not valid Jinja.
     """
-    source = tokenizer.chat_template if source is None else source
-    if source is None:
-        raise ConfigError(
-            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
-            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
-        )
+    if source is None and not variables:
+        if tokenizer not in _own_templates:
+            _own_templates[tokenizer] = own_template(tokenizer, source=_source_of(tokenizer))
+        return _own_templates[tokenizer]
+    source = _source_of(tokenizer) if source is None else source
     named = {**_token_names(tokenizer, {}), **variables}
     # The name that a template from that folder would have.
     name = tokenizer.name.rpartition("/")[2]
@@ -312,12 +315,22 @@ def own_template(tokenizer: Tokenizer, *, source: str | None = None, **variables
     return template
 
 
+def _source_of(tokenizer: Tokenizer) -> str:
+    """The text of a tokenizer's own template."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
+            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
+        )
+    return tokenizer.chat_template
+
+
 def template_names() -> tuple[str, ...]:
     """Families that have a template here, for text conversations without tools."""
     return tuple(sorted(path.stem for path in _OWN.glob("*.jinja")))
 
 
-def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
+def _find(source: str | Path) -> tuple[str | None, str, JsonMapping]:
     """(text of the template or None, its name, tokenizer_config.json)."""
     if isinstance(source, str) and ("{%" in source or "{{" in source):
         return source, "given as text", {}
@@ -334,7 +347,7 @@ def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
     return template_beside(folder, config), path.name, config
 
 
-def _token_names(tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict[str, str]:
+def _token_names(tokenizer: Tokenizer | None, config: JsonMapping) -> dict[str, str]:
     """bos_token and other names, from the folder or from the tokenizer."""
     named = {}
     if tokenizer is not None:
@@ -352,7 +365,7 @@ def _token_names(tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict
     return named
 
 
-def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_reasoning(message: JsonMapping) -> JsonMapping:
     """The message with reasoning under both names that templates read, as transformers does."""
     if _REASONING_NAMES.isdisjoint(message):
         return message
@@ -360,5 +373,5 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
-def _rebuild(source: str, name: str, variables: dict[str, Any], now: datetime | None) -> Template:
+def _rebuild(source: str, name: str, variables: JsonObject, now: datetime | None) -> Template:
     return Template(source=source, name=name, variables=variables, now=now)

@@ -11,7 +11,7 @@ The output does not change.
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeVar, cast, final
 
@@ -20,6 +20,7 @@ from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
 from penstock.chat.render.traced_text import KEY, LITERAL, Traced, join, kept, made, runs_of, spelled, written
+from penstock.core.json_values import JsonMapping
 
 NO_OWNER = -1
 _FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
@@ -92,6 +93,11 @@ def trace(value: Any, message: int, path: str = "") -> Any:
         return f"<{type(value).__name__}>"
     copied._message, copied._path = message, path
     return copied
+
+
+def trace_messages(messages: Sequence[JsonMapping]) -> list[Any]:
+    """The messages of a conversation, traced."""
+    return [trace(message, number) for number, message in enumerate(messages)]
 
 
 @final

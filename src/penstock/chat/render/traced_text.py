@@ -37,6 +37,12 @@ Run = tuple[int, int, str, int, int | None, bool]
 
 A plain tuple, because a render makes hundreds of them."""
 
+_PERCENT = re.compile("%%|%[sd]")
+
+_NAMES = {"<": "lt;", ">": "gt;", "'": "#39;", '"': "#34;"}
+_ESCAPED = {character: re.compile(f"&(?:amp;)*{name}") for character, name in _NAMES.items()}
+_AMPERSAND = re.compile("&((?:amp;)*)")
+
 
 def literal(length: int) -> Run:
     """Run of literal text that is not yet written."""
@@ -84,7 +90,7 @@ class Traced(str):
 
     __rmul__ = __mul__
 
-    def __mod__(self, values: Any) -> "Traced":
+    def __mod__(self, values: object) -> "Traced":
         return format_percent(self, values)
 
     def __rmod__(self, template: str) -> "Traced":
@@ -248,10 +254,7 @@ def join(separator: str, parts: list[str]) -> Traced:
     return made(str.join(separator, parts), tuple(runs))
 
 
-_PERCENT = re.compile("%%|%[sd]")
-
-
-def format_percent(template: str, values: Any) -> Traced:
+def format_percent(template: str, values: object) -> Traced:
     """`template % values`; exact if the template has no fields other than %s, %d and %%."""
     template = Traced(template)
     text = str.__mod__(template, values)
@@ -273,7 +276,7 @@ def format_percent(template: str, values: Any) -> Traced:
     return _coarse(text, [template, *waiting, *(values.values() if isinstance(values, dict) else given)])
 
 
-def spelled(value: Any) -> str:
+def spelled(value: object) -> str:
     """`str(value)`; for a list or object of a message, with that message."""
     return value if isinstance(value, str) else coarse(str(value), [value])
 
@@ -302,11 +305,6 @@ def _find_words(values: Iterable[Any]) -> tuple[int, str, int, int | None, bool]
         if inner is not None and (found is None or found[1] == "role"):
             found = inner
     return found
-
-
-_NAMES = {"<": "lt;", ">": "gt;", "'": "#39;", '"': "#34;"}
-_ESCAPED = {character: re.compile(f"&(?:amp;)*{name}") for character, name in _NAMES.items()}
-_AMPERSAND = re.compile("&((?:amp;)*)")
 
 
 def lay_over(text: str, runs: tuple[Run, ...], escaped: str) -> tuple[Run, ...] | None:

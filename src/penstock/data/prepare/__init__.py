@@ -1,8 +1,9 @@
 """Turns sources into shards: in several processes, resumable at any moment, with every record accounted for."""
 
 from penstock.core.lazy_imports import public_names
+from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.data.prepare.report import PrepareReport, SplitReport
-from penstock.data.prepare.settings import ChatSettings, PrepareSettings
+from penstock.data.prepare.settings import PrepareSettings
 
 __all__ = [
     "ChatSettings",

@@ -19,10 +19,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.core.terminal import Progress
 from penstock.data.prepare.answers import PATH_VALUES
@@ -31,10 +32,10 @@ from penstock.data.prepare.part import Workshop
 from penstock.data.prepare.part_record import UNSETTLED, PartRecord, has_hashes, hashes_path, load_record, save_record
 from penstock.data.prepare.pool import Pool
 from penstock.data.prepare.stored_shards import get_shard
-from penstock.data.shards.dropping import count_origins, drop_documents
-from penstock.data.shards.files import Array, output_errors
-from penstock.data.shards.finish import load_shard
-from penstock.data.shards.stubs import Stub, load_stub
+from penstock.data.shards.writing.dropping import count_origins, drop_documents
+from penstock.data.shards.writing.finish import load_shard
+from penstock.data.shards.writing.stubs import Stub, load_stub
+from penstock.data.stores.files import output_errors
 
 BUCKET = 1 << 20
 """Documents that are compared at once, about."""
@@ -175,7 +176,7 @@ def _task(shop: Workshop, number: int, record: PartRecord, dropped: Array) -> Dr
     return StoredDrop(number, record, dropped, losses)
 
 
-def _drop(shop: Workshop, task: Drop | StoredDrop, report: Any) -> tuple[int, PartRecord]:
+def _drop(shop: Workshop, task: Drop | StoredDrop, report: object) -> tuple[int, PartRecord]:
     return _drop_here(shop, task) if isinstance(task, Drop) else _drop_stored(shop, task)
 
 

@@ -34,9 +34,9 @@ from penstock.data.prepare.part_record import (
     save_record,
     shard_name,
 )
-from penstock.data.shards.files import output_errors
-from penstock.data.shards.store import ShardStore, reopen_dataset
+from penstock.data.shards.writing.reuse import ShardStore, reopen_dataset
 from penstock.data.sources import Part
+from penstock.data.stores.files import output_errors
 
 
 @final

@@ -8,10 +8,11 @@ from typing import final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.data.prepare.documents import Documents
 from penstock.data.shards import ShardLayout
-from penstock.data.shards.files import Array, checksum, write_file
-from penstock.data.shards.trees import tree_words
+from penstock.data.shards.format.trees import tree_words
+from penstock.data.stores.files import checksum, write_file
 
 HASH = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u4"), ("text_bytes", "<u4")])
 """Of a document: its hash, its number in its part (those of the first split come first), and its UTF-8 bytes."""

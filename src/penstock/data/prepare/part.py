@@ -28,11 +28,11 @@ from penstock.data.prepare.settings import PrepareSettings
 from penstock.data.prepare.stored_shards import made_apart, put_shard
 from penstock.data.prepare.transform import Transform
 from penstock.data.shards import ShardInfo, ShardLayout, ShardWriter
-from penstock.data.shards.files import checksum, output_errors
 from penstock.data.sources import Part, Reject
-from penstock.data.sources.copies import Copies
 from penstock.data.sources.files import copied_file, open_ranges
-from penstock.data.sources.records import Unreadable
+from penstock.data.stores.copies import Copies
+from penstock.data.stores.files import checksum, output_errors
+from penstock.data.stores.remote_files import Unreadable
 from penstock.tokenizers import Tokenizer
 
 Progressed = Callable[[int, int, int], None]

@@ -8,102 +8,44 @@ finished once its record is on the disk, and is reused as long as its input is t
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, final
+from typing import Unpack
 
 from penstock.chat import Template
-from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.folders import is_url, local_path, normal_url
-from penstock.core.system import usable_processors
-from penstock.core.terminal import Progress, short_number
+from penstock.core.json_values import JsonObject
+from penstock.core.terminal import short_number
 from penstock.core.urls import shown_url
 from penstock.data.prepare.chat_summary import describe_template
 from penstock.data.prepare.documents import Framing
-from penstock.data.prepare.duplicates import drop_duplicates
-from penstock.data.prepare.earlier_parts import Earlier, Interrupted, finished_records
+from penstock.data.prepare.executors import choose_executor
 from penstock.data.prepare.folder import OutputFolder, Place, begun_on, input_changes
-from penstock.data.prepare.part import COPIES, Task, Workshop, prepare_part, using_copies
-from penstock.data.prepare.part_record import REPORT, WORK, PartRecord
-from penstock.data.prepare.pool import Crew, Pool, Processes
-from penstock.data.prepare.probe import check_encoder, checked_first, say
-from penstock.data.prepare.ray_tasks import RayTasks, end_earlier_runs, import_ray
+from penstock.data.prepare.input import Paths, identity_of, open_parts, paths_of, refuse_changes, refuse_output
+from penstock.data.prepare.options import PrepareOptions, merge_options
+from penstock.data.prepare.part import COPIES, Workshop
+from penstock.data.prepare.part_record import REPORT, WORK
+from penstock.data.prepare.probe import say
 from penstock.data.prepare.recipe import ChatRecipe, TextRecipe
 from penstock.data.prepare.report import SHOWN, PrepareReport, describe_changes, finish, input_of, read_report
-from penstock.data.prepare.settings import PrepareOptions, PrepareSettings, fingerprint, merge_options
+from penstock.data.prepare.settings import PrepareSettings, fingerprint
 from penstock.data.prepare.stored_shards import MAKING, StoreOutput
-from penstock.data.prepare.transform import Transform, describe_transform, load_transform, require_picklable
+from penstock.data.prepare.transform import Transform, describe_transform, load_transform
 from penstock.data.prepare.upload import prepare_remote
+from penstock.data.prepare.work import FREE_SHARE, Done, Work
 from penstock.data.shards import ShardLayout
-from penstock.data.shards.files import output_errors
-from penstock.data.sources import Part, open_records, open_sources
-from penstock.data.sources.copies import Copies
-from penstock.data.sources.json_files import number_lines
+from penstock.data.sources import Part
+from penstock.data.stores.copies import Copies
+from penstock.data.stores.files import output_errors
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
-EXECUTORS = ("processes", "ray")
-"""`processes`: of this machine. `ray`: tasks of a Ray cluster."""
-
-WORTH_A_PROCESS = 8 << 20
-"""Raw bytes per process if their number is chosen automatically: starting one takes a second or two."""
-
-FREE_SHARE = 0.2
-"""Free bytes required per raw byte; less than any real text takes, so a refusal is never wrong."""
-
-Paths = str | os.PathLike[str]
-MakeCrew = Callable[[Workshop, OutputFolder], Crew | None]
-
-
-def choose_executor(
-    executor: str, *, processes: int | None, parts: Sequence[Part] | None, transform: Transform | None
-) -> MakeCrew:
-    """Choose who will do the work, and refuse impossible choices before anything is written.
-
-    Args:
-        executor: One of `EXECUTORS`.
-        processes: Parts at once; None: one per core of this machine or the cluster, as far as there is work.
-        parts: The work; None if it is not known beforehand.
-        transform: The user's function.
-
-    Returns:
-        A function that makes the crew, once the folder is locked.
-
-    Raises:
-        ConfigError: There is no such executor, or child processes cannot import the transform.
-        MissingExtraError: Ray is not installed.
-    """
-    if executor not in EXECUTORS:
-        raise ConfigError(f"executor must be one of {', '.join(EXECUTORS)}; got {executor!r}")
-    if executor == "ray":
-        import_ray()
-        return lambda shop, folder: RayTasks(shop, _cleared(folder), processes)
-    count = processes or usable_processors()
-    if parts is not None:
-        count = min(count, max(len(parts), 1))
-        if processes is None and transform is None:
-            count = min(count, 1 + sum(part.size_bytes for part in parts) // WORTH_A_PROCESS)
-    if transform is not None and count > 1:
-        require_picklable(transform)
-
-    def make_crew(shop: Workshop, folder: OutputFolder) -> Crew | None:
-        _cleared(folder)
-        return Processes(shop, count, (folder.lock,)) if count > 1 else None
-
-    return make_crew
-
-
-def _cleared(folder: OutputFolder) -> Path:
-    """The working folder, once no Ray task of a killed run writes to it any more."""
-    end_earlier_runs(folder.path / WORK)
-    return folder.path / WORK
-
 
 def prepare(
-    source: Paths | Sequence[Paths] | Iterable[str | dict[str, Any]],
+    source: Paths | Sequence[Paths] | Iterable[str | JsonObject],
     *,
     tokenizer: Paths | Tokenizer,
     output: Paths,
@@ -167,7 +109,7 @@ def prepare(
 
 
 def _prepare_folder(
-    source: Any,
+    source: object,
     output: Path,
     store: StoreOutput | None,
     *,
@@ -190,7 +132,7 @@ def _prepare_folder(
     if settings.fields.weights:
         _ = loaded.byte_table
     recipe = _make_recipe(settings, loaded, output, overwrite)
-    _refuse_output(source, output)
+    refuse_output(source, output)
     copies = Copies()
     with copies.used():
         parts = open_parts(source, settings, progress)
@@ -201,7 +143,7 @@ def _prepare_folder(
     plan_settings = settings.as_plan(
         loaded, describe_transform(function), chat_template, None if processor is None else processor.fingerprint
     )
-    plan = {"settings": plan_settings, **_input(parts)}
+    plan = {"settings": plan_settings, **identity_of(parts)}
     with OutputFolder(output) as folder:
         changes = {} if overwrite else input_changes(folder.plan(), plan)
         place = folder.adopt(plan, overwrite=overwrite)
@@ -236,9 +178,10 @@ def _prepare_folder(
         if progress and place.earlier and changes:
             say(f"since the last run {describe_changes(changes)}; only changed parts are prepared again")
         with _keeping(copies, shop.copies), _without_leftovers(folder.path / WORK):
-            done = _prepare_parts(shop, parts, make_crew, folder, place, store, progress, verbose)
+            work = Work(shop, folder, place, store, progress=progress, verbose=verbose)
+            done = work.run(parts, make_crew)
             if known is not None:
-                _refuse_changes(plan, source, settings)
+                refuse_changes(plan, source, settings)
         report = _settle(shop, done, folder, place, fingerprint(plan_settings))
         folder.close_work()
     if progress and (line := report.untrained()):
@@ -293,9 +236,9 @@ def _without_leftovers(work: Path) -> Iterator[None]:
         remove()
 
 
-def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
+def _describe_work(source: object, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
     """One line: what is read, with which tokenizer and template, where it goes."""
-    paths = [shown_url(path) for path in _paths(source) or ()]
+    paths = [shown_url(path) for path in paths_of(source) or ()]
     read = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
     if isinstance(parts, list):
         files = len({file.key for part in parts for file in part.sources})
@@ -307,7 +250,7 @@ def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Worksh
     return f"preparing {read or 'records from Python'} with {tools} into {output}"
 
 
-def _settle(shop: Workshop, done: "_Done", folder: OutputFolder, place: Place, configuration: str) -> PrepareReport:
+def _settle(shop: Workshop, done: Done, folder: OutputFolder, place: Place, configuration: str) -> PrepareReport:
     """Finish the new dataset; if nothing changed, keep the old one."""
     if done.unchanged:
         report = read_report((folder.path / REPORT).read_bytes(), str(folder.path))
@@ -321,18 +264,6 @@ def _settle(shop: Workshop, done: "_Done", folder: OutputFolder, place: Place, c
     return read_report((folder.path / REPORT).read_bytes(), str(folder.path))
 
 
-def _refuse_changes(plan: dict[str, Any], source: Any, settings: PrepareSettings) -> None:
-    """Raise if the input has changed since the work began."""
-    again = "run it again: unchanged parts are kept"
-    try:
-        now = _input(open_parts(source, settings, False))
-    except (RecordError, ConfigError) as error:
-        raise RecordError(f"the input changed while it was prepared: {error}; {again}") from error
-    if now != {name: plan[name] for name in now}:
-        changes = input_changes(plan, now)
-        raise RecordError(f"the input changed while it was prepared: {describe_changes(changes)}; {again}")
-
-
 def _make_recipe(
     settings: PrepareSettings, tokenizer: Tokenizer, output: Path, overwrite: bool
 ) -> TextRecipe | ChatRecipe:
@@ -341,183 +272,3 @@ def _make_recipe(
         return TextRecipe(tokenizer, Framing.of(tokenizer, settings), settings)
     day = None if overwrite else begun_on(output)
     return ChatRecipe(settings.chat.open(tokenizer, day), settings.chat, settings)
-
-
-def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[Part] | Iterator[Part]:
-    """The parts of paths, as a list; those of an iterable, as they come."""
-    if _paths(source) is not None:
-        return open_sources(
-            source,
-            format=settings.format,
-            fields=settings.fields,
-            separator=settings.separator,
-            delimiter=settings.delimiter,
-            part_bytes=settings.part_bytes,
-            notice=say if progress else None,
-            damaged=settings.on_damage([]),
-        )
-    return open_records(source, fields=settings.fields, part_bytes=settings.part_bytes)
-
-
-def _input(parts: list[Part] | Iterator[Part]) -> dict[str, Any]:
-    """The identity of the input: what the parts read, and the versions of their files."""
-    if not isinstance(parts, list):
-        return {"inputs": ["<python>"], "files": {}}
-    files = {file.key: file.version for part in parts for file in part.sources}
-    return {"inputs": [part.identity for part in parts], "files": files}
-
-
-def _refuse_output(source: Any, output: Path) -> None:
-    """Refuse an output path that Arrow cannot open, or that lies inside a source and would be read as input."""
-    try:
-        str(output).encode()
-    except UnicodeEncodeError:
-        raise OutputError(f"{str(output)!a}: the path is not UTF-8, which Arrow needs; choose another folder") from None
-    if output.is_file():
-        return
-    for one in _paths(source) or ():
-        if os.path.isdir(one) and output.resolve().is_relative_to(Path(one).resolve()):
-            raise ConfigError(f"{output}: lies inside the source {os.fspath(one)}; choose a folder outside")
-
-
-def _paths(source: Any) -> Sequence[Paths] | None:
-    """The paths in a source; None if it is an iterable of records."""
-    listed = [source] if isinstance(source, (str, os.PathLike)) else source
-    if isinstance(listed, (list, tuple)) and all(isinstance(one, (str, os.PathLike)) for one in listed):
-        return listed
-    return None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """The results of all parts."""
-
-    records: list[PartRecord]
-    resumed: int
-    """Number of parts that were already finished."""
-    files: list[str]
-    """Names of all files."""
-    unchanged: bool
-    """Whether the finished dataset in the output is still the right one."""
-
-
-def _prepare_parts(
-    shop: Workshop,
-    parts: list[Part] | Iterator[Part],
-    make_crew: MakeCrew,
-    folder: OutputFolder,
-    place: Place,
-    store: StoreOutput | None,
-    progress: bool,
-    verbose: bool,
-) -> _Done:
-    """Prepare the parts that are not finished yet."""
-    records: dict[int, PartRecord] = {}
-    names: dict[str, int] = {}
-    interrupted, earlier = Interrupted(shop), Earlier(place.earlier, shop)
-    stayed: set[int] = set()
-    resumed = 0
-    for split in shop.settings.splits:
-        (shop.output / split).mkdir(exist_ok=True)
-    with Pool(shop, make_crew(shop, folder)) as pool:
-        if isinstance(parts, list):
-            parts = _numbered(parts, pool)
-            if check_encoder(shop, parts, progress, verbose):
-                pool.renew()  # the workers that counted lines have the old tokenizer
-            found = [(interrupted.find(n, part), earlier.find(part)) for n, part in enumerate(parts)]
-            missing = [part for part, (there, kept) in zip(parts, found, strict=True) if there is None and kept is None]
-            if shop.store is None:
-                _check_room(shop, missing)
-            listed = parts
-        else:
-            parts, found, listed = checked_first(shop, parts, progress, verbose), None, []
-
-        def todo() -> Iterator[tuple[str, Task]]:
-            nonlocal resumed
-            for number, part in enumerate(parts):
-                files = tuple(names.setdefault(name, len(names)) for name in part.files)
-                there, kept = found[number] if found else (interrupted.find(number, part), earlier.find(part))
-                if found is None:  # a part from Python cannot be prepared again later, should others be duplicates now
-                    there, kept = _whole(there), kept if kept and _whole(kept.record) else None
-                record = there
-                if record is None:
-                    interrupted.forget(number)
-                    record = earlier.take(kept, number, part, files) if kept is not None else None
-                if record is None:
-                    yield part.name, Task(number, part, files)
-                    continue
-                records[number] = record
-                resumed += 1
-                if kept is not None and (kept.home, kept.number, kept.record.files) == (folder.path, number, [*files]):
-                    stayed.add(number)
-
-        total = sum(part.size_bytes for part in missing) if found is not None else None
-        with Progress("preparing", total=total, unit="B", enabled=progress, rates={"tokens": "tok/s"}) as bar:
-
-            def advance(size_bytes: int, tokens: int, rejects: int) -> None:
-                bar.advance(size_bytes, tokens=tokens, **({"rejects": rejects} if rejects else {}))
-
-            records.update(pool.run(_prepare_one, todo(), advance))
-        interrupted.keep_only(records)
-
-        def prepare_again(numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
-            if not listed:
-                raise OutputError(f"{shop.output}: a shard was lost while it was written; run it again")
-            for number in numbers:
-                interrupted.forget(number)
-                stayed.discard(number)
-            tasks = [(listed[n].name, Task(n, listed[n], tuple(records[n].files))) for n in numbers]
-            return pool.run(_prepare_one, tasks, lambda *_: None)
-
-        def without_duplicates() -> dict[int, PartRecord]:
-            if not shop.settings.drop_duplicates:
-                return records
-            return drop_duplicates(shop, pool, records, prepare_again, interrupted.reopen, progress)
-
-        records = without_duplicates()
-        if store is not None:
-            while lost := store.find_lost(shop.output, records):
-                records.update(prepare_again(lost))
-                records = without_duplicates()
-            store.keep_only(shop.output, records, shop.settings.splits)
-    finished = len(finished_records(folder.path)) if (folder.path / REPORT).is_file() else -1
-    unchanged = place.path != folder.path and finished == len(records) == len(stayed)
-    return _Done([records[number] for number in sorted(records)], resumed, list(names), unchanged)
-
-
-def _whole(record: PartRecord | None) -> PartRecord | None:
-    """The record, unless documents were dropped from its part."""
-    return None if record is None or record.drops else record
-
-
-def _prepare_one(shop: Workshop, task: Task, report: Any) -> tuple[int, PartRecord]:
-    with using_copies(shop):
-        return task.number, prepare_part(shop, task, report)
-
-
-def _check_room(shop: Workshop, missing: Sequence[Part]) -> None:
-    needed = FREE_SHARE * sum(part.size_bytes for part in missing)
-    free = shutil.disk_usage(shop.output).free
-    if free < needed:
-        raise OutputError(
-            f"{shop.output}: {free / 1e6:,.1f} MB are free, but at least {needed / 1e6:,.1f} MB are needed; "
-            "make room or choose another folder"
-        )
-
-
-def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
-    """Give ranges of large files their first line numbers, counted in the pool."""
-
-    def count(_: Any, ranges: Iterable[Any]) -> Iterable[Any]:
-        listed = list(ranges)
-        found = dict(pool.run(_count, [(part.name, (n, part)) for n, part in enumerate(listed)], lambda: None))
-        return [found[n] for n in range(len(listed))]
-
-    return number_lines(parts, count)
-
-
-def _count(shop: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, Any]:
-    number, part = argument
-    with using_copies(shop):
-        return number, part.survey()

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from penstock.chat import ChatEncoder
+from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.data.prepare.chats import encode_chats
 from penstock.data.prepare.documents import Encoded, Framing, encode_block
-from penstock.data.prepare.settings import ChatSettings, PrepareSettings
+from penstock.data.prepare.settings import PrepareSettings
 from penstock.data.prepare.transform import Transform, apply_transform, transform_objects
 from penstock.data.sources import ObjectBlock, OnDamage, Part, RecordBlock
 from penstock.data.sources.objects import texts_of
@@ -107,4 +108,4 @@ class ChatRecipe:
     def sample(self, block: Block) -> Iterator[str]:
         """Texts of the records, for checking the encoder."""
         assert isinstance(block, ObjectBlock)
-        return (text for value in block.objects for text in texts_of(value))
+        return texts_of([*block.objects])

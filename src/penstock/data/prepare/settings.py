@@ -1,177 +1,25 @@
-"""What prepare is asked for, checked, and what of it decides the bytes of the result.
-
-Settings of `prepare` for chats: the template, how records are read, what is trained, what is cleaned up.
-
-All settings have different names, so that they can be given together: as keywords, in a file, on the command line.
-
-The settings of `prepare`, checked, and which of them determine the bytes of the result.
-
-They can also be given as keywords, which are typed so that editors complete them. A test checks that the names and
-types of the keywords equal those of the settings classes, which document them.
-"""
+"""The settings of `prepare`, checked, and which of them determine the bytes of the result."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import date, datetime
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Literal, final
 
-from penstock.chat import Boundary, ChatEncoder, LayoutSettings, MaskSettings, Template, load_template
-from penstock.chat.masks.mask_settings import MaskKeywords
-from penstock.chat.records.cleaning import CleaningSettings
-from penstock.chat.records.layout_settings import resolve_roles
-from penstock.chat.render.template import own_template
+from penstock.chat import Template
 from penstock.core.errors import ConfigError
 from penstock.core.formats import PREPARATION
-from penstock.core.suggestions import refuse_unknown
-from penstock.data.shards.layout import Column
+from penstock.core.json_values import JsonObject
+from penstock.data.prepare.chat_settings import ChatSettings, day_of
+from penstock.data.shards.format.layout import Column
 from penstock.data.sources import Fields, OnDamage
 from penstock.data.sources.formats import FORMATS, check_delimiter
 from penstock.data.sources.records import stop_at_damage
-from penstock.media.images import ImageSettings
-from penstock.media.processor import load_processor
 from penstock.tokenizers import Tokenizer
 
 CHAT_PART_BYTES = 4 << 20
 """Approximate raw bytes of a part: a conversation takes far more time per byte than a text."""
-
-OF_TEMPLATE = ("template", "date", "chat_template_kwargs", "role_boundaries", "processor")
-"""Settings of the template itself."""
-
-CROSS_CHECK = "cross-check"
-"""Name of the role boundaries in the result of `describe`."""
-
-GROUPS: dict[str, type] = {
-    "layout": LayoutSettings,
-    "mask_settings": MaskSettings,
-    "cleaning": CleaningSettings,
-    "images": ImageSettings,
-}
-"""The other settings, by the field of `ChatSettings` that holds them."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSettings:
-    """Settings for records that are conversations."""
-
-    template: Template | str | Path = "auto"
-    """A .jinja file, a folder with a tokenizer, the text of a template, the name of a family that has one (chatml), or
-    auto: the tokenizer's own."""
-
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Variables for the template, such as `enable_thinking`; those of a record take precedence."""
-
-    date: str | None = None
-    """The date for templates that write one, such as 2026-12-31; None: the day on which the preparation begins."""
-
-    role_boundaries: Sequence[Boundary] = ()
-    """Markers of turns for checking the masks, each with role, start, end, also as mappings; empty: those of the
-    template's family."""
-
-    processor: str | Path | None = None
-    """A model's folder, or its name on the Hub, with a processor of transformers: conversations may then have images,
-    and `template: auto` is the processor's. None: images are refused, or dropped (`media: drop`)."""
-
-    layout: LayoutSettings = field(default_factory=LayoutSettings)
-    """How records become conversations."""
-
-    mask_settings: MaskSettings = field(default_factory=MaskSettings)
-    """What is trained."""
-
-    cleaning: CleaningSettings = field(default_factory=CleaningSettings)
-    """What is trimmed and dropped, and the maximum length of a conversation."""
-
-    images: ImageSettings = field(default_factory=ImageSettings)
-    """Which images are accepted, and how they are stored."""
-
-    def __post_init__(self) -> None:
-        given: Sequence[Any] = self.role_boundaries
-        boundaries = tuple(one if isinstance(one, Boundary) else Boundary.from_mapping(one) for one in given)
-        object.__setattr__(self, "role_boundaries", boundaries)
-        if self.date is not None:
-            try:
-                datetime.strptime(self.date, "%Y-%m-%d")
-            except (ValueError, TypeError):
-                raise ConfigError(f"date must be a day such as 2026-12-31, got {self.date!r}") from None
-        # Role names after mapping; a name that no message can have is refused.
-        roles = resolve_roles(self.mask_settings.roles_to_train, self.layout.roles)
-        object.__setattr__(self, "mask_settings", replace(self.mask_settings, roles_to_train=roles))
-
-    @property
-    def keeps_answers(self) -> bool:
-        """Whether all answers of a record are kept, as one document."""
-        return self.layout.answers != "best"
-
-    def merge(self, options: Mapping[str, Any]) -> "ChatSettings":
-        """These settings, overridden by others by name: `{"mask_history": True, "roles": …}`.
-
-        Raises:
-            ConfigError: A name is unknown, or a value is out of range.
-        """
-        refuse_unknown(options, chat_names(), "a setting of chats")
-        merged = {name: options[name] for name in OF_TEMPLATE if name in options}
-        for group, kind in GROUPS.items():
-            chosen = {name: options[name] for name in _names(kind) if name in options}
-            merged[group] = replace(getattr(self, group), **chosen)
-        return replace(self, **merged)
-
-    def open(self, tokenizer: Tokenizer, day: str | None) -> ChatEncoder:
-        """The encoder that these settings describe.
-
-        Args:
-            tokenizer: The tokenizer; the template `auto` is its own.
-            day: The date that an earlier run of this preparation has fixed, if any.
-
-        Raises:
-            ConfigError: There is no template.
-        """
-        template = self.template
-        processor = None if self.processor is None else load_processor(self.processor)
-        if template == "auto" and processor is not None and isinstance(processor.template, str):
-            template = replace(own_template(tokenizer, source=processor.template), name=f"of {processor.name}")
-        elif template == "auto":
-            template = own_template(tokenizer)
-        elif not isinstance(template, Template):
-            template = load_template(template, tokenizer=tokenizer)
-        template = replace(template, variables={**template.variables, **self.chat_template_kwargs})
-        if template.now is None and "strftime_now" in template.source:
-            now = datetime.fromisoformat(self.date or day or date.today().isoformat())
-            template = replace(template, now=now)
-        return ChatEncoder(tokenizer, template, self.mask_settings, self.role_boundaries, processor=processor)
-
-    def describe(self) -> dict[str, dict[str, Any]]:
-        """Every setting in effect except the template, as plain JSON values."""
-        layout = {name: getattr(self.layout, name) for name in _names(LayoutSettings)}
-        described = {
-            "layout": layout,
-            "mask_settings": dict(self.mask_settings.describe()),
-            "cleaning": asdict(self.cleaning),
-        }
-        if self.processor is not None:
-            described["images"] = {"processor": str(self.processor), **self.images.describe()}
-        if self.role_boundaries:
-            described[CROSS_CHECK] = {"role_boundaries": [asdict(one) for one in self.role_boundaries]}
-        plain: dict[str, dict[str, Any]] = json.loads(json.dumps(described, default=dict))
-        return plain
-
-
-def chat_names() -> list[str]:
-    """The names of all settings of chats."""
-    return [*OF_TEMPLATE, *(name for kind in GROUPS.values() for name in _names(kind))]
-
-
-def day_of(template: Template) -> str | None:
-    """The date that a template writes; None: it writes none."""
-    return template.now.date().isoformat() if template.now is not None else None
-
-
-def _names(settings: type) -> list[str]:
-    return [one.name for one in fields(settings) if one.init]
-
 
 Choice = Literal["auto", "yes", "no"]
 
@@ -300,7 +148,7 @@ class PrepareSettings:
             for name in self.token_columns
         )
 
-    def on_damage(self, found: list[dict[str, Any]]) -> OnDamage:
+    def on_damage(self, found: list[JsonObject]) -> OnDamage:
         """The handler for a file that cannot be read further: stop, or note it in `found` and continue."""
         return stop_at_damage if self.on_damaged_file == "stop" else lambda damage: found.append(asdict(damage))
 
@@ -314,8 +162,12 @@ class PrepareSettings:
         return ("train", "validation") if self.validation else ("",)
 
     def as_plan(
-        self, tokenizer: Any, transform: str | None, template: Template | None = None, processor: str | None = None
-    ) -> dict[str, Any]:
+        self,
+        tokenizer: Tokenizer,
+        transform: str | None,
+        template: Template | None = None,
+        processor: str | None = None,
+    ) -> JsonObject:
         """The settings that determine the bytes of the result, for comparison with an earlier run.
 
         The handling of bad records and damaged files may change: parts without any are the same either way.
@@ -347,7 +199,7 @@ class PrepareSettings:
             **({"delimiter": self.delimiter} if self.delimiter is not None else {}),
         }
 
-    def _begins_otherwise(self, tokenizer: Any) -> dict[str, Any]:
+    def _begins_otherwise(self, tokenizer: Tokenizer) -> JsonObject:
         """What tells a preparation from one of earlier versions, in which a BOS that is not EOS was always added."""
         named = () if tokenizer.bos_id in (None, tokenizer.eos_id) else (tokenizer.bos_id,)
         same = self.chat is not None or self.add_bos != "auto" or tokenizer.begin_ids == named
@@ -378,136 +230,7 @@ def _limit(given: int | float | str) -> int | Decimal:
     )
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """A short hash of JSON."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-FIELD_OPTIONS = {"text_field": "text", "weights_field": "weights", "columns": "columns"}
-"""Keyword → the field of `Fields` that it gives."""
-
-PARAMETERS = (
-    "tokenizer", "output", "template", "settings", "transform", "processes", "executor", "overwrite", "progress",
-    "verbose",
-)  # fmt: skip
-"""Parameters of `prepare` that stand in its signature, which a mistyped keyword may mean too."""
-
-
-class ChatKeywords(MaskKeywords, total=False):
-    """Settings of chats that are also keywords of `prepare`, those of the mask included; see `ChatOptions`."""
-
-    chat_template_kwargs: Mapping[str, Any]
-    date: str | None
-    role_boundaries: Sequence[Boundary]
-    # What is trimmed and dropped.
-    trim_trailing: bool
-    drop_untrained: bool
-    max_tokens: int | None
-    too_long: Literal["error", "drop", "truncate"]
-    # How records become conversations: `penstock.chat.LayoutSettings`.
-    layout: str
-    field_messages: str | None
-    field_system: str | None
-    field_tools: str | None
-    message_property_mappings: Mapping[str, str]
-    message_field_training: str | None
-    message_field_training_detail: str | None
-    roles: Mapping[str, Sequence[str]]
-    drop_system_message: bool
-    split_thinking: bool
-    thinking_key: str
-    decode_arguments: bool
-    call_ids: str
-    join_text_parts: bool
-    media: str
-    oasst_paths: str
-    answers: str
-    shared_weights: str
-    processor: str | Path | None
-    probe: Literal["decode", "header"]
-    alpha: Literal["white", "black", "ignore", "error"]
-    animated: Literal["first", "error"]
-    max_pixels: int
-    min_pixels: int
-    shrink_pixels: int | None
-    video_frames: int
-    max_video_pixels: int
-    max_seconds: float
-    max_ratio: float
-    image_folder: str | None
-    image_storage: Literal["copy", "reference"]
-    verify_all: bool
-
-
-class ChatOptions(ChatKeywords, total=False):
-    """Settings that make records conversations, side by side: `prepare(…, chat=ps.ChatOptions(mask_history=True))`.
-
-    A plain dict of keywords, so `chat={"mask_history": True}` is the same. `penstock prepare --help` says what each
-    means.
-    """
-
-    template: Template | str | Path
-    fields: Mapping[str, str]
-
-
-class PrepareOptions(ChatKeywords, total=False):
-    """Keywords of `prepare`: the fields of `PrepareSettings`, of `Fields`, and settings of chats."""
-
-    fields: Fields | Mapping[str, str]
-    """A mapping is that of `LayoutSettings`, for chats."""
-    text_field: str
-    weights_field: str | None
-    columns: dict[str, str]
-    format: str | None
-    separator: str | None
-    delimiter: str | None
-    part_bytes: int | None
-    add_bos: Choice
-    add_eos: Choice
-    validation: float
-    keep_text: bool
-    drop_duplicates: bool
-    on_error: Literal["stop", "skip"]
-    on_damaged_file: Literal["stop", "skip"]
-    max_rejects: int | float | str | None
-    token_columns: Sequence[str]
-    chat: ChatOptions | ChatSettings | None
-
-
-def merge_options(settings: PrepareSettings | None, options: Mapping[str, Any]) -> PrepareSettings:
-    """Put keywords over settings.
-
-    Args:
-        settings: What holds where no keyword says otherwise; None: the defaults.
-        options: As in `PrepareOptions`, and `template`.
-
-    Raises:
-        ConfigError: A keyword is not known, or a value is out of range.
-    """
-    settings = settings or PrepareSettings()
-    known = [field.name for field in fields(PrepareSettings)]
-    refuse_unknown(options, [*PARAMETERS, *PrepareOptions.__annotations__], "an option of prepare")
-    if not isinstance(options.get("fields", settings.fields), Fields):  # those of chats have the same name
-        known.remove("fields")
-    about_chats = {name: value for name, value in options.items() if name in chat_names() and name not in known}
-    chat = _chat_settings(options.get("chat", settings.chat))
-    if about_chats and chat is None and "template" not in options:
-        raise ConfigError(f"{next(iter(about_chats))} is for chats: give a template, a .jinja file or auto")
-    named = {FIELD_OPTIONS[name]: value for name, value in options.items() if name in FIELD_OPTIONS}
-    chosen = {name: value for name, value in options.items() if name in known}
-    if chat is not None or about_chats:
-        chosen["chat"] = (chat or ChatSettings()).merge(about_chats)
-    if named:
-        base: Fields = chosen.get("fields", settings.fields)
-        chosen["fields"] = replace(base, **named)
-    return replace(settings, **chosen)
-
-
-def _chat_settings(given: Any) -> ChatSettings | None:
-    """Settings of chats from `ChatOptions`; others as they are."""
-    if isinstance(given, Mapping):
-        return ChatSettings().merge(given)
-    if given is not None and not isinstance(given, ChatSettings):
-        raise ConfigError(f"chat must be penstock.ChatOptions(…), such as mask_history=True, got {given!r}")
-    return given

@@ -12,23 +12,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-from penstock.core.daemons import DaemonPool
 from penstock.core.errors import CorruptionError, OutputError
 from penstock.data.prepare.part_record import PartRecord
 from penstock.data.shards import Manifest, ShardInfo, ShardLayout
-from penstock.data.shards.copying import SPLITS, fetch_file
-from penstock.data.shards.files import checksum, map_file, output_errors, write_file
-from penstock.data.shards.finish import (
+from penstock.data.shards.copying import SPLITS
+from penstock.data.shards.format.images import ASSETS, assets_path
+from penstock.data.shards.format.manifest import MANIFEST
+from penstock.data.shards.writing.finish import (
     fingerprint_pieces,
     save_sides,
     side_batches,
     side_lengths,
     side_weight_sums,
 )
-from penstock.data.shards.images import ASSETS, assets_path
-from penstock.data.shards.manifest import MANIFEST
-from penstock.data.shards.stores import Store, StoredFile
-from penstock.data.shards.stubs import ENDING, Stub, load_stub, save_stub, stub_path, upload_shard
+from penstock.data.shards.writing.stubs import ENDING, Stub, load_stub, save_stub, stub_path, upload_shard
+from penstock.data.stores.daemons import DaemonPool
+from penstock.data.stores.files import checksum, map_file, output_errors, write_file
+from penstock.data.stores.store import Store, StoredFile
+from penstock.data.stores.transfer import fetch_file
 
 MAKING = "making-"
 """Prefix of temporary folders in the working folder."""

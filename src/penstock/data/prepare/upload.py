@@ -18,8 +18,8 @@ from penstock.core.urls import url_key
 from penstock.data.prepare.report import PrepareReport
 from penstock.data.prepare.stored_shards import StoreOutput
 from penstock.data.shards.copying import SPLITS, copy_dataset
-from penstock.data.shards.manifest import MANIFEST
-from penstock.data.shards.stores import Store
+from penstock.data.shards.format.manifest import MANIFEST
+from penstock.data.stores.store import Store
 
 
 def prepare_remote(

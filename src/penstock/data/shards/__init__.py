@@ -7,17 +7,20 @@ of other rooms read documents by address through `DocumentTable`.
 from penstock.core.lazy_imports import public_names
 from penstock.data.shards.convert import import_corpus, write_megatron
 from penstock.data.shards.copying import copy_dataset
-from penstock.data.shards.document import Corpus, Document, DocumentTable, Origin
 from penstock.data.shards.extend import extend_dataset, write_side
-from penstock.data.shards.finish import finish_dataset
-from penstock.data.shards.in_place import InPlaceCorpus, open_npy
+from penstock.data.shards.foreign.in_place import InPlaceCorpus
+from penstock.data.shards.foreign.megatron import open_megatron
+from penstock.data.shards.foreign.npy import open_npy
+from penstock.data.shards.format.layout import ShardLayout
+from penstock.data.shards.format.manifest import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo
+from penstock.data.shards.format.trees import Tree, TreeDocument, build_tree
 from penstock.data.shards.joined import JoinedCorpus
-from penstock.data.shards.layout import ShardLayout
-from penstock.data.shards.manifest import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo
-from penstock.data.shards.megatron import open_megatron
-from penstock.data.shards.trees import Tree, TreeDocument, build_tree
+from penstock.data.shards.tables.corpus import Corpus
+from penstock.data.shards.tables.document import Document, Origin
+from penstock.data.shards.tables.table import DocumentTable
 from penstock.data.shards.verify import Fault, Report, verify
-from penstock.data.shards.writer import ShardWriter, SpanBlock
+from penstock.data.shards.writing.finish import finish_dataset
+from penstock.data.shards.writing.writer import ShardWriter, SpanBlock
 
 __all__ = [
     "ChatInfo",

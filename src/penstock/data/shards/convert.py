@@ -6,24 +6,24 @@ Tokens are checked as far as the source format allows.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
 from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
-from penstock.data.shards._kernels import DOCUMENTS_PER_BATCH
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.files import new_folder, output_errors, sync
-from penstock.data.shards.finish import finish_dataset
-from penstock.data.shards.in_place import InPlaceCorpus
+from penstock.data.shards.foreign.in_place import InPlaceCorpus
+from penstock.data.shards.foreign.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
+from penstock.data.shards.format._kernels import DOCUMENTS_PER_BATCH
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER, ShardLayout
+from penstock.data.shards.format.manifest import ShardInfo, TokenizerInfo
 from penstock.data.shards.joined import JoinedCorpus
-from penstock.data.shards.layout import TOKENIZER_FOLDER, ShardLayout
-from penstock.data.shards.manifest import ShardInfo, TokenizerInfo
-from penstock.data.shards.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
-from penstock.data.shards.writer import ShardWriter
+from penstock.data.shards.writing.finish import finish_dataset
+from penstock.data.shards.writing.writer import ShardWriter
+from penstock.data.stores.files import new_folder, output_errors, sync
 from penstock.tokenizers import Tokenizer
 
 SHARD_BYTES = 2**28
@@ -102,7 +102,7 @@ def write_megatron(
         OutputError: The files already exist, or cannot be written.
     """
     output, table = megatron_prefix(local_path(output, "a Megatron corpus")), corpus.table
-    if getattr(corpus, "media", None) is not None:
+    if corpus.media is not None:
         raise ConfigError(
             f"{corpus.name} has images, which a Megatron corpus cannot hold; train it with penstock's loader"
         )
@@ -138,13 +138,13 @@ def _documents(corpus: Dataset | InPlaceCorpus | JoinedCorpus, progress: bool) -
             bar.advance(len(tokens), tokens=len(tokens.values))
 
 
-def _as_megatron(tokens: Any, token_type: str) -> Any:
+def _as_megatron(tokens: Array, token_type: str) -> Array:
     if token_type == "int32" and len(tokens) and int(tokens.max()) >= 2**31:
         raise ConfigError(f"token id {tokens.max()} does not fit Megatron's int32")
     return tokens.astype(token_type)
 
 
-def _write_index(path: Path, lengths: Any, token_type: str) -> None:
+def _write_index(path: Path, lengths: Array, token_type: str) -> None:
     """Write an index with one sequence per document; see `megatron.py` for its layout."""
     if len(lengths) and int(lengths.max()) >= 2**31:
         raise ConfigError(f"a document of {lengths.max()} tokens; Megatron's lengths are int32")

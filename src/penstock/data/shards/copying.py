@@ -4,12 +4,10 @@ Every file with a checksum is checked on its way, and the manifest is written la
 complete. In a store, a note next to the files says which ones are there already; in a folder, their checksums do.
 """
 
-import atexit
 import hashlib
 import json
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,16 +17,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-from penstock.core.daemons import DaemonPool, result_of
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
-from penstock.core.folders import cache_folder, is_url, local_path
+from penstock.core.folders import is_url, local_path
 from penstock.core.terminal import Progress
-from penstock.data.shards.files import checksum, map_file, output_errors, sync, write_file
-from penstock.data.shards.images import PROCESSOR_FOLDER
-from penstock.data.shards.layout import TOKENIZER_FOLDER
-from penstock.data.shards.manifest import MANIFEST, Manifest
-from penstock.data.shards.stores import PROCESSOR_FILES, TOKENIZER_FILES, RefusedError, Store, StoredFile
-from penstock.data.shards.unit_record import cache_errors
+from penstock.data.shards.format.images import PROCESSOR_FILES, PROCESSOR_FOLDER
+from penstock.data.shards.format.layout import TOKENIZER_FILES, TOKENIZER_FOLDER
+from penstock.data.shards.format.manifest import MANIFEST, Manifest
+from penstock.data.stores.daemons import DaemonPool, result_of
+from penstock.data.stores.files import checksum, map_file, output_errors, sync, write_file
+from penstock.data.stores.store import RefusedError, Store, StoredFile
+from penstock.data.stores.transfer import fetch_file, temporary_folder
 
 SPLITS = ("", "train/", "validation/")
 """Where a folder may hold datasets."""
@@ -38,8 +36,6 @@ NOTE = "copying.json"
 NOTE_SECONDS = 5.0
 """How often it is written: a copy that is killed does at most so much again."""
 _TOGETHER = 4
-_temporary: set[Path] = set()
-_REQUEST_BYTES = 32 << 20
 
 
 @final
@@ -332,52 +328,3 @@ _Place = _Folder | _Remote
 
 def _place(location: str | Path) -> _Place:
     return _Remote(Store(location)) if is_url(location) else _Folder(local_path(location, "a dataset"))
-
-
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A temporary folder on the disk of the cache."""
-    base = cache_folder()
-    with cache_errors("temporary files", base):
-        base.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="copy-", dir=base))
-    _temporary.add(folder)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        _temporary.discard(folder)
-
-
-@atexit.register
-def _remove_temporary() -> None:
-    """Those of threads that the end of the process leaves where they wait."""
-    for folder in list(_temporary):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def fetch_file(store: Store, name: str, size: int | None, path: Path, stamp: str = "") -> bool:
-    """Write a file of a store to a path; a large one in several requests. Returns whether there is one.
-
-    Raises:
-        StoreError: The store cannot be read.
-        OutputError: The path cannot be written.
-    """
-    with output_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if size is None:
-        if (data := store.read_if_there(name)) is None:
-            return False
-        write_file(path, data)
-        return True
-    begins = range(0, size, _REQUEST_BYTES)
-    partial = path.with_name(f"{path.name}.partial")
-    with DaemonPool(_TOGETHER) as pool, output_errors(path), open(partial, "wb") as file:
-        for first in range(0, len(begins), _TOGETHER):
-            spans = [(begin, min(begin + _REQUEST_BYTES, size)) for begin in begins[first : first + _TOGETHER]]
-            for data in pool.map(lambda span: store.read_range(name, span[0], span[1], stamp), spans):
-                file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    return True

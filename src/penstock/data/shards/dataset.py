@@ -3,7 +3,7 @@
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -12,37 +12,32 @@ from typing import Any, Self, TypeVar, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, PenstockError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
 from penstock.core.urls import Address
-from penstock.data.shards import _kernels as k
-from penstock.data.shards.columns import ExtraTable
-from penstock.data.shards.document import (
-    EXTRAS,
-    ORIGINS,
-    SPANS,
-    TOKENS,
-    Document,
-    DocumentTable,
-    Origin,
-    _numbers,
-    documents_at,
-    location_of,
-    loss_weights_at,
-)
-from penstock.data.shards.files import check_regular, checksum, map_numbers, read_json, unreadable
 from penstock.data.shards.for_datasets import TargetColumn, to_datasets
-from penstock.data.shards.images import PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.layout import TOKENIZER_FOLDER, other_places, read_texts
-from penstock.data.shards.lengths import LazyNumbers
-from penstock.data.shards.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
-from penstock.data.shards.mappings import MappedShards, ShardHolder, addresses_of, map_shards
+from penstock.data.shards.format import _kernels as k
+from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER, other_places, read_texts
+from penstock.data.shards.format.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
+from penstock.data.shards.remote.length_ranges import lazy_tables, open_tables
+from penstock.data.shards.remote.residency import Residency
+from penstock.data.shards.remote.tables import fetch_tables
+from penstock.data.shards.remote.units import UnitMap
+from penstock.data.shards.tables.columns import ExtraTable
+from penstock.data.shards.tables.corpus import documents_at, location_of
+from penstock.data.shards.tables.document import Document, Origin, loss_weights_at, numbers_at
+from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS
+from penstock.data.shards.tables.lengths import LazyNumbers
+from penstock.data.shards.tables.mappings import MappedShards, ShardHolder, addresses_of, map_shards
+from penstock.data.shards.tables.table import DocumentTable
+from penstock.data.stores.files import check_regular, checksum, map_numbers, read_json, unreadable
 from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Result = TypeVar("Result")
 
 
@@ -53,6 +48,8 @@ class Dataset:
     Open it with `Dataset.open`. Pickling keeps the path alone and opens it again. Two datasets are equal when their
     fingerprints are: the same tokens and loss weights, wherever they lie.
     """
+
+    kind = "penstock"
 
     def __init__(
         self,
@@ -92,11 +89,6 @@ class Dataset:
 
     @classmethod
     def _open_remote(cls, url: str | Path, cache: str | Path | None) -> Self:
-        from penstock.data.shards.length_ranges import lazy_tables, open_tables
-        from penstock.data.shards.remote import fetch_tables
-        from penstock.data.shards.residency import Residency
-        from penstock.data.shards.units import UnitMap
-
         remote = fetch_tables(url, cache)
         store, folder, kept = remote.store, remote.folder, remote.kept
         with _in_cache(store.url, kept):
@@ -153,6 +145,11 @@ class Dataset:
     def tokenizer(self) -> TokenizerInfo:
         """The tokenizer that made it."""
         return self.manifest.tokenizer
+
+    @property
+    def sampling(self) -> Mapping[str, object]:
+        """How the responses of its documents were sampled, as far as it was said."""
+        return self.manifest.sampling
 
     @property
     def longest(self) -> int:
@@ -233,8 +230,6 @@ class Dataset:
         """Read a small file of the folder; of a dataset in a store, a damaged copy is fetched again, once."""
         if self.address is None:
             return read()
-        from penstock.data.shards.remote import fetch_tables
-
         try:
             return read()
         except PenstockError:
@@ -258,6 +253,15 @@ class Dataset:
             MissingExtraError: `datasets` is not installed.
         """
         return to_datasets(self, targets, verify=verify)
+
+    @property
+    def parts(self) -> tuple[Self]:
+        """As in `Corpus`: itself."""
+        return (self,)
+
+    def part_of(self, document: int) -> tuple[Self, int]:
+        """As in `Corpus`: itself."""
+        return self, document
 
     def __len__(self) -> int:
         return self.table.num_documents
@@ -308,7 +312,7 @@ class Dataset:
                 f"{self.table.paths[shard]}: a text is damaged: {error}; copy the file again, or prepare again"
             ) from None
         extras = self.extras
-        file = int(_numbers(data, files, np.int32, row, 1)[0])
+        file = int(numbers_at(data, files, np.int32, row, 1)[0])
         return Document(
             tokens=tokens,
             loss_weights=loss_weights_at(data, line, row, len(tokens))
@@ -316,7 +320,7 @@ class Dataset:
             else np.ones_like(tokens, "f4"),
             origin=Origin(
                 file=self.files[file] if 0 <= file < len(self.files) else "",
-                line=int(_numbers(data, lines, np.int64, row, 1)[0]),
+                line=int(numbers_at(data, lines, np.int64, row, 1)[0]),
             ),
             text=text,
             columns={} if extras is None else extras.read(document),

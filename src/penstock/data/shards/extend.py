@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.document import Corpus
-from penstock.data.shards.files import new_folder
-from penstock.data.shards.finish import finish_dataset
-from penstock.data.shards.images import MEDIA, PROCESSOR_FOLDER
-from penstock.data.shards.layout import TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.shards.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
-from penstock.data.shards.writer import ShardWriter, spans_of
+from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
+from penstock.data.shards.tables.corpus import Corpus
+from penstock.data.shards.writing.finish import finish_dataset
+from penstock.data.shards.writing.writer import ShardWriter, spans_of
+from penstock.data.stores.files import new_folder
 
 _TOGETHER = 256
 SIDE_DOCUMENTS = 1_000_000
@@ -140,8 +141,6 @@ def open_side(path: str | Path, dataset: Corpus) -> Dataset:
 
 
 def _write(writer: ShardWriter, part: list[Any], names: Mapping[str, int], more: Mapping[str, list[Any]]) -> None:
-    import pyarrow as pa
-
     layout = writer.layout
     columns = {
         column.name: Ragged.from_rows(

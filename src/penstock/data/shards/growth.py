@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.document import Corpus
-from penstock.data.shards.files import Array
-from penstock.data.shards.finish import content_fingerprint, fingerprint_pieces
 from penstock.data.shards.joined import JoinedCorpus, fingerprint_of_parts
+from penstock.data.shards.tables.corpus import Corpus
+from penstock.data.shards.writing.finish import content_fingerprint, fingerprint_pieces
 
 
 def prefix_fingerprint(corpus: Corpus, documents: int) -> str | None:

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.files import new_folder
-from penstock.data.shards.finish import finish_dataset
-from penstock.data.shards.layout import SPAN, TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.shards.manifest import ChatInfo, ShardInfo, TokenizerInfo
-from penstock.data.shards.trees import Tree
-from penstock.data.shards.writer import ShardWriter, SpanBlock, slice_rows
+from penstock.data.shards.format.layout import SPAN, TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.data.shards.format.manifest import ChatInfo, ShardInfo, TokenizerInfo
+from penstock.data.shards.format.trees import Tree
+from penstock.data.shards.writing.finish import finish_dataset
+from penstock.data.shards.writing.writer import ShardWriter, SpanBlock, slice_rows
+from penstock.data.stores.files import new_folder
 from penstock.tokenizers import Tokenizer
 
 Span = tuple[int, int, float]
@@ -62,8 +63,6 @@ def write_dataset(
         OutputError: The folder is not empty, or cannot be written.
         ConfigError: Values that are not ids or outside the vocabulary, or spans that do not fit their documents.
     """
-    import pyarrow as pa
-
     if documents_per_shard < 1 or (vocab_size is not None and vocab_size < 1):
         raise ConfigError(
             f"documents_per_shard ({documents_per_shard}) and vocab_size ({vocab_size}) must be 1 or more"
@@ -145,7 +144,7 @@ def _with_trees(
     return trees, spans
 
 
-def _column_rows(name: str, values: Sequence[Any], count: int) -> Ragged:
+def _column_rows(name: str, values: Sequence[object], count: int) -> Ragged:
     if len(values) != count:
         raise ConfigError(f"column {name!r}: {len(values)} lists for {count} documents")
     arrays = [np.asarray(one) for one in values]
@@ -156,14 +155,14 @@ def _column_rows(name: str, values: Sequence[Any], count: int) -> Ragged:
     return Ragged.from_rows(arrays, np.int64 if whole and any(one.size for one in arrays) else np.float32)
 
 
-def weight_spans(weights: Any) -> list[Span]:
+def weight_spans(weights: object) -> list[Span]:
     """Loss weights of a document's tokens as spans of equal weight."""
     values = np.asarray(weights, np.float32)
     edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     return [(begin, end, float(values[begin])) for begin, end in pairwise(edges) if end > begin and values[begin] != 0]
 
 
-def _flat_rows(documents: Sequence[Any]) -> Ragged:
+def _flat_rows(documents: Sequence[object]) -> Ragged:
     """Documents as int64; NumPy alone would truncate fractions and accept nested rows."""
     arrays = []
     for number, document in enumerate(documents):

@@ -10,26 +10,22 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from penstock.core.arrays import Array
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, FormatError, PenstockError
 from penstock.core.folders import is_url, local_path, normal_url
 from penstock.core.terminal import Progress
 from penstock.core.urls import shown_url
-from penstock.data.shards import _check_kernels as check
-from penstock.data.shards import _kernels as k
-from penstock.data.shards.copying import copy_dataset, temporary_folder
+from penstock.data.shards.copying import copy_dataset
 from penstock.data.shards.dataset import Dataset, load_saved_tokenizer
-from penstock.data.shards.document import FAULTS
-from penstock.data.shards.files import Array, check_regular, check_size, checksum, map_file, map_numbers
-from penstock.data.shards.finish import content_fingerprint, describe_shard, fingerprint_pieces
-from penstock.data.shards.images import assets_path
-from penstock.data.shards.in_place import InPlaceCorpus
-from penstock.data.shards.joined import open_dataset
-from penstock.data.shards.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, other_places, read_texts
-from penstock.data.shards.length_ranges import lazy_tables
-from penstock.data.shards.lengths import range_checksums
-from penstock.data.shards.manifest import (
+from penstock.data.shards.foreign.in_place import InPlaceCorpus
+from penstock.data.shards.format import _check_kernels as check
+from penstock.data.shards.format import _kernels as k
+from penstock.data.shards.format.images import assets_path
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, other_places, read_texts
+from penstock.data.shards.format.manifest import (
     BATCHES,
     LENGTHS,
     MANIFEST,
@@ -40,7 +36,14 @@ from penstock.data.shards.manifest import (
     ShardInfo,
     TokenizerInfo,
 )
-from penstock.data.shards.stores import Store
+from penstock.data.shards.opening import open_dataset
+from penstock.data.shards.remote.length_ranges import lazy_tables
+from penstock.data.shards.tables.lengths import range_checksums
+from penstock.data.shards.tables.table import FAULTS
+from penstock.data.shards.writing.finish import content_fingerprint, describe_shard, fingerprint_pieces
+from penstock.data.stores.files import check_regular, check_size, checksum, map_file, map_numbers
+from penstock.data.stores.store import Store
+from penstock.data.stores.transfer import temporary_folder
 
 _CHECKED = (
     "presence and size of every file",
@@ -241,7 +244,7 @@ class _Sides:
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> "_Sides":
-        def numbers(name: str, dtype: Any, shape: tuple[int, ...]) -> Array | None:
+        def numbers(name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> Array | None:
             try:
                 return map_numbers(path / name, dtype, shape)
             except (CorruptionError, OSError):

@@ -13,24 +13,18 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows, holds_json, is_json
 from penstock.data.sources.checks import check_records, diagnose, flat_column
 from penstock.data.sources.files import Extent, FilePart, SourceFile, local_file, open_random, other_content, whole_file
 from penstock.data.sources.lines import BLOCK_LINES
 from penstock.data.sources.objects import ObjectBlock, block_of_records, rows_as_objects
 from penstock.data.sources.parsing import is_utf8
-from penstock.data.sources.records import (
-    Damage,
-    Fields,
-    OnDamage,
-    RecordBlock,
-    Reject,
-    Unreadable,
-    excerpt,
-    stop_at_damage,
-)
+from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 BATCH_ROWS = 2048
 _FILE_MAGIC = b"ARROW1"
@@ -239,10 +233,10 @@ def find_saved(folder: str | os.PathLike[str]) -> list[SourceFile] | None:
     return [local_file(os.path.join(path, name)) for name in names]
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def _read_json(path: str) -> JsonObject:
     try:
         with open(path, encoding="utf-8") as stream:
-            content: dict[str, Any] = json.load(stream)
+            content: JsonObject = json.load(stream)
     except ValueError as error:
         raise RecordError(f"{path}: not JSON: {error}") from error
     return content
@@ -312,8 +306,6 @@ def open_parquet(file: SourceFile) -> Any:
     Raises:
         Unreadable: The file is not Parquet, or was cut.
     """
-    import pyarrow.parquet as pq
-
     stream = open_random(file, ahead=False)
     try:
         return pq.ParquetFile(stream)

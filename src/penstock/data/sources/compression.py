@@ -14,7 +14,7 @@ from typing import Any, Protocol, final
 import pyarrow as pa
 
 from penstock.core.errors import RecordError
-from penstock.data.sources.records import Unreadable
+from penstock.data.stores.remote_files import Unreadable
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
 """Extension → codec."""

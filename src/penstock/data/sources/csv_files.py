@@ -34,7 +34,8 @@ from penstock.data.sources.files import (
 )
 from penstock.data.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, REMOTE_BLOCK_BYTES, num_newlines, read_blocks
 from penstock.data.sources.objects import Found, ObjectBlock, block_of_records, gather
-from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Unreadable, stop_at_damage
+from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 HEAD_BYTES, HEADER_BYTES = 1 << 14, 1 << 20
 """Bytes that are read for the header: at first, and at most."""

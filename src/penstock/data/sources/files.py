@@ -20,10 +20,9 @@ import pyarrow as pa
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.urls import Address, shown_url, url_selection, without_secrets
 from penstock.data.sources.compression import COMPRESSIONS, Reader, decompressed
-from penstock.data.sources.copies import Copied, copied, open_copied
-from penstock.data.sources.records import Unreadable
-from penstock.data.sources.remote import RemoteFile, find_remote, read_range
 from penstock.data.sources.signatures import HEAD_BYTES, Signature, recognise
+from penstock.data.stores.copies import Copied, copied, open_copied
+from penstock.data.stores.remote_files import RemoteFile, Unreadable, find_remote, read_range
 
 T = TypeVar("T")
 

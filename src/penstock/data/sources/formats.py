@@ -17,7 +17,6 @@ from penstock.core.urls import shown_url
 from penstock.data.sources.arrow_files import find_saved
 from penstock.data.sources.compression import COMPRESSIONS, PACKED
 from penstock.data.sources.files import SourceFile, find_files, open_stream, read_head
-from penstock.data.sources.records import Unreadable
 from penstock.data.sources.signatures import (
     HEAD_BYTES,
     PAGE,
@@ -29,6 +28,7 @@ from penstock.data.sources.signatures import (
     refuse_content,
 )
 from penstock.data.sources.tar_files import IMAGES
+from penstock.data.stores.remote_files import Unreadable
 
 EXTENSIONS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),

@@ -16,8 +16,9 @@ import numpy as np
 
 from penstock.data.sources.files import Extent, SourceFile, open_random, whole_file
 from penstock.data.sources.objects import ObjectBlock, parse_lines
-from penstock.data.sources.records import Damage, OnDamage, RecordBlock, Reject, Unreadable, excerpt, stop_at_damage
+from penstock.data.sources.records import Damage, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 from penstock.data.sources.tar_files import CAPTIONS, IMAGES, Member, record_of
+from penstock.data.stores.remote_files import Unreadable
 
 METADATA = "metadata.jsonl"
 _RECORDS = 1024

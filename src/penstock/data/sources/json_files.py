@@ -28,15 +28,8 @@ from penstock.data.sources.files import (
 from penstock.data.sources.lines import count_newlines, cut_range, cut_stream, few_lines, next_line
 from penstock.data.sources.objects import Found, ObjectBlock, are_messages, gather, lone_surrogate, parse_lines
 from penstock.data.sources.parsing import parse_block
-from penstock.data.sources.records import (
-    EXCERPT_CHARACTERS,
-    Damage,
-    Fields,
-    OnDamage,
-    RecordBlock,
-    Unreadable,
-    stop_at_damage,
-)
+from penstock.data.sources.records import EXCERPT_CHARACTERS, Damage, Fields, OnDamage, RecordBlock, stop_at_damage
+from penstock.data.stores.remote_files import Unreadable
 
 MAX_PARTS = 16
 """Most parts of a file with JSON values anywhere; each part reads all that comes before it."""
@@ -164,7 +157,7 @@ def join_ranges(parts: Iterable[Any]) -> list[Any]:
     return joined
 
 
-def _continues(last: Any, part: Any) -> bool:
+def _continues(last: object, part: object) -> bool:
     if not isinstance(last, JsonlPart | CsvPart) or type(last) is not type(part):
         return False
     return part.file.is_remote and (last.file, last.fields, last.end) == (part.file, part.fields, part.begin)

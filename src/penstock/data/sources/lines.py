@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.data.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter, wrong_name
-from penstock.data.sources.records import Unreadable
 from penstock.data.sources.signatures import HEAD_BYTES, recognise
+from penstock.data.stores.remote_files import Unreadable
 
 BLOCK_BYTES = 4 << 20
 """Approximate bytes per block; a block holds at least one line, however long."""

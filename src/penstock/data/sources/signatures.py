@@ -20,6 +20,14 @@ _TAR_AT = 257
 _MOST_ARROW = 1 << 24
 """Bytes of the longest schema of an Arrow stream that is taken for one."""
 
+_UNPACK = "unpack it first"
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_PAGE = re.compile(rb"\s*<(?:!doctype html|html)\b", re.IGNORECASE)
+_JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*(?:[\[{"\]\d-]|\Z))')
+_BARE_BRACE = re.compile(rb"\s*[\[{]\s*\Z")
+_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,6 @@ class Signature:
     """What to do with it, if it is not read here."""
 
 
-_UNPACK = "unpack it first"
 _SIGNATURES = (
     (re.compile(rb"\x1f\x8b\x08"), Signature("gzip", codec="gzip")),
     (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), Signature("bzip2", codec="bz2")),
@@ -63,11 +70,6 @@ _SIGNATURES = (
     (re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL),
      Signature("an image", cure="images with captions are read with format imagefolder")),
 )  # fmt: skip
-_POINTER = b"version https://git-lfs.github.com/spec/"
-_PAGE = re.compile(rb"\s*<(?:!doctype html|html)\b", re.IGNORECASE)
-_JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*(?:[\[{"\]\d-]|\Z))')
-_BARE_BRACE = re.compile(rb"\s*[\[{]\s*\Z")
-_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 PAGE = Signature("an HTML page, as servers send for a login or an error", cure="check the address, and open it once")
 

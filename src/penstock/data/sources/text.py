@@ -16,17 +16,9 @@ from penstock.core.errors import ConfigError
 from penstock.data.sources.files import Extent, SourceFile, open_stream, refuse_wrong_data, whole_file
 from penstock.data.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, read_blocks
 from penstock.data.sources.objects import ObjectBlock
-from penstock.data.sources.records import (
-    Damage,
-    Fields,
-    OnDamage,
-    RecordBlock,
-    Reject,
-    Unreadable,
-    excerpt,
-    stop_at_damage,
-)
+from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 from penstock.data.sources.signatures import described
+from penstock.data.stores.remote_files import Unreadable
 
 
 @final

@@ -18,9 +18,7 @@ def packed_seq_params(batch: dict[str, Any]) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError("megatron-core") from error
 
-    lengths, places, longest = (
-        batch[name] for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
-    )
+    lengths, places, longest = (batch[name] for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen"))
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=lengths,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.data.shards.document import Document
-from penstock.data.shards.joined import open_dataset
-from penstock.data.shards.trees import odd_weight
+from penstock.data.shards.format.trees import odd_weight
+from penstock.data.shards.opening import open_dataset
+from penstock.data.shards.tables.document import Document
 
 REFERENCE_COLUMN = "reference_log_probabilities"
 """The column that `penstock reference` writes."""

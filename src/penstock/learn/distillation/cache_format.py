@@ -24,10 +24,12 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import local_path
 from penstock.core.formats import TEACHER_CACHE
-from penstock.data.shards.files import check_size, checksum, map_numbers, read_json, record_of
+from penstock.core.json_records import record_of
+from penstock.data.stores.files import check_size, checksum, map_numbers, read_json
 from penstock.learn.distillation.outputs import Wanted
 
 MANIFEST, INDEX, SETTINGS = "cache.json", "index.u64", "settings.json"
@@ -40,7 +42,6 @@ COLUMNS = 9
 LINES = ("token_log_probs", "boundary_log_probs", "entropy", "kept")
 """Arrays of one float32 a token."""
 Precision = Literal["float16", "float32"]
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final

@@ -16,10 +16,11 @@ from typing import Any, BinaryIO, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, OutputError
 from penstock.core.folders import local_path
 from penstock.core.terminal import Progress
-from penstock.data.shards.files import checksum, output_errors, read_json, sync, write_file, write_json
+from penstock.data.stores.files import checksum, output_errors, read_json, sync, write_file, write_json
 from penstock.learn.distillation import cache_format as layout
 from penstock.learn.distillation.cache_format import CacheManifest, CacheSettings, Precision
 from penstock.learn.distillation.outputs import TeacherOutputs, Wanted
@@ -28,7 +29,6 @@ from penstock.learn.distillation.teachers import Teacher
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
 
-Array = np.ndarray[Any, np.dtype[Any]]
 PART_BYTES = 256 << 20
 """A part ends at the first step with at least this many bytes…"""
 PART_SECONDS = 300.0

@@ -8,13 +8,14 @@ from mapped files, and the checksums. Opening reads the index once, 72 bytes a d
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.data.shards.files import checksum, map_file
+from penstock.data.stores.files import checksum, map_file
 from penstock.learn.distillation import cache_format as layout
 from penstock.learn.distillation.cache_format import CacheManifest, CacheSettings, piece_name
 from penstock.learn.distillation.cache_writer import document_bounds, ids_checksum
@@ -22,8 +23,6 @@ from penstock.learn.distillation.outputs import TeacherOutputs, Wanted
 from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final

@@ -19,7 +19,8 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.data.shards import Corpus, Document
-from penstock.data.shards.joined import knows_origins, open_dataset, read_origins
+from penstock.data.shards.opening import open_dataset
+from penstock.data.shards.origins import knows_origins, read_origins
 from penstock.plan.loader import CompanionSource
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import CONTROL, Aligner, Alignment
@@ -173,7 +174,7 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
         ConfigError: The source holds chats with control tokens other than BOS, EOS and the paired ones.
     """
     dataset = source.dataset
-    if getattr(dataset, "chat", None) is None:
+    if dataset.chat is None:
         return
     tokenizer = dataset.loaded_tokenizer
     assert tokenizer is not None, "chats lie next to their tokenizer"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import StateError
-from penstock.data.shards.joined import open_dataset
+from penstock.data.shards.opening import open_dataset
 from penstock.learn.distillation.blocks import Pairing, no_loss
 from penstock.learn.distillation.losses import distillation_loss
 from penstock.learn.distillation.outputs import TeacherOutputs, Wanted

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, FormatError, OutputError, TokenizerError
 from penstock.core.formats import PROJECTION
 from penstock.core.terminal import Progress
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.learn.distillation.projection_cells import (
     Cells,
     equal_pairs,

@@ -118,13 +118,13 @@ class TeacherRows:
         Raises:
             ConfigError: A teacher would not read a source's text, or companion documents do not fit.
         """
-        if pictured := next((one.name for one in sources if getattr(one.dataset, "media", None) is not None), None):
+        if pictured := next((one.name for one in sources if one.dataset.media is not None), None):
             raise ConfigError(
                 f"source {pictured!r}: documents have images, which teachers do not see yet; distill on text, or train "
                 "without a teacher"
             )
         for source in sources:
-            info = getattr(source.dataset, "tokenizer", None)
+            info = source.dataset.tokenizer
             if info is not None and info.fingerprint and info.fingerprint != self._student.fingerprint:
                 raise ConfigError(
                     f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), the "

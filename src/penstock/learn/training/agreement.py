@@ -58,18 +58,11 @@ def shared_settings(
     found = dict(leaves({"penstock": __version__, "model": model, "data": rows}))
     found |= leaves({"training": training, "teacher": teacher})
     own = {"model": model, "training.loss": training.loss, "training.on_step": training.on_step}
-    own |= {
-        f"training.evaluators.{name}.function": one.function
-        for name, one in training.evaluators.items()
-    }
+    own |= {f"training.evaluators.{name}.function": one.function for name, one in training.evaluators.items()}
     own |= {f"objective of source {name!r}": one for name, one in objectives.items()}
     code = {f"the code of {name}": code_digest(one) for name, one in own.items()}
     left_out = [f"training.{name}" for name in OF_A_RANK] + list(PATHS)
-    kept = {
-        name: text
-        for name, text in found.items()
-        if not any(fnmatchcase(name, one) for one in left_out)
-    }
+    kept = {name: text for name, text in found.items() if not any(fnmatchcase(name, one) for one in left_out)}
     return kept | {name: digest for name, digest in code.items() if digest is not None}
 
 
@@ -90,9 +83,7 @@ def contents(
         found |= {f"teacher.teachers.{number}: {what}": digest for what, digest in made.items()}
     for name, (_, evaluator) in evaluators.items():
         made_from: Mapping[str, str] = getattr(evaluator, "made_from", {})
-        found |= {
-            f"training.evaluators.{name}: {what}": digest for what, digest in made_from.items()
-        }
+        found |= {f"training.evaluators.{name}: {what}": digest for what, digest in made_from.items()}
     return found
 
 

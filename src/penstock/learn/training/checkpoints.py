@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.core.errors import CorruptionError, FormatError, OutputError
 from penstock.core.formats import CHECKPOINT
 from penstock.core.terminal import visible
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.learn.training.processes import in_step, is_first
 
 if TYPE_CHECKING:

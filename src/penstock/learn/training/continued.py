@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, final, get_args
 
 from penstock.core import formats
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, StateError
-from penstock.data.shards.files import write_json
+from penstock.data.stores.files import write_json
 from penstock.plan.loader.places import Start
 
 CONTINUED = "continued.json"

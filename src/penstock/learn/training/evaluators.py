@@ -22,6 +22,7 @@ from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.terminal import PLAIN_SECONDS, elapsed_and_left
 from penstock.data.shards import ChatInfo, Corpus
+from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import make_task
@@ -48,7 +49,7 @@ from penstock.tokenizers import Tokenizer
 
 
 def shipped(
-    name: str, datasets: Sequence[Any], cannot: str, stop_ids: Sequence[int] = ()
+    name: str, datasets: Sequence[Corpus], cannot: str, stop_ids: Sequence[int] = ()
 ) -> tuple[Tokenizer, list[ChatInfo], tuple[int, ...]]:
     """What datasets ship for generation: the first one's tokenizer, the facts of all chats, and the stop ids.
 
@@ -61,10 +62,10 @@ def shipped(
     Raises:
         ConfigError: The first dataset stores no tokenizer.
     """
-    tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
+    tokenizer = datasets[0].loaded_tokenizer
     if tokenizer is None:
         raise ConfigError(f"evaluator {name!r}: the first source stores no tokenizer, so {cannot}")
-    chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
+    chats = [dataset.chat for dataset in datasets if dataset.chat is not None]
     return tokenizer, chats, end_ids(tokenizer, (*stop_ids, *(stop for chat in chats for stop in chat.stop_ids)))
 
 
@@ -87,7 +88,7 @@ class Samples:
         self,
         name: str,
         settings: EvaluatorSettings,
-        datasets: Sequence[object],
+        datasets: Sequence[Corpus],
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
@@ -194,7 +195,7 @@ class HeldOutLoss:
         data: str | Source | Mixture,
         *,
         sequence_length: int,
-        tokenizer: object,
+        tokenizer: Tokenizer | TokenizerInfo | None,
         model: LanguageModel,
         ranks: Ranks,
         rows: int | None = None,
@@ -275,7 +276,7 @@ class HeldOutLoss:
         return figures
 
 
-def _check_tokenizer(corpus: Corpus, tokenizer: Any) -> None:
+def _check_tokenizer(corpus: Corpus, tokenizer: Tokenizer | TokenizerInfo | None) -> None:
     theirs = corpus.tokenizer
     if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
@@ -296,7 +297,7 @@ def _text_bytes(source: Source) -> int | None:
 
 def make_evaluators(
     settings: Mapping[str, EvaluatorSettings],
-    datasets: Sequence[object],
+    datasets: Sequence[Corpus],
     sequence_length: int,
     model: LanguageModel,
     ranks: Ranks,
@@ -332,7 +333,7 @@ def make_evaluators(
 def _held_out(
     name: str,
     settings: EvaluatorSettings,
-    datasets: Sequence[object],
+    datasets: Sequence[Corpus],
     sequence_length: int,
     model: LanguageModel,
     ranks: Ranks,
@@ -341,7 +342,7 @@ def _held_out(
         return HeldOutLoss(
             settings.mixture,
             sequence_length=sequence_length,
-            tokenizer=getattr(datasets[0], "tokenizer", None),
+            tokenizer=datasets[0].tokenizer,
             model=model,
             ranks=ranks,
             rows=settings.rows,
@@ -416,7 +417,7 @@ class TaskScore:
         self,
         name: str,
         settings: EvaluatorSettings,
-        datasets: Sequence[object],
+        datasets: Sequence[Corpus],
         sequence_length: int,
         model: LanguageModel,
         ranks: Ranks,

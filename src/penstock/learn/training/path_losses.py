@@ -14,7 +14,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from penstock.core.errors import ConfigError
-from penstock.data.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TEMPERATURE, TRUNCATED, odd_weight, pairs_of
+from penstock.data.shards.format.trees import (
+    ADVANTAGE,
+    LABEL,
+    RANK,
+    REWARD,
+    TEMPERATURE,
+    TRUNCATED,
+    odd_weight,
+    pairs_of,
+)
 from penstock.learn.training.path_settings import OLD_COLUMN, TRAINER_COLUMN, PolicySettings, PreferenceSettings
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput

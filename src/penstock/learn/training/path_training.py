@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.data.shards.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
+from penstock.data.shards.format.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
 from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.losses import chunked_cross_entropy
@@ -83,8 +83,8 @@ def _check_sampling(loader: Loader, settings: PolicySettings) -> Iterator[str]:
                 f"{who} does not say which answers were cut (the value {TRUNCATED!r} of paths), which truncated: mask "
                 "needs; sample with `penstock rollouts` of this version, or leave truncated out"
             )
-        for part in getattr(dataset, "parts", (dataset,)):
-            filters = getattr(getattr(part, "manifest", None), "sampling", {})
+        for part in dataset.parts:
+            filters = part.sampling
             if not filters:
                 continue
             shown = ", ".join(f"{name} {value}" for name, value in filters.items())

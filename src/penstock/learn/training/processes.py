@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, final
 
 from penstock.core.errors import DistributedError, StoreError
-from penstock.core.silence import waiting_seconds
+from penstock.data.stores.silence import waiting_seconds
 
 _LOOK_SECONDS = 0.2
 _SILENT_SECONDS = 1.0

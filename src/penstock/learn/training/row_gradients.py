@@ -69,13 +69,9 @@ class RowGradients:
         if self._distiller is not None:
             # The student is compared with its teachers, which have no dropout.
             with without_dropout(self._model):
-                return self._backward_taught(
-                    self._distiller, tensors, inner_of(row), denominators, groups
-                )
+                return self._backward_taught(self._distiller, tensors, inner_of(row), denominators, groups)
         if parts == 1:
-            found = row_loss(
-                self._model, tensors, denominators, z_loss=z_loss, groups=groups, num_groups=count
-            )
+            found = row_loss(self._model, tensors, denominators, z_loss=z_loss, groups=groups, num_groups=count)
             found.loss.backward()
             self.sums.add(found)
             return float(found.cross_entropy[0])
@@ -109,13 +105,9 @@ class RowGradients:
         if groups is not None:
             # Slots past the end of the row have no targets, so any group does.
             groups = groups[:, np.minimum(part.index, row.sequence_length - 1)]
-        return self._model.slice_tensors(
-            part, self._ranks.context_group, self._settings.attention
-        ), groups
+        return self._model.slice_tensors(part, self._ranks.context_group, self._settings.attention), groups
 
-    def _backward_own(
-        self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]
-    ) -> float:
+    def _backward_own(self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]) -> float:
         given = row if row.distillation is None else replace(row, distillation=inner_of(row))
         tensors = self._model.tensors(given, self._settings.attention)
         # A step without a target has denominators of 0, by which a loss must be able to divide.

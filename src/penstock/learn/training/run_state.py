@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.data.shards.images import PROCESSOR_FOLDER
-from penstock.data.shards.layout import TOKENIZER_FOLDER
+from penstock.data.shards.format.images import PROCESSOR_FOLDER
+from penstock.data.shards.format.layout import TOKENIZER_FOLDER
 from penstock.learn.training.agreement import weights_digest
 from penstock.learn.training.checkpoints import (
     OPTIMIZER,
@@ -158,9 +158,7 @@ class RunState:
             self.say(f"resumed with another setting that changes the last bits: {difference}")
         self._report_rate(checkpoint.step, state.get("steps", self.steps))
         complete = f"the run is complete at step {self.steps}; to train longer, give more steps"
-        self.say(
-            complete if checkpoint.step == self.steps else f"goes on after step {checkpoint.step}"
-        )
+        self.say(complete if checkpoint.step == self.steps else f"goes on after step {checkpoint.step}")
         return True
 
     def take(self, continued: Continued) -> None:
@@ -224,9 +222,7 @@ class RunState:
                 f"{self.folder}: the ranks find different checkpoints, this one step {step}; the run's folder must be "
                 "the same on all of them"
             )
-        if checkpoint is None and (
-            there := sorted(p.name for p in (self.folder / CHECKPOINTS).glob("step-*"))
-        ):
+        if checkpoint is None and (there := sorted(p.name for p in (self.folder / CHECKPOINTS).glob("step-*"))):
             raise StateError(
                 f"{self.folder / CHECKPOINTS}: none of {', '.join(there)} is complete; restore one, or take another "
                 "folder to begin again"
@@ -263,10 +259,7 @@ class RunState:
 
     def _load_distiller(self, checkpoint: Checkpoint, state: dict[str, Any] | None) -> None:
         if (self.distiller is None) != (state is None):
-            now, then = (
-                "with a teacher" if one is not None else "without one"
-                for one in (self.distiller, state)
-            )
+            now, then = ("with a teacher" if one is not None else "without one" for one in (self.distiller, state))
             raise StateError(
                 f"{checkpoint.folder}: the run trains {now} now, {then} then; resume with the same section `teacher`, "
                 "or begin another run with model: from:RUN"
@@ -274,9 +267,7 @@ class RunState:
         if self.distiller is None or state is None:
             return
         for number in self.distiller.others(state):
-            self.say(
-                f"resumed with another teacher: the model of teacher.teachers.{number} changed"
-            )
+            self.say(f"resumed with another teacher: the model of teacher.teachers.{number} changed")
         self.distiller.load_state(state)
         if self.projections:
             self.distiller.load_state_dict(checkpoint.tensors(PROJECTIONS), strict=False)
@@ -307,9 +298,7 @@ class RunState:
             # So that a copied checkpoint still carries its run file, tokenizer and processor.
             **{kept: partial(_copy, self.folder / kept) for kept in KEPT},
         }
-        save_checkpoint(
-            self.folder / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep
-        )
+        save_checkpoint(self.folder / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
         self.saved = step.index + 1
 
     def _save_model(self, path: Path, weights: dict[str, Tensor] | None) -> None:
@@ -318,15 +307,11 @@ class RunState:
             save_model(self.model, path, weights)
             return
         base = self.folder / BASE
-        if (read_manifest(base) or {}).get("checksum") != self.base or damage(
-            base, contents=False
-        ) is not None:
+        if (read_manifest(base) or {}).get("checksum") != self.base or damage(base, contents=False) is not None:
             partial_base = begin(base)
             save_model(self.model, partial_base, weights, with_lora=False)
             finish(partial_base, base, {"checksum": self.base})
-        save_model(
-            self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self.base)
-        )
+        save_model(self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self.base))
 
 
 def fixed_base(model: LanguageModel) -> str | None:

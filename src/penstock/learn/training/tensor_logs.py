@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.learn.training.checkpoints import output_errors
 from penstock.learn.training.metrics import JsonLines
 from penstock.learn.training.settings import TensorLogSettings

@@ -111,9 +111,7 @@ class Trainer:
         notices = [] if distiller is None else dropout_notice(model, "teacher")
         if settings.preference is not None or settings.policy is not None:
             if distiller is not None:
-                raise ConfigError(
-                    "teacher and training.preference or training.policy cannot be combined; choose one"
-                )
+                raise ConfigError("teacher and training.preference or training.policy cannot be combined; choose one")
             # Before the model is sharded or compiled: the reference may be a copy of it.
             self._paths = PathTraining(model, loader, settings, ranks.device)
             notices = self._paths.notices
@@ -136,9 +134,7 @@ class Trainer:
         check_fit(model, loader, settings, distiller, self._own_loss)
         # A loss of the user's own was tried, which runs the model.
         sharded_again(module_of(model))
-        self.rows_per_pass = ranks.least(
-            rows_per_pass(model, loader, settings, taught=distiller is not None)
-        )
+        self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
         projections = {} if distiller is None else dict(distiller.named_parameters())
         optimizers = Optimizers(module_of(model), settings.optimizer, beside=projections)
         bits = bit_settings(
@@ -211,11 +207,7 @@ class Trainer:
     @property
     def reference_parameters(self) -> int:
         """Weights of a frozen reference model that is held besides the model."""
-        return (
-            0
-            if self._paths is None or self._paths.reference is None
-            else self._paths.reference.parameters
-        )
+        return 0 if self._paths is None or self._paths.reference is None else self._paths.reference.parameters
 
     def train(self) -> Iterator[Record]:
         """Train to the end, yielding a record of figures after each step; SIGTERM saves and stops.
@@ -284,9 +276,7 @@ class Trainer:
                 counts = ", ".join(f"{count:,} of source {name}" for name, count in found.items())
                 self.say(f"{what}: {counts} ({why})")
 
-    def _records(
-        self, interruption: Interruption, logs: TensorLogs
-    ) -> Iterator[tuple[Step, Record]]:
+    def _records(self, interruption: Interruption, logs: TensorLogs) -> Iterator[tuple[Step, Record]]:
         """The trained steps with their records. On an error, the steps trained so far are saved first.
 
         With several ranks they are not saved: only the rank that reads damaged bytes notices, and saving needs all.
@@ -349,9 +339,7 @@ class Trainer:
 
     def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()
-        torch.manual_seed(
-            key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1
-        )
+        torch.manual_seed(key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1)
         self.model.begin_step(seed=self.settings.seed, number=step.index, tokens=step.num_tokens)
         nats = 0.0
         rows = list(step.joined(self.rows_per_pass))
@@ -366,9 +354,7 @@ class Trainer:
                 # A block that drew another mixer leaves some without, and an optimizer steps those with zeros.
                 list(with_gradients(self.model.parameters()))
             else:
-                self.ranks.sum_gradients(
-                    [*self.model.parameters(), *self.state.projections.values()]
-                )
+                self.ranks.sum_gradients([*self.model.parameters(), *self.state.projections.values()])
         rate = self.settings.optimizer.peak * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None

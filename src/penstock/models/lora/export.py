@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.folders import may_be_of_hub
-from penstock.data.shards.files import usual_mode
+from penstock.data.stores.files import usual_mode
 from penstock.models.exporting import export, export_tokenizer, output_folder, remove_places, template_text
 from penstock.models.facts import ModelFacts, facts_of
 from penstock.models.lora.lora import is_matrix, lora_weights, remove_lora

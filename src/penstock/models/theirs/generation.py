@@ -52,9 +52,7 @@ class Generation:
             return TextCache(sequences, capacity, self._model.device)
         if self._model.rotary is None or capacity <= self._model.rotary[0]:
             return self._keys(sequences, capacity)
-        return TextCache(
-            sequences, capacity, self._model.device, self._keys(sequences, self._model.rotary[0])
-        )
+        return TextCache(sequences, capacity, self._model.device, self._keys(sequences, self._model.rotary[0]))
 
     def _keys(self, sequences: int, capacity: int) -> Cache:
         assert self._model.fit.shape is not None
@@ -92,9 +90,7 @@ class Generation:
             if parts[0]:
                 hidden = self._images.hidden_of_part(tokens, lengths, growth, parts[0])
             else:
-                hidden = self._model.run(
-                    tokens, self._images.text_positions(growth.positions, parts), growth.attend
-                )[0]
+                hidden = self._model.run(tokens, self._images.text_positions(growth.positions, parts), growth.attend)[0]
         growth.done()
         return self._model.logits(hidden[growth.last])
 
@@ -125,11 +121,7 @@ class Generation:
         """Find out how it reads images, and whether that works through a cache."""
         if not self._model.has_vision:
             raise ConfigError(f"{describe(self._model)} reads no images; take a model with vision")
-        if (
-            self._images.way(blank) == "ours"
-            and self._model.fit.shape is not None
-            and not self._tried_cached_images
-        ):
+        if self._images.way(blank) == "ours" and self._model.fit.shape is not None and not self._tried_cached_images:
             self._tried_cached_images = True
             self._try_cached_images(blank)
 
@@ -147,9 +139,7 @@ class Generation:
             )
             try:
                 found = [
-                    self.extend(
-                        tokens[None, begin:end], torch.tensor([end - begin]), cache, None, [images]
-                    )[0]
+                    self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache, None, [images])[0]
                     for begin, end in pairwise(cuts)
                 ]
                 far = distance(torch.stack(found), truth[torch.tensor(cuts[1:]) - 1])
@@ -173,11 +163,7 @@ class Generation:
         """`extend` if cached keys are valid for some sequences, or for none."""
         chosen = cache.append(tokens, lengths, sequences)
         rows = [(row, sequence) for row, sequence in enumerate(chosen) if lengths[row] > 0]
-        by_keys = [
-            pair
-            for pair in rows
-            if cache.keys is not None and cache.lengths[pair[1]] <= cache.keys.capacity
-        ]
+        by_keys = [pair for pair in rows if cache.keys is not None and cache.lengths[pair[1]] <= cache.keys.capacity]
         found: dict[int, Tensor] = {}
         if by_keys:
             assert cache.keys is not None
@@ -234,7 +220,6 @@ class Generation:
         """Logits after a prompt in two parts, and after each single step to the end."""
         cache, cuts = self._keys(1, len(tokens)), [0, PROMPT // 2, *range(PROMPT, len(tokens) + 1)]
         found = [
-            self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache)
-            for begin, end in pairwise(cuts)
+            self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache) for begin, end in pairwise(cuts)
         ]
         return torch.cat(found[1:])

@@ -90,9 +90,7 @@ class ImageWays:
         if self.features is not None and media.keys:
             given = self.features.arguments(given, media)
         if way == "ours":
-            given["penstock_attend"] = lambda layer, q, k, v, *_: row.attend(
-                layer, q[0], k[0], v[0]
-            )[None]
+            given["penstock_attend"] = lambda layer, q, k, v, *_: row.attend(layer, q[0], k[0], v[0])[None]
         elif way in ("masks", "sliding_masks"):
             given["attention_mask"] = image_masks(
                 row.source,
@@ -150,9 +148,7 @@ class ImageWays:
                 use_attention(model.inner, NAME if way == "ours" else model.fit.own)
                 self._way = way
                 try:
-                    found, swapped = (
-                        model.logits(self.hidden(model.row_tensors(one)))[0] for one in (row, other)
-                    )
+                    found, swapped = (model.logits(self.hidden(model.row_tensors(one)))[0] for one in (row, other))
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
@@ -165,9 +161,7 @@ class ImageWays:
                 if far <= rounding(model.inner) and leak <= rounding(model.inner):
                     if way != "ours":
                         model.fit.shape = None
-                        model.fit.reason = (
-                            model.fit.reason or "images are read otherwise with our attention"
-                        )
+                        model.fit.reason = model.fit.reason or "images are read otherwise with our attention"
                     return way
                 self.reason = f"logits differ from those of the document alone by {far:.2g} standard deviations"
             model.fit.shape = None
@@ -191,9 +185,7 @@ class ImageWays:
                 found[row, :count] = torch.from_numpy(media.positions[1, 0])
         return found
 
-    def hidden_of_part(
-        self, tokens: Tensor, lengths: Tensor, growth: Growth, media: RowMedia
-    ) -> Tensor:
+    def hidden_of_part(self, tokens: Tensor, lengths: Tensor, growth: Growth, media: RowMedia) -> Tensor:
         """Final hidden states [1, n, width] of one row's new tokens [1, n], with images among them."""
         model = self._model
         count = int(lengths[0])

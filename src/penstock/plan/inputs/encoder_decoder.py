@@ -13,12 +13,10 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Integers
+from penstock.core.arrays import Array, Float32, Integers
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs.attention import AttentionRule
 from penstock.plan.inputs.model_input import IGNORE, ModelInput
-
-Array = np.ndarray[Any, Any]
 
 
 @final

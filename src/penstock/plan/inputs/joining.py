@@ -11,8 +11,8 @@ from typing import Annotated, final
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from penstock.core.arrays import Int32
-from penstock.media.rows import Array, RowMedia
+from penstock.core.arrays import Array, Int32
+from penstock.media.rows import RowMedia
 from penstock.plan.inputs.paths import RowPaths
 
 RULE = "join"

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.media.prompts import PromptImages
-from penstock.media.rows import Array
 from penstock.plan.inputs.model_input import IGNORE, ModelInput
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.core.compiled import inline_kernel, prefetch, view_f32, view_i64, view_u32, view_u64, viewer
 from penstock.core.vectors import CACHE_LINE
-from penstock.data.shards._kernels import (
+from penstock.data.shards.format._kernels import (
     BAD_CHECKSUM_COUNT,
     BAD_LENGTH,
     BAD_SPANS,

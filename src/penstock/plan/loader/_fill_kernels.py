@@ -21,7 +21,7 @@ from penstock.core.compiled import (
     viewer,
 )
 from penstock.core.vectors import CACHE_LINE, fill_with
-from penstock.data.shards._kernels import BAD_SPANS, OK
+from penstock.data.shards.format._kernels import BAD_SPANS, OK
 from penstock.plan.inputs._kernels import blank, describe_row, write_tokens
 from penstock.plan.loader._document_kernels import (
     BAD_MEASURE,

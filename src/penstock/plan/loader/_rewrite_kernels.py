@@ -20,7 +20,7 @@ from penstock.core.compiled import (
 )
 from penstock.core.randomness import mix
 from penstock.core.vectors import copy_into, fill_with
-from penstock.data.shards._kernels import OK
+from penstock.data.shards.format._kernels import OK
 from penstock.plan.loader._document_kernels import BAD_MEASURE, read_spans, stored_tokens
 from penstock.plan.objectives._denoise_kernels import memory_size
 from penstock.plan.objectives._kernels import measure_document, write_document

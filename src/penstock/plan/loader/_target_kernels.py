@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.core.compiled import bare, inline_kernel, kernel
-from penstock.data.shards._kernels import OK
+from penstock.data.shards.format._kernels import OK
 from penstock.plan.loader._document_kernels import read_spans, sources_of
 from penstock.plan.sampling._kernels import add_skipped, clear_skipped
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Int32, Int64, Records, UInt64
+from penstock.core.arrays import Array, Int32, Int64, Records, UInt64
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
-from penstock.data.shards._column_kernels import blank_columns
-from penstock.data.shards.columns import ExtraTable
 from penstock.data.shards.extend import open_side
-from penstock.data.shards.layout import Column
-from penstock.data.shards.trees import UNITS, Tree
+from penstock.data.shards.format._column_kernels import blank_columns
+from penstock.data.shards.format.layout import Column
+from penstock.data.shards.format.trees import UNITS, Tree
+from penstock.data.shards.tables.columns import ExtraTable
 from penstock.media.rows import RowMedia
 from penstock.plan.inputs.paths import RowPaths
 from penstock.plan.inputs.requirements import InputRequirements
@@ -29,16 +29,13 @@ from penstock.plan.loader.media import MediaRows
 from penstock.plan.loader.mixture import CUTTING, TOO_LONG, Source
 from penstock.plan.loader.rewriting import Rewriting
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
 _TRIED = 1000
 """Documents that are looked at for values, before the first step."""
 
 
 def extras_of(dataset: Corpus) -> ExtraTable | None:
     """Trees and columns of a corpus; None: it has neither."""
-    return getattr(dataset, "extras", None)
+    return dataset.extras
 
 
 def too_long_of(source: Source, dataset: Corpus) -> str:

@@ -1,6 +1,6 @@
 """Sources in object stores: documents are fetched ahead, in the order of the plan, and held while rows are filled.
 
-One thread plans steps ahead and asks for the units of this rank's rows (`data.shards.units`); it waits where no
+One thread plans steps ahead and asks for the units of this rank's rows (`data.shards.remote.units`); it waits where no
 room is left. Filling waits for the units of its step, and lets them go afterwards. What other ranks' rows hold is
 fetched only where a sum over the whole step needs it: loss-weight spans of documents that are cut, and counts of trees.
 Once all of the sources is on this machine and within the budget, all of it is held by a few locks, and steps are made
@@ -18,17 +18,17 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, final
+from typing import Annotated, TypeVar, final
 
 import numpy as np
 
-from penstock.core import daemons
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.data.shards import Corpus
-from penstock.data.shards._kernels import RUN_DOCUMENTS
-from penstock.data.shards.document import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, location_of, renewed
-from penstock.data.shards.mappings import ShardHolder
+from penstock.data.shards.format._kernels import RUN_DOCUMENTS
+from penstock.data.shards.tables.corpus import location_of
+from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, Stored, renewed
+from penstock.data.stores import daemons
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.mixture import Source
@@ -106,7 +106,7 @@ class Fetching:
         self._holders = {
             number: holder for number, dataset in enumerate(datasets) if (holder := dataset.table.holder) is not None
         }
-        remote = [number for number in self._holders if _parts(datasets[number])]
+        remote = [number for number in self._holders if _stored(datasets[number])]
         self._used = dict.fromkeys(remote, 0)
         self._counting = threading.Lock()
         self._ahead: StepsAhead | None = None
@@ -131,17 +131,19 @@ class Fetching:
         sizes = {number: int(self._datasets[number].table.shard_bytes.sum()) for number in needs}
         for number, need in needs.items():
             share = need.bytes + (budget - needed) * sizes[number] // max(sum(sizes.values()), 1)
-            for part, weight in _parts(self._datasets[number]):
-                part.budget = max(int(share * weight), 1)
+            parts = _stored(self._datasets[number])
+            whole = max(sum(part.stored_bytes for part in parts), 1)
+            for part in parts:
+                part.budget = max(int(share * (part.stored_bytes / whole)), 1)
 
     @property
     def traffic(self) -> dict[str, Traffic]:
         """Source name → what it has cost."""
         return {
             self._names[number]: Traffic(
-                fetched_bytes=sum(part.fetched_bytes for part, _ in _parts(self._datasets[number])),
+                fetched_bytes=sum(part.fetched_bytes for part in _stored(self._datasets[number])),
                 used_bytes=used,
-                requests=sum(part.requests for part, _ in _parts(self._datasets[number])),
+                requests=sum(part.requests for part in _stored(self._datasets[number])),
             )
             for number, used in self._used.items()
         }
@@ -296,8 +298,7 @@ def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
         )
     if runs >= all_runs:
         runs, reason = all_runs, reason if source.shuffle == "full" else f"all of it ({reason})"
-    sizes = [part.run_bytes for part, _ in _parts(dataset)]
-    return Need(runs=runs, run_bytes=max(sizes), reason=reason)
+    return Need(runs=runs, run_bytes=max(part.run_bytes for part in _stored(dataset)), reason=reason)
 
 
 def _documents(source: Source, dataset: Corpus) -> tuple[int, int]:
@@ -306,16 +307,9 @@ def _documents(source: Source, dataset: Corpus) -> tuple[int, int]:
     return begin, end
 
 
-def _parts(dataset: Any) -> list[tuple[Any, float]]:
-    """The residencies of a corpus, and the share of its bytes that each holds."""
-    parts = [part for part in getattr(dataset, "parts", (dataset,)) if _is_remote(part.table.holder)]
-    sizes = [int(part.table.shard_bytes.sum()) for part in parts]
-    return [(part.table.holder, size / max(sum(sizes), 1)) for part, size in zip(parts, sizes, strict=True)]
-
-
-def _is_remote(holder: Any) -> bool:
-    """Whether a holder fetches: others only map."""
-    return holder is not None and not isinstance(holder, ShardHolder)
+def _stored(dataset: Corpus) -> Sequence[Stored]:
+    """What of a corpus lies in a store."""
+    return () if dataset.table.holder is None else dataset.table.holder.stored
 
 
 def _unique(units: Sequence[Annotated[Int64, "units"]]) -> Annotated[Int64, "units"]:

@@ -15,10 +15,9 @@ from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
-from penstock.data.shards._kernels import BAD_TOKEN_ID, OK
-from penstock.data.shards.document import location_of
-from penstock.data.shards.joined import part_of
-from penstock.data.shards.lengths import LazyNumbers
+from penstock.data.shards.format._kernels import BAD_TOKEN_ID, OK
+from penstock.data.shards.tables.corpus import location_of
+from penstock.data.shards.tables.lengths import LazyNumbers
 from penstock.media.rows import RowMedia
 from penstock.plan.inputs._kernels import join_rows
 from penstock.plan.inputs.joining import joined_reach, shifted
@@ -213,7 +212,7 @@ class Fill:
         if fault == OK:
             return
         source, number = int(pieces["source"][index]), int(pieces["document"][index])
-        dataset, document = part_of(self._datasets[source], number)
+        dataset, document = self._datasets[source].part_of(number)
         if fault == BAD_MEASURE:
             rewriting, piece = self._rewritings[source], pieces[index]
             raise ConfigError(

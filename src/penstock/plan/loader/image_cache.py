@@ -11,16 +11,15 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.folders import local_path
-from penstock.data.shards.files import checksum, map_file, output_errors
+from penstock.data.stores.files import checksum, map_file, output_errors
 from penstock.plan.loader._image_kernels import EMPTY, find_codes, look_up
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 BYTES = 64 << 30
 PREFETCH_BYTES = 4 << 30

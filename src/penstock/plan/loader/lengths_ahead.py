@@ -10,7 +10,7 @@ from typing import Annotated, final
 import numpy as np
 
 from penstock.core.arrays import Int64
-from penstock.data.shards.lengths import Ranges
+from penstock.data.shards.tables.lengths import Ranges
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.places import order_of
 from penstock.plan.sampling.order import mixed_with

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Records
-from penstock.core.daemons import DaemonPool, wait_for
+from penstock.core.arrays import Array, Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.data.shards import Corpus
-from penstock.data.shards.columns import ExtraTable
-from penstock.data.shards.images import ImageOf
+from penstock.data.shards.format.images import ImageOf
+from penstock.data.shards.tables.columns import ExtraTable
+from penstock.data.stores.daemons import DaemonPool, wait_for
 from penstock.media.images import ImageSettings
 from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor, join_arrays
@@ -26,7 +26,6 @@ from penstock.media.rows import RowMedia, blank_image, grid_positions
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.image_cache import ImageCache
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _REQUESTS = 32
 """Images of a store that are fetched at the same time."""
 
@@ -56,22 +55,22 @@ class MediaRows:
     ) -> None:
         self._tables, self._names = tables, names
         self._settings: list[ImageSettings | None] = []
-        first: tuple[str, Any] | None = None
+        first: tuple[str, str, Corpus] | None = None
         for name, dataset, table in zip(names, datasets, tables, strict=True):
-            media: Any = getattr(dataset, "media", None)
+            media = dataset.media
             if table is None or not table.has_images or media is None:
                 self._settings.append(None)
                 continue
             self._settings.append(ImageSettings(**media.settings))
-            first = first or (name, dataset)
-            other: Any = first[1]
-            if media.fingerprint != other.media.fingerprint:
+            first = first or (name, media.fingerprint, dataset)
+            if media.fingerprint != first[1]:
                 raise ConfigError(
                     f"sources {first[0]!r} and {name!r} were prepared with different processors of images; prepare "
                     "both with that of the model"
                 )
-        assert first is not None
-        self.processor: Processor = first[1].processor
+        processor = first and first[2].processor
+        assert processor is not None
+        self.processor = processor
         self.blank = blank_image(self.processor)
         self._caches: list[ImageCache | None] = []
         self._kinds: list[bytes] = []

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from penstock.core.notebook import card, table
 from penstock.core.suggestions import suggests
 from penstock.core.urls import shown_url
 from penstock.data.shards import Corpus, TokenizerInfo
-from penstock.data.shards.document import is_corpus
-from penstock.data.shards.joined import corpus_name, open_dataset
+from penstock.data.shards.opening import corpus_name, open_dataset
+from penstock.data.shards.tables.corpus import is_corpus
 from penstock.plan.objectives import Objective
 from penstock.plan.objectives.objective import Causal, missing_members
 from penstock.plan.sampling import Shuffle, integer_shares
@@ -219,7 +219,7 @@ class Source:
             ConfigError: One needs more to be opened than a path, or two cannot be one corpus.
         """
         given: Any = self.path
-        return cast(Corpus, given) if is_corpus(given) else open_dataset(given, cache=cache)
+        return given if is_corpus(given) else open_dataset(given, cache=cache)
 
     def count_tokens(self, corpus: Corpus) -> int:
         """Tokens of the documents in use, those that `slice` leaves."""

@@ -144,7 +144,7 @@ def read_place(place: Any) -> dict[str, Any]:
         StateError: It is none.
     """
     try:
-        PLACE.check(place, "place", cure="give what Step.place gave", error=StateError)
+        PLACE.check({"format": place["format"]}, "the place", cure="give what Step.place gave", error=StateError)
         for one in place["sources"].values():
             _read(one)
         return {name: place[name] for name in ("format", "step", "seed", "sources")}

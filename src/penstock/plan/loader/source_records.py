@@ -9,10 +9,9 @@ from penstock.core.arrays import Records
 from penstock.core.compiled import address_of
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.data.shards import Corpus
-from penstock.data.shards._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS
-from penstock.data.shards.document import location_of
-from penstock.data.shards.joined import part_of
-from penstock.data.shards.lengths import places_of
+from penstock.data.shards.format._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKEN_ID, BAD_TOKENS
+from penstock.data.shards.tables.corpus import location_of
+from penstock.data.shards.tables.lengths import places_of
 from penstock.plan.loader._document_kernels import SOURCE_RECORD
 from penstock.plan.loader.rewriting import Rewriting
 
@@ -54,7 +53,7 @@ def source_records(
 
 def corruption(dataset: Corpus, document: int, fault: int) -> CorruptionError:
     """The error for a fault that a kernel found in a document."""
-    dataset, document = part_of(dataset, document)
+    dataset, document = dataset.part_of(document)
     where = location_of(dataset)
     return CorruptionError(
         f"dataset {dataset.name!r} ({where}): document {document}: {_FAULTS[fault]}; the step was not "

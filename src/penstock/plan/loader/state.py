@@ -171,7 +171,7 @@ def load(plan: Plan, state: dict[str, Any], say: Callable[[str], None]) -> StepS
             names what changed.
     """
     try:
-        LOADER_STATE.check(state, "state", cure="begin the run again", error=StateError)
+        LOADER_STATE.check({"format": state["format"]}, "the state", cure="begin the run again", error=StateError)
         _refuse_unknown(state, (*_KEYS, _EPOCHS, _KNOWN_FROM), "")
         old = _refuse_changes(plan, state["made_from"], state.get(_EPOCHS))
         found = _read(plan, state)

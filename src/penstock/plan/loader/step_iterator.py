@@ -17,8 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, final
 
-from penstock.core import daemons
 from penstock.core.errors import StateError
+from penstock.data.stores import daemons
 
 Planned = TypeVar("Planned")
 Result = TypeVar("Result")

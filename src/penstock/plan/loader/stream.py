@@ -8,7 +8,7 @@ from penstock.core.arrays import Int64, Records
 from penstock.core.errors import ConfigError, RecordError, StateError
 from penstock.core.randomness import key_for
 from penstock.data.shards import Corpus
-from penstock.data.shards.lengths import LazyNumbers, places_of
+from penstock.data.shards.tables.lengths import LazyNumbers, places_of
 from penstock.plan.loader._target_kernels import UNTRAINED
 from penstock.plan.loader.extras import extras_of, too_long_of
 from penstock.plan.loader.lengths_ahead import LengthsAhead

@@ -12,9 +12,9 @@ import numpy as np
 from penstock.core.arrays import Bool, Int64, Records
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
-from penstock.data.shards._kernels import OK
-from penstock.data.shards.document import SPANS
-from penstock.data.shards.lengths import for_kernel
+from penstock.data.shards.format._kernels import OK
+from penstock.data.shards.tables.holder import SPANS
+from penstock.data.shards.tables.lengths import for_kernel
 from penstock.plan.loader._target_kernels import UNTRAINED, find_weights, leave_out
 from penstock.plan.loader.mixture import CUTTING, Source
 from penstock.plan.loader.plan_settings import PlanSettings

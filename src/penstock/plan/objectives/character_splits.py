@@ -13,6 +13,8 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.tokenizers import Tokenizer
+
 WINDOWS = (4, 16)
 """Tokens next to a cut that are encoded again with it: the first number that leaves the far end unchanged.
 
@@ -57,7 +59,7 @@ class Section:
 class CharacterSplitter:
     """Cuts documents of one tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         """Args: `tokenizer`, a `Tokenizer`; raises TokenizerError where it has no exact byte table."""
         self._table = tokenizer.byte_table
         self._encoder = tokenizer.inner

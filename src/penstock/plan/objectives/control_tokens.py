@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.plan.objectives.objective import Facts
+from penstock.tokenizers import Tokenizer
 
 FAMILIES = ("sentinel", "extra_id", "reserved", "unused", "control", "special", "placeholder", "dummy")
 """Words in the names of spare tokens, next to one number, best first: T5's `<extra_id_0>`, OLMo's `<|extra_id_0|>`,
@@ -32,7 +33,7 @@ def spare_ids(controls: Mapping[str, int], *, taken: Collection[int]) -> list[in
     return [token_id for _, token_id in sorted(families[best])]
 
 
-def look_up(tokenizer: Any, name: str, *, role: str, where: str, cure: str) -> int:
+def look_up(tokenizer: Tokenizer, name: str, *, role: str, where: str, cure: str) -> int:
     """The id of a control entry.
 
     Args:
@@ -85,8 +86,8 @@ def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
     """
     if extended is None:
         return facts.tokenizer()
+    from penstock.tokenizers.extension import difference
     from penstock.tokenizers.loading import load_tokenizer
-    from penstock.tokenizers.training import difference
 
     tokenizer, own = load_tokenizer(extended), facts.tokenizer()
     reason = difference(own, tokenizer)
@@ -117,7 +118,7 @@ middle: the same order.
 ROLES = ("the prefix token", "the middle token", "the suffix token", "the padding token")
 
 
-def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Any, *, pad: bool, where: str) -> tuple[int, ...]:
+def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Tokenizer, *, pad: bool, where: str) -> tuple[int, ...]:
     """Ids of prefix, middle, suffix and, with `pad`, the filling.
 
     Args:
@@ -172,7 +173,7 @@ def _addition(name: str, tokens: Sequence[int | str]) -> str:
     return f"penstock tokenizer add {name} {options} --output DIR, and tokenizer=DIR here"
 
 
-def _id_of(token: int | str, role: str, tokenizer: Any, where: str) -> int:
+def _id_of(token: int | str, role: str, tokenizer: Tokenizer, where: str) -> int:
     if isinstance(token, str):
         cure = f"name another in tokens=, or add it: {_addition(tokenizer.name, [token])}"
         return look_up(tokenizer, token, role=role, where=where, cure=cure)

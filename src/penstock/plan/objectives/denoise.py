@@ -38,6 +38,7 @@ from penstock.plan.objectives.denoise_tasks import (
     plain_token,
 )
 from penstock.plan.objectives.objective import Facts, Written
+from penstock.tokenizers import Tokenizer
 
 _memory_size = from_python(kernels.memory_size)
 
@@ -387,7 +388,7 @@ def _resolve(denoise: Denoise, facts: Facts) -> Denoise:
     return denoise
 
 
-def _look_up_all(denoise: Denoise, tokenizer: Any, where: str) -> Denoise:
+def _look_up_all(denoise: Denoise, tokenizer: Tokenizer, where: str) -> Denoise:
     add = f"or add it: penstock tokenizer add {tokenizer.name} --token NAME --output DIR, and tokenizer=DIR here"
 
     def find(token: Token, role: str, cure: str) -> int:
@@ -405,5 +406,5 @@ def _look_up_all(denoise: Denoise, tokenizer: Any, where: str) -> Denoise:
         sentinels = [find(token, "a sentinel", "name others") for token in denoise.sentinels]
     else:
         others = [tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, input_end, *(task.mode for task in tasks)]
-        sentinels = spare_ids(tokenizer.special_tokens, taken={token for token in others if token is not None})
+        sentinels = spare_ids(tokenizer.special_tokens, taken={token for token in others if isinstance(token, int)})
     return replace(denoise, tasks=tasks, input_end=input_end, sentinels=sentinels)

@@ -27,6 +27,7 @@ from penstock.plan.objectives._infill_kernels import CAUSAL, INFILL, PSM, measur
 from penstock.plan.objectives.character_splits import CharacterSplitter, Section
 from penstock.plan.objectives.control_tokens import infill_ids, refuse_same, tokenizer_of
 from penstock.plan.objectives.objective import Facts, Written
+from penstock.tokenizers import Tokenizer
 
 _decide_infill, _write_infill = from_python(kernels.decide_infill), from_python(kernels.write_infill)
 _places_of = from_python(kernels.places_of)
@@ -227,7 +228,7 @@ class Infill:
         return np.array(numbers, np.int64)
 
 
-def _splitter_of(tokenizer: Any, where: str) -> CharacterSplitter:
+def _splitter_of(tokenizer: Tokenizer, where: str) -> CharacterSplitter:
     try:
         return CharacterSplitter(tokenizer)
     except TokenizerError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.core.compiled import bare, inline_kernel, kernel, view_u32
 from penstock.core.randomness import mix
 from penstock.core.vectors import copy_into, count_up
-from penstock.data.shards._kernels import RUN_DOCUMENTS
+from penstock.data.shards.format._kernels import RUN_DOCUMENTS
 
 ROUNDS = 6
 SMALL = 256

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
-from penstock.data.shards._kernels import RUN_DOCUMENTS
+from penstock.data.shards.format._kernels import RUN_DOCUMENTS
 from penstock.plan.sampling._kernels import (
     MODE_BITS,
     SHUFFLE_BLOCK,

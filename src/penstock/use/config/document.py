@@ -11,7 +11,7 @@ import yaml
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_files import DEEPEST, parse_yaml, read_yaml
-from penstock.data.shards.joined import corpus_name
+from penstock.data.shards.opening import corpus_name
 
 Place = tuple[str | int, ...]
 """Keys and list indices from the top of the file to a value."""

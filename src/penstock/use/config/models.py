@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from penstock.core.errors import ConfigError
-from penstock.data.prepare.settings import GROUPS, ChatSettings
+from penstock.data.prepare.chat_settings import GROUPS, ChatSettings
 from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings

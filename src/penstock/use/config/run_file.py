@@ -12,7 +12,7 @@ from typing import Any, final
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.yaml_files import write_yaml
-from penstock.data.prepare.settings import ChatSettings
+from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.training import TrainSettings
 from penstock.learn.training.continued import Continued

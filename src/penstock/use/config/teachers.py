@@ -9,21 +9,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+import torch
+
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
+from penstock.learn.distillation.cache_writer import write_cache
+from penstock.learn.distillation.cached_teacher import CachedTeacher
+from penstock.learn.distillation.distiller import Distiller, OpenTeacher, wanted_of
+from penstock.learn.distillation.outputs import Wanted
+from penstock.learn.distillation.process_teacher import ProcessTeacher
+from penstock.learn.distillation.projection import Projection, project
 from penstock.learn.distillation.settings import DistillationSettings, TeacherSettings
+from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
+from penstock.learn.distillation.teachers import ModelTeacher, starts_boundary
+from penstock.learn.training import RunFolder
+from penstock.models import PackedRows
+from penstock.models.saving import load_model
+from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
 
 if TYPE_CHECKING:
-    import torch
-
     from penstock.learn.distillation.cache_format import CacheManifest
-    from penstock.learn.distillation.distiller import Distiller, OpenTeacher
-    from penstock.learn.distillation.projection import Projection
-    from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
     from penstock.learn.distillation.teachers import Teacher
-    from penstock.learn.training import RunFolder
-    from penstock.models import LanguageModel, PackedRows
+    from penstock.models import LanguageModel
     from penstock.tokenizers import Tokenizer
 
 HUGGING_FACE = "hf:"
@@ -52,8 +60,6 @@ def open_teachers(
     """
     if settings is None:
         return None
-    from penstock.learn.distillation.distiller import Distiller
-    from penstock.learn.distillation.teacher_rows import TeacherRows
 
     student = student_tokenizer(data)
     found = [_find(one) for one in settings.teachers]
@@ -99,11 +105,7 @@ class _Found:
 
 def _find(settings: TeacherSettings) -> _Found:
     """Locate a teacher, or a cache of its answers, without loading its model."""
-    from penstock.tokenizers.loading import load_tokenizer
-
     if settings.cache is not None:
-        from penstock.learn.distillation.cached_teacher import CachedTeacher
-
         tokenizer, made = CachedTeacher.reading_of(settings.cache)
         return _Found(
             settings=settings, run=None, tokenizer=tokenizer, context_length=made.max_tokens, weights=made.weights
@@ -120,17 +122,12 @@ def _find(settings: TeacherSettings) -> _Found:
 
 def open_teacher_run(settings: TeacherSettings) -> "RunFolder":
     """The run, or the Hugging Face folder, of a teacher that has a model."""
-    from penstock.learn.training import RunFolder
-
     assert settings.model is not None
     return RunFolder.open(settings.model.removeprefix(HUGGING_FACE))
 
 
 def load_teacher(model: Path, tokenizer: Path, device: str) -> "tuple[LanguageModel, Tokenizer]":
     """Load a teacher's model and tokenizer; called in the process that runs it."""
-    from penstock.models.saving import load_model
-    from penstock.tokenizers.loading import load_tokenizer
-
     return load_model(model, device), load_tokenizer(tokenizer)
 
 
@@ -138,8 +135,6 @@ def teacher_text(
     settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", context_length: int | None
 ) -> "TeacherText":
     """How a teacher reads the sources' text: by default at most its context of each document."""
-    from penstock.learn.distillation.teacher_rows import TeacherText
-
     return TeacherText(
         tokenizer,
         settings.documents,
@@ -157,8 +152,6 @@ def packed_rows(text: "TeacherText", student: "Tokenizer", data: DataSettings) -
     tokenizer documents have at most `max_tokens` tokens, or a row's length if that is not set; the number of tokens in
     a row is unknown in advance.
     """
-    from penstock.models import PackedRows
-
     slots, most = data.loader.sequence_length, text.max_tokens
     same = text.tokenizer.fingerprint == student.fingerprint and not text.documents
     own_rows = same and text.bos is None and (most is None or most >= slots)
@@ -195,11 +188,6 @@ def _open(
     say: Callable[[str], None],
 ) -> "OpenTeacher":
     """Open one teacher with everything its loss needs. `sources` are the fingerprints of the mixture's datasets."""
-    import torch
-
-    from penstock.learn.distillation.distiller import OpenTeacher
-    from penstock.learn.distillation.teachers import starts_boundary
-
     settings, tokenizer = found.settings, found.tokenizer
     kind = settings.loss.kind
     if kind == "kl" and tokenizer.fingerprint != student.fingerprint:
@@ -221,8 +209,6 @@ def _open(
 def _projection(
     settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", say: Callable[[str], None]
 ) -> "Projection":
-    from penstock.learn.distillation.projection import Projection, project
-
     if settings.projection is None:
         say(f"projecting the student's vocabulary onto that of {settings.model or settings.cache}")
         return project(student, tokenizer, control_pairs=_control_pairs(settings, student, tokenizer))
@@ -232,22 +218,14 @@ def _projection(
 
 
 def _teacher(found: _Found, sources: Sequence[str], packed: "PackedRows | None", device: "torch.device") -> "Teacher":
-    from penstock.learn.distillation.distiller import wanted_of
-
     settings, tokenizer, run = found.settings, found.tokenizer, found.run
     wanted = wanted_of(settings.loss)
     if settings.cache is not None:
-        from penstock.learn.distillation.cached_teacher import CachedTeacher
-
         return CachedTeacher(settings.cache, tokenizer, wanted, sources, device=device)
     assert run is not None
     if settings.process == "own":
-        from penstock.learn.distillation.process_teacher import ProcessTeacher
-
         load = partial(load_teacher, run.model, run.tokenizer, str(device))
         return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)
-    from penstock.learn.distillation.teachers import ModelTeacher
-    from penstock.models.saving import load_model
 
     return ModelTeacher(load_model(run.model, device), tokenizer, wanted, packed=packed)
 
@@ -290,11 +268,6 @@ def cache_teacher(
         IsolationError: Rows hold several documents, and the teacher's model does not isolate them.
         OutputError: The folder contains something else.
     """
-    from penstock.learn.distillation.cache_writer import write_cache
-    from penstock.learn.distillation.outputs import Wanted
-    from penstock.learn.distillation.teacher_rows import TeacherRows
-    from penstock.learn.distillation.teachers import ModelTeacher
-
     chosen = _choose(settings, run_file, number, model)
     if settings.teacher is not None and top_k is None:
         _refuse_all_tokens(chosen, f"{run_file}: teacher.teachers.{number}")

@@ -10,25 +10,41 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+import torch
+
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.folders import check_unlocked
 from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
-from penstock.learn.training import TrainSettings
-from penstock.models import ModelSettings
+from penstock.learn.training import RunFolder, Trainer, TrainSettings
+from penstock.learn.training.agreement import shared_settings
+from penstock.learn.training.checks import check_memory, check_writers, freeze, prepare_torch
+from penstock.learn.training.continued import Continued
+from penstock.learn.training.continuing import begin_from, checkpoint_of
+from penstock.learn.training.evaluators import make_evaluators
+from penstock.learn.training.loss_groups import LossGroups
+from penstock.learn.training.processes import in_step
+from penstock.learn.training.restoring import take_weights
+from penstock.learn.training.run_folder import CHECKPOINTS, LOCK, RUN_FILE, begin_run, change_run, check_run
+from penstock.learn.training.run_state import count_steps
+from penstock.models import ModelSettings, merge_lora, use_recurrent
+from penstock.models.building import HUGGING_FACE, build_model
+from penstock.models.facts import facts_of, with_facts
+from penstock.models.lora.lora import add_lora, remove_lora
+from penstock.models.recurrent.choice import recurrent_operations
+from penstock.models.saving import load_model
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
 from penstock.plan.loader.loader import Loader
 from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
+from penstock.use.config.teachers import open_teachers
 from penstock.use.config.vocabularies import fit_vocabulary, frozen_rows, tokenizer_of, vocabulary_size
+from penstock.use.inspection.targets import target_warnings
 
 if TYPE_CHECKING:
-    import torch
-
     from penstock.learn.distillation.distiller import Distiller
-    from penstock.learn.training import Trainer
-    from penstock.learn.training.continued import Continued
     from penstock.learn.training.distributed import Ranks
     from penstock.models import LanguageModel
 
@@ -91,13 +107,6 @@ def make_trainer(
         OutputError: The run's folder is in use or holds something else.
         StateError: The existing run has another plan or model.
     """
-    # These modules need torch; reading a run file does not.
-    from penstock.learn.training import Trainer
-    from penstock.learn.training.processes import in_step
-    from penstock.learn.training.run_folder import LOCK, begin_run, change_run, check_run
-    from penstock.models.facts import facts_of
-    from penstock.use.inspection.targets import target_warnings
-
     if ranks.several:
         check_values(_common(settings))
     continued = _continued(settings, output, resume, ranks, say)
@@ -114,7 +123,7 @@ def make_trainer(
     # What fails on one rank, such as a dataset that its machine does not have, is an error on all.
     with in_step():
         data = open_sources(settings.data, run_file)
-        datasets = [source.path for source in data.sources]
+        datasets = [source.open() for source in data.sources]
         if ranks.is_first:
             check_run(output, datasets, resume=resume)
             if dry_run and output is not None:
@@ -143,8 +152,6 @@ def make_trainer(
 
 def _common(settings: RunSettings) -> dict[str, str]:
     """What all ranks must share of a run file; its data are compared with the plans."""
-    from penstock.learn.training.agreement import shared_settings
-
     data = settings.data
     return shared_settings(
         settings.training or TrainSettings(),
@@ -163,8 +170,6 @@ def _continued(
     Raises:
         ConfigError, StateError: There is no such checkpoint, it is not what the run began with, or ranks find others.
     """
-    from penstock.learn.training.processes import in_step
-
     with in_step():
         found = _found_beginning(settings, output, resume, say)
     step = -1 if found is None else found.step
@@ -178,10 +183,6 @@ def _continued(
 
 
 def _found_beginning(settings: RunSettings, output: Path | None, resume: bool, say: Any) -> "Continued | None":
-    from penstock.learn.training.continued import Continued
-    from penstock.learn.training.continuing import begin_from
-    from penstock.learn.training.run_folder import RUN_FILE
-
     asked = None if settings.training is None else settings.training.beginning
     if resume and output is not None and (output / RUN_FILE).is_file():
         found = Continued.load(output)
@@ -200,8 +201,6 @@ def _with_beginning(
     settings: RunSettings, text: str, continued: "Continued | None", output: Path | None
 ) -> tuple[RunSettings, str]:
     """Settings and run file that say what the run began with, where a resume leaves it out."""
-    from penstock.learn.training.run_folder import RUN_FILE
-
     training = settings.training or TrainSettings()
     if continued is None or training.beginning is not None:
         return settings, text
@@ -256,13 +255,6 @@ def _make_parts(
 
     Ranks do not talk to each other here: any of them may fail.
     """
-    from penstock.learn.training.checks import check_memory, check_writers, freeze, prepare_torch
-    from penstock.learn.training.evaluators import make_evaluators
-    from penstock.learn.training.loss_groups import LossGroups
-    from penstock.learn.training.run_state import count_steps
-    from penstock.models.lora.lora import add_lora
-    from penstock.use.config.teachers import open_teachers
-
     data, training, start = settings.data, settings.training or TrainSettings(), settings.model or GIVEN
     continues = settings.model is None and given.model is None and continued is not None
     if continued is not None and continues:
@@ -290,7 +282,7 @@ def _make_parts(
     if (notice := frozen_rows(model)) is not None:
         say(notice)
     _choose_recurrent(model, training)
-    datasets = [source.path for source in data.sources]
+    datasets = [source.open() for source in data.sources]
     evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
     taught = open_teachers(settings.teacher, data, ranks.device, say)
     groups = LossGroups(given.companion if taught is None else taught.companion)
@@ -326,9 +318,6 @@ def _take_weights(model: "LanguageModel", continued: "Continued", training: Trai
 
     Where the other run is gone by then, the reference is compared with what the run noted of it.
     """
-    from penstock.learn.training.continuing import checkpoint_of
-    from penstock.learn.training.restoring import take_weights
-
     if resumed and training.preference is None and training.policy is None:
         return
     try:
@@ -342,15 +331,11 @@ def _take_weights(model: "LanguageModel", continued: "Continued", training: Trai
 
 def _has_checkpoint(output: Path | None, resume: bool) -> bool:
     """Whether a run goes on from a checkpoint of its own."""
-    from penstock.learn.training.run_folder import CHECKPOINTS
-
     return resume and output is not None and any((output / CHECKPOINTS).glob("step-*"))
 
 
 def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
     """Take the backends of `training.recurrent`, also in place of an earlier run's."""
-    from penstock.models import use_recurrent
-
     try:
         use_recurrent(model, training.recurrent_backends)
     except ConfigError as error:
@@ -359,8 +344,6 @@ def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
 
 def _fit(model: "LanguageModel", ranks: "Ranks") -> "LanguageModel":
     """Move a model passed from Python to this rank's device, with weights in at least float32."""
-    import torch
-
     for weight in model.parameters():
         # In half precision an optimiser step is often smaller than the spacing of numbers, and would be lost.
         weight.data = weight.data.to(ranks.device, torch.promote_types(weight.dtype, torch.float32))
@@ -387,8 +370,6 @@ def _make_model(
     merged: bool = True,
 ) -> "LanguageModel":
     """Build the model with its initial weights; `merged`: as for `_trained_model`."""
-    from penstock.models.building import HUGGING_FACE, build_model
-
     if isinstance(model, str) and model.startswith(TRAINED):
         made = _trained_model(model.removeprefix(TRAINED), device, merged=merged)
     elif isinstance(model, str) and model.startswith(HUGGING_FACE):
@@ -405,14 +386,6 @@ def _trained_model(path: str, device: "torch.device", *, merged: bool = True) ->
 
     LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original base.
     """
-    import torch
-
-    from penstock.learn.training import RunFolder
-    from penstock.models import merge_lora
-    from penstock.models.facts import with_facts
-    from penstock.models.lora.lora import remove_lora
-    from penstock.models.saving import load_model
-
     run = RunFolder.open(path)
     model = with_facts(load_model(run.model, device), run.facts)
     model.origin = path
@@ -425,8 +398,6 @@ def _trained_model(path: str, device: "torch.device", *, merged: bool = True) ->
 
 def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
     """Summary of a run as (name, value): parameters, memory, tokens, steps."""
-    from penstock.models.recurrent.choice import recurrent_operations
-
     parameters = sum(p.numel() for p in trainer.model.parameters())
     # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
     memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
@@ -459,8 +430,6 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
 
 def _packing_way(trainer: "Trainer") -> str:
     """How rows of several documents run, and what the first row costs more than one pass."""
-    import numpy as np
-
     model: Any = trainer.model
     way: str = model.packing(trainer.loader.settings.sequence_length).way
     # Only models of transformers may. Where they do not, the plan need not be replayed.

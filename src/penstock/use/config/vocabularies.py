@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.models.lora.lora import embedding_of, head_of
 from penstock.models.lora.settings import NewRows
+from penstock.tokenizers.extension import not_extended
+from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.config.run_file import DataSettings
 
 if TYPE_CHECKING:
@@ -22,8 +25,6 @@ def vocabulary_size(data: DataSettings) -> int:
     Raises:
         ConfigError: A source stores no tokenizer.
     """
-    from penstock.tokenizers.loading import load_tokenizer
-
     sizes: list[int] = []
     for source in data.sources:
         info = getattr(source.path, "tokenizer", None)
@@ -41,9 +42,6 @@ def vocabulary_size(data: DataSettings) -> int:
 
 def tokenizer_of(origin: str | Path | None) -> "Tokenizer | None":
     """The tokenizer of the run, folder or hub's model that a model came from; None: unknown."""
-    from penstock.learn.training.run_folder import RUN_FILE, RunFolder
-    from penstock.tokenizers.loading import load_tokenizer
-
     if origin is None:
         return None
     try:
@@ -101,8 +99,6 @@ def fit_vocabulary(
 
 
 def _refuse_others(data: DataSettings, tokenizer: "Tokenizer", name: str) -> None:
-    from penstock.tokenizers.training import not_extended
-
     for source in data.sources:
         info = getattr(source.path, "tokenizer", None)
         if info is None or info.fingerprint == tokenizer.fingerprint:

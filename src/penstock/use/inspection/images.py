@@ -9,7 +9,7 @@ from typing import Self, final
 
 from penstock.chat.encoded_chat import EncodedChat
 from penstock.core.errors import PenstockError
-from penstock.data.shards.images import ImageOf
+from penstock.data.shards.format.images import ImageOf
 from penstock.media.images import ImageSettings, read_picture
 
 SIDE = 160

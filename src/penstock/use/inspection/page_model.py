@@ -12,14 +12,12 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from penstock.chat.encoded_chat import EncodedChat
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
-from penstock.data.shards.trees import BranchView
+from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.datasets import DocumentView
 from penstock.use.inspection.images import ShownImage, images_of_chat, with_labels
 from penstock.use.inspection.rows import RowView
-
-Array = np.ndarray[Any, Any]
-
 
 BINS = 24
 WORDS = 90

@@ -8,9 +8,12 @@ import numpy as np
 
 from penstock.chat import ResolvedBoundary, detect_family, scan
 from penstock.core.errors import ConfigError
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.loader.loader import Loader
-from penstock.use.inspection.datasets import DatasetSummary, dry_run, summarise, view_document
+from penstock.tokenizers import Tokenizer
+from penstock.use.inspection.datasets import DatasetSummary, summarise, view_document
 from penstock.use.inspection.page_model import Histogram, PageData, PageDocument, from_dataset, with_blanks
+from penstock.use.inspection.plan_report import dry_run
 from penstock.use.inspection.rows import RowView
 from penstock.use.inspection.terminal import QUANTILE_NAMES
 from penstock.use.inspection.text import in_words
@@ -19,7 +22,9 @@ SHARE_STEPS = 100
 """Number of steps that the shares of a mixture are counted over."""
 
 
-def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Any) -> PageData:
+def page_of_dataset(
+    dataset: Corpus, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Tokenizer | None
+) -> PageData:
     """The page of one dataset; for chats with their settings, and with roles if the template's family is known.
 
     Args:
@@ -30,7 +35,7 @@ def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView
     """
     controls = control_ids(tokenizer)
     found = summarise(dataset)
-    chat = getattr(dataset, "chat", None)
+    chat = dataset.chat
     return PageData(
         title=found.name,
         settings={} if chat is None else settings_of_chats(chat),
@@ -42,16 +47,16 @@ def page_of_dataset(dataset: Any, numbers: Sequence[int], rows: Sequence[RowView
     )
 
 
-def pages_of(dataset: Any, numbers: Sequence[int], tokenizer: Any) -> list[PageDocument]:
+def pages_of(dataset: Corpus, numbers: Sequence[int], tokenizer: Tokenizer | None) -> list[PageDocument]:
     """Some documents of a dataset; chats have turns if the template's family is known."""
     controls = control_ids(tokenizer)
     documents = [from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers]
-    chat = getattr(dataset, "chat", None)
+    chat = dataset.chat
     boundaries = () if chat is None or tokenizer is None else _boundaries(chat, tokenizer)
     return [with_turns(document, boundaries) for document in documents] if boundaries else documents
 
 
-def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokenizer: Any) -> PageData:
+def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokenizer: Tokenizer | None) -> PageData:
     """The page of a mixture: rows, and requested and actual shares.
 
     Args:
@@ -122,7 +127,7 @@ def with_turns(document: PageDocument, boundaries: Sequence[ResolvedBoundary]) -
     return replace(document, roles=roles, role_names=names, turns=np.cumsum(begins))
 
 
-def control_ids(tokenizer: Any) -> frozenset[int]:
+def control_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
     """Ids of the control tokens; empty without a tokenizer."""
     return frozenset() if tokenizer is None else frozenset(tokenizer.special_tokens.values())
 
@@ -135,7 +140,7 @@ def _lengths(found: DatasetSummary) -> dict[str, Histogram]:
     return {"tokens of a document, whole dataset": Histogram(edges, [part.documents for part in found.histogram])}
 
 
-def _boundaries(chat: Any, tokenizer: Any) -> tuple[ResolvedBoundary, ...]:
+def _boundaries(chat: Any, tokenizer: Tokenizer) -> tuple[ResolvedBoundary, ...]:
     """Role boundaries of the template's family; empty if it is unknown."""
     family = detect_family(chat.template)
     try:

@@ -14,19 +14,20 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
 from penstock.plan.objectives.denoise import Denoise
 from penstock.plan.objectives.infill import Infill
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.text import origin_text, part_texts, token_texts
 
 TEXT = "text"
 WORD_ROLES = frozenset({"input", "target", TEXT, "prefix", "suffix", "middle", "prefix and middle"})
 """Roles of the document's own tokens; all other roles are of tokens that the objective or the loader added."""
-
-Array = np.ndarray[Any, Any]
 
 
 @final
@@ -219,7 +220,7 @@ def _images(loader: Loader, source: int, origin: Any) -> Sequence[Any]:
 
 
 def _restored(
-    stretches: tuple[Stretch, ...], tokens: Array, tokenizer: Any, lines: bool
+    stretches: tuple[Stretch, ...], tokens: Array, tokenizer: Tokenizer | None, lines: bool
 ) -> tuple[tuple[str, int], ...]:
     parts = in_order(stretches)
     texts = part_texts(tokenizer, [tokens[part.begin : part.end].tolist() for part in parts], lines=lines)
@@ -231,10 +232,8 @@ def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
     return sorted((each for each in stretches if each.word >= 0), key=lambda each: each.word)
 
 
-def _speller(tokenizer: Any, objective: Any) -> Any:
+def _speller(tokenizer: Tokenizer | None, objective: Any) -> Tokenizer | None:
     """The tokenizer that knows an objective's added tokens: the objective's if it names one, else the dataset's."""
-    from penstock.tokenizers.loading import load_tokenizer
-
     extended = getattr(objective, "tokenizer", None)
     return tokenizer if tokenizer is None or not isinstance(extended, str) else load_tokenizer(extended)
 

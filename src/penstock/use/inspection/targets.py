@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.core.arrays import Bool, Int64, Records
 from penstock.core.errors import PenstockError
-from penstock.data.shards.lengths import LazyNumbers
+from penstock.data.shards.tables.lengths import LazyNumbers
 from penstock.plan.loader import Plan
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.extras import too_long_of

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.chat import encode, load_template
 from penstock.core.errors import ConfigError, RecordError
-from penstock.data.shards.joined import open_dataset
+from penstock.data.shards.opening import open_dataset
 from penstock.data.sources import Fields, open_sources, read_texts
 from penstock.learn.distillation.companions import align_chats
 from penstock.tokenizers import Tokenizer

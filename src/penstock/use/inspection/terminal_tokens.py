@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.core.terminal import safe_console
-from penstock.data.shards.trees import BranchView
+from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.page import readable
 from penstock.use.inspection.page_model import PageDocument, first_words, with_blanks
 

@@ -6,14 +6,17 @@ their bytes as `<e2><82>`. Line ends, tabs and other characters that do not prin
 
 import codecs
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from penstock.core.errors import TokenizerError
 from penstock.core.terminal import visible
+from penstock.data.shards.tables.corpus import Corpus
+from penstock.tokenizers import Tokenizer
 
 
-def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:
+def token_texts(tokenizer: Tokenizer | None, ids: Any, *, lines: bool = False) -> list[str]:
     """The text of each token, ready to show.
 
     Args:
@@ -48,7 +51,7 @@ def token_texts(tokenizer: Any, ids: Any, *, lines: bool = False) -> list[str]:
     return shown
 
 
-def part_texts(tokenizer: Any, parts: Sequence[Sequence[int]], *, lines: bool = False) -> list[str]:
+def part_texts(tokenizer: Tokenizer | None, parts: Sequence[Sequence[int]], *, lines: bool = False) -> list[str]:
     """The text of successive stretches of tokens.
 
     Unlike in `token_texts`, a character that two parts share is only in the part that completes it.
@@ -58,11 +61,11 @@ def part_texts(tokenizer: Any, parts: Sequence[Sequence[int]], *, lines: bool = 
         parts: Token ids of each part.
         lines: Keep line ends and tabs.
     """
-    try:
-        table = tokenizer.byte_table if tokenizer is not None else None
-    except TokenizerError:
-        table = None
-    if table is None:
+    table = None
+    if tokenizer is not None:
+        with suppress(TokenizerError):
+            table = tokenizer.byte_table
+    if tokenizer is None or table is None:
         each = iter(token_texts(tokenizer, [token for ids in parts for token in ids], lines=lines))
         return ["".join(islice(each, len(ids))) for ids in parts]
     controls = {token: text.encode() for text, token in tokenizer.special_tokens.items()}
@@ -74,7 +77,7 @@ def part_texts(tokenizer: Any, parts: Sequence[Sequence[int]], *, lines: bool = 
     return [visible(text, lines=lines) for text in texts]
 
 
-def _decoded(tokenizer: Any, before: int, token: int) -> str:
+def _decoded(tokenizer: Tokenizer, before: int, token: int) -> str:
     """Text of a token after the one before it; for a token alone, many tokenizers omit its first space."""
     alone: str = tokenizer.decode([token])
     if before < 0:
@@ -87,9 +90,9 @@ def _as_bytes(spelled: bytes) -> str:
     return "".join(f"<{byte:02x}>" for byte in spelled) or "<>"
 
 
-def tokenizer_of(dataset: Any) -> Any:
+def tokenizer_of(dataset: Corpus) -> Tokenizer | None:
     """The tokenizer in a dataset's folder `tokenizer`; None if there is none."""
-    return getattr(dataset, "loaded_tokenizer", None)
+    return dataset.loaded_tokenizer
 
 
 def origin_text(origin: Any) -> str:

@@ -6,16 +6,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from safetensors import SafetensorError
+
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.json_files import json_text
 from penstock.core.terminal import visible
 from penstock.core.yaml_files import read_yaml
-from penstock.learn.evaluation.tasks import LM_EVAL, TaskSettings
+from penstock.learn.evaluation.results import run_task
+from penstock.learn.evaluation.subject import Subject
+from penstock.learn.evaluation.tasks import LM_EVAL, TaskSettings, check_name, make_task
+from penstock.learn.generation.session import first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
+from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
+from penstock.media.processor import load_processor
+from penstock.models import export, export_adapter, merge_lora
+from penstock.models.exporting import check_output
+from penstock.models.lora.export import base_name
+from penstock.models.saving import load_model
 from penstock.plan.loader.mixture import Mixture, Source
+from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords
 from penstock.use.runs.opening import Opened, context_of, template_of, writer_of
+from penstock.use.runs.rollouts import write_rollouts
 from penstock.use.runs.run_document import check_names
 from penstock.use.serving.settings import ServeSettings
 
@@ -38,8 +51,6 @@ def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
 
 def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
     """The tokens of each prompt, after BOS if the model was trained with it; an empty one needs some token."""
-    from penstock.learn.generation.session import first_id
-
     first = first_id(writer.tokenizer, writer.begin_ids)
     ids = [[*writer.begin_ids, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
     return [one or ([] if first is None else [first]) for one in ids]
@@ -72,8 +83,6 @@ def sample_rollouts(
     settings: dict[str, Any],
 ) -> "Rollouts":
     """Answers to prompts, judged, as a dataset; see `Run.rollouts`."""
-    from penstock.use.runs.rollouts import write_rollouts
-
     check_names("Run.rollouts", settings, GenerateKeywords, "samples", "progress")
     opening = take_opening(settings)
     # A policy learns from what was drawn, so the base's own filters do not count.
@@ -88,8 +97,6 @@ def write_reply(
     open_model: Callable[[OpeningKeywords], Opened], messages: Sequence[Any], settings: dict[str, Any]
 ) -> str:
     """The reply to a conversation; see `Run.chat`."""
-    from penstock.learn.generation.session import fit_chat, room_for
-
     check_names("Run.chat", settings, GenerateKeywords)
     opening = take_opening(settings)
     _sampling(settings, {})
@@ -204,8 +211,6 @@ def _make(settings: Sequence[TaskSettings]) -> list[Any]:
     Raises:
         ConfigError: There is no such task, or no data.
     """
-    from penstock.learn.evaluation.tasks import check_name, make_task
-
     for one in settings:
         check_name(one.name)
     return [None if one.name.startswith(LM_EVAL) else make_task(one) for one in settings]
@@ -213,9 +218,6 @@ def _make(settings: Sequence[TaskSettings]) -> list[Any]:
 
 def _run_tasks(found: Opened, settings: Sequence[TaskSettings], tasks: list[Any], output: Path | None) -> list[Any]:
     """The results of all tasks, in the given order."""
-    from penstock.learn.evaluation.results import run_task
-    from penstock.learn.evaluation.subject import Subject
-
     subject = Subject(
         found.model,
         found.tokenizer,
@@ -252,7 +254,6 @@ def _run_lm_eval(subject: Any, one: TaskSettings, output: Path | None) -> Any:
 
 def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[str, Any]]:
     """The figures of all datasets; a dataset that does not fit the model is refused before any is measured."""
-    from penstock.learn.training.distributed import Ranks
     from penstock.learn.training.evaluators import HeldOutLoss, Watched
 
     looks = [
@@ -357,14 +358,6 @@ def export_run(
         OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be written.
         ConfigError: The model cannot be written in the Hugging Face layout.
     """
-    from safetensors import SafetensorError
-
-    from penstock.media.processor import load_processor
-    from penstock.models import export, export_adapter, merge_lora
-    from penstock.models.exporting import check_output
-    from penstock.models.saving import load_model
-    from penstock.tokenizers.loading import load_tokenizer
-
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     check_output(output, overwrite)
     tokenizer = load_tokenizer(run.tokenizer)
@@ -417,8 +410,6 @@ def export_run(
 
 def _adapter_notices(output: Path, base: str | None) -> tuple[str, ...]:
     """How to load an adapter whose base is not named by a place that all machines know."""
-    from penstock.models.lora.export import base_name
-
     named = base_name(base)
     if named == base:
         return ()

@@ -10,7 +10,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.core.terminal import Progress
+from penstock.data.prepare.preparation import prepare
+from penstock.data.shards import verify
+from penstock.data.shards.memory import write_dataset
+from penstock.data.sources import open_sources, read_texts
+from penstock.plan.inputs.requirements import InputRequirements
+from penstock.plan.loader.loader import Loader
+from penstock.plan.loader.mixture import Source
+from penstock.plan.objectives.denoise import Denoise
+from penstock.plan.objectives.infill import Infill
+from penstock.plan.objectives.objective import Causal
+from penstock.tokenizers.merges import PieceCounts, learn_merges
+from penstock.tokenizers.spelling import spell_as_characters
+from penstock.tokenizers.training import train_tokenizer
 
 _TEXTS = ["one fish two fish red fish blue fish", "this one has a little star", "say what a lot of fish there are"]
 _CHATS = (
@@ -34,12 +49,6 @@ def compile_kernels(*, progress: bool = True) -> None:
 
 def _use_data_path(folder: Path) -> Iterator[None]:
     """Use one part of it at a time."""
-    import numpy as np
-
-    from penstock.data.shards import verify
-    from penstock.data.shards.memory import write_dataset
-    from penstock.plan.loader.loader import Loader
-
     documents = [np.arange(5, 5 + length) for length in (3, 9, 17, 40, 64, 5)]
     weights = {"whole": [(1, 3, 1.0)], "shares": [(1, 3, 0.5)]}
     datasets = {
@@ -62,13 +71,6 @@ def _use_data_path(folder: Path) -> Iterator[None]:
 
 
 def _load(dtype: Any, datasets: Any) -> Iterator[None]:
-    from penstock.plan.inputs.requirements import InputRequirements
-    from penstock.plan.loader.loader import Loader
-    from penstock.plan.loader.mixture import Source
-    from penstock.plan.objectives.denoise import Denoise
-    from penstock.plan.objectives.infill import Infill
-    from penstock.plan.objectives.objective import Causal
-
     need = InputRequirements(
         dtype=dtype, loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
     )
@@ -90,12 +92,6 @@ def _load(dtype: Any, datasets: Any) -> Iterator[None]:
 
 
 def _prepare(folder: Path) -> Iterator[None]:
-    from penstock.data.prepare.preparation import prepare
-    from penstock.data.sources import open_sources, read_texts
-    from penstock.tokenizers.merges import PieceCounts, learn_merges
-    from penstock.tokenizers.spelling import spell_as_characters
-    from penstock.tokenizers.training import train_tokenizer
-
     pieces = PieceCounts()
     pieces.add([text.encode() for text in _TEXTS])
     learn_merges(pieces, [spell_as_characters(bytes([byte])) for byte in range(256)], 260)

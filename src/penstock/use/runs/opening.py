@@ -5,19 +5,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import torch
+
+from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import may_be_of_hub
 from penstock.core.suggestions import suggests
-from penstock.learn.training.run_folder import RunFolder
+from penstock.data.shards import ChatInfo
+from penstock.learn.generation import Engine
+from penstock.learn.generation.images import ImageReader
+from penstock.learn.generation.tool_calls import allowed_controls
+from penstock.learn.training.distributed import local_device
+from penstock.learn.training.run_folder import RUN_FILE, RunFolder
+from penstock.media.images import ImageSettings
+from penstock.media.processor import load_processor
+from penstock.models.building import build_model as build
 from penstock.models.facts import with_facts
+from penstock.models.lora.lora import settle_parts
+from penstock.models.own_code import is_own_code
+from penstock.models.saving import load_model as load_folder
 from penstock.models.settings import ModelSettings
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.runs.keywords import ModelKeywords
 from penstock.use.runs.run_document import check_names
 
 if TYPE_CHECKING:
-    import torch
-
-    from penstock.learn.generation.images import ImageReader
     from penstock.models import LanguageModel
 
 _log = logging.getLogger("penstock.runs")
@@ -44,10 +57,6 @@ def load_model(
         CorruptionError: Its weights are damaged.
         ConfigError: transformers has no causal model for it, or cannot run it.
     """
-    from penstock.learn.training import RunFolder
-    from penstock.learn.training.run_folder import RUN_FILE
-    from penstock.models.saving import load_model as load_folder
-
     folder = Path(path)
     if (folder / RUN_FILE).is_file():
         run = RunFolder.open(folder)
@@ -82,8 +91,6 @@ def build_model(
     Raises:
         ConfigError: A setting is unknown or out of range.
     """
-    from penstock.models.building import build_model as build
-
     check_names("ps.build_model", settings, ModelKeywords, "vocab_size", "device", "seed")
     given: dict[str, Any] = dict(settings)
     return build(ModelSettings.of({"vocab_size": vocab_size, **given}), vocab_size=vocab_size, device=device, seed=seed)
@@ -95,8 +102,6 @@ def model_section(path: str | Path) -> str:
     Raises:
         ConfigError: There is no such folder, and it cannot be a name on the hub.
     """
-    from penstock.models.own_code import is_own_code
-
     text = str(path)
     if text.startswith(("hf:", "from:")) or is_own_code(text):
         return text
@@ -115,7 +120,7 @@ class Opened:
     """The run that it comes from."""
     model: Any
     """The model, in evaluation mode."""
-    tokenizer: Any
+    tokenizer: Tokenizer
     template: Any
     """Chat template; None if there is none."""
     context_length: int
@@ -132,7 +137,7 @@ class Writer:
     name: str
     step: int | None
     engine: Any
-    tokenizer: Any
+    tokenizer: Tokenizer
     template: Any
     """Chat template; None if there is none."""
     begin_ids: tuple[int, ...] = ()
@@ -165,19 +170,12 @@ def load_opened(
         FormatError: There is no model.
         ConfigError: The model's context is unknown, or there is no such device.
     """
-    import torch
-
-    from penstock.learn.training.distributed import local_device
-    from penstock.models.lora.lora import settle_parts
-    from penstock.models.saving import load_model
-    from penstock.tokenizers.loading import load_tokenizer
-
     if threads is not None:
         torch.set_num_threads(threads)
     found = run if isinstance(run, RunFolder) else RunFolder.open(run)
     length = context_length or context_of(found)
     tokenizer = load_tokenizer(found.tokenizer)
-    model: Any = load_model(found.model, local_device(device), module=module)
+    model: Any = load_folder(found.model, local_device(device), module=module)
     if model.lora is not None:
         # Otherwise each token would make the whole embedding again.
         settle_parts(model)
@@ -213,9 +211,6 @@ def load_writer(
 
 def writer_of(found: Opened, slots: int) -> Writer:
     """Build an engine for an opened model."""
-    from penstock.learn.generation import Engine
-    from penstock.learn.generation.tool_calls import allowed_controls
-
     images = reader_of(found)
     template = "" if found.template is None else found.template.source
     engine = Engine(
@@ -243,9 +238,6 @@ def reader_of(found: Opened) -> "ImageReader | None":
     """What reads the images of prompts, if the model has a processor and reads images with it."""
     if found.run.processor is None:
         return None
-    from penstock.learn.generation.images import ImageReader
-    from penstock.media.images import ImageSettings
-    from penstock.media.processor import load_processor
 
     try:
         settings = ImageSettings(**found.run.image_settings)
@@ -258,11 +250,8 @@ def reader_of(found: Opened) -> "ImageReader | None":
     return reader
 
 
-def template_of(run: RunFolder, tokenizer: Any) -> Any:
+def template_of(run: RunFolder, tokenizer: Tokenizer) -> Any:
     """The chat template with the variables used when the conversations were prepared."""
-    from penstock.chat import load_template
-    from penstock.data.shards import ChatInfo
-
     chat = ChatInfo.load(run.path)
     assert run.template is not None
     return load_template(run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables))

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Document, extend_dataset
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.joined import open_dataset
+from penstock.data.shards.opening import open_dataset
+from penstock.learn.training.distributed import local_device
+from penstock.learn.training.path_losses import slot_temperatures
 from penstock.learn.training.path_settings import REFERENCE_COLUMN, TRAINER_COLUMN
 from penstock.plan.inputs.model_input import IGNORE, ModelInput
 from penstock.plan.inputs.paths import RowPaths
@@ -51,10 +54,6 @@ def cache_reference(
         ConfigError: The model cannot process prefix trees, or knows too few ids; or there is no such column.
         OutputError: The folder is not empty, or cannot be written.
     """
-    import torch
-
-    from penstock.learn.training.distributed import local_device
-
     if column not in COLUMNS:
         raise ConfigError(f"column must be one of {', '.join(COLUMNS)}, got {column!r}")
     if threads is not None:
@@ -72,8 +71,6 @@ def cache_reference(
 
 def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
     """float32 [tokens] of each document: log-probability of each trained token; 0 elsewhere."""
-    import torch
-
     from penstock.learn.training.reference_model import log_probabilities
 
     group: list[Document] = []
@@ -108,8 +105,6 @@ def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
 
 def _temperatures(document: Document) -> Any:
     """float64 [tokens] temperature at which the target of each slot was sampled."""
-    from penstock.learn.training.path_losses import slot_temperatures
-
     tree = document.tree
     if tree is None or not tree.names:
         return np.ones(len(document.tokens))

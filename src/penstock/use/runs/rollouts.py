@@ -21,10 +21,11 @@ from penstock.core.folders import local_path
 from penstock.core.terminal import Progress
 from penstock.data.shards import ChatInfo, TreeDocument, build_tree
 from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.format.trees import REWARD, TEMPERATURE, TRUNCATED
 from penstock.data.shards.memory import weight_spans, write_dataset
-from penstock.data.shards.trees import REWARD, TEMPERATURE, TRUNCATED
 from penstock.data.sources.opening import open_sources
 from penstock.data.sources.records import stop_at_damage
+from penstock.learn.generation.session import fit_chat
 from penstock.learn.generation.settings import Generated, Sampling
 from penstock.learn.training.path_settings import OLD_COLUMN
 from penstock.models.own_code import check_signature, load_own_code
@@ -158,8 +159,6 @@ def read_records(path: str | Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _prompt_ids(opened: Opened, record: Mapping[str, Any], number: int) -> list[int]:
-    from penstock.learn.generation.session import fit_chat
-
     if isinstance(record.get("prompt"), str):
         ids = [*opened.begin_ids, *opened.tokenizer.encode(record["prompt"]).tolist()]
     elif isinstance(record.get("messages"), Sequence):

@@ -5,11 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
+from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, curve
 from penstock.core.suggestions import suggests
+from penstock.learn.training.curves import View
+from penstock.learn.training.metrics import read_metrics
 from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
+from penstock.use.runs.actions import evaluate_run, export_run, sample_rollouts, serve, write_reply, write_texts
 from penstock.use.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords, TrainKeywords
 from penstock.use.runs.opening import Opened, load_opened
 from penstock.use.runs.starting import resume
@@ -61,8 +65,6 @@ class Run(RunFolder):
         Raises:
             FormatError: There are none, as for a model of transformers.
         """
-        from penstock.learn.training.metrics import read_metrics
-
         return read_metrics(self.path)
 
     def _open_model(self, options: OpeningKeywords) -> Opened:
@@ -92,8 +94,6 @@ class Run(RunFolder):
         Raises:
             ConfigError: A setting is unknown or out of range, or a prompt fills the context.
         """
-        from penstock.use.runs.actions import write_texts
-
         written = write_texts(self._open_model, [prompt] if isinstance(prompt, str) else prompt, dict(settings))
         return written[0] if isinstance(prompt, str) else written
 
@@ -111,8 +111,6 @@ class Run(RunFolder):
             ConfigError: The run has no chat template, or a setting is unknown or out of range.
             ConversationError: The last message does not fit the context.
         """
-        from penstock.use.runs.actions import write_reply
-
         asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return write_reply(self._open_model, asked, dict(settings))
 
@@ -145,8 +143,6 @@ class Run(RunFolder):
             ConfigError: A setting is unknown or out of range, or a reward is no finite number.
             RecordError: A prompt is missing, or fills the context.
         """
-        from penstock.use.runs.actions import sample_rollouts
-
         return sample_rollouts(self._open_model, prompts, reward, output, samples, progress, dict(settings))
 
     def evaluate(
@@ -170,8 +166,6 @@ class Run(RunFolder):
         Raises:
             ConfigError: There is no such task or dataset, or it does not fit the model.
         """
-        from penstock.use.runs.actions import evaluate_run
-
         return evaluate_run(self._open_model, what, None if output is None else Path(output), rows, dict(settings))
 
     def serve(self, *, name: str | None = None, **settings: Unpack[ServeKeywords]) -> None:
@@ -185,8 +179,6 @@ class Run(RunFolder):
             ConfigError: A setting is unknown or out of range.
             MissingExtraError: The extra `serve` is not installed.
         """
-        from penstock.use.runs.actions import serve
-
         serve(self._open_model, name, dict(settings))
 
     def export(
@@ -211,8 +203,6 @@ class Run(RunFolder):
                 written.
             ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA.
         """
-        from penstock.use.runs.actions import export_run
-
         return export_run(self, Path(output), context_length, overwrite=overwrite, adapter=adapter)
 
     def plot(
@@ -238,9 +228,7 @@ class Run(RunFolder):
         Raises:
             ConfigError: The suffix is another one, or there is nothing to draw.
         """
-        from penstock.core.errors import ConfigError
         from penstock.learn.training.curve_picture import plot_runs
-        from penstock.learn.training.curves import View
 
         if over not in ("step", "tokens"):
             raise ConfigError(f"Run.plot: over is {over!r}; expected step or tokens")

@@ -8,12 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from penstock.core.errors import ConfigError
 from penstock.core.terminal import visible
 from penstock.core.urls import shown_values
 from penstock.learn.distillation.settings import DistillationSettings
+from penstock.learn.training.distributed import Ranks, local_device
+from penstock.learn.training.metrics import Metrics
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.learn.training.settings import TrainSettings
+from penstock.models.building import as_language_model
+from penstock.models.saving import load_model
 from penstock.models.settings import ModelSettings
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader
@@ -27,7 +33,6 @@ from penstock.use.runs.run_document import OBJECT, RunDocument, check_names, dat
 
 if TYPE_CHECKING:
     from penstock.learn.training import Trainer
-    from penstock.learn.training.distributed import Ranks
     from penstock.models import LanguageModel
 
 Model = Any
@@ -74,8 +79,6 @@ def resume(
 
 def _checkpointed(run: RunFolder, module: Any) -> "LanguageModel":
     """The checkpoint's model, for a run that was given its model as an object; the checkpoint describes it fully."""
-    from penstock.models.saving import load_model
-
     return load_model(run.model, module=module)
 
 
@@ -144,7 +147,6 @@ def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
         return {"model": model_section(model)}
     if isinstance(model, ModelSettings):
         return {"model": plain(model, ("model",), objects)}
-    from penstock.models.building import as_language_model
 
     objects[("model",)] = as_language_model(model)
     return {"model": None}
@@ -197,7 +199,6 @@ def _start(
     progress: bool,
 ) -> Any:
     """Check everything, and train; gives the module that was trained, if it is the user's own."""
-    from penstock.learn.training.distributed import Ranks, local_device
     from penstock.use.config.training import NOTHING, Given, make_trainer
 
     training = document.settings("training", TrainSettings, call)
@@ -251,8 +252,6 @@ def _check_place(loader: Loader, ranks: "Ranks") -> None:
 @contextmanager
 def _torch_as_it_was() -> Iterator[None]:
     """Restore threads, determinism and the seed, which the trainer sets for the whole process."""
-    import torch
-
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     generator, workspace = torch.get_rng_state(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     try:
@@ -276,8 +275,6 @@ def train_to_end(trainer: "Trainer", config: Mapping[str, Any], *, progress: boo
     Returns:
         The last record; empty if there was nothing left to train.
     """
-    from penstock.learn.training.metrics import Metrics
-
     watched = trainer.settings
     with Metrics(
         trainer.run,

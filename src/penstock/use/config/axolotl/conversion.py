@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import yaml
+
 from penstock.core.errors import ConfigError
 from penstock.core.terminal import visible
 from penstock.core.yaml_files import parse_yaml, write_yaml
@@ -317,15 +319,12 @@ def _prepare(
     module: str,
 ) -> str:
     """The command that prepares one dataset."""
-    import yaml
-
     words = [*one.source.split(" "), "-t", tokenizer, "-o", f"data/{one.name}", *one.options]
     if own is not None:
         words += ["--config", run_file]
         for key, value in own.items():
-            text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True).removesuffix(
-                "\n...\n"
-            )
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+            text = text.removesuffix("\n...\n")
             words += ["--set", f"{key}={text.strip()}"]
     if one.prompt is not None:
         words += ["--transform", f"{module}:{one.prompt[0]}"]

@@ -1,0 +1,102 @@
+"""A dataclass from a JSON object that a stranger may have written.
+
+The object must have exactly the fields of the dataclass, each of its type. Integers must fit 64 bits, floats must be
+finite, `true` is not a number, and text must be valid Unicode. The caller checks what the values mean.
+"""
+
+import math
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+
+Record = TypeVar("Record")
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+def record_of(kind: type[Record], value: object, where: str = "") -> Record:
+    """A dataclass from a JSON object.
+
+    Args:
+        kind: The dataclass; its fields are of int, float, bool, str, None, Literal, tuples, dicts by name, dataclasses,
+            or Any.
+        value: The result of `json.loads`.
+        where: Path to the value, for messages: "shards[3]".
+
+    Raises:
+        ValueError: A field is missing, unknown, or of another type; the message names it.
+    """
+    known: list[Any] = list(fields(kind))  # type: ignore[arg-type]
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")  # noqa: TRY004  (a file's type, not a caller's)
+    if wrong := sorted({field.name for field in known} ^ set(value)):
+        state = "unknown" if wrong[0] in value else "missing"
+        raise ValueError(f"{_below(where, wrong[0])}: {state}")
+    return kind(**{field.name: _typed(field.type, value[field.name], _below(where, field.name)) for field in known})
+
+
+def _typed(kind: object, value: object, where: str) -> Any:
+    """`value` as a `kind`."""
+    origin, arguments = _shape(kind)
+    if origin is None and type(value) is kind and kind is not float:
+        # Most values: a manifest may have millions.
+        return value if kind is bool or _fits(kind, value) else _refused(kind, value, where)
+    if origin is UnionType:
+        fits = next((each for each in arguments if _fits(each, value)), arguments[0])
+        return _typed(fits, value, where)
+    if origin is tuple:
+        if not isinstance(value, list) or (arguments[-1] is not ... and len(value) != len(arguments)):
+            raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        if set(kinds) == {int} and all(type(one) is int and -(2**63) <= one < 2**64 for one in value):
+            return tuple(value)
+        return tuple(_typed(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True)))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: expected an object, found {_shown(value)}")
+        return {_typed(str, name, where): _typed(arguments[1], one, _below(where, name)) for name, one in value.items()}
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{where}: expected one of {', '.join(arguments)}, found {_shown(value)}")
+        return value
+    if is_dataclass(kind):
+        return record_of(kind, value, where)  # type: ignore[arg-type]
+    if kind is not Any and not _fits(kind, value):
+        _refused(kind, value, where)
+    return value
+
+
+@cache
+def _shape(kind: object) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is made of."""
+    return get_origin(kind), get_args(kind)
+
+
+def _refused(kind: Any, value: object, where: str) -> NoReturn:
+    raise ValueError(f"{where}: expected {_NAMES.get(kind, kind)}, found {_shown(value)}")
+
+
+def _fits(kind: object, value: object) -> bool:
+    if kind is int:
+        return type(value) is int and -(2**63) <= value < 2**64
+    if kind is float:
+        return (
+            isinstance(value, int | float) and type(value) is not bool and abs(value) < 2**63 and math.isfinite(value)
+        )
+    if kind is str:
+        return isinstance(value, str) and not any(0xD800 <= ord(character) < 0xE000 for character in value)
+    return type(value) is kind
+
+
+def _below(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _length(arguments: tuple[Any, ...]) -> str:
+    return "" if arguments[-1] is ... else f" of {len(arguments)}"
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

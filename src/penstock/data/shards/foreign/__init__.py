@@ -1,0 +1,1 @@
+"""Corpora of other programs, read where they lie: Megatron and bare tokens."""

@@ -1,0 +1,1 @@
+"""The format of a shard on disk: its layout, manifest, kernels, trees, columns and records of images."""

@@ -1,0 +1,425 @@
+"""The columns of a shard file and the places of their buffers, read without trusting the file.
+
+A shard is an Arrow IPC file. Arrow's own reader follows whatever a file says, and a forged one can crash it. The reader
+here reads the footer and the head of each record batch, which are flatbuffers, checks every reference that it follows,
+and touches nothing else. It supports what our shards use: no dictionaries, no compression. Source: Arrow's
+`format/File.fbs`, `Message.fbs`, `Schema.fbs`.
+"""
+
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike
+
+from penstock.core.arrays import Array
+from penstock.core.errors import ConfigError, CorruptionError, FormatError
+from penstock.data.shards.format import _kernels as k
+
+_MARK = b"ARROW1"
+_SCHEMA, _RECORD_BATCH = 1, 3
+_INT, _FLOAT = 2, 3
+_BLOCK = np.dtype([("offset", "<i8"), ("head", "<i4"), ("padding", "<i4"), ("body", "<i8")])
+_PAIR = np.dtype([("pair", "<i8", (2,))])
+_MAX_SCHEMA = 2**16
+"""Maximum bytes of the schema message; ours take about one thousand."""
+_MAX_FIELDS, _MAX_DEPTH = 64, 4
+"""Maximum number of fields in a group, and of nested levels: a shard has fewer; a forged one may repeat references."""
+
+TOKENIZER_FOLDER = "tokenizer"
+"""Folder of a dataset with the tokenizer that made it."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "tekken.json", "chat_template.jinja",
+)  # fmt: skip
+"""Files of a tokenizer that are asked for where a store cannot list."""
+
+SPAN = np.dtype([("begin", "<u4"), ("end", "<u4"), ("loss_weight", "<f4")])
+"""A half-open range of a document's tokens, and their loss weight."""
+
+# Arrays of a shard, children after their parent, with the number of buffers of each: a validity bitmap, then offsets or
+# values.
+_TOKENS, _SPANS, _ORIGIN, _CHECKSUMS, _TEXT, _LIST = (2, 2), (2, 1, 2, 2, 2), (1, 2, 2), (2, 2), (3,), (2, 2)
+
+TREE, IMAGES, COLUMN_CHECKSUMS = "tree", "images", "column_checksums"
+_OWN_FIELDS = {"tokens", "spans", "origin", "checksums", "text", TREE, IMAGES, COLUMN_CHECKSUMS}
+MAX_COLUMNS = 32
+"""Of a dataset."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A number for each token of each document."""
+
+    name: str
+    dtype: str
+    """float32 or int32."""
+    fill: float = 0.0
+    """Value in slots that hold no such token, such as padding."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in _OWN_FIELDS:
+            raise ConfigError(
+                f"a column's name must be a word other than {', '.join(sorted(_OWN_FIELDS))}; got {self.name!r}"
+            )
+        if self.dtype not in ("float32", "int32"):
+            raise ConfigError(f"column {self.name!r}: dtype must be float32 or int32, got {self.dtype!r}")
+        if self.dtype == "int32" and not (self.fill == int(self.fill) and -(2**31) <= self.fill < 2**31):
+            raise ConfigError(f"column {self.name!r}: fill must be an int32, got {self.fill}")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlaces:
+    """The arrays and buffers of one record batch."""
+
+    rows: int
+    nodes: Array
+    """int64 [arrays, 2]: values and nulls of each array, children after their parent."""
+    buffers: Array
+    """int64 [buffers, 2]: first byte in the file and size of each; inside the file."""
+
+
+def read_places(data: Array, schema: pa.Schema) -> list[BatchPlaces]:
+    """The record batches of a file.
+
+    Args:
+        data: uint8 [bytes], the file.
+        schema: The `pyarrow.Schema` that it must have.
+
+    Raises:
+        FormatError: It is not an Arrow IPC file, or has other columns.
+    """
+    try:
+        return _read(data, schema)
+    except (struct.error, ValueError, OverflowError) as error:
+        raise FormatError(f"not a sound Arrow IPC file: {error}") from None
+
+
+def _read(data: Array, schema: pa.Schema) -> list[BatchPlaces]:
+    if len(data) < 20 or data[:6].tobytes() != _MARK or data[-6:].tobytes() != _MARK:
+        raise ValueError(f"it does not begin and end with {_MARK.decode()}")
+    (size,) = struct.unpack("<i", data[-10:-6].tobytes())
+    if not 0 < size <= len(data) - 10:
+        raise ValueError(f"a footer of {size} bytes")
+    footer = _Table.root(data[len(data) - 10 - size : len(data) - 10].tobytes())
+    expected, first = _columns_of(schema.serialize().to_pybytes()), _columns_of(data[8 : 8 + _MAX_SCHEMA].tobytes())
+    found = _columns(footer.table(1))
+    if found != expected or first != expected:
+        names = ([column[0] for column in columns] for columns in (found, expected))
+        raise ValueError("columns are {}, expected {}".format(*names))
+    if len(footer.structs(2, "V24")):
+        raise ValueError("it has dictionaries")
+    return [_batch(data, offset, head, body) for offset, head, _, body in footer.structs(3, _BLOCK).tolist()]
+
+
+def _batch(data: Array, offset: int, head: int, body: int) -> BatchPlaces:
+    """One record batch: a head with the positions of its buffers in the body that follows."""
+    if offset < 8 or head < 8 or body < 0 or offset + head + body > len(data):
+        raise ValueError(f"a batch at byte {offset} of {head} and {body} bytes")
+    message = _Table.root(_message(data[offset : offset + head].tobytes()))
+    if message.number(1, "<B") != _RECORD_BATCH or message.number(3, "<q") != body:
+        raise ValueError(f"not a record batch at byte {offset}")
+    batch = message.table(2)
+    if batch.place(3) is not None:
+        raise ValueError("it is compressed")
+    nodes, buffers = (batch.structs(field, _PAIR)["pair"] for field in (1, 2))
+    if (buffers < 0).any() or (buffers > body).any() or (buffers.sum(1) > body).any():
+        raise ValueError(f"a buffer of the batch at byte {offset} leaves it")
+    return BatchPlaces(rows=batch.number(0, "<q"), nodes=nodes, buffers=buffers + np.array([offset + head, 0]))
+
+
+def _message(data: bytes) -> bytes:
+    """The flatbuffer in an encapsulated message: −1, its size, its bytes."""
+    mark, size = struct.unpack_from("<ii", data)
+    if mark != -1 or not 0 < size <= len(data) - 8:
+        raise ValueError(f"a message of {size} bytes")
+    return data[8 : 8 + size]
+
+
+def _columns_of(message: bytes) -> list[Any]:
+    """The columns in a schema message, which also begins the file."""
+    return _columns(_Table.root(_message(message)).table(2))
+
+
+def _columns(schema: "_Table") -> list[Any]:
+    """Names and types of the columns, comparable."""
+    return _fields(schema, 1, _MAX_DEPTH)
+
+
+def _fields(owner: "_Table", number: int, depth: int) -> list[Any]:
+    tables = owner.tables(number)
+    if not depth or len(tables) > _MAX_FIELDS:
+        raise ValueError("more columns than a shard has")
+    return [_field(table, depth) for table in tables]
+
+
+def _field(field: "_Table", depth: int) -> tuple[Any, ...]:
+    kind = field.number(2, "<B")
+    details: tuple[Any, ...] = ()
+    if kind == _INT:
+        details = field.table(3).number(0, "<i"), field.table(3).number(1, "<?")
+    elif kind == _FLOAT:
+        details = (field.table(3).number(0, "<h"),)
+    encoded = field.place(4) is not None
+    return field.text(0), kind, details, encoded, _fields(field, 5, depth - 1) if field.place(5) is not None else []
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of a flatbuffer: its fields are found by number; a missing field has its default."""
+
+    data: bytes
+    at: int
+
+    @classmethod
+    def root(cls, data: bytes) -> "_Table":
+        return cls(data, _number(data, "<I", 0))
+
+    def place(self, field: int) -> int | None:
+        """Position of a field; None: it is missing."""
+        entries = self.at - _number(self.data, "<i", self.at)
+        if 4 + 2 * field + 2 > _number(self.data, "<H", entries):
+            return None
+        offset = _number(self.data, "<H", entries + 4 + 2 * field)
+        return self.at + offset if offset else None
+
+    def number(self, field: int, kind: str) -> Any:
+        place = self.place(field)
+        return 0 if place is None else _number(self.data, kind, place)
+
+    def table(self, field: int) -> "_Table":
+        return _Table(self.data, self._target(field))
+
+    def text(self, field: int) -> bytes:
+        begin = self._target(field)
+        size = _number(self.data, "<I", begin)
+        return self.data[begin + 4 : begin + 4 + size]
+
+    def structs(self, field: int, dtype: DTypeLike) -> Array:
+        if self.place(field) is None:
+            return np.empty(0, dtype)
+        begin = self._target(field)
+        return np.frombuffer(self.data, dtype, _number(self.data, "<I", begin), begin + 4)
+
+    def tables(self, field: int) -> "list[_Table]":
+        begin = self._target(field)
+        count = len(self.structs(field, "<u4"))
+        return [
+            _Table(self.data, at + _number(self.data, "<I", at)) for at in range(begin + 4, begin + 4 + 4 * count, 4)
+        ]
+
+    def _target(self, field: int) -> int:
+        """Position that a field refers to."""
+        place = self.place(field)
+        if place is None:
+            raise ValueError(f"field {field} is missing")
+        return place + int(_number(self.data, "<I", place))
+
+
+def _number(data: bytes, kind: str, at: int) -> Any:
+    if at < 0:
+        raise ValueError(f"a reference to byte {at}")
+    return struct.unpack_from(kind, data, at)[0]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLayout:
+    """What all shards of a dataset have in common."""
+
+    vocab_size: int
+    """One more than the highest token id; tokens take two bytes each up to 65,536 ids, otherwise four."""
+    has_spans: bool = False
+    has_text: bool = False
+    columns: tuple[Column, ...] = ()
+    has_trees: bool = False
+    """Whether documents may be prefix trees, or have paths with values (`penstock.data.shards.format.trees`)."""
+    has_images: bool = False
+    """Whether documents may have images (`penstock.data.shards.format.images`)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.vocab_size <= 2**32:
+            raise ConfigError(f"vocab_size must be between 1 and 2^32, got {self.vocab_size}")
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names) or len(names) > MAX_COLUMNS:
+            raise ConfigError(f"columns must have different names and be at most {MAX_COLUMNS}, got {', '.join(names)}")
+        if self.has_trees and not self.has_spans:
+            raise ConfigError("a dataset with trees has loss weights: has_trees needs has_spans")
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        """uint16 or uint32."""
+        return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+
+    @property
+    def first_column(self) -> int:
+        """Number of the first column among `extras`."""
+        return self.has_trees + self.has_images
+
+    @property
+    def extras(self) -> tuple[tuple[str, str], ...]:
+        """(name, dtype) of the lists behind the texts: trees, images, columns, checksums of columns."""
+        trees = [(TREE, "uint32")] if self.has_trees else []
+        images = [(IMAGES, "uint32")] if self.has_images else []
+        columns = [(column.name, column.dtype) for column in self.columns]
+        return (*trees, *images, *columns, *([(COLUMN_CHECKSUMS, "uint64")] if columns else []))
+
+
+def schema_of(layout: ShardLayout) -> pa.Schema:
+    """The Arrow schema of a shard."""
+    span = pa.struct([("begin", pa.uint32()), ("end", pa.uint32()), ("loss_weight", pa.float32())])
+    fields = [("tokens", pa.large_list(pa.from_numpy_dtype(layout.token_dtype)))]
+    fields += [("spans", pa.large_list(span))] if layout.has_spans else []
+    fields += [("origin", pa.struct([("file", pa.int32()), ("line", pa.int64())]))]
+    fields += [("checksums", pa.large_list(pa.uint64()))]
+    fields += [("text", pa.large_string())] if layout.has_text else []
+    return pa.schema(fields + [(name, pa.large_list(pa.from_numpy_dtype(dtype))) for name, dtype in layout.extras])
+
+
+def large_list(offsets: Array, values: pa.Array, valid: Array | None = None) -> pa.LargeListArray:
+    """An Arrow list array on our own buffers.
+
+    Args:
+        offsets: int64 [n + 1], from 0.
+        values: Arrow array of all rows end to end.
+        valid: bool [n], False: null; None: no nulls.
+    """
+    bitmap = None
+    if valid is not None and not valid.all():
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [bitmap, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.large_list(values.type), len(offsets) - 1, buffers, children=[values])
+
+
+def batch_positions(data: Array, layout: ShardLayout, documents: int) -> Array:
+    """The batch table of a finished shard, read from the file itself.
+
+    Args:
+        data: uint8 [bytes], the mapped file.
+        layout: The expected columns.
+        documents: The expected number of documents.
+
+    Returns:
+        `BATCH` [batches]; all its positions are inside the file.
+
+    Raises:
+        FormatError: The file is not such a shard.
+    """
+    batches = read_places(data, schema_of(layout))
+    expected = [min(k.DOCUMENTS_PER_BATCH, documents - at) for at in range(0, documents, k.DOCUMENTS_PER_BATCH)]
+    if [batch.rows for batch in batches] != expected:
+        raise FormatError(f"its batches are not those of {documents:,} documents; was the Arrow library changed?")
+    table = np.zeros(len(batches), k.BATCH)
+    for number, batch in enumerate(batches):
+        _read_line(data, layout, batch, table[number : number + 1])
+    return table
+
+
+def _read_line(data: Array, layout: ShardLayout, batch: BatchPlaces, line: Array) -> None:
+    """Write the line (`BATCH` [1]) of one batch, from Arrow's own positions of its buffers.
+
+    Raises:
+        FormatError: They are not those of our format.
+    """
+    spans = _SPANS if layout.has_spans else ()
+    arrays = [*_TOKENS, *spans, *_ORIGIN, *_CHECKSUMS, *(_TEXT if layout.has_text else ()), *_LIST * len(layout.extras)]
+    if len(batch.nodes) != len(arrays) or len(batch.buffers) != sum(arrays):
+        raise FormatError(f"a batch of {len(batch.nodes)} arrays, expected {len(arrays)}")
+    nulls, rows = batch.nodes[:, 1].tolist(), batch.rows
+    tops = [0, *([2] if spans else []), 2 + len(spans), 5 + len(spans), *([7 + len(spans)] if layout.has_text else [])]
+    tops += range(7 + len(spans) + layout.has_text, len(arrays), len(_LIST))
+    if rows < 1 or (batch.nodes[tops, 0] != rows).any() or any(nulls[:2] + nulls[2 + bool(spans) :]):
+        raise FormatError(f"a batch of {rows} documents with columns of other lengths, or with nulls")
+    places = np.where(batch.buffers[:, 1] > 0, batch.buffers[:, 0], 0).tolist()
+    line["token_offsets"], line["tokens"] = places[1], places[3]
+    if spans:
+        line["span_bitmap"], line["span_offsets"] = places[4] if nulls[2] else 0, places[5]
+        line["span_begins"], line["span_ends"], line["span_weights"] = places[8], places[10], places[12]
+    origin = 4 + sum(spans)
+    line["checksum_offsets"], line["checksums"] = places[origin + 6], places[origin + 8]
+    found = [places[origin + 2], places[origin + 4], *([places[origin + 10]] if layout.has_text else [])]
+    if k.wrong_batch(line, rows, len(data), layout.has_spans) >= 0:
+        raise FormatError("buffers are not in order; was the Arrow library changed?")
+    if found != other_places(data, line[0], rows)[: len(found)]:
+        raise FormatError("origins and texts are not where this format puts them; was the Arrow library changed?")
+    if layout.extras:
+        first = origin + 9 + (_TEXT[0] if layout.has_text else 0)
+        lists = [(places[at + 1], places[at + 3]) for at in range(first, sum(arrays), sum(_LIST))]
+        expected = extra_places(data, line[0], rows, layout)
+        if [begin for begin, _ in lists] != expected or any(
+            values not in (0, begin + 8 * (rows + 1)) for begin, values in lists
+        ):
+            raise FormatError("trees and columns are not where this format puts them; was the Arrow library changed?")
+
+
+def other_places(data: Array, line: np.void, rows: int) -> list[int]:
+    """Positions in a batch that its table does not list: origin files (int32), origin lines (int64), offsets of texts.
+
+    Columns are in the order of the schema, buffers follow each other at multiples of 8, and only spans can be null. So
+    origins come just before the offsets of checksums, and texts just after the checksums. No metadata needs to be read,
+    which may be damaged.
+
+    Args:
+        data: uint8 [bytes], the mapped shard.
+        line: The batch's line in the batch table (`BATCH`), which `wrong_batch` has accepted.
+        rows: Documents in the batch.
+
+    Raises:
+        CorruptionError: The checksums leave the file, so the position of the texts is unknown.
+    """
+    offsets, words = int(line["checksum_offsets"]), int(line["checksums"])
+    lines = offsets - 8 * rows
+    count = int(data[offsets + 8 * rows : offsets + 8 * rows + 8].view(np.int64)[0])
+    texts = words + 8 * count if words else offsets + 8 * (rows + 1)
+    if count < 0 or texts > len(data):
+        raise CorruptionError(f"{count} checksums in a batch, but the file ends before; copy it or prepare it again")
+    return [lines - (4 * rows + 7) // 8 * 8, lines, texts]
+
+
+def extra_places(data: Array, line: np.void, rows: int, layout: ShardLayout) -> list[int]:
+    """Positions in a batch of the offsets of `layout.extras`, whose values follow them; found as in `other_places`.
+
+    Raises:
+        CorruptionError: One would leave the file.
+    """
+    place = other_places(data, line, rows)[2]
+    sizes = [np.dtype(dtype).itemsize for _, dtype in layout.extras]
+    found = []
+    for size in [*([1] if layout.has_text else []), *sizes]:
+        found.append(place)
+        place += 8 * (rows + 1)
+        count = int(data[place - 8 : place].view(np.int64)[0]) if place <= len(data) else -1
+        if not 0 <= count * size <= len(data) - place:
+            raise CorruptionError(f"a column of {count} values, but the file ends before; copy it or prepare it again")
+        place += -(-count * size // 8) * 8
+    return found[layout.has_text :]
+
+
+def read_texts(data: Array, place: int, rows: int, first: int, last: int) -> list[str]:
+    """Texts `first` to `last` of a batch.
+
+    Args:
+        data: uint8 [bytes], the mapped shard.
+        place: Position of the offsets of the batch's texts.
+        rows: Documents in the batch.
+        first: First row.
+        last: One after the last row.
+
+    Raises:
+        ValueError: They leave the file, or are not UTF-8.
+    """
+    begin = place + 8 * (rows + 1)
+    if begin > len(data):
+        raise ValueError("their offsets leave the file")
+    offsets = data[place + 8 * first : place + 8 * (last + 1)].view(np.int64)
+    if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(data) - begin:
+        raise ValueError(f"bytes {offsets.min()} to {offsets.max()} of {len(data) - begin}")
+    values = data[begin + offsets[0] : begin + offsets[-1]].tobytes()
+    ends = (offsets - offsets[0]).tolist()
+    return [values[a:b].decode() for a, b in pairwise(ends)]

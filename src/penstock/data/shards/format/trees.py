@@ -1,0 +1,472 @@
+"""Documents that are prefix trees: token sequences (paths) whose common beginnings are stored, and trained on, once.
+
+    paths 1 2 3 4 5 and 1 2 3 6 7   →   tokens 1 2 3 4 5 | 3 6 7,   branches (begin 0, fork 0), (begin 5, fork 2)
+
+A slot is a token with its target, and two paths share a slot if they agree in all slots up to it; the end of a path
+agrees with any target. So the parent ends one token before the fork, and each branch begins with that token, which is
+moved and not copied: next to the original, a copy would be seen twice. Depth first, a tree is a list of branches, each
+with consecutive slots: the target of slot i is token i + 1 of the same branch, and positions go up by 1 in a branch.
+The loss weight of token i + 1 is that of slot i; the first token of a branch is nobody's target there.
+
+A query at slot q sees a key at slot k if k ≤ q < reach[k]: the end of the subtree of k's node.
+
+Stored is one list of 32-bit words for each document: counts (`UNITS`); the branches; the paths; the values of paths,
+two words each; a checksum. An ordinary document without values of its own has no words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple, Self, final
+
+import numpy as np
+
+from penstock.core.arrays import Array, Float32, Float64, Int64, UInt32
+from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.ragged import Ragged
+from penstock.data.stores.files import checksum
+
+RANK, LABEL = "rank", "label"
+"""Values of a path that count: `rank`, 0 the best, makes pairs of a better and a worse path; `label`, 1 or 0, says
+whether an answer is good (KTO); below 0 it is a mismatched answer, which is not trained."""
+REWARD, ADVANTAGE = "reward", "advantage"
+"""Values of a sampled answer; a policy learns from one of them."""
+TEMPERATURE, TRUNCATED = "temperature", "truncated"
+"""More values of a sampled answer: the temperature of the sampler, and 1 where `max_tokens` or the context cut it."""
+_HEAD, _TAIL = 5, 2
+_BRANCH, _PATH = 3, 2
+MAX_PATHS = 2**16
+"""Of a document."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tree:
+    """The branches and paths of one document. B branches, P paths, K values of a path."""
+
+    branches: Annotated[Int64, "branches 3"]
+    """[B, 3] first slot; position of that slot in its paths (0: a root); the branch that it forks from, −1: none."""
+    paths: Annotated[Int64, "paths 2"]
+    """[P, 2] the branch in which a path ends, and its tokens."""
+    values: Annotated[Float64, "paths values"]
+    """[P, K] values of each path; NaN: not given."""
+    names: tuple[str, ...] = ()
+    """[K] names of the values."""
+
+    def check(self, num_tokens: int) -> None:
+        """Check that this is a tree over a document of `num_tokens` tokens.
+
+        Raises:
+            ConfigError: It is not; says what is wrong.
+        """
+        if fault := self._fault(num_tokens):
+            raise ConfigError(fault)
+
+    def _fault(self, num_tokens: int) -> str | None:
+        begins, forks, parents = self.branches.T.tolist()
+        if not begins or begins[0] != 0 or len(self.paths) > MAX_PATHS:
+            return f"a tree begins at its document's first token and has 1 to {MAX_PATHS:,} paths"
+        ends = [*begins[1:], num_tokens]
+        chain: dict[int, int] = {}
+        for number, (begin, fork, parent) in enumerate(zip(begins, forks, parents, strict=True)):
+            if not begin < ends[number]:
+                return f"branch {number} has no token"
+            if parent < 0:
+                if parent != -1 or fork != 0:
+                    return f"branch {number} has no parent, but forks at position {fork}"
+                chain = {}
+            else:
+                # Slots of the parent up to the fork, and the token that was moved.
+                last = forks[parent] + ends[parent] - begins[parent] - 1 if parent < number else -1
+                if parent not in chain or not forks[parent] < fork <= min(chain[parent], last):
+                    return f"branch {number} forks from branch {parent} at position {fork}, which is not depth first"
+                chain = {one: limit for one, limit in chain.items() if one <= parent}
+                chain[parent] = fork
+            chain[number] = 2**62
+        covered = [0] * len(begins)
+        for number, (branch, length) in enumerate(self.paths.tolist()):
+            if not 0 <= branch < len(begins):
+                return f"path {number} ends in branch {branch}, but there are {len(begins)}"
+            most = forks[branch] + ends[branch] - begins[branch]
+            if not forks[branch] < length <= most:
+                return (
+                    f"path {number} of {length} tokens does not end in its branch, which has {forks[branch]} to {most}"
+                )
+            covered[branch] = max(covered[branch], length)
+        for branch, length in enumerate(covered):
+            if length != forks[branch] + ends[branch] - begins[branch]:
+                return f"no path goes to the end of branch {branch}"
+        if self.values.shape != (len(self.paths), len(self.names)):
+            return f"values are {list(self.values.shape)}, expected {[len(self.paths), len(self.names)]}"
+        return None
+
+    @property
+    def forked(self) -> bool:
+        """Whether any slot is shared by two branches."""
+        return bool((self.branches[:, 2] >= 0).any())
+
+    @property
+    def num_roots(self) -> int:
+        """Branches that share nothing with those before them."""
+        return int(np.count_nonzero(self.branches[:, 2] < 0))
+
+    @property
+    def path_tokens(self) -> int:
+        """Tokens of all paths, each counted by itself."""
+        return int(self.paths[:, 1].sum())
+
+    @cached_property
+    def num_pairs(self) -> int:
+        """Pairs of a better and a worse path, by `rank`."""
+        return len(self.pairs())
+
+    @property
+    def num_examples(self) -> int:
+        """Paths with a label of 0 or 1."""
+        return 0 if LABEL not in self.names else int(np.count_nonzero(self.value(LABEL) >= 0))
+
+    def value(self, name: str) -> Annotated[Float64, "paths"]:
+        """A value of each path."""
+        found: Float64 = self.values[:, self.names.index(name)]
+        return found
+
+    def pairs(self) -> Annotated[Int64, "pairs 2"]:
+        """[pairs, 2] (better, worse) path; none if paths have no rank, or one is NaN."""
+        if RANK not in self.names:
+            return np.empty((0, 2), np.int64)
+        return pairs_of(self.value(RANK))
+
+    def nodes(self, num_tokens: int) -> tuple[list[int], list[int], Annotated[Int64, "tokens"]]:
+        """Nodes of the tree: stretches of slots that the same paths share.
+
+        Returns:
+            First slot of each node; the end of each node's subtree; and the position of every slot in its paths.
+        """
+        begins, forks, parents = self.branches.T.tolist()
+        ends = [*begins[1:], num_tokens]
+        whole = list(ends)
+        children: list[list[tuple[int, int]]] = [[] for _ in begins]
+        for branch in range(len(begins) - 1, -1, -1):
+            if (parent := parents[branch]) >= 0:
+                whole[parent] = max(whole[parent], whole[branch])
+                # Reversed: the fork nearest to the root comes first.
+                children[parent].append((forks[branch] - forks[parent], whole[branch]))
+        starts: list[int] = []
+        reach: list[int] = []
+        positions = np.arange(num_tokens)
+        for branch, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            if begin or forks[branch]:
+                positions[begin:end] += forks[branch] - begin
+            at = 0
+            for offset, last in children[branch]:
+                if offset > at:
+                    starts.append(begin + at)
+                    reach.append(last)
+                    at = offset
+            starts.append(begin + at)
+            reach.append(end)
+        return starts, reach, positions
+
+    def slots(self, path: int) -> Annotated[Int64, "tokens"]:
+        """The slots of one path, from its root to its end."""
+        branch, limit = self.paths[path].tolist()
+        parts: list[Any] = []
+        while branch >= 0:
+            begin, fork, parent = self.branches[branch].tolist()
+            parts.append(np.arange(begin, begin + limit - fork))
+            branch, limit = parent, fork
+        return np.concatenate(parts[::-1])
+
+    def describe(self, num_tokens: int) -> "list[BranchView]":
+        """The branches in their order, each with the paths that end in it."""
+        begins, forks, parents = self.branches.T.tolist()
+        ends = [*begins[1:], num_tokens]
+        found = []
+        for branch, (begin, end, fork, parent) in enumerate(zip(begins, ends, forks, parents, strict=True)):
+            paths = np.flatnonzero(self.paths[:, 0] == branch).tolist()
+            labels = [", ".join([f"path {path}", *self._values_of(path)]) for path in paths]
+            found.append(BranchView(begin, end, fork, parent, "; ".join(labels)))
+        return found
+
+    def _values_of(self, path: int) -> list[str]:
+        pairs = zip(self.names, self.values[path].tolist(), strict=True)
+        return [f"{name} {value:g}" for name, value in pairs if not np.isnan(value)]
+
+    def words(self) -> Annotated[UInt32, "words"]:
+        """What is stored; see above."""
+        counts = [len(self.branches), len(self.paths), self.num_pairs, self.num_examples, self.path_tokens]
+        branches = self.branches.copy()
+        branches[:, 2] += 1
+        numbers = np.concatenate([counts, branches.ravel(), self.paths.ravel()]).astype(np.uint32)
+        content = np.concatenate([numbers, np.ascontiguousarray(self.values, "<f8").reshape(-1).view(np.uint32)])
+        return np.concatenate([content, np.array([checksum(content)], "<u8").view(np.uint32)])
+
+    @classmethod
+    def of_words(cls, words: Annotated[UInt32, "words"], names: tuple[str, ...], num_tokens: int) -> Self:
+        """The tree of a document of `num_tokens` tokens, from what is stored.
+
+        Raises:
+            CorruptionError: It is not what was written.
+        """
+        content = np.ascontiguousarray(words[:-_TAIL])
+        if len(words) < _HEAD + _TAIL or checksum(content) != int(np.ascontiguousarray(words[-_TAIL:]).view("<u8")[0]):
+            raise CorruptionError("its tree differs from its checksum")
+        num_branches, num_paths = content[:2].tolist()
+        at = _HEAD + _BRANCH * num_branches
+        end = at + _PATH * num_paths
+        if len(content) != end + 2 * num_paths * len(names):
+            raise CorruptionError(f"its tree has {len(content)} words, which is not what it says")
+        branches = content[_HEAD:at].astype(np.int64).reshape(-1, _BRANCH)
+        branches[:, 2] -= 1
+        tree = cls(
+            branches=branches,
+            paths=content[at:end].astype(np.int64).reshape(-1, _PATH),
+            values=content[end:].view("<f8").reshape(num_paths, len(names)).astype(np.float64),
+            names=names,
+        )
+        if fault := tree._fault(num_tokens):
+            raise CorruptionError(f"its tree is none: {fault}")
+        return tree
+
+    def __repr__(self) -> str:
+        values = f", values {', '.join(self.names)}" if self.names else ""
+        return f"Tree({len(self.branches)} branches, {len(self.paths)} paths{values})"
+
+
+class BranchView(NamedTuple):
+    """One branch, for people."""
+
+    begin: int
+    """Its first slot in the document."""
+    end: int
+    """One after its last slot."""
+    position: int
+    """Position of its first slot in its paths; 0: a root."""
+    parent: int
+    """The branch that it forks from; −1: none."""
+    label: str
+    """The paths that end in it, with their values."""
+
+    def __str__(self) -> str:
+        where = f"from position {self.position} of branch {self.parent}" if self.parent >= 0 else "from the beginning"
+        return f"slots {self.begin}–{self.end - 1} {where}: {self.label or 'no path ends here'}"
+
+
+UNITS = ("branches", "paths", "pairs", "examples", "path_tokens")
+"""What the first words of a stored tree count."""
+
+
+def pairs_of(ranks: Annotated[Float64, "paths"]) -> Annotated[Int64, "pairs 2"]:
+    """[pairs, 2] (better, worse): every two paths of different rank; equal and missing ranks (NaN) make none."""
+    better, worse = np.nonzero(ranks[:, None] < ranks[None, :])
+    return np.stack([better, worse], axis=1)
+
+
+def odd_weight(weights: Array, times: Array) -> float | None:
+    """A loss weight of a token that is neither 0 nor 1, which losses of whole answers cannot read; None: there is none.
+
+    Args:
+        weights: [n] stored weights of tokens.
+        times: [n] paths that share each token: its weight may be the sum over them.
+    """
+    wrong = (weights != 0) & (weights != 1) & (weights != times)
+    return float(weights[wrong][0] / times[wrong][0]) if wrong.any() else None
+
+
+class TreeDocument(NamedTuple):
+    """A document with its tree, as `build_tree` makes it. T stored tokens."""
+
+    tokens: Annotated[Int64, "tokens"]
+    loss_weights: Annotated[Float32, "tokens"]
+    """Weight of each token as a target: the sum over the paths that share it."""
+    tree: Tree
+    columns: dict[str, Array]
+    """Name → [T] value of each token."""
+
+
+def build_tree(
+    paths: Sequence[object],
+    loss_weights: Sequence[Any] | None = None,
+    *,
+    values: Mapping[str, Sequence[float]] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    shared_weights: Literal["sum", "once"] = "sum",
+    share: bool = True,
+    trained_alike: bool = True,
+) -> TreeDocument:
+    """One document of several token sequences; what they begin with in common is stored once.
+
+    Args:
+        paths: Token ids of each path; none is empty.
+        loss_weights: Weight of each token of each path as a target; None: 1.
+        values: Name → a number for each path, such as `rank`, `label`, `advantage`, `reward`, `temperature` or
+            `truncated`.
+        columns: Name → a number for each token of each path. Tokens with different numbers are not shared.
+        shared_weights: The weight of a shared target: the sum over its paths, or (`once`) the largest.
+        share: False: nothing is shared, and each path is a branch of its own.
+        trained_alike: Paths do not share a target that is trained (its weight is not 0) in one but not in the other,
+            as sums over paths need it. False: they may.
+
+    Returns:
+        The document. A path that ends where another goes on has no slot of its own; equal paths have the same slots.
+
+    Raises:
+        ConfigError: There are no paths, one is empty, or the arrays do not fit each other.
+    """
+    sequences = [_ids(number, path) for number, path in enumerate(paths)]
+    if not sequences:
+        raise ConfigError("a tree needs at least one path")
+    count = len(sequences)
+    if loss_weights is None:
+        weights = [np.ones(len(ids), np.float32) for ids in sequences]
+    else:
+        weights = _parallel("loss_weights", loss_weights, sequences, np.float32)
+    extra = {name: _parallel(f"column {name!r}", rows, sequences, None) for name, rows in (columns or {}).items()}
+    names = tuple(values or {})
+    table = np.empty((count, len(names)))
+    for at, name in enumerate(names):
+        if len((values or {})[name]) != count:
+            raise ConfigError(f"value {name!r}: {len((values or {})[name])} numbers for {count} paths")
+        table[:, at] = (values or {})[name]
+
+    # Paths that end inside another go last, so that they find it.
+    shared = np.zeros((count, count), np.int64)
+    if share:
+        for one in range(count):
+            for other in range(one):
+                alike = [(extra[name][one], extra[name][other]) for name in extra]
+                if trained_alike:
+                    alike.append((weights[one] != 0, weights[other] != 0))
+                shared[one, other] = shared[other, one] = _shared_slots(sequences[one], sequences[other], alike)
+    lengths = [len(ids) for ids in sequences]
+    inside = [
+        any(shared[one, other] == lengths[one] < lengths[other] for other in range(count)) for one in range(count)
+    ]
+    grown = _Growth(lengths, shared)
+    for one in sorted(range(count), key=lambda one: (inside[one], one)):
+        grown.add(one)
+    order, branches = grown.depth_first()
+    owners = [grown.owner[branch] for branch in order]
+    forks = [grown.forks[branch] for branch in order]
+
+    def stored(rows: Sequence[Array]) -> Array:
+        return np.concatenate([rows[owner][fork:] for owner, fork in zip(owners, forks, strict=True)])
+
+    number_of = {branch: number for number, branch in enumerate(order)}
+    tree = Tree(
+        branches=branches,
+        paths=np.array([[number_of[grown.ends_in[one]], lengths[one]] for one in range(count)]),
+        values=table,
+        names=names,
+    )
+    tokens = stored(sequences)
+    out = np.zeros(len(tokens), np.float32)
+    for one in range(count):
+        # The weight of token t belongs to the slot before it, so it stands behind that slot, in the same branch.
+        places = tree.slots(one)[:-1] + 1
+        if shared_weights == "once":
+            np.maximum.at(out, places, weights[one][1:])
+        else:
+            np.add.at(out, places, weights[one][1:])
+    return TreeDocument(tokens, out, tree, {name: stored(rows) for name, rows in extra.items()})
+
+
+class _Growth:
+    """A tree while paths are added: each forks from an earlier one with which it shares most slots."""
+
+    def __init__(self, lengths: Sequence[int], shared: Annotated[Int64, "paths paths"]) -> None:
+        self._lengths, self._shared = lengths, shared
+        self.owner: list[int] = []
+        """The path whose tokens a branch has."""
+        self.forks: list[int] = []
+        self.parents: list[int] = []
+        self.ends_in: dict[int, int] = {}
+        """Path → the branch in which it ends."""
+
+    def add(self, one: int) -> None:
+        """Add a path."""
+        near = max(self.ends_in, key=lambda other: (int(self._shared[one, other]), -other), default=None)
+        common = 0 if near is None else int(self._shared[one, near])
+        branch = -1
+        if near is not None and common:
+            # The branch that holds the last shared slot.
+            branch = self.ends_in[near]
+            while self.forks[branch] >= common:
+                branch = self.parents[branch]
+        if common == self._lengths[one]:
+            self.ends_in[one] = branch
+            return
+        self.ends_in[one] = len(self.owner)
+        self.owner.append(one)
+        self.forks.append(common)
+        self.parents.append(branch)
+
+    def depth_first(self) -> tuple[list[int], Annotated[Int64, "branches 3"]]:
+        """Branches in the order in which they are stored, and what is stored of each."""
+        children: dict[int, list[int]] = {}
+        for branch, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(branch)
+        order: list[int] = []
+        stack = sorted(children[-1], reverse=True)
+        while stack:
+            branch = stack.pop()
+            order.append(branch)
+            # The deepest fork comes first: what continues a slot must follow it without a gap.
+            stack += sorted(children.get(branch, ()), key=lambda one: (self.forks[one], -one))
+        number_of = {branch: number for number, branch in enumerate(order)} | {-1: -1}
+        sizes = [self._lengths[self.owner[branch]] - self.forks[branch] for branch in order]
+        begins = np.cumsum([0, *sizes[:-1]])
+        rows = [(self.forks[branch], number_of[self.parents[branch]]) for branch in order]
+        return order, np.column_stack([begins, np.array(rows)])
+
+
+def _shared_slots(one: Array, other: Array, alike: Sequence[tuple[Array, Array]]) -> int:
+    """Slots that two paths share; `alike` are arrays of both that must agree, too."""
+    most = min(len(one), len(other))
+    common = _agree(one, other, most)
+    shared = common if common == most else common - 1
+    for mine, theirs in alike:
+        # Token t is the target of slot t − 1; the first token is none.
+        differs = 1 + _agree(mine[1:], theirs[1:], most - 1)
+        if differs < most:
+            shared = min(shared, differs - 1)
+    return max(shared, 0)
+
+
+def _agree(one: Array, other: Array, most: int) -> int:
+    """Entries at the beginning that are equal, at most `most`."""
+    same = one[:most] == other[:most]
+    if one.dtype.kind == "f":
+        same |= np.isnan(one[:most]) & np.isnan(other[:most])
+    return most if same.all() else int(np.argmin(same))
+
+
+def _ids(number: int, path: object) -> Annotated[Int64, "tokens"]:
+    array = np.asarray(path)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise ConfigError(f"path {number}: expected a flat list of at least one token id")
+    return array.astype(np.int64)
+
+
+def _parallel(what: str, rows: Sequence[Any], sequences: Sequence[Array], dtype: Any) -> list[Array]:
+    if len(rows) != len(sequences):
+        raise ConfigError(f"{what}: {len(rows)} lists for {len(sequences)} paths")
+    arrays = [np.asarray(row, dtype) for row in rows]
+    for number, (row, ids) in enumerate(zip(arrays, sequences, strict=True)):
+        if row.shape != ids.shape:
+            raise ConfigError(f"{what}: {len(row)} numbers for the {len(ids)} tokens of path {number}")
+    return arrays
+
+
+def tree_words(trees: Sequence[Tree | None], lengths: Sequence[int]) -> Ragged:
+    """What is stored for documents of these lengths; None is an ordinary document.
+
+    Raises:
+        ConfigError: A tree does not fit its document; names it.
+    """
+    rows = []
+    for number, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
+        if tree is not None and (fault := tree._fault(length)):
+            raise ConfigError(f"document {number}: {fault}")
+        rows.append(np.empty(0, np.uint32) if tree is None else tree.words())
+    return Ragged.from_rows(rows, np.uint32)

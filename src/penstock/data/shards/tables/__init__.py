@@ -1,0 +1,1 @@
+"""What leads to documents: the table of where their bytes are, lengths, mappings, and the protocols of datasets."""

@@ -1,0 +1,1 @@
+"""Writes shards and finishes datasets; reuses shards that are finished."""

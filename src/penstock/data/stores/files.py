@@ -1,0 +1,260 @@
+"""Files of this machine: mapped without holding them open, written atomically, checked.
+
+A mapping keeps no file descriptor, so a dataset of thousands of shards opens under the usual limit of 1,024 files.
+"""
+
+import ctypes
+import errno
+import json
+import math
+import mmap
+import os
+import shutil
+import stat
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from penstock.core.arrays import Array
+from penstock.core.compiled import address_of
+from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
+from penstock.core.folders import local_path
+from penstock.core.system import explain_cut_files, limit_cure, mapped, too_many_files
+from penstock.data.stores._kernels import bytes_checksum
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+FAILED = ctypes.c_void_p(-1).value
+
+
+@final
+class Mapping:
+    """The bytes of a file, read-only; `numpy.asarray` of it is uint8 [size] and keeps it mapped.
+
+    Args:
+        path: The file; an empty one is a mapping of no bytes.
+
+    Raises:
+        OSError: It cannot be opened, or is not a regular file: opening a pipe would wait for a writer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
+            self.path, self.size, self._address = path, status.st_size, 0
+            if self.size:
+                found = libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+                if found is None or found == FAILED:
+                    raise OSError(ctypes.get_errno(), "cannot be mapped", str(path))
+                self._address = found
+                weakref.finalize(self, libc.munmap, found, self.size)
+        finally:
+            os.close(handle)
+        explain_cut_files(traces=False)
+        mapped.add(self)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self._address, True)}
+
+
+def map_file(path: Path) -> Array:
+    """Bytes of a file as uint8 [size], read-only; the file stays mapped as long as an array on it exists."""
+    found = Mapping(path)
+    return np.asarray(found) if found.size else np.empty(0, np.uint8)
+
+
+def map_numbers(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
+    """Map a file of plain little-endian numbers, or of records of such.
+
+    Raises:
+        CorruptionError: The file's size is not that of `shape`, or it is not a regular file.
+    """
+    expected = math.prod(shape) * np.dtype(dtype).itemsize
+    check_size(path, expected)
+    data = map_file(path)
+    if len(data) != expected:
+        raise _wrong_size(path, len(data), expected)
+    numbers: Array = data.view(dtype).reshape(shape)
+    return numbers
+
+
+def check_size(path: Path, expected: int) -> None:
+    """Check that a regular file exists and has `expected` bytes.
+
+    Raises:
+        CorruptionError: It is missing, cut, too long, or a link.
+    """
+    size = check_regular(path, f"; expected {expected} bytes").st_size
+    if size != expected:
+        raise _wrong_size(path, size, expected)
+
+
+def check_regular(path: Path, expected: str = "") -> os.stat_result:
+    """Check that a path is a regular file: a link may lead out of a folder that came from a stranger.
+
+    Raises:
+        CorruptionError: It is missing or something else.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise CorruptionError(f"{path}: the file is missing{expected}; copy it again, or prepare again") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not stat.S_ISREG(status.st_mode):
+        what = "a link, which may lead outside the folder" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+        raise CorruptionError(f"{path}: is {what}; copy the dataset with the files themselves (cp -rL)")
+    return status
+
+
+def unreadable(path: Path | str, error: OSError, what: str = "") -> PenstockError:
+    """What is wrong where a file cannot be read or mapped: the file, or a limit of this machine."""
+    reason = error.strerror or str(error)
+    if cure := limit_cure(error):
+        return ConfigError(f"{path}: cannot be opened{what}: {reason}; {cure}")
+    return CorruptionError(f"{path}: cannot be read: {reason}; copy it again, or prepare again")
+
+
+def make_way(path: Path) -> None:
+    """Remove what is not a plain file from the place of one: a folder, a link, a pipe."""
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name found in a file is a printable name of a file in the same folder."""
+    return name not in ("", ".", "..") and "/" not in name and "\\" not in name and name.isprintable()
+
+
+def _wrong_size(path: Path, size: int, expected: int) -> CorruptionError:
+    return CorruptionError(f"{path}: {size} bytes, expected {expected}; copy it again, or prepare again")
+
+
+def checksum(data: Array) -> int:
+    """Checksum of an array's bytes (see `_kernels.bytes_checksum`)."""
+    data = np.ascontiguousarray(data)
+    return int(bytes_checksum(np.uint64(address_of(data)), np.uint64(data.nbytes)))
+
+
+@contextmanager
+def output_errors(path: Path) -> Iterator[None]:
+    """Turn a failure to write into an error with the path and the cure."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except OSError as error:
+        cure = too_many_files(error) or "make room or choose another folder"
+        raise OutputError(
+            f"{path}: cannot write: {error.strerror or error}; {cure}, then run it again: finished parts are kept"
+        ) from error
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Make a folder for output; its content is removed again if writing fails.
+
+    Raises:
+        OutputError: It is not empty, or cannot be made.
+        ConfigError: It is a URL.
+    """
+    folder = local_path(path, "an output folder")
+    with output_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise OutputError(f"{folder}: is not empty; choose a new or empty folder")
+    try:
+        yield folder
+    except BaseException:
+        for left in folder.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+        raise
+
+
+def usual_mode(*paths: Path) -> None:
+    """Give files written by a library the permissions of a new file; safetensors hides its files from other users."""
+    for path in paths:
+        other = path.with_name(f"{path.name}.mode")
+        other.touch()
+        path.chmod(other.stat().st_mode)
+        other.unlink()
+
+
+def write_text(path: Path, content: str) -> None:
+    """`write_file` for text; what UTF-8 cannot encode (lone surrogates) is escaped."""
+    write_file(path, content.encode("utf-8", "backslashreplace"))
+
+
+def write_file(path: Path, data: bytes | Array) -> None:
+    """Write a file atomically: under another name, forced to the disk, then renamed."""
+    partial = path.with_name(path.name + ".partial")
+    with output_errors(path):
+        with open(partial, "wb") as file:
+            file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """`write_file` for JSON; the same bytes for the same value."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the entries of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def release_pages(path: Path) -> None:
+    """Let the system reuse the cache memory of a synced file; the next reader gets it from the disk.
+
+    This is a hint: mapped pages stay, and systems or file systems that do not support it ignore it.
+    """
+    with suppress(OSError, AttributeError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Any:
+    """The value of a JSON file that must be a regular file.
+
+    Args:
+        path: The file.
+        cure: What to do if it is damaged, for the message.
+
+    Raises:
+        CorruptionError: It is missing, a link, or not JSON.
+        ConfigError: A limit of this machine keeps it from being read.
+    """
+    check_regular(path)
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise CorruptionError(f"{path}: damaged: not JSON: {reason}; {cure}") from None
