@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from penstock.core.errors import CorruptionError, FormatError
@@ -270,9 +272,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     listed = listed_files(folder).get(_INDEX, [_WHOLE])
     try:
         return {name: weight for file in listed for name, weight in load_file(folder / file).items()}
