@@ -101,7 +101,8 @@ def test_foreign_errors_keep_their_traceback(monkeypatch):
 
 def test_ctrl_c_exits_130():
     code = (
-        "import signal, penstock.use.cli.app as c; c._run = lambda a: (print('on', flush=True), signal.pause()); c.main()"
+        "import signal, penstock.use.cli.app as c\n"
+        "c._run = lambda a: (print('on', flush=True), signal.pause())\nc.main()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -126,7 +127,10 @@ def test_a_stopped_verb_says_so(monkeypatch, capsys):
 
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_closed_pipe_is_quiet(lines):
-    code = f"import penstock.use.cli.app as c; c._run = lambda a: [print('x' * 80) for _ in range({lines})] and 0; c.main()"
+    code = (
+        "import penstock.use.cli.app as c\n"
+        f"c._run = lambda a: [print('x' * 80) for _ in range({lines})] and 0\nc.main()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
 from penstock.chat.masks.certificate import Certificate
 from penstock.chat.masks.checks import Evidence
 from penstock.chat.masks.reasons import BEHIND, IMAGE, WRITTEN, reasons_of
+from penstock.core.arrays import Bool, Float32, Int64, UInt32
 from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, marked_text
 from penstock.media.expansion import ImagePlace
 from penstock.media.loading import LoadedImage
 
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
+IntArray = Int64
 
 
 @final
@@ -22,9 +23,9 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 class EncodedChat:
     """A conversation as it is trained."""
 
-    tokens: np.ndarray[Any, np.dtype[np.uint32]]
+    tokens: UInt32
     """uint32 [tokens]."""
-    loss_weights: np.ndarray[Any, np.dtype[np.float32]]
+    loss_weights: Float32
     """Loss weight of each token as a target, float32 [tokens]."""
     text: str
     """The rendered conversation."""
@@ -32,7 +33,7 @@ class EncodedChat:
     """First character of each token in `text`, int64 [tokens]."""
     ends: IntArray
     """One after its last character, int64 [tokens]."""
-    is_control: np.ndarray[Any, np.dtype[np.bool_]]
+    is_control: Bool
     """Which tokens are control tokens, bool [tokens]."""
     messages: IntArray
     """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1: the template's."""

@@ -32,7 +32,9 @@ from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import restore
 from penstock.chat.written import encode_written
+from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.core.json_values import JsonMapping
 from penstock.core.ragged import Ragged
 from penstock.media.expansion import ImagePlace, expand
 from penstock.media.layout import NOUNS
@@ -197,7 +199,7 @@ class ChatEncoder:
         return done
 
     def _encode_texts(
-        self, drafts: Sequence[_Draft], literals: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]
+        self, drafts: Sequence[_Draft], literals: Sequence[Bool]
     ) -> tuple[list[EncodedText], list[list[ImagePlace]]]:
         """Tokens of rendered conversations, and the tokens of each image."""
         texts, forged = [draft.rendered.text for draft in drafts], self.mask_settings.allow_forged
@@ -245,7 +247,7 @@ class ChatEncoder:
         forged = self.mask_settings.allow_forged
         return encode_cut(self.tokenizer, draft.rendered.text, literal, borders, allow_forged=forged)
 
-    def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[np.ndarray[Any, np.dtype[np.bool_]] | None]:
+    def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[Bool | None]:
         """Tokens that the role boundaries train, for each conversation of a batch; None where there are none."""
         roles = {boundary.role for boundary in self.boundaries} & set(self.mask_settings.roles_to_train)
         if not roles or not encoded:
@@ -372,11 +374,11 @@ def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
 
 
 def encode(
-    conversation: Conversation | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    conversation: Conversation | JsonMapping | Sequence[JsonMapping],
     *,
     tokenizer: Tokenizer | str | Path,
     template: Template | str | Path | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[JsonMapping] | None = None,
     strict: bool = True,
     **mask_settings: Unpack[MaskKeywords],
 ) -> EncodedChat:
@@ -415,9 +417,9 @@ def encode(
     return chats[0]
 
 
-def _read(given: Mapping[str, Any] | Sequence[Mapping[str, Any]], tools: Any) -> Conversation:
+def _read(given: JsonMapping | Sequence[JsonMapping], tools: Any) -> Conversation:
     """A record, or a list of messages with its tools, as one conversation."""
-    record: Mapping[str, Any] = given if isinstance(given, Mapping) else {"messages": list(given)}
+    record: JsonMapping = given if isinstance(given, Mapping) else {"messages": list(given)}
     if not isinstance(given, Mapping) and not given:
         raise ConversationError("the conversation is empty: give at least one message")
     read = read_conversation(record if tools is None else {**record, "tools": list(tools)})

@@ -4,8 +4,6 @@ Each segment is encoded by itself, as axolotl does, so that no token spans two o
 control tokens, because whoever writes segments writes the markers.
 """
 
-from typing import Any
-
 import numpy as np
 
 from penstock.chat.encoded_chat import EncodedChat, IntArray
@@ -13,10 +11,11 @@ from penstock.chat.masks.certificate import Certificate, Problem
 from penstock.chat.masks.checks import check_unread
 from penstock.chat.records.conversation import Conversation, Piece
 from penstock.chat.tokens.encoding import encode_rendered
+from penstock.core.arrays import Float32, UInt32
 from penstock.core.errors import ConversationError
 from penstock.tokenizers import Tokenizer
 
-Part = tuple[str, np.ndarray[Any, np.dtype[np.uint32]], IntArray, IntArray]
+Part = tuple[str, UInt32, IntArray, IntArray]
 """Text, ids, and the first character of each token and one after its last."""
 
 
@@ -28,7 +27,7 @@ def encode_written(conversation: Conversation, tokenizer: Tokenizer, unread: tup
         TokenizerError: A text cannot be encoded.
     """
     parts: list[Part] = []
-    weights: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+    weights: list[Float32] = []
     for piece in conversation.written:
         part = _of_text(piece.text, tokenizer) if piece.text is not None else _of_ids(piece, tokenizer, conversation)
         parts.append(part)
@@ -82,7 +81,7 @@ def _of_ids(piece: Piece, tokenizer: Tokenizer, conversation: Conversation) -> P
     return whole, ids, np.concatenate([[0], ends[:-1]]).astype(np.int64), ends
 
 
-def _places(tokenizer: Tokenizer, ids: np.ndarray[Any, np.dtype[np.uint32]], whole: str) -> tuple[IntArray, IntArray]:
+def _places(tokenizer: Tokenizer, ids: UInt32, whole: str) -> tuple[IntArray, IntArray]:
     """Characters of tokens whose texts do not add up, from the texts of their beginnings, token by token."""
     ends, text, begin = [], "", 0
     for at in range(len(ids)):

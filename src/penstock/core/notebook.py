@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Bool
+
 _COLUMNS = 600
 """Columns of a strip: each shows the slots that fall into it."""
 _COLOURS = ("#3b7dd8", "#e08a2c")
@@ -34,7 +36,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table><tr>{titles}</tr>{lines}</table>"
 
 
-def row_strip(documents: "np.ndarray[Any, Any]", trained: "np.ndarray[Any, np.dtype[np.bool_]]", used: int) -> str:
+def row_strip(documents: "np.ndarray[Any, Any]", trained: "Bool", used: int) -> str:
     """A packed row as a strip: documents in alternating colours, full where tokens are trained, pale where not.
 
     Args:

@@ -6,6 +6,8 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Int64
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Ragged:
     """
 
     values: np.ndarray[Any, np.dtype[Any]]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
+    offsets: Int64
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -32,7 +34,7 @@ class Ragged:
         return (self[row] for row in range(len(self)))
 
     @property
-    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def lengths(self) -> Int64:
         """Length of each row, int64 [num_rows]."""
         return np.diff(self.offsets)
 

@@ -13,10 +13,10 @@ Counter-based random numbers: one for each token of each sequence.
 """
 
 import hashlib
-from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import UInt64
 from penstock.core.compiled import inline_kernel, kernel
 
 MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -64,7 +64,7 @@ def _mix_into(keys, values, out):
         out[i] = mix(keys[i if len(keys) > 1 else 0], values[i])
 
 
-def mix_array(keys: Any, values: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def mix_array(keys: object, values: object) -> UInt64:
     """`mix` for arrays: one key or [n], with values [n]; uint64 [n]."""
     values = np.ascontiguousarray(values).astype(np.uint64)
     out = np.empty(len(values), np.uint64)

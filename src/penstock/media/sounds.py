@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Float32
 from penstock.core.errors import MissingExtraError, RecordError, record_errors
 from penstock.media.header import Header, header_of_sound, read_header
 from penstock.media.sound_files import SoundFile, open_sound, sound_file
 
-Samples = np.ndarray[Any, np.dtype[np.float32]]
+Samples = Float32
 LOUDEST = 32.0
 """Largest sample that is believed, where 1.0 is full scale; files of floats may exceed that, by a little."""
 _FULL_SCALE = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}

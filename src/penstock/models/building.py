@@ -8,11 +8,12 @@ from torch import nn
 
 from penstock.core.errors import ConfigError
 from penstock.models.language_model import LanguageModel
-from penstock.models.ours.transformer import empty_transformer, initialise
+from penstock.models.ours.initial_weights import empty_transformer, initialise
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import OwnModel, build_own
 from penstock.models.settings import ModelSettings
-from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.model import HuggingFaceModel
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""
@@ -71,7 +72,7 @@ def _own(code: str, vocab_size: int, seed: int, device: torch.device | str, dtyp
     return build_own(code, vocab_size, seed).to(device=device, dtype=dtype or torch.float32)
 
 
-def as_language_model(model: Any) -> LanguageModel:
+def as_language_model(model: object) -> LanguageModel:
     """Any model behind our door: ours, one of transformers, or a module that meets `OwnModule`.
 
     What is made for a module is kept with it, so that it is tried once.

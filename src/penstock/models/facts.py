@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import CorruptionError
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.tokenizers import Tokenizer
 
@@ -66,7 +67,7 @@ class ModelFacts:
             dropout=rates,
         )
 
-    def with_data(self, datasets: Iterable[Any], say: Callable[[str], None] = lambda _: None) -> Self:
+    def with_data(self, datasets: Iterable[Corpus], say: Callable[[str], None] = lambda _: None) -> Self:
         """The facts of a model that these datasets train: their texts begin as they do there.
 
         Args:
@@ -110,7 +111,7 @@ class ModelFacts:
             raise CorruptionError(f"{path}: {error!r}; copy it back from a checkpoint of the run") from None
 
 
-def facts_of(model: Any) -> ModelFacts:
+def facts_of(model: object) -> ModelFacts:
     """What the loader of a model found in its folder; nothing, if the model was built here."""
     found = getattr(model, "facts", None)
     return found if isinstance(found, ModelFacts) else ModelFacts()
@@ -125,28 +126,28 @@ def with_facts(model: Model, facts: ModelFacts) -> Model:
     return model
 
 
-def all_ends(generation: Mapping[str, Any], stop_ids: Sequence[int]) -> list[int]:
+def all_ends(generation: Mapping[str, object], stop_ids: Sequence[int]) -> list[int]:
     """Ids that end a text: those of the base, in its order, then others."""
     ends = generation.get("eos_token_id")
     listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
     return [*listed, *(one for one in stop_ids if one not in listed)]
 
 
-def _begin_of(dataset: Any) -> tuple[int, ...] | None:
+def _begin_of(dataset: Corpus) -> tuple[int, ...] | None:
     """The ids before each document of texts; None: unknown, or chats."""
-    info = getattr(dataset, "tokenizer", None)
-    if info is None or getattr(dataset, "chat", None) is not None or not len(dataset):
+    info = dataset.tokenizer
+    if info is None or dataset.chat is not None or not len(dataset):
         return None
     begins, _ = dataset.framed
-    return (info.bos_id,) if begins else ()
+    return (info.bos_id,) if begins and info.bos_id is not None else ()
 
 
-def is_length(value: Any) -> bool:
+def is_length(value: object) -> bool:
     """Whether a setting is a limit of tokens, and not left out or so large that it means none."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 < value < _UNLIMITED
 
 
-def _is_rate(value: Any) -> bool:
+def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

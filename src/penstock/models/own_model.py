@@ -17,12 +17,13 @@ from penstock.core.errors import ConfigError, FormatError, IsolationError
 from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.cache import LayerAttend, TextCache
+from penstock.models.cache import LayerAttend
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree
 from penstock.models.language_model import PackingVerdict, RowTensors
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
+from penstock.models.text_cache import TextCache
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
@@ -127,7 +128,7 @@ class OwnModel(nn.Module):
                 self._verdict = PackingVerdict(0, str(error))
         return PackingVerdict(slots) if self._verdict.reason is None else self._verdict
 
-    def _trial_logits(self, _: Any, row: ModelInput) -> Tensor:
+    def _trial_logits(self, _: object, row: ModelInput) -> Tensor:
         return self.logits(self(self.tensors(row)))[0]
 
     def get_input_embeddings(self) -> Any:
@@ -141,7 +142,7 @@ class OwnModel(nn.Module):
             row, device=self.device, dtype=self.compute_dtype, backend=backend, vocab_size=self.vocab_size
         )
 
-    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(self, part: RowSlice, group: object = None, backend: str = "auto") -> RowTensors:
         """Unsupported for user modules: we cannot tell whether only attention mixes tokens."""
         raise ConfigError(
             f"{self._name}: a module of your own gets no slices of rows; call slice_attention of "

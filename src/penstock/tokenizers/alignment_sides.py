@@ -5,10 +5,11 @@ Costs: spelling and walking take about 10 ns per token and 2 ns per byte, and no
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
+from penstock.core.arrays import Bool, Bytes, Int32, UInt64
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers._alignment_kernels import (
     BEGINS,
@@ -28,9 +29,9 @@ from penstock.tokenizers._alignment_kernels import walk as walk_kernel
 from penstock.tokenizers.byte_table import ByteArray, ByteTable, IntArray
 from penstock.tokenizers.tokenizer import Tokenizer
 
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-BoundsArray = np.ndarray[Any, np.dtype[np.int32]]
-KindArray = np.ndarray[Any, np.dtype[np.uint8]]
+BoolArray = Bool
+BoundsArray = Int32
+KindArray = Bytes
 Room = tuple[BoundsArray, BoundsArray, KindArray]
 
 _NO_INDEX = np.empty(0, np.int32)
@@ -111,7 +112,7 @@ class TokenTable:
         return Side(ids=ids, parts=self.parts, data=data, ends=ends, open=opened, spaced=self._spaced)
 
 
-def _heads(table: ByteTable) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _heads(table: ByteTable) -> UInt64:
     """The first bytes of each id as one number, padded with zeros, uint64 [vocab]."""
     heads = np.zeros((len(table), HEAD_BYTES), np.uint8)
     for place in range(HEAD_BYTES):
@@ -155,7 +156,7 @@ def _first(room: Room, count: int) -> Chunks:
     return Chunks(room[0][:count], room[1][:count], room[2][:count])
 
 
-def _index(data: ByteArray) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]:
+def _index(data: ByteArray) -> tuple[Int32, Int32]:
     heads = np.empty(1 << max(2 * len(data), 4).bit_length(), np.int32)
     links = np.empty(len(data), np.int32)
     index_places(data, heads, links)

@@ -6,10 +6,10 @@ token.
 """
 
 import unicodedata
-from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Bool
 from penstock.core.errors import TokenizerError
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.byte_table import ByteArray, ByteTable, IntArray
@@ -46,14 +46,14 @@ def token_ends(table: ByteTable, texts: Ragged, ids: Ragged) -> Ragged:
     return Ragged(np.maximum(ends[1:] - shifts, 0), ids.offsets)
 
 
-def _has_prefix(spelled: ByteArray, starts: IntArray, extra: IntArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _has_prefix(spelled: ByteArray, starts: IntArray, extra: IntArray) -> Bool:
     """Rows in which the ids spell one byte more than the text, and begin with a space; bool [rows]."""
-    prefixed: np.ndarray[Any, np.dtype[np.bool_]] = extra == 1
+    prefixed: Bool = extra == 1
     prefixed[prefixed] = spelled[starts[prefixed]] == SPACE
     return prefixed
 
 
-def _explain(texts: Ragged, spelled: Ragged, prefixed: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+def _explain(texts: Ragged, spelled: Ragged, prefixed: Bool) -> None:
     """Raise for the first row that differs, with the reason if it is known."""
     for row in range(len(texts)):
         wanted, found = texts[row], spelled[row][int(prefixed[row]) :]

@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import UInt32
 from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
@@ -129,7 +130,7 @@ class Tokenizer:
         """Why gigatoken does not encode; None when it does."""
         return None if self._fast is not None else self._fallback_reason
 
-    def encode(self, text: str, *, allow_control: bool = False) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    def encode(self, text: str, *, allow_control: bool = False) -> UInt32:
         """Ids of one text, uint32 [tokens], without BOS and EOS.
 
         Args:
@@ -142,11 +143,11 @@ class Tokenizer:
         check_encodable(text)
         if self._fast is not None and not allow_control:
             backend, shift = self._fast
-            ids: np.ndarray[Any, np.dtype[np.uint32]] = backend.encode(text)
+            ids: UInt32 = backend.encode(text)
             return ids + np.uint32(shift)
         return np.array(self._vocabulary.encode(text, allow_control=allow_control), np.uint32)
 
-    def encode_batch(self, texts: Any) -> Ragged:
+    def encode_batch(self, texts: object) -> Ragged:
         """Ids of many texts: the fast path.
 
         Args:
@@ -222,7 +223,7 @@ class Tokenizer:
                 return self._fallback_reason
         return None
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: object) -> str:
         """Text of `ids`; control tokens appear as in their file, broken UTF-8 as U+FFFD.
 
         A tokenizer that puts a space before the text (SentencePiece's dummy prefix) decodes without the first space,
@@ -284,7 +285,7 @@ class Tokenizer:
             return self
         return Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
 
-    def token_ends(self, text: str | bytes, ids: Any) -> IntArray:
+    def token_ends(self, text: str | bytes, ids: object) -> IntArray:
         """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no bytes.
 
         Raises:
@@ -364,7 +365,7 @@ def _rebuild(name: str, files: dict[str, bytes], fallback_reason: str | None) ->
     return Tokenizer(name, files, fallback_reason=fallback_reason)
 
 
-def _checked_array(texts: Any) -> Any:
+def _checked_array(texts: object) -> Any:
     """`texts` as one Arrow array of strings without nulls."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()

@@ -24,8 +24,9 @@ from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.render.template import Rendered
 from penstock.chat.render.turns import Span, Turn, place_of
 from penstock.chat.tokens.encoding import EncodedText
+from penstock.core.arrays import Bool, Float32, Int64
 
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Weights = Float32
 Stroke = tuple[int, int, float]
 """Characters [begin, end) and their new weight."""
 _THINKING = re.compile(
@@ -61,11 +62,11 @@ class Mask:
     """float32 [characters]."""
     tokens: Weights
     """float32 [tokens]."""
-    straddling: np.ndarray[Any, np.dtype[np.bool_]]
+    straddling: Bool
     """Tokens with characters of different weights, bool [tokens]."""
-    owners: np.ndarray[Any, np.dtype[np.int64]]
+    owners: Int64
     """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1: the template's."""
-    generated: np.ndarray[Any, np.dtype[np.bool_]] | None
+    generated: Bool | None
     """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None: it has no such tags."""
     trained: tuple[int, ...]
     terminators: Mapping[int, Span]
@@ -176,7 +177,7 @@ def weigh(
     return masks
 
 
-def ends_of_control_text(text: str, encoded: EncodedText) -> np.ndarray[Any, np.dtype[np.int64]]:
+def ends_of_control_text(text: str, encoded: EncodedText) -> Int64:
     """`encoded.ends`, but without the whitespace that some control tokens include after their text (Phi-3)."""
     control = np.flatnonzero(encoded.is_control & (encoded.begins < encoded.ends))
     # The hundreds of tokens of an image have one end.

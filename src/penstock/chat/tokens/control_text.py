@@ -5,11 +5,12 @@ Building takes about 1 ms per hundred entries. A trie needs 1 KB per state, so a
 """
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from penstock.core.arrays import Int32
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.vocabulary import AddedEntry
 
@@ -53,7 +54,7 @@ def control_text(tokenizer: Tokenizer) -> ControlText | None:
 
 def _build_trie(
     words: Sequence[bytes],
-) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]:
+) -> tuple[Int32, Int32]:
     """Next state by state and byte, and the word that ends in each state; state 0 is the root."""
     branches: list[dict[int, int]] = [{}]
     accepted: dict[int, int] = {}

@@ -27,13 +27,14 @@ import pyarrow as pa
 
 from penstock.chat.tokens._kernels import find_items, gather, place_tokens
 from penstock.chat.tokens.control_text import ControlText, control_text
+from penstock.core.arrays import Bool, Bytes, Int64, UInt32
 from penstock.core.errors import TokenizerError
 from penstock.core.ragged import Ragged
 from penstock.tokenizers import Tokenizer
 
-IdArray = np.ndarray[Any, np.dtype[np.uint32]]
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+IdArray = UInt32
+IntArray = Int64
+BoolArray = Bool
 
 
 Span = tuple[int, int, str]
@@ -74,14 +75,14 @@ class EncodedText:
 class _Items:
     """Texts cut into stretches and control entries; see `find_items`."""
 
-    data: np.ndarray[Any, np.dtype[np.uint8]]
+    data: Bytes
     text_offsets: IntArray
     items: IntArray
     text_items: IntArray
     forged: IntArray
 
 
-def encode_rendered(tokenizer: Tokenizer, text: str, literal: Any, *, allow_forged: bool = False) -> EncodedText:
+def encode_rendered(tokenizer: Tokenizer, text: str, literal: object, *, allow_forged: bool = False) -> EncodedText:
     """Ids of one rendered text, and the characters of each token.
 
     Args:
@@ -122,7 +123,7 @@ def encode_rendered_batch(
     return _place(tokenizer, known, texts, found)
 
 
-def _check_flags(place: int, text: str, literal: Any) -> BoolArray:
+def _check_flags(place: int, text: str, literal: object) -> BoolArray:
     flags = np.asarray(literal, np.bool_)
     if flags.shape != (len(text),):
         raise TokenizerError(f"text {place} has {len(text)} characters, its literal flags are of shape {flags.shape}")
@@ -176,7 +177,7 @@ def _encode_stretches(tokenizer: Tokenizer, found: _Items) -> tuple[IdArray, Int
     return np.concatenate(values) if len(values) > 1 else values[0], rows
 
 
-def _encode(encoder: Tokenizer, data: np.ndarray[Any, np.dtype[np.uint8]], stretches: IntArray) -> Ragged:
+def _encode(encoder: Tokenizer, data: Bytes, stretches: IntArray) -> Ragged:
     """Ids of stretches, one row each."""
     if len(stretches) > FEW:
         return encoder.encode_batch(_as_arrow(data, stretches))
@@ -184,7 +185,7 @@ def _encode(encoder: Tokenizer, data: np.ndarray[Any, np.dtype[np.uint8]], stret
     return Ragged.from_rows([encoder.encode(text) for text in texts], np.uint32)
 
 
-def _as_arrow(data: np.ndarray[Any, np.dtype[np.uint8]], stretches: IntArray) -> Any:
+def _as_arrow(data: Bytes, stretches: IntArray) -> Any:
     """The stretches as an Arrow array of strings."""
     begins, ends = np.ascontiguousarray(stretches[:, 0]), np.ascontiguousarray(stretches[:, 1])
     offsets = np.zeros(len(stretches) + 1, np.int64)

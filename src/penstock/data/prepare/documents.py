@@ -9,12 +9,13 @@ twice; if none is added, it stays text.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.arrays import Bool, Bytes, Int32, Int64
 from penstock.core.arrow import from_numpy, from_texts, to_numpy
 from penstock.core.errors import ConfigError, TokenizerError
 from penstock.core.ragged import Ragged
@@ -30,7 +31,7 @@ from penstock.data.sources import RecordBlock, Reject, Weights
 from penstock.data.sources.records import excerpt
 from penstock.tokenizers import Tokenizer
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
+Integers = Int64
 _SPLIT_KEY = np.uint64(key_for(0, "prepare", "validation"))
 
 
@@ -81,7 +82,7 @@ class Documents:
     spans: SpanBlock | None
     texts: pa.Array
     lines: Integers
-    files: np.ndarray[Any, np.dtype[np.int32]]
+    files: Int32
     text_sizes: Integers
     """UTF-8 bytes that the tokens of each represent."""
     trees: list[Tree | None] | None = None
@@ -219,13 +220,13 @@ def text_offsets(texts: pa.Array) -> Integers:
     return offsets
 
 
-def text_bytes(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def text_bytes(texts: pa.Array) -> Bytes:
     """The buffer that `text_offsets` points into."""
     data = texts.buffers()[2]
     return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
 
 
-def split_rows(texts: pa.Array, settings: PrepareSettings) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
+def split_rows(texts: pa.Array, settings: PrepareSettings) -> dict[str, Bool]:
     """Split → bool [texts], which documents belong to it; decided by a hash of the text alone."""
     if not settings.validation:
         return {"": np.ones(len(texts), np.bool_)}
@@ -263,7 +264,7 @@ def _token_ends(
     texts: pa.Array,
     ids: Ragged,
     weights: Weights,
-    good: np.ndarray[Any, np.dtype[np.bool_]],
+    good: Bool,
 ) -> tuple[Integers, dict[int, str]]:
     """Byte position after each token; and document → the reason why its tokens have no byte positions."""
     try:

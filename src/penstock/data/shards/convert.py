@@ -102,7 +102,7 @@ def write_megatron(
         OutputError: The files already exist, or cannot be written.
     """
     output, table = megatron_prefix(local_path(output, "a Megatron corpus")), corpus.table
-    if getattr(corpus, "media", None) is not None:
+    if corpus.media is not None:
         raise ConfigError(
             f"{corpus.name} has images, which a Megatron corpus cannot hold; train it with penstock's loader"
         )

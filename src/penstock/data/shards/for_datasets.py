@@ -6,8 +6,7 @@ are compared with their checksums once, when the dataset is made (a pass at the 
 """
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,44 +16,19 @@ from penstock.core.arrow import from_numpy
 from penstock.core.errors import ConfigError, CorruptionError, MissingExtraError
 from penstock.core.ragged import Ragged
 from penstock.core.system import mappings_cure
-from penstock.data.shards.format.images import MediaInfo
-from penstock.data.shards.format.manifest import Manifest
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.shards.tables.document import loss_weights_at
 from penstock.data.shards.tables.mappings import MappedShards
-from penstock.data.shards.tables.table import DocumentTable
 
 IGNORE = -100
 TargetColumn = Literal["assistant_masks", "labels", "loss_weights"]
 """`assistant_masks`: 1 for tokens that are trained, uint8; only in data with loss weights. `labels`: the token if it is
 trained, else −100, int32, not shifted. `loss_weights`: how much each token counts, float32."""
 TARGET_COLUMNS: tuple[str, ...] = ("assistant_masks", "labels", "loss_weights")
+_TYPES = {"assistant_masks": pa.uint8(), "labels": pa.int32(), "loss_weights": pa.float32()}
 
 
-class Prepared(Protocol):
-    """What is read of a prepared `Dataset`."""
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Of its content."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """What describes it."""
-
-    @property
-    def media(self) -> MediaInfo | None:
-        """The processor of its images; None: it has none."""
-
-    @property
-    def table(self) -> DocumentTable:
-        """Where the bytes lie."""
-
-
-def to_datasets(dataset: Prepared, targets: TargetColumn, *, verify: bool) -> Any:
+def to_datasets(dataset: Corpus, targets: TargetColumn, *, verify: bool) -> Any:
     """See `Dataset.to_datasets`."""
     try:
         import datasets
@@ -79,20 +53,17 @@ def to_datasets(dataset: Prepared, targets: TargetColumn, *, verify: bool) -> An
     return datasets.Dataset(InMemoryTable(pa.table(columns)), fingerprint=f"{dataset.fingerprint[:24]}-{targets[:7]}")
 
 
-_TYPES = {"assistant_masks": pa.uint8(), "labels": pa.int32(), "loss_weights": pa.float32()}
-
-
-def _refuse(dataset: Prepared, targets: str) -> None:
+def _refuse(dataset: Corpus, targets: str) -> None:
     if targets not in TARGET_COLUMNS:
         raise ConfigError(f"targets must be one of {', '.join(TARGET_COLUMNS)}, got {targets!r}")
-    if dataset.manifest.path_values is not None:
+    if dataset.extras is not None and dataset.extras.has_trees:
         raise ConfigError(
             f"{dataset.path}: its documents are answers with a common beginning, which are no single sequences; "
             "penstock.trl.preference_pairs makes pairs of them"
         )
     if isinstance(dataset.table.mappings, MappedShards):
         raise ConfigError(
-            f"{dataset.path}: these columns need all of its {len(dataset.manifest.shards):,} shards mapped at once: "
+            f"{dataset.path}: these columns need all of its {len(dataset.table.paths):,} shards mapped at once: "
             f"{mappings_cure()}"
         )
     if dataset.media is not None:
@@ -104,7 +75,7 @@ def _refuse(dataset: Prepared, targets: str) -> None:
         )
 
 
-def _batches(dataset: Prepared) -> Iterator[tuple[int, int, int, int]]:
+def _batches(dataset: Corpus) -> Iterator[tuple[int, int, int, int]]:
     """(shard, batch, first document, one after the last) of all batches in order."""
     table = dataset.table
     for shard, first in enumerate(table.shard_starts[:-1].tolist()):
@@ -115,7 +86,7 @@ def _batches(dataset: Prepared) -> Iterator[tuple[int, int, int, int]]:
             yield shard, batch, begin, min(begin + table.documents_per_batch, end)
 
 
-def _in_place(dataset: Prepared, shard: int, batch: int, rows: int) -> pa.LargeListArray:
+def _in_place(dataset: Corpus, shard: int, batch: int, rows: int) -> pa.LargeListArray:
     """Token lists of one batch, on the mapped file; offsets are checked, so that nothing outside is ever read."""
     table, line = dataset.table, dataset.table.batches[batch]
     data, size = table.mappings[shard], table.token_bytes
@@ -134,7 +105,7 @@ def _in_place(dataset: Prepared, shard: int, batch: int, rows: int) -> pa.LargeL
     return pa.LargeListArray.from_buffers(pa.large_list(kind), rows, lists, children=[values])
 
 
-def _marks(dataset: Prepared, targets: str, place: tuple[int, int], tokens: Ragged) -> pa.LargeListArray:
+def _marks(dataset: Corpus, targets: str, place: tuple[int, int], tokens: Ragged) -> pa.LargeListArray:
     """What is trained in one batch, whose `tokens` were read, and so checked."""
     table, (shard, batch) = dataset.table, place
     sizes = np.diff(tokens.offsets).tolist()

@@ -63,7 +63,7 @@ def open_dataset(
     parts: list[Any] = []
     for one in found:
         opened = one if is_corpus(one) else _open_one(one, dtype, eos_id, cache)
-        parts += opened.parts if isinstance(opened, JoinedCorpus) else [opened]
+        parts += opened.parts
     return parts[0] if len(parts) == 1 else JoinedCorpus(parts, corpus_name(path))
 
 
@@ -75,7 +75,7 @@ def corpus_name(path: object) -> str:
     if isinstance(path, Sequence) and not is_corpus(path):
         others = f" and {len(path) - 1} more" if len(path) > 1 else ""
         return f"{corpus_name(path[0])}{others}" if path else ""
-    return str(getattr(path, "name", None))
+    return str(path.name if is_corpus(path) else None)
 
 
 def dataset_paths(path: str | Path) -> list[str | Path]:

@@ -6,15 +6,17 @@ record or line and say in words what is wrong. Both follow the same rules, and t
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.arrays import Bool, Int32, Int64
 from penstock.core.arrow import from_numpy, to_numpy
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.records import Fields, RecordBlock, Reject, Weights, excerpt
 from penstock.data.sources.signatures import described
 
@@ -37,8 +39,8 @@ def check_records(
     ranges: pa.ListArray | None,
     columns: dict[str, pa.Array],
     *,
-    lines: np.ndarray[Any, np.dtype[np.int64]],
-    files: np.ndarray[Any, np.dtype[np.int32]],
+    lines: Int64,
+    files: Int32,
     size_bytes: int,
     explain: Callable[[int], Reject],
     rejects: list[Reject],
@@ -83,7 +85,7 @@ def flat_column(table: pa.Table, name: str) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
-def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, np.ndarray[Any, np.dtype[np.bool_]]]:
+def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, Bool]:
     """Flatten loss-weight ranges and find the rows with a wrong range.
 
     Args:
@@ -112,7 +114,7 @@ def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, np.ndarra
     return Weights(offsets, begin, end, narrow, to_numpy(ranges.is_valid())), bad
 
 
-def _offsets(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _offsets(texts: pa.Array) -> Int64:
     if len(texts) == 0:
         return np.zeros(1, np.int64)
     return np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
@@ -127,7 +129,7 @@ def explain_array(where: str) -> str:
     )
 
 
-def diagnose(record: Any, fields: Fields) -> str | None:
+def diagnose(record: object, fields: Fields) -> str | None:
     """What is wrong with one record, given as Python values, in words; None: nothing."""
     if isinstance(record, list):
         return explain_array("the record is")
@@ -155,6 +157,11 @@ def diagnose(record: Any, fields: Fields) -> str | None:
     return _diagnose_weights(record, value, fields) or _diagnose_columns(record, fields)
 
 
+def diagnose_all(records: Iterable[object], fields: Fields) -> list[str | None]:
+    """`diagnose` of each record."""
+    return [diagnose(record, fields) for record in records]
+
+
 def first_surrogate(text: str) -> int | None:
     """Where a text has its first half of a surrogate pair, which UTF-8 cannot hold; None: nowhere."""
     try:
@@ -164,7 +171,7 @@ def first_surrogate(text: str) -> int | None:
     return None
 
 
-def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str | None:
+def _diagnose_weights(record: JsonObject, text: str, fields: Fields) -> str | None:
     ranges = look_up(record, fields.weights)[0] if fields.weights else None
     if ranges is None:
         return None
@@ -193,7 +200,7 @@ def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str 
     return None
 
 
-def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
+def _diagnose_columns(record: JsonObject, fields: Fields) -> str | None:
     types: dict[str, tuple[type, ...]] = {
         "string": (str,), "int64": (int,), "float64": (int, float), "bool": (bool,), "ranges": (list,),
     }  # fmt: skip
@@ -209,7 +216,7 @@ def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
     return None
 
 
-def look_up(record: dict[str, Any], name: str) -> tuple[Any, list[str] | None]:
+def look_up(record: JsonObject, name: str) -> tuple[Any, list[str] | None]:
     """The value of a field; and, if it is missing, the names of the fields that exist instead."""
     value: Any = record
     for part in name.split("."):
@@ -221,11 +228,11 @@ def look_up(record: dict[str, Any], name: str) -> tuple[Any, list[str] | None]:
     return value, None
 
 
-def _is_integer(value: Any) -> TypeGuard[int]:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The type of a decoded value, in words."""
     names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
@@ -276,11 +283,11 @@ def explain_syntax(text: str, error: json.JSONDecodeError) -> str:
     return f"not JSON: {error.msg.removesuffix(' starting at')} at column {error.colno}{cut}"
 
 
-def _refuse_duplicates(fields: Fields) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+def _refuse_duplicates(fields: Fields) -> Callable[[list[tuple[str, Any]]], JsonObject]:
     """A `json` hook that refuses an object in which a field that is read occurs twice."""
     read = {part for name in fields.names for part in name.split(".")}
 
-    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def build(pairs: list[tuple[str, Any]]) -> JsonObject:
         record = dict(pairs)
         if len(record) != len(pairs):
             names = [name for name, _ in pairs]

@@ -157,7 +157,7 @@ def join_ranges(parts: Iterable[Any]) -> list[Any]:
     return joined
 
 
-def _continues(last: Any, part: Any) -> bool:
+def _continues(last: object, part: object) -> bool:
     if not isinstance(last, JsonlPart | CsvPart) or type(last) is not type(part):
         return False
     return part.file.is_remote and (last.file, last.fields, last.end) == (part.file, part.fields, part.begin)

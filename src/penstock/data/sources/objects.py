@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.chat.records import nulls
+from penstock.core.arrays import Int32, Int64
 from penstock.core.columnar import as_plain
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows
-from penstock.data.sources.checks import check_table, diagnose, explain_syntax, kind_of, not_utf8
+from penstock.data.sources.checks import check_table, diagnose_all, explain_syntax, kind_of, not_utf8
 from penstock.data.sources.files import Extent, SourceFile
 from penstock.data.sources.records import Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 from penstock.data.sources.tables import records_of
@@ -43,12 +45,12 @@ _ESCAPED_SURROGATE = (b"\\ud", b"\\uD")
 class ObjectBlock:
     """Some whole records of one part, in order."""
 
-    objects: list[dict[str, Any]]
+    objects: list[JsonObject]
 
-    lines: np.ndarray[Any, np.dtype[np.int64]]
+    lines: Int64
     """Place of each record in its file: line, from 1; or row, from 0, if the format has rows."""
 
-    files: np.ndarray[Any, np.dtype[np.int32]]
+    files: Int32
     """Which of the part's `files` each record comes from."""
 
     size_bytes: int
@@ -109,7 +111,7 @@ def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence
     return ObjectBlock(objects, np.array(lines, np.int64), np.zeros(len(lines), np.int32), size_bytes, bad)
 
 
-def are_messages(value: Any) -> bool:
+def are_messages(value: object) -> bool:
     """Whether a value is a conversation without an object around it: a list whose first item is a message."""
     if not isinstance(value, list | tuple) or not value or not isinstance(value[0], dict):
         return False
@@ -138,7 +140,7 @@ def without_added_nulls(block: ObjectBlock, *, columnar: bool) -> ObjectBlock:
     return replace(block, objects=objects, removed=removed)
 
 
-def lone_surrogate(value: Any) -> str | None:
+def lone_surrogate(value: object) -> str | None:
     """Where a decoded value contains half of a surrogate pair, in words; None: nowhere."""
     for text in texts_of(value):
         try:
@@ -152,7 +154,7 @@ def lone_surrogate(value: Any) -> str | None:
     return None
 
 
-def texts_of(value: Any) -> Iterator[str]:
+def texts_of(value: object) -> Iterator[str]:
     """All texts of a decoded value, including keys."""
     if isinstance(value, str):
         yield value
@@ -257,8 +259,9 @@ def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_byt
     """
     good: list[Found] = []
     rejects: list[Reject] = []
-    for line, row, reason, quoted in found:
-        reason = reason or diagnose(row, fields)
+    reasons = diagnose_all([row for _, row, _, _ in found], fields)
+    for (line, row, known, quoted), diagnosed in zip(found, reasons, strict=True):
+        reason = known or diagnosed
         if reason is None:
             good.append((line, row, None, quoted))
         else:
@@ -274,7 +277,7 @@ def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_byt
     )
 
 
-def cut_records(records: Iterable[Any], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
+def cut_records(records: Iterable[object], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
     """Consume an iterable, or a table, and yield parts of about `part_bytes` characters of text."""
     rows, columnar = records_of(records)
     waiting: list[Any] = []

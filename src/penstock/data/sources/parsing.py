@@ -10,12 +10,13 @@ An escaped `\\u0000` is an ordinary character; a raw NUL is an error. A bad line
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
+from penstock.core.arrays import Bool, Int64
 from penstock.core.arrow import empty_table
 from penstock.core.compiled import address_of
 from penstock.data.sources import _kernels as k
@@ -23,8 +24,8 @@ from penstock.data.sources.checks import MAX_LINE_BYTES, check_table, explain_li
 from penstock.data.sources.lines import BLOCK_BYTES, NEWLINE
 from penstock.data.sources.records import Fields, RecordBlock, Reject, excerpt
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Integers = Int64
+Flags = Bool
 _OPEN, _CLOSE = b"{}"
 
 

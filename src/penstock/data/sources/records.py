@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import Bool, Float32, Int32, Int64
 from penstock.core.errors import ConfigError, DamagedFileError
+from penstock.core.json_values import JsonObject
 from penstock.core.urls import quoted
 
 EXCERPT_CHARACTERS = 160
@@ -113,7 +114,7 @@ class Fields:
     @property
     def schema(self) -> pa.Schema:
         """The fields as an Arrow schema with nested objects."""
-        tree: dict[str, Any] = {}
+        tree: JsonObject = {}
         kinds = {self.text: pa.large_string(), **{name: COLUMN_TYPES[kind] for name, kind in self.columns.items()}}
         if self.weights:
             kinds[self.weights] = WEIGHTS_TYPE
@@ -126,7 +127,7 @@ class Fields:
         return pa.schema(list(_struct(tree)))
 
 
-def _struct(tree: dict[str, Any]) -> pa.StructType:
+def _struct(tree: JsonObject) -> pa.StructType:
     return pa.struct([(name, _struct(kind) if isinstance(kind, dict) else kind) for name, kind in tree.items()])
 
 
@@ -153,11 +154,11 @@ class Weights:
     (float32). If `present[i]` is False, the record gave none and counts in full.
     """
 
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
-    begin: np.ndarray[Any, np.dtype[np.int64]]
-    end: np.ndarray[Any, np.dtype[np.int64]]
-    weight: np.ndarray[Any, np.dtype[np.float32]]
-    present: np.ndarray[Any, np.dtype[np.bool_]]
+    offsets: Int64
+    begin: Int64
+    end: Int64
+    weight: Float32
+    present: Bool
 
 
 @final
@@ -168,10 +169,10 @@ class RecordBlock:
     texts: pa.LargeStringArray
     """The texts: no nulls, none empty, valid UTF-8."""
 
-    lines: np.ndarray[Any, np.dtype[np.int64]]
+    lines: Int64
     """Place of each record in its file: line, from 1; or row, from 0, if the format has rows."""
 
-    files: np.ndarray[Any, np.dtype[np.int32]]
+    files: Int32
     """Which of the part's `files` each record comes from."""
 
     weights: Weights | None

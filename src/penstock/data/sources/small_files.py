@@ -111,7 +111,7 @@ def join_small(parts: Iterable[Any], sizes: Sequence[int], part_bytes: int) -> I
         yield _as_part(group)
 
 
-def _file_of(part: Any) -> Any:
+def _file_of(part: object) -> Any:
     return part.file if isinstance(part, FilePart) else id(part)
 
 

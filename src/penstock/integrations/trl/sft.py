@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
 
 from datasets import Dataset
 
-from penstock.integrations.huggingface.batches import refuse_unknown_ids
+from penstock.integrations.huggingface.losses import refuse_unknown_ids
 from penstock.integrations.huggingface.trainer import LoaderTraining
 from penstock.integrations.plain_targets import PlainTargets, empty_row, require_fields
 from penstock.plan.inputs import IGNORE
@@ -64,14 +64,14 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: Any = None,
-        args: Any = None,
+        model: object = None,
+        args: object = None,
         *,
         loader: Loader | None = None,
         eval_loader: Loader | dict[str, Loader] | None = None,
         rows_per_microbatch: int = 1,
         check_isolation: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         args = trl.SFTConfig("trl-sft") if args is None else copy.copy(args)
         if not isinstance(args, trl.SFTConfig):

@@ -17,6 +17,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.data.shards import Corpus, Document
 from penstock.data.shards.opening import open_dataset
@@ -29,8 +30,6 @@ _METHODS = ("bytes", "normalised", "resync", "strings")
 """Alignment methods, the strictest first. A conversation's method is the least strict of its turns' methods."""
 _PROBED_DOCUMENTS = 16
 """Number of conversations that are searched for control tokens."""
-
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @final
@@ -174,7 +173,7 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
         ConfigError: The source holds chats with control tokens other than BOS, EOS and the paired ones.
     """
     dataset = source.dataset
-    if getattr(dataset, "chat", None) is None:
+    if dataset.chat is None:
         return
     tokenizer = dataset.loaded_tokenizer
     assert tokenizer is not None, "chats lie next to their tokenizer"
@@ -191,7 +190,7 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
             )
 
 
-def _runs(weights: Any) -> Int64:
+def _runs(weights: object) -> Int64:
     """Half-open ranges of trained tokens, int64 [runs, 2]."""
     trained = np.concatenate([[False], np.asarray(weights) > 0, [False]])
     return np.flatnonzero(trained[1:] != trained[:-1]).reshape(-1, 2)

@@ -20,7 +20,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Records
+from penstock.core.arrays import Float32, Int32, Int64, Records
 from penstock.core.errors import ConfigError, ConversationError, TokenizerError
 from penstock.learn.distillation.companions import CompanionDocuments, align_chats, check_chat
 from penstock.plan.inputs import IGNORE, pack_documents
@@ -31,9 +31,7 @@ from penstock.tokenizers.alignment import DIFFERENT, Aligner, Alignment
 
 __all__ = ["TeacherRow", "TeacherRows", "TeacherText"]
 
-Int32 = np.ndarray[Any, np.dtype[np.int32]]
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Weights = Float32
 
 _FILLER = np.zeros(1, np.int32)
 """Replaces a document of which the teacher reads nothing, so that no document of a row is empty."""
@@ -118,13 +116,13 @@ class TeacherRows:
         Raises:
             ConfigError: A teacher would not read a source's text, or companion documents do not fit.
         """
-        if pictured := next((one.name for one in sources if getattr(one.dataset, "media", None) is not None), None):
+        if pictured := next((one.name for one in sources if one.dataset.media is not None), None):
             raise ConfigError(
                 f"source {pictured!r}: documents have images, which teachers do not see yet; distill on text, or train "
                 "without a teacher"
             )
         for source in sources:
-            info = getattr(source.dataset, "tokenizer", None)
+            info = source.dataset.tokenizer
             if info is not None and info.fingerprint and info.fingerprint != self._student.fingerprint:
                 raise ConfigError(
                     f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), the "

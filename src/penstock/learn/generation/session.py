@@ -24,6 +24,7 @@ from penstock.chat.render.forms import forms_of
 from penstock.chat.render.traced_text import LITERAL
 from penstock.chat.tokens.encoding import encode_rendered
 from penstock.chat.tokens.images import restore
+from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.learn.generation.engine import Engine
 from penstock.learn.generation.images import ImageReader
@@ -87,7 +88,7 @@ def encode_chat(
     template: Template,
     tokenizer: Tokenizer,
     *,
-    tools: Sequence[Any] | None = None,
+    tools: Sequence[object] | None = None,
     add_generation_prompt: bool = True,
 ) -> tuple[int, ...]:
     """Ids of a conversation, with the beginning of the assistant's reply if `add_generation_prompt`.
@@ -104,7 +105,7 @@ def _encode(
     messages: Messages,
     template: Template,
     tokenizer: Tokenizer,
-    tools: Sequence[Any] | None,
+    tools: Sequence[object] | None,
     add_generation_prompt: bool,
     images: ImageReader | None,
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
@@ -186,10 +187,10 @@ def fit_chat(
     tokenizer: Tokenizer,
     *,
     room: int,
-    tools: Sequence[Any] | None = None,
+    tools: Sequence[object] | None = None,
     images: ImageReader | None = None,
     ending: Ending = "reply",
-    variables: Mapping[str, Any] = NO_VARIABLES,
+    variables: Mapping[str, object] = NO_VARIABLES,
 ) -> Prompt:
     """The prompt of a conversation with as many of the newest turns as fit.
 
@@ -252,7 +253,7 @@ def _text_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
-def _literal(rendered: Rendered) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _literal(rendered: Rendered) -> Bool:
     """Which characters come from the template, bool [characters]; as in training, roles count as the template's."""
     flags = [run[1] == LITERAL or run[2] == "role" for run in rendered.runs]
     return np.repeat(np.array(flags, np.bool_), [run[0] for run in rendered.runs])
@@ -316,7 +317,7 @@ class ChatSession:
         *,
         sampling: Sampling | None = None,
         system: str | None = None,
-        tools: Sequence[Any] | None = None,
+        tools: Sequence[object] | None = None,
         images: ImageReader | None = None,
     ) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -326,7 +327,7 @@ class ChatSession:
         self._current: Reply | None = None
         self._number = 0
 
-    def reply(self, text: str, images: Sequence[Any] = ()) -> Reply:
+    def reply(self, text: str, images: Sequence[object] = ()) -> Reply:
         """Send a message; the reply is generated while it is iterated over.
 
         `images`, or sounds if the model reads those, come before the text.

@@ -49,7 +49,7 @@ from penstock.tokenizers import Tokenizer
 
 
 def shipped(
-    name: str, datasets: Sequence[Any], cannot: str, stop_ids: Sequence[int] = ()
+    name: str, datasets: Sequence[Corpus], cannot: str, stop_ids: Sequence[int] = ()
 ) -> tuple[Tokenizer, list[ChatInfo], tuple[int, ...]]:
     """What datasets ship for generation: the first one's tokenizer, the facts of all chats, and the stop ids.
 
@@ -62,10 +62,10 @@ def shipped(
     Raises:
         ConfigError: The first dataset stores no tokenizer.
     """
-    tokenizer = getattr(datasets[0], "loaded_tokenizer", None)
+    tokenizer = datasets[0].loaded_tokenizer
     if tokenizer is None:
         raise ConfigError(f"evaluator {name!r}: the first source stores no tokenizer, so {cannot}")
-    chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
+    chats = [dataset.chat for dataset in datasets if dataset.chat is not None]
     return tokenizer, chats, end_ids(tokenizer, (*stop_ids, *(stop for chat in chats for stop in chat.stop_ids)))
 
 
@@ -88,7 +88,7 @@ class Samples:
         self,
         name: str,
         settings: EvaluatorSettings,
-        datasets: Sequence[Any],
+        datasets: Sequence[Corpus],
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
@@ -221,7 +221,7 @@ class HeldOutLoss:
             data_parallel=ranks.place,
             threads=1,
             companion=groups,
-            sum_over_ranks=ranks.sum,
+            sum_over_ranks=ranks.sum if ranks.several else None,
         )
         # If the loader refuses something, it raises now rather than at the first evaluation.
         loader = self._loader()
@@ -297,7 +297,7 @@ def _text_bytes(source: Source) -> int | None:
 
 def make_evaluators(
     settings: Mapping[str, EvaluatorSettings],
-    datasets: Sequence[Any],
+    datasets: Sequence[Corpus],
     sequence_length: int,
     model: LanguageModel,
     ranks: Ranks,
@@ -333,7 +333,7 @@ def make_evaluators(
 def _held_out(
     name: str,
     settings: EvaluatorSettings,
-    datasets: Sequence[Any],
+    datasets: Sequence[Corpus],
     sequence_length: int,
     model: LanguageModel,
     ranks: Ranks,
@@ -342,7 +342,7 @@ def _held_out(
         return HeldOutLoss(
             settings.mixture,
             sequence_length=sequence_length,
-            tokenizer=getattr(datasets[0], "tokenizer", None),
+            tokenizer=datasets[0].tokenizer,
             model=model,
             ranks=ranks,
             rows=settings.rows,
@@ -417,7 +417,7 @@ class TaskScore:
         self,
         name: str,
         settings: EvaluatorSettings,
-        datasets: Sequence[Any],
+        datasets: Sequence[Corpus],
         sequence_length: int,
         model: LanguageModel,
         ranks: Ranks,

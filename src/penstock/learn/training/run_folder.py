@@ -31,6 +31,7 @@ from penstock.data.shards import ChatInfo
 from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
 from penstock.data.shards.format.layout import TOKENIZER_FOLDER
 from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.learn.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.metrics import METRICS
@@ -193,7 +194,7 @@ def _of_hub(name: str) -> Path:
 def begin_run(
     path: Path,
     run_file: str,
-    datasets: Sequence[Any],
+    datasets: Sequence[Corpus],
     *,
     facts: ModelFacts | None = None,
     continued: Continued | None = None,
@@ -222,7 +223,7 @@ def begin_run(
         _write_run(path, run_file, facts or ModelFacts(), continued, *shipped)
 
 
-def check_run(path: Path | None, datasets: Sequence[Any], *, resume: bool) -> None:
+def check_run(path: Path | None, datasets: Sequence[Corpus], *, resume: bool) -> None:
     """Refuse what `begin_run` would refuse, and a folder that cannot be written; writes nothing.
 
     Args:
@@ -296,7 +297,7 @@ def _read_run_file(path: Path) -> Any:
         raise CorruptionError(f"{error}; copy it back from a checkpoint of the run") from error
 
 
-def _flat(value: Any, place: str = "") -> dict[str, Any]:
+def _flat(value: object, place: str = "") -> dict[str, Any]:
     """The leaves of nested mappings and lists by dotted key."""
     if not isinstance(value, dict | list):
         return {place: value}
@@ -304,14 +305,14 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
     return {k: v for key, inner in items for k, v in _flat(inner, f"{place}.{key}" if place else str(key)).items()}
 
 
-def _shipped(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None, Any]:
+def _shipped(datasets: Sequence[Corpus]) -> tuple[Path, ChatInfo | None, Any]:
     """The folder of the datasets' tokenizer, the facts of their chats, and a dataset with images if there is one."""
-    folder = next((d.path / TOKENIZER_FOLDER for d in datasets if getattr(d, "loaded_tokenizer", None)), None)
+    folder = next((d.path / TOKENIZER_FOLDER for d in datasets if d.loaded_tokenizer), None)
     if folder is None:
         raise ConfigError(
             "no source stores its tokenizer, which the trained model needs; use datasets of penstock prepare"
         )
-    chats = [dataset.chat for dataset in datasets if getattr(dataset, "chat", None) is not None]
+    chats = [dataset.chat for dataset in datasets if dataset.chat is not None]
     prints = {chat.template_fingerprint for chat in chats}
     if len(prints) > 1:
         names = sorted({chat.template_name for chat in chats})
@@ -319,7 +320,7 @@ def _shipped(datasets: Sequence[Any]) -> tuple[Path, ChatInfo | None, Any]:
             f"the sources' chats were rendered by different templates ({', '.join(names)}); a model has one: prepare "
             "them with the same"
         )
-    return folder, chats[0] if chats else None, next((d for d in datasets if getattr(d, "media", None)), None)
+    return folder, chats[0] if chats else None, next((d for d in datasets if d.media), None)
 
 
 def _write_run(
@@ -389,7 +390,7 @@ def _trained_length(path: Path) -> int | None:
     return _length(value)
 
 
-def _length(value: Any) -> int | None:
+def _length(value: object) -> int | None:
     return value if isinstance(value, int) and value > 1 else None
 
 

@@ -35,7 +35,7 @@ _TRIED = 1000
 
 def extras_of(dataset: Corpus) -> ExtraTable | None:
     """Trees and columns of a corpus; None: it has neither."""
-    return getattr(dataset, "extras", None)
+    return dataset.extras
 
 
 def too_long_of(source: Source, dataset: Corpus) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
@@ -55,22 +55,22 @@ class MediaRows:
     ) -> None:
         self._tables, self._names = tables, names
         self._settings: list[ImageSettings | None] = []
-        first: tuple[str, Any] | None = None
+        first: tuple[str, str, Corpus] | None = None
         for name, dataset, table in zip(names, datasets, tables, strict=True):
-            media: Any = getattr(dataset, "media", None)
+            media = dataset.media
             if table is None or not table.has_images or media is None:
                 self._settings.append(None)
                 continue
             self._settings.append(ImageSettings(**media.settings))
-            first = first or (name, dataset)
-            other: Any = first[1]
-            if media.fingerprint != other.media.fingerprint:
+            first = first or (name, media.fingerprint, dataset)
+            if media.fingerprint != first[1]:
                 raise ConfigError(
                     f"sources {first[0]!r} and {name!r} were prepared with different processors of images; prepare "
                     "both with that of the model"
                 )
-        assert first is not None
-        self.processor: Processor = first[1].processor
+        processor = first and first[2].processor
+        assert processor is not None
+        self.processor = processor
         self.blank = blank_image(self.processor)
         self._caches: list[ImageCache | None] = []
         self._kinds: list[bytes] = []

@@ -9,6 +9,7 @@ import typer
 import penstock as ps
 from penstock.core.errors import ConfigError, TokenizerError
 from penstock.core.terminal import safe_console, visible
+from penstock.tokenizers import Tokenizer
 from penstock.use.cli import used
 from penstock.use.cli.options import AsJson, Delimiter, Format, OnDamagedFile, Separator, TextField
 

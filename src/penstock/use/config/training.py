@@ -27,7 +27,7 @@ from penstock.learn.training.loss_groups import LossGroups
 from penstock.learn.training.processes import in_step
 from penstock.learn.training.restoring import take_weights
 from penstock.learn.training.run_folder import CHECKPOINTS, LOCK, RUN_FILE, begin_run, change_run, check_run
-from penstock.learn.training.trainer import count_steps
+from penstock.learn.training.run_state import count_steps
 from penstock.models import ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
 from penstock.models.facts import facts_of, with_facts
@@ -123,7 +123,7 @@ def make_trainer(
     # What fails on one rank, such as a dataset that its machine does not have, is an error on all.
     with in_step():
         data = open_sources(settings.data, run_file)
-        datasets = [source.path for source in data.sources]
+        datasets = [source.open() for source in data.sources]
         if ranks.is_first:
             check_run(output, datasets, resume=resume)
             if dry_run and output is not None:
@@ -282,7 +282,7 @@ def _make_parts(
     if (notice := frozen_rows(model)) is not None:
         say(notice)
     _choose_recurrent(model, training)
-    datasets = [source.path for source in data.sources]
+    datasets = [source.open() for source in data.sources]
     evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
     taught = open_teachers(settings.teacher, data, ranks.device, say)
     groups = LossGroups(given.companion if taught is None else taught.companion)
@@ -293,7 +293,8 @@ def _make_parts(
         data_parallel=(ranks.data.rank, ranks.data.size),
         requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
         companion=groups,
-        sum_over_ranks=ranks.sum_of_rows,
+        # Of one rank there is nothing to sum, and a loader must not keep it, and so the lock of the run, alive.
+        sum_over_ranks=ranks.sum_of_rows if ranks.several else None,
         **({} if continued is None else continued.start.arguments),
         **given.filling,
     )

@@ -1,12 +1,13 @@
 """What is in a dataset: counts, lengths, single documents. Reads `lengths.u32` once, and no shard as a whole."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
 from penstock.data.shards import JoinedCorpus
 from penstock.data.shards.format.trees import BranchView
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.text import origin_text, token_texts
@@ -76,13 +77,13 @@ class DocumentView:
     images: tuple[ShownImage, ...] = ()
 
 
-def summarise(dataset: Any) -> DatasetSummary:
+def summarise(dataset: Corpus) -> DatasetSummary:
     """The figures of a dataset."""
     table = dataset.table
     lengths = np.asarray(table.lengths[:, 0], np.int64)
     tokens = int(lengths.sum())
     trained = table.lengths[:, 1] if table.lengths.shape[1] > 1 else np.maximum(lengths - 1, 0)
-    tokenizer = getattr(dataset, "tokenizer", None)
+    tokenizer = dataset.tokenizer
     quantiles = np.quantile(lengths, QUANTILES, method="lower") if len(lengths) else np.zeros(len(QUANTILES))
     return DatasetSummary(
         name=str(dataset.name),
@@ -103,12 +104,12 @@ def summarise(dataset: Any) -> DatasetSummary:
     )
 
 
-def _path_of(dataset: Any) -> str:
+def _path_of(dataset: Corpus) -> str:
     others = f" and {len(dataset.parts) - 1} more" if isinstance(dataset, JoinedCorpus) else ""
     return f"{getattr(dataset, 'url', None) or getattr(dataset, 'path', '')}{others}"
 
 
-def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[LengthBin, ...]:
+def length_histogram(lengths: Int64) -> tuple[LengthBin, ...]:
     """Count lengths (int64 [documents]) in bins 0, 1, 2–3, 4–7, … up to the longest, without empty ends."""
     if len(lengths) == 0:
         return ()
@@ -125,7 +126,7 @@ def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Leng
     return tuple(bins)
 
 
-def view_document(dataset: Any, number: int, tokenizer: Tokenizer | None, *, lines: bool = False) -> DocumentView:
+def view_document(dataset: Corpus, number: int, tokenizer: Tokenizer | None, *, lines: bool = False) -> DocumentView:
     """One document with its text; `tokenizer` and `lines` as in `token_texts`; with lines also pictures, for pages.
 
     Raises:

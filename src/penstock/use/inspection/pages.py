@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.chat import ResolvedBoundary, detect_family, scan
 from penstock.core.errors import ConfigError
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.datasets import DatasetSummary, summarise, view_document
@@ -22,7 +23,7 @@ SHARE_STEPS = 100
 
 
 def page_of_dataset(
-    dataset: Any, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Tokenizer | None
+    dataset: Corpus, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Tokenizer | None
 ) -> PageData:
     """The page of one dataset; for chats with their settings, and with roles if the template's family is known.
 
@@ -34,7 +35,7 @@ def page_of_dataset(
     """
     controls = control_ids(tokenizer)
     found = summarise(dataset)
-    chat = getattr(dataset, "chat", None)
+    chat = dataset.chat
     return PageData(
         title=found.name,
         settings={} if chat is None else settings_of_chats(chat),
@@ -46,11 +47,11 @@ def page_of_dataset(
     )
 
 
-def pages_of(dataset: Any, numbers: Sequence[int], tokenizer: Tokenizer | None) -> list[PageDocument]:
+def pages_of(dataset: Corpus, numbers: Sequence[int], tokenizer: Tokenizer | None) -> list[PageDocument]:
     """Some documents of a dataset; chats have turns if the template's family is known."""
     controls = control_ids(tokenizer)
     documents = [from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers]
-    chat = getattr(dataset, "chat", None)
+    chat = dataset.chat
     boundaries = () if chat is None or tokenizer is None else _boundaries(chat, tokenizer)
     return [with_turns(document, boundaries) for document in documents] if boundaries else documents
 

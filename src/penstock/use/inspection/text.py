@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.core.errors import TokenizerError
 from penstock.core.terminal import visible
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.tokenizers import Tokenizer
 
 
@@ -89,9 +90,9 @@ def _as_bytes(spelled: bytes) -> str:
     return "".join(f"<{byte:02x}>" for byte in spelled) or "<>"
 
 
-def tokenizer_of(dataset: Any) -> Any:
+def tokenizer_of(dataset: Corpus) -> Tokenizer | None:
     """The tokenizer in a dataset's folder `tokenizer`; None if there is none."""
-    return getattr(dataset, "loaded_tokenizer", None)
+    return dataset.loaded_tokenizer
 
 
 def origin_text(origin: Any) -> str:

@@ -368,6 +368,10 @@ class JoinedRanges:
         """As in `Ranges`."""
         return self._here
 
+    def has(self, begin: int, end: int) -> bool:
+        """As in `Ranges`."""
+        return bool(self._here[begin // self._size : -(-end // self._size)].all())
+
     def want(self, begins: Documents, ends: Documents) -> None:
         """As in `Ranges`."""
         for number, (part, _) in enumerate(self._parts):

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, final
+from typing import Annotated, NamedTuple, final
 
 import numpy as np
 
@@ -167,8 +167,8 @@ class UnitMap:
 
     def has_lengths(self, unit: int) -> bool:
         """Whether the lengths that tell where a unit lies are on this machine; if not, nobody has brought the unit."""
-        ranges: Any = getattr(self._table.lengths, "ranges", None)
-        return ranges is None or bool(ranges.has(*self._whole_batches(unit)))
+        lengths = self._table.lengths
+        return not isinstance(lengths, LazyNumbers) or lengths.ranges.has(*self._whole_batches(unit))
 
     def _whole_batches(self, unit: int) -> tuple[int, int]:
         """First and last (exclusive) document of the batches with documents of a unit."""

@@ -35,6 +35,9 @@ class Ranges(Protocol):
     def here(self) -> Annotated[Bytes, "ranges"]:
         """Whether each range may be read: 1 or 0. It only grows."""
 
+    def has(self, begin: int, end: int) -> bool:
+        """Whether documents `begin` … `end` − 1 are on this machine, whoever brought them."""
+
     def want(self, begins: Documents, ends: Documents) -> None:
         """Begin to bring documents begins[i] … ends[i] − 1, with those that the same record batches hold."""
 
