@@ -5,6 +5,7 @@ from typing import final
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.data.shards import JoinedCorpus
 from penstock.data.shards.format.trees import BranchView
 from penstock.data.shards.tables.corpus import Corpus
