@@ -101,13 +101,13 @@ def cached(model: HuggingFaceModel, inner: Any) -> tuple[str, str]:
         found = model.extend(text[:, begin:end], torch.tensor([end - begin]), cache)[0]
         # A fresh copy: some models remember the longest text so far. Eager, as loaded: ours stays out of it.
         own = copy.deepcopy(inner)
-        own.set_attn_implementation(model._own_attention)
+        own.set_attn_implementation(model.fit.own)
         truth = own(input_ids=text[:, :end], use_cache=False).logits[0, -1]
         worst = max(worst, float((found - truth).abs().max() / truth.std()))
     if isinstance(cache, Cache):
         way = "ours"
     else:
-        caches = model._own_caches
+        caches = model.generation.own_caches
         way = "transformers'" if caches is not None and caches.steps else "none: the text is read again"
         if caches is not None and caches.steps and not caches.parts:
             way += ", prompts whole"

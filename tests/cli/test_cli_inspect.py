@@ -69,7 +69,7 @@ def test_a_list_has_a_line_for_each_conversation_with_its_first_words(inspect, f
     listed = inspect("chats", "--list", "--document", "2", "--document", "5")[1]
     assert [line.split()[1] for line in listed.splitlines()[1:]] == ["2", "5"]
     assert "Gate 2?" in listed
-    ps.inspect(folder / "chats", listed=True, document=[2, 5])
+    ps.inspect(folder / "chats", listed=True, documents=[2, 5])
     assert capsys.readouterr().out == listed
     assert "Water level 0, gate shut." in inspect("texts", "--list", "--documents", "1")[1]
 
@@ -125,7 +125,7 @@ def test_a_dataset_of_chats_is_shown_turn_by_turn(inspect):
 def test_python_shows_a_dataset_of_chats_and_writes_its_page(inspect, folder, tmp_path, capsys):
     """`ps.inspect` with a folder and with an open dataset, against the verb."""
     shown = inspect("chats", "--document", "3")[1]
-    ps.inspect(folder / "chats", document=[3])
+    ps.inspect(folder / "chats", documents=[3])
     found = capsys.readouterr().out
     assert "Gate 3 is shut." in found
     assert found == shown.replace("chats  chats", f"chats  {folder / 'chats'}")
@@ -141,13 +141,13 @@ def test_python_shows_a_dataset_of_chats_and_writes_its_page(inspect, folder, tm
 
 def test_a_loader_is_shown_over_all_ranks_and_stays_where_it_is(folder, capsys):
     settings = {"sequence_length": 64, "rows_per_step": 4, "seed": 3}
-    ps.inspect(ps.Loader(folder / "chats", **settings), step=1, row=[3])
+    ps.inspect(ps.Loader(folder / "chats", **settings), step=1, rows=[3])
     shown = capsys.readouterr().out
     needs = ps.InputRequirements(asked_by="a loop", positions=True, prefix=False)
     loader = ps.Loader(folder / "chats", **settings, data_parallel=(1, 2), requirements=needs)
     steps = iter(loader)
     assert next(steps).index == 0
-    ps.inspect(loader, step=1, row=[3])
+    ps.inspect(loader, step=1, rows=[3])
     assert capsys.readouterr().out == shown
     assert "row 3" in shown
     assert next(steps).index == 1, "an iterator under way goes on"
@@ -162,7 +162,7 @@ def test_for_a_machine(inspect):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["chats.jsonl", "-t", "tokenizer", "--documents", "500"], ["chats"], ["texts", "--rows"], ["run.yaml"]],
+    [["chats.jsonl", "-t", "tokenizer", "--documents", "500"], ["chats"], ["texts", "--rows", "1"], ["run.yaml"]],
 )
 def test_a_machine_gets_its_json_beside_a_page(inspect, tmp_path, arguments):
     page = tmp_path / "page.html"
@@ -197,8 +197,8 @@ def test_settings_of_chats_come_from_options(inspect):
         (["none.jsonl", "-t", "tokenizer"], "none.jsonl: no such file"),
         (["chats", "--html", "nowhere/page.html"], "nowhere/page.html: the page cannot be written"),
         (["run.yaml", "--html", "page.html", "--row", "9"], "row 9: the step has rows 0 to 3"),
-        (["run.yaml", "--list"], "--list is a list of documents in a terminal"),
-        (["chats", "--list", "--json"], "leave out --rows, --json and run files"),
+        (["run.yaml", "--list"], "--list shows a list of documents in a terminal"),
+        (["chats", "--list", "--json"], "leave out rows and JSON, and name a dataset"),
     ],
 )
 def test_errors_name_the_cure(inspect, arguments, message):
@@ -220,7 +220,7 @@ def test_a_file_of_bare_tokens_is_told_its_type(inspect, tmp_path, monkeypatch):
     found = json.loads(out)
     assert (found["documents"], found["tokens"]) == (2, 5)
     assert [len(one["tokens"]) for one in found["shown"]] == [3, 2]
-    code, out, _ = inspect(*told, "--rows", "--sequence-length", "8", "-t", "tokenizer")
+    code, out, _ = inspect(*told, "--rows", "1", "--sequence-length", "8", "-t", "tokenizer")
     assert code == 0
     assert "tokens.npy" in out
     assert inspect(*told, "--html", str(tmp_path / "page.html"))[0] == 0
@@ -266,7 +266,7 @@ def test_a_glob_is_one_corpus(inspect, parts, folder, tmp_path):
     code, out, _ = inspect("half-*", "--document", "17")
     assert (code, "b.jsonl:3" in out) == (0, True)
     assert inspect("half-*", "--document", "20")[2].startswith("penstock: half-*: no document 20; it has 20, from 0")
-    assert inspect("half-*", "--rows", "--tokenizer", "tokenizer")[0] == 0
+    assert inspect("half-*", "--rows", "1", "--tokenizer", "tokenizer")[0] == 0
     assert inspect("half-*", "--html", str(tmp_path / "page.html"))[0] == 0
     assert inspect("chat*.jsonl", "--tokenizer", "tokenizer")[0] == 0
 
@@ -308,6 +308,6 @@ def test_verify_takes_several_and_globs(folder, parts, monkeypatch, capsys):
 
 def test_columns_is_the_width_where_the_output_is_no_terminal(inspect, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert len(inspect("chats", "--rows")[1].splitlines()[1]) == 118
+    assert len(inspect("chats", "--rows", "1")[1].splitlines()[1]) == 118
     monkeypatch.setenv("COLUMNS", "60")
-    assert 58 in map(len, inspect("chats", "--rows")[1].splitlines()[:4])
+    assert 58 in map(len, inspect("chats", "--rows", "1")[1].splitlines()[:4])

@@ -97,7 +97,7 @@ def test_escapes_in_separators():
 
 @pytest.mark.slow
 def test_a_first_sitting(tmp_path):
-    """Train, prepare by a separator, look at a row that is not there, and train into the same folder."""
+    """Train, prepare by a separator, look at a document that is not there, and train into the same folder."""
     (tmp_path / "book.txt").write_text("\n\n".join(f"chapter {number}: the wheel turns" for number in range(40)))
     train = ["tokenizer", "train", str(tmp_path / "book.txt"), "--vocab-size", "300", "-o", str(tmp_path / "t")]
     assert run_penstock(*train).returncode == 0
@@ -108,5 +108,5 @@ def test_a_first_sitting(tmp_path):
     prepare = ["prepare", str(tmp_path / "book.txt"), "-t", str(tmp_path / "t"), "-o", str(tmp_path / "d")]
     done = run_penstock(*prepare, "--separator", r"\n\n", "--processes", "1", "-q")
     assert done.stdout.startswith("40 documents, ")
-    wrong = run_penstock("inspect", str(tmp_path / "d"), "--rows", "--row", "5")
-    assert (wrong.returncode, wrong.stderr) == (1, "penstock: row 5: the step has 1 row, row 0\n")
+    wrong = run_penstock("inspect", str(tmp_path / "d"), "--document", "50")
+    assert (wrong.returncode, wrong.stderr) == (1, "penstock: d: no document 50; it has 40, from 0\n")

@@ -63,7 +63,7 @@ def nasty_dataset(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["inspect"], ["inspect", "--document", "1"], ["inspect", "--rows", "--sequence-length", "16"]]
+    "arguments", [["inspect"], ["inspect", "--document", "1"], ["inspect", "--rows", "1", "--sequence-length", "16"]]
 )
 def test_views_of_a_dataset(nasty_dataset, arguments):
     done = call_penstock(arguments[0], nasty_dataset, *arguments[1:])

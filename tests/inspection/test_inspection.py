@@ -287,15 +287,15 @@ def test_inspect_shows_a_dataset(code):
     assert "".join(found["shown"][0]["texts"]).replace("⏎", "\n").replace("→", "\t") == TEXTS[5]
 
 
-def test_inspect_refuses_what_is_not_there(code, tmp_path):
+def test_inspect_refuses_what_is_not_there(code, run_file, tmp_path):
     refused = command("inspect", code, "--document", 24, check=False)
     assert refused.returncode == 1
     assert "no document 24; it has 24, from 0" in refused.stderr
     refused = command("inspect", tmp_path / "nothing", check=False)
     assert refused.returncode == 1
     assert "Traceback" not in refused.stderr
-    refused = command("inspect", code, "--rows", "--row", 7, check=False)
-    assert "row 7: the step has" in refused.stderr
+    refused = command("inspect", run_file, "--row", 70, check=False)
+    assert "row 70: the step has" in refused.stderr
 
 
 def test_inspect_shows_rows_of_a_run_and_of_a_dataset(run_file, code):
@@ -304,7 +304,7 @@ def test_inspect_shows_rows_of_a_run_and_of_a_dataset(run_file, code):
     assert "at distance 2" in shown
     assert "read, not trained" in shown
     assert "target +2" in shown
-    assert "step 0 row 0  64 slots" in command("inspect", code, "--rows", "--sequence-length", 64).stdout
+    assert "step 0 row 0  64 slots" in command("inspect", code, "--rows", 1, "--sequence-length", 64).stdout
     (row,) = json.loads(command("inspect", run_file, "--json", "--set", "data.loader.sequence_length=40").stdout)
     assert len(row["tokens"]) == 40
 

@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_tower(home, family, tmp_path):
         due = [wrapped.logits(wrapped(wrapped.tensors(row)))[0] for row in rows]
     freeze(wrapped)
     wrapped.cache_features(tmp_path / "features", loader.blank_image)
-    cache, _ = wrapped._features
+    cache = wrapped.images.features.cache
     for turn in range(2):
         for row, expected in zip(rows, due, strict=True):
             found = wrapped.logits(wrapped(wrapped.tensors(row)))[0].detach()
@@ -62,12 +62,12 @@ def test_logits_are_those_of_the_tower(home, family, tmp_path):
     again.cache_features(tmp_path / "features", loader.blank_image)
     row = next(row for row in rows if len(row.media))
     again(again.tensors(row))
-    assert (again._features[0].hits, again._features[0].misses) == (1, 0)
+    assert (again.images.features.cache.hits, again.images.features.cache.misses) == (1, 0)
     # Other weights have another.
-    next(iter(again._features[0]._weights.values())).data.add_(1.0)
+    next(iter(again.images.features.cache._weights.values())).data.add_(1.0)
     again.cache_features(tmp_path / "features", loader.blank_image)
     again(again.tensors(row))
-    assert (again._features[0].hits, again._features[0].misses) == (0, 1)
+    assert (again.images.features.cache.hits, again.images.features.cache.misses) == (0, 1)
 
 
 def test_what_is_trained_has_no_kept_features(home, tmp_path):

@@ -19,7 +19,8 @@ from penstock.data.shards import extend_dataset, verify, write_megatron
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.loading import digest_of
 from penstock.media.processor import join_arrays, load_processor
-from penstock.use.inspection.datasets import dry_run, view_document
+from penstock.use.inspection.datasets import view_document
+from penstock.use.inspection.plan_report import dry_run
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from penstock.media.rows import grid_positions
 from penstock.models.isolation.images import try_images
 from penstock.models.theirs.attention import use_attention
 from penstock.models.theirs.image_rows import image_arguments
-from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.model import HuggingFaceModel
 from penstock.plan.inputs.blank_images import with_blank
 
 WAYS = {"gemma3": "masks", "gemma4": "sliding_masks", "llama4": "own", "lfm2_vl": "borders"}
@@ -91,7 +92,7 @@ def test_packed_rows_equal_documents_alone(data, family):
     assert len(row.media) > 1
     with torch.no_grad():
         packed = wrapped.logits(wrapped(wrapped.tensors(row)))[0]
-        assert wrapped.way_of_images(row.media.blank) == WAYS.get(family, "ours")
+        assert wrapped.images.way(row.media.blank) == WAYS.get(family, "ours")
         use_attention(wrapped.inner, "sdpa")
         for number, one in enumerate(loader.explain(0, 0)):
             begin, end = row.cu_seqlens[number : number + 2]
@@ -217,7 +218,7 @@ def test_images_of_another_model_are_refused(data):
 
 def test_a_model_that_mixes_documents_gets_one_a_row(data, monkeypatch):
     wrapped = HuggingFaceModel(model("qwen2_vl"))
-    monkeypatch.setattr("penstock.models.theirs.model._TRIED", ())
+    monkeypatch.setattr("penstock.models.theirs.image_ways.TRIED", ())
     _, step = rows_of(data("qwen2_vl"), wrapped)
     with pytest.raises(IsolationError, match="images see each other in one row"):
         wrapped.tensors(step[0])
@@ -226,7 +227,7 @@ def test_a_model_that_mixes_documents_gets_one_a_row(data, monkeypatch):
 
 
 def test_models_that_mix_documents_are_refused(data, monkeypatch):
-    monkeypatch.setattr("penstock.models.theirs.model._TRIED", ("ours", "own", "masks", "sliding_masks"))
+    monkeypatch.setattr("penstock.models.theirs.image_ways.TRIED", ("ours", "own", "masks", "sliding_masks"))
     wrapped = HuggingFaceModel(model(MIXED))
     _, step = rows_of(data(MIXED), wrapped)
     with pytest.raises(IsolationError, match="images see each other in one row"):

@@ -116,7 +116,7 @@ def test_packed_rows_equal_documents_alone(home):
     assert len(row.media) > 1
     with torch.no_grad():
         packed = wrapped.logits(wrapped(wrapped.tensors(row)))[0]
-        assert wrapped.way_of_images(row.media.blank) == "ours"
+        assert wrapped.images.way(row.media.blank) == "ours"
         use_attention(wrapped.inner, "sdpa")
         for number, one in enumerate(loader.explain(0, 0)):
             begin, end = row.cu_seqlens[number : number + 2]

@@ -11,7 +11,8 @@ from penstock.core.errors import ConfigError
 from penstock.models import cache as cache_module
 from penstock.models.attention import RowAttention
 from penstock.models.attention.windows import attention_of
-from penstock.models.cache import Cache, TextCache, _runs
+from penstock.models.cache import Cache, _runs
+from penstock.models.text_cache import TextCache
 from penstock.plan.inputs import AttentionRule
 
 SLOTS, CAPACITY = 4, 24

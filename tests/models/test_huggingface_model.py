@@ -15,7 +15,8 @@ from penstock.core.errors import ConfigError, IsolationError
 from penstock.models import Transformer
 from penstock.models.building import build_model
 from penstock.models.saving import load_model
-from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.model import HuggingFaceModel
 
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},

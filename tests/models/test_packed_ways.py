@@ -16,10 +16,10 @@ from makers.architectures import make_small
 from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import IsolationError
-from penstock.models.cache import TextCache
 from penstock.models.isolation.lengths import documents_of_a_row
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
+from penstock.models.text_cache import TextCache
 from penstock.models.theirs.cache import TheirCaches
 from penstock.models.theirs.model import HuggingFaceModel
 from penstock.models.theirs.recurrence import bordered
@@ -281,7 +281,7 @@ def test_a_cache_that_is_wrong_from_some_length_is_given_up(monkeypatch: pytest.
     cache = model.new_cache(1, 60)
     text = torch.from_numpy(random_row((60,), padding=0).tokens)
     model.extend(text[None, :30], torch.tensor([30]), cache)
-    caches = model._own_caches
+    caches = model.generation.own_caches
     assert caches is not None
     assert caches.steps
     original = caches._extend

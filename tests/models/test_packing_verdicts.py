@@ -14,9 +14,9 @@ from model_makers import VOCABULARY, logits_of, reading_ids_only, tiny
 from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import IsolationError
-from penstock.models.cache import TextCache
 from penstock.models.isolation.check import check_isolation
 from penstock.models.language_model import most_packed, require_packed_rows
+from penstock.models.text_cache import TextCache
 from penstock.models.theirs.model import HuggingFaceModel
 
 LIMIT = 24

@@ -130,7 +130,7 @@ def test_what_is_not_taken_begins_anew(data, runs, tmp_path):
     by_weights = make(data, tmp_path / "x", ORDER, f"training.continue_from={{run: {runs / 'a'}, take: [weights]}}")
     for name, weight in load_weights(checkpoint).items():
         assert (by_weights.model.state_dict()[name] == weight).all()
-    assert not by_weights._optimizers.state_tensors()
+    assert not by_weights.state.optimizers.state_tensors()
 
     of_data, said = continued(data, runs, tmp_path / "data", "training.steps=3", take=["data"])
     assert "goes on after" in said[1]
@@ -162,7 +162,7 @@ def test_parameters_that_are_new_begin_without_a_state(data, runs, tmp_path):
     [fresh] = [sentence for sentence in said if "begin without a state" in sentence]
     assert fresh.startswith("optimizer: parameters that begin without a state, new or of another shape: blocks.2.")
     assert fresh.endswith(" and 3 more")
-    state = trainer._optimizers.state_tensors()
+    state = trainer.state.optimizers.state_tensors()
     then = load_checkpoint(runs / "a" / "checkpoints" / "step-00000012").tensors("optimizer.safetensors")
     for name, one in state.items():
         if "blocks.2." in name:
@@ -170,7 +170,7 @@ def test_parameters_that_are_new_begin_without_a_state(data, runs, tmp_path):
         else:
             assert (one == then[name]).all()
     smaller = make(data, tmp_path / "c", asked, ORDER, LONG, "model.layers=1", say=(said := []).append)
-    assert len(smaller._optimizers.state_tensors()) == 3 * 11
+    assert len(smaller.state.optimizers.state_tensors()) == 3 * 11
     assert any("parameters that are no longer trained: blocks.1." in sentence for sentence in said)
     wider = make(data, tmp_path / "d", asked, ORDER, LONG, "model.mlp_width=40", say=(said := []).append)
     assert any("of another shape: blocks.0.mlp" in sentence for sentence in said), said

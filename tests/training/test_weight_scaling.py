@@ -116,7 +116,7 @@ def test_distillation(data, tmp_path, teacher, kind):
 def _same(data, folder):
     if not (folder / "same").exists():
         next(iter((trainer := make(data, folder / "same", *ONE_STEP)).train()))
-        trainer._save(trainer._trained)
+        trainer.state.save(trainer._trained)
     return folder / "same"
 
 

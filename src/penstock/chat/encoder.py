@@ -34,6 +34,7 @@ from penstock.chat.tokens.images import restore
 from penstock.chat.written import encode_written
 from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.core.json_values import JsonMapping
 from penstock.core.ragged import Ragged
 from penstock.media.expansion import ImagePlace, expand
 from penstock.media.layout import NOUNS
@@ -373,11 +374,11 @@ def _without_images(mask: Mask, places: Sequence[ImagePlace]) -> Mask:
 
 
 def encode(
-    conversation: Conversation | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    conversation: Conversation | JsonMapping | Sequence[JsonMapping],
     *,
     tokenizer: Tokenizer | str | Path,
     template: Template | str | Path | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[JsonMapping] | None = None,
     strict: bool = True,
     **mask_settings: Unpack[MaskKeywords],
 ) -> EncodedChat:
@@ -416,9 +417,9 @@ def encode(
     return chats[0]
 
 
-def _read(given: Mapping[str, Any] | Sequence[Mapping[str, Any]], tools: Any) -> Conversation:
+def _read(given: JsonMapping | Sequence[JsonMapping], tools: Any) -> Conversation:
     """A record, or a list of messages with its tools, as one conversation."""
-    record: Mapping[str, Any] = given if isinstance(given, Mapping) else {"messages": list(given)}
+    record: JsonMapping = given if isinstance(given, Mapping) else {"messages": list(given)}
     if not isinstance(given, Mapping) and not given:
         raise ConversationError("the conversation is empty: give at least one message")
     read = read_conversation(record if tools is None else {**record, "tools": list(tools)})

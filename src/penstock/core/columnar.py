@@ -10,12 +10,14 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.json_values import JsonObject
+
 _MEDIA = ("image", "audio", "video", "sound", "frame", "picture", "pixel", "array")
 """How fields begin that hold media as arrays."""
 
 
 @final
-class OwnNulls(dict[str, Any]):
+class OwnNulls(JsonObject):
     """An object whose nulls were written as such: no format added them."""
 
 
@@ -24,7 +26,7 @@ def has_none(value: Mapping[Any, Any]) -> bool:
     return any(item is None for item in value.values())
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> Any:
     """A value with lists for NumPy arrays, dicts for other mappings, and Python's numbers for NumPy's, at any depth.
 
     Arrays of numbers stay what they are where they are pictures or sounds: with several dimensions, or under the name
@@ -33,7 +35,7 @@ def as_plain(value: Any) -> Any:
     return _plain(value, is_medium=False)
 
 
-def _plain(value: Any, *, is_medium: bool) -> Any:
+def _plain(value: object, *, is_medium: bool) -> Any:
     if isinstance(value, dict):
         return _changed(value)
     if isinstance(value, list | tuple):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, FormatError, PenstockError
+from penstock.core.json_values import JsonObject
 
 
 def parse_json(content: str | bytes, where: str | Path, error: type[PenstockError] = FormatError) -> Any:
@@ -26,7 +27,7 @@ def parse_json(content: str | bytes, where: str | Path, error: type[PenstockErro
         raise error(f"{where}: is not JSON: {problem}; copy it again") from None
 
 
-def read_object(path: Path, error: type[PenstockError] = FormatError) -> dict[str, Any]:
+def read_object(path: Path, error: type[PenstockError] = FormatError) -> JsonObject:
     """The object in a JSON file.
 
     Raises:
@@ -42,7 +43,7 @@ def read_object(path: Path, error: type[PenstockError] = FormatError) -> dict[st
     return found
 
 
-def json_text(value: Any, where: str | Path, *, indent: int | None = None) -> str:
+def json_text(value: object, where: str | Path, *, indent: int | None = None) -> str:
     """A value as JSON text that is read back as the same value.
 
     Args:

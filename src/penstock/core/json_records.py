@@ -36,7 +36,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
     return kind(**{field.name: _typed(field.type, value[field.name], _below(where, field.name)) for field in known})
 
 
-def _typed(kind: Any, value: object, where: str) -> Any:
+def _typed(kind: object, value: object, where: str) -> Any:
     """`value` as a `kind`."""
     origin, arguments = _shape(kind)
     if origin is None and type(value) is kind and kind is not float:
@@ -68,7 +68,7 @@ def _typed(kind: Any, value: object, where: str) -> Any:
 
 
 @cache
-def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+def _shape(kind: object) -> tuple[Any, tuple[Any, ...]]:
     """What a type is made of."""
     return get_origin(kind), get_args(kind)
 
@@ -77,7 +77,7 @@ def _refused(kind: Any, value: object, where: str) -> NoReturn:
     raise ValueError(f"{where}: expected {_NAMES.get(kind, kind)}, found {_shown(value)}")
 
 
-def _fits(kind: Any, value: object) -> bool:
+def _fits(kind: object, value: object) -> bool:
     if kind is int:
         return type(value) is int and -(2**63) <= value < 2**64
     if kind is float:

@@ -13,7 +13,6 @@ Counter-based random numbers: one for each token of each sequence.
 """
 
 import hashlib
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ def _mix_into(keys, values, out):
         out[i] = mix(keys[i if len(keys) > 1 else 0], values[i])
 
 
-def mix_array(keys: Any, values: Any) -> UInt64:
+def mix_array(keys: object, values: object) -> UInt64:
     """`mix` for arrays: one key or [n], with values [n]; uint64 [n]."""
     values = np.ascontiguousarray(values).astype(np.uint64)
     out = np.empty(len(values), np.uint64)

@@ -223,7 +223,7 @@ def shown_urls(text: str) -> str:
     return _IN_TEXT.sub(lambda found: _shown_in_text(found[0]), text) if _may_have_url(text) else text
 
 
-def shown_values(value: Any) -> Any:
+def shown_values(value: object) -> Any:
     """Values of JSON or YAML with each URL in their texts as `shown_url` shows it."""
     if isinstance(value, str):
         return shown_urls(value)

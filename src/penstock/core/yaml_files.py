@@ -68,7 +68,7 @@ def parse_yaml(text: str, where: str, *, lines: bool = True) -> tuple[yaml.Node 
         raise ConfigError(f"{where}{line}: is not YAML: {problem}; correct it there") from error
 
 
-def write_yaml(value: Any, where: str, *, width: int = 80) -> str:
+def write_yaml(value: object, where: str, *, width: int = 80) -> str:
     """A value as YAML that `parse_yaml` reads back as the same value; keys keep their order.
 
     Args:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from penstock.core.errors import MissingExtraError, RecordError, record_errors
+from penstock.core.json_values import JsonObject
 from penstock.media.layout import Size
 from penstock.media.png_files import with_late_metadata
 from penstock.media.sound_files import SoundFile, sound_file
@@ -122,7 +123,7 @@ def _opened(data: bytes, formats: list[str] | tuple[str, ...], what: str, extra:
             raise RecordError(f"the {what} is too large: {error}") from None
 
 
-def _readers() -> dict[str, Any]:
+def _readers() -> JsonObject:
     """Pillow's readers, all of them registered."""
     try:
         from PIL import Image
@@ -134,7 +135,7 @@ def _readers() -> dict[str, Any]:
     return Image.OPEN
 
 
-def upright_size(image: Any, data: bytes) -> Size:
+def upright_size(image: object, data: bytes) -> Size:
     """(height, width) of an opened image as it will be after decoding, upright."""
     with record_errors("the image's metadata cannot be read"):
         width, height = stored_size(image)

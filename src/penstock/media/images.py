@@ -12,6 +12,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from penstock.core.errors import ConfigError, RecordError, record_errors
+from penstock.core.json_values import JsonObject
 from penstock.core.urls import url_key
 from penstock.media.header import open_image, settle_metadata, upright_size
 from penstock.media.png_files import MOST_PIXELS_PER_BYTE, check_pixels
@@ -97,7 +98,7 @@ class ImageSettings:
         if not self.max_ratio >= 1:
             raise ConfigError(f"max_ratio must be 1 or more; got {self.max_ratio}")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Every setting, as plain JSON values; newer ones only where they are not at their defaults.
 
         A URL is without what is secret in it.
@@ -107,7 +108,7 @@ class ImageSettings:
         return plain | {"image_folder": None if self.image_folder is None else url_key(self.image_folder)}
 
     @property
-    def decoding(self) -> dict[str, Any]:
+    def decoding(self) -> JsonObject:
         """The settings that decide the pixels of an accepted image."""
         return {"alpha": self.alpha, **({"shrink_pixels": self.shrink_pixels} if self.shrink_pixels else {})}
 
@@ -198,7 +199,7 @@ def check_picture(picture: Any, settings: ImageSettings) -> None:
         raise RecordError(f"the image has 32-bit numbers for pixels (mode {picture.mode}), whose range is not known")
 
 
-def _frames_of(image: Any) -> int:
+def _frames_of(image: object) -> int:
     with record_errors("the image is damaged"):
         return int(getattr(image, "n_frames", 1))
 
@@ -218,7 +219,7 @@ def _checked_size(image: Any, data: bytes, settings: ImageSettings) -> tuple[int
     return upright_size(image, data)
 
 
-def _check_transparency(image: Any, settings: ImageSettings) -> None:
+def _check_transparency(image: object, settings: ImageSettings) -> None:
     if settings.alpha == "error" and _is_transparent(image):
         raise RecordError("the image is transparent; alpha: white, black or ignore accepts it")
 

@@ -14,6 +14,7 @@ from typing import Any, final
 
 from penstock.core.errors import CorruptionError, RecordError, reason_of, record_errors
 from penstock.core.folders import is_url
+from penstock.core.json_values import JsonMapping
 from penstock.core.urls import (
     Address,
     fsspec_arguments,
@@ -64,7 +65,7 @@ class LoadedImage:
     """Its bytes; None: a local file, which is read again where they are needed."""
     is_shrunk: bool = False
     """Whether it was made smaller, as the settings say."""
-    within: Mapping[str, Any] | None = None
+    within: JsonMapping | None = None
     """`file`, `begin` and `size`, if its bytes are a part of a larger file."""
     address: str = ""
     """What opens it, if that is not `origin`; it may hold secrets."""
@@ -139,7 +140,7 @@ class Room:
 
 
 def load_image(
-    value: Any, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+    value: object, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
 ) -> LoadedImage:
     """Look at an image of a record.
 
@@ -185,7 +186,7 @@ def load_image(
 
 
 def load_frames(
-    value: Any, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+    value: object, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
 ) -> list[LoadedImage]:
     """Look at some frames of a video of a record, as images.
 
@@ -218,7 +219,7 @@ def load_frames(
     return [replace(image, origin=f"{name} frame {number}") for number, image in enumerate(made)]
 
 
-def _within(value: Any) -> Mapping[str, Any] | None:
+def _within(value: object) -> JsonMapping | None:
     """Where an image lies in a larger file, if that is known."""
     while isinstance(value, Mapping):
         if isinstance(found := value.get("within"), Mapping):
@@ -228,7 +229,7 @@ def _within(value: Any) -> Mapping[str, Any] | None:
 
 
 def find_image(
-    value: Any, folder: str, settings: ImageSettings = _DEFAULTS, noun: str = "image"
+    value: object, folder: str, settings: ImageSettings = _DEFAULTS, noun: str = "image"
 ) -> tuple[str, bytes | None]:
     """Where an image is, and its bytes if the value has them.
 
@@ -261,7 +262,7 @@ def find_image(
     raise RecordError(f"{_a(noun)} lies more than {_DEEPEST} fields deep")
 
 
-def _found(value: Any, folder: str, settings: ImageSettings, noun: str) -> tuple[str, bytes | None]:
+def _found(value: object, folder: str, settings: ImageSettings, noun: str) -> tuple[str, bytes | None]:
     """As `find_image`, for what is no mapping."""
     if isinstance(value, bytes | bytearray | memoryview):
         return "", bytes(value)
@@ -397,7 +398,7 @@ def read_reference(stored: bytes) -> bytes:
     return read_bytes(path, begin, size)
 
 
-def _is_place(value: Any) -> bool:
+def _is_place(value: object) -> bool:
     return isinstance(value, int) and value >= 0
 
 
@@ -412,7 +413,7 @@ class ImageLoader:
     processor: Processor
     room: Room | None = None
 
-    def __call__(self, value: Any) -> LoadedImage:
+    def __call__(self, value: object) -> LoadedImage:
         """See `load_image`."""
         return load_image(value, self.folder, self.settings, self.processor, self.room)
 
@@ -421,5 +422,5 @@ class ImageLoader:
         """What looks at videos; None: they are refused."""
         return self._frames if self.settings.video_frames and self.processor.medium == "image" else None
 
-    def _frames(self, value: Any) -> list[LoadedImage]:
+    def _frames(self, value: object) -> list[LoadedImage]:
         return load_frames(value, self.folder, self.settings, self.processor, self.room)

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import Layout, Size, collapse
 from penstock.tokenizers import Tokenizer
@@ -82,7 +83,7 @@ class PatchProcessor:
         (folder / SETTINGS).write_text(json.dumps(self._settings, indent=2) + "\n", encoding="utf-8")
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         return {"image_size": self.image_size, "patch": self.patch, "image_token": self.placeholder}
 
     @property
@@ -126,7 +127,7 @@ class PatchProcessor:
         cut = pixels.reshape(side, patch, side, patch, 3).transpose(0, 2, 4, 1, 3)
         return {"pixel_values": np.ascontiguousarray(cut).reshape(1, side * side, -1)}
 
-    def patches_of(self, arrays: Mapping[str, Any]) -> int:
+    def patches_of(self, arrays: JsonMapping) -> int:
         """Patches of the images in these arrays."""
         return int(np.prod(arrays["pixel_values"].shape[:2]))
 

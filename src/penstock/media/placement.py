@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.core.errors import ConversationError, RecordError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.layout import NOUNS
 from penstock.media.loading import LoadedImage
 from penstock.media.processor import Medium
@@ -32,7 +33,7 @@ _ONLY: Mapping[Medium, str] = {
 }
 
 
-def images_of(messages: Sequence[Mapping[str, Any]]) -> list[LoadedImage]:
+def images_of(messages: Sequence[JsonMapping]) -> list[LoadedImage]:
     """The images of messages that `place_images` made, in order."""
     return [
         part[part["type"]]
@@ -59,7 +60,7 @@ class MediaPlacer:
         self.waiting: list[Any] = []
         self._placeholder = re.compile(rf"<({medium}|video)>\n?" if frames else rf"<({medium})>\n?")
 
-    def message(self, number: int, message: dict[str, Any], *, has_ranges: bool) -> dict[str, Any]:
+    def message(self, number: int, message: JsonObject, *, has_ranges: bool) -> JsonObject:
         """A message with its images as parts; `has_ranges`: weights of it count characters of its texts."""
         where = f"{self.where}: message {number}"
         fields = media_fields(message) if len(message) > 2 else {}
@@ -83,13 +84,13 @@ class MediaPlacer:
             content = parts + text
         return {**kept, "content": content}
 
-    def take_all(self) -> list[dict[str, Any]]:
+    def take_all(self) -> list[JsonObject]:
         """The images that nothing refers to, as parts."""
         taken = [part for value in self.waiting for part in self._made(value, self.where)]
         self.waiting.clear()
         return taken
 
-    def _part(self, part: Any, source: list[Any], where: str) -> list[dict[str, Any]]:
+    def _part(self, part: Any, source: list[Any], where: str) -> list[JsonObject]:
         if not is_media_part(part):
             text = part.get("text") if isinstance(part, Mapping) else None
             if source and isinstance(text, str):
@@ -105,9 +106,9 @@ class MediaPlacer:
             return self._made(_Video(rest) if is_video else rest, where)
         return self._made(self._next(source, is_video, where), where)
 
-    def _cut(self, text: str, source: list[Any], where: str) -> str | list[dict[str, Any]]:
+    def _cut(self, text: str, source: list[Any], where: str) -> str | list[JsonObject]:
         """A text cut at its placeholders, as far as there are images for them."""
-        parts: list[dict[str, Any]] = []
+        parts: list[JsonObject] = []
         at = 0
         for found in self._placeholder.finditer(text):
             if not source:
@@ -127,7 +128,7 @@ class MediaPlacer:
             raise ConversationError(f"{where} refers to {one} that the record does not have")
         return source.pop(next((at for at, one in enumerate(source) if isinstance(one, _Video) == is_video), 0))
 
-    def _made(self, value: Any, where: str) -> list[dict[str, Any]]:
+    def _made(self, value: object, where: str) -> list[JsonObject]:
         """The part of an image, or those of a video's frames."""
         try:
             if isinstance(value, _Video) and self._frames is not None:
@@ -136,7 +137,7 @@ class MediaPlacer:
         except RecordError as error:
             raise ConversationError(f"{where}: {error}") from error
 
-    def of_fields(self, fields: Mapping[str, Any], where: str) -> list[Any]:
+    def of_fields(self, fields: JsonMapping, where: str) -> list[Any]:
         """The images in fields of a record or a message, in order."""
         found: list[Any] = []
         for name, value in fields.items():

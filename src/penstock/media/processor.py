@@ -22,6 +22,7 @@ import numpy as np
 
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, MissingExtraError, record_errors
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.layout import NOUNS, Layout, Size, collapse, pattern_of
 from penstock.media.patches import SETTINGS, PatchProcessor
@@ -97,7 +98,7 @@ class Processor(Protocol):
     def arrays(self, picture: Any) -> dict[str, Array]:
         """What the model gets for one picture (RGB): name → array; RecordError: it refuses it."""
 
-    def patches_of(self, arrays: Mapping[str, Any]) -> int:
+    def patches_of(self, arrays: JsonMapping) -> int:
         """Patches of the images in these arrays."""
 
     def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
@@ -210,7 +211,7 @@ class HuggingFaceProcessor:
         """Name of its class, and of the class that makes the pixels."""
         return f"{type(self.inner).__name__} {type(_pixels_or_samples(self.inner)).__name__}"
 
-    def patches_of(self, arrays: Mapping[str, Any]) -> int:
+    def patches_of(self, arrays: JsonMapping) -> int:
         """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16 pixels.
 
         Of sounds, frames.
@@ -264,13 +265,13 @@ class HuggingFaceProcessor:
             names = set(self.inner.model_input_names) | {"pixel_values"}
             return {name: _as_numpy(value) for name, value in found.items() if name in names and _is_array(value)}
 
-    def _process(self, picture: Any) -> tuple[Mapping[str, Any], list[str]]:
+    def _process(self, picture: Any) -> tuple[JsonMapping, list[str]]:
         if self.medium == "audio":
             rate = {"sampling_rate": self._rate, "return_tensors": "pt"}
-            heard: tuple[Mapping[str, Any], list[str]] = self.inner._process_audio([picture], **rate)
+            heard: tuple[JsonMapping, list[str]] = self.inner._process_audio([picture], **rate)
             return heard
         images = [[picture]] if self.is_nested else [picture]
-        result: tuple[Mapping[str, Any], list[str]] = self.inner._process_images(images, **self._image_arguments)
+        result: tuple[JsonMapping, list[str]] = self.inner._process_images(images, **self._image_arguments)
         return result
 
     @cached_property
@@ -279,9 +280,9 @@ class HuggingFaceProcessor:
         return type(self.inner).__name__ in ("Idefics2Processor", "Idefics3Processor", "SmolVLMProcessor")
 
     @cached_property
-    def _image_arguments(self) -> Mapping[str, Any]:
+    def _image_arguments(self) -> JsonMapping:
         merged = self.inner._merge_kwargs(tokenizer_init_kwargs=self.inner.tokenizer.init_kwargs, return_tensors="pt")
-        given: dict[str, Any] = dict(merged["images_kwargs"])
+        given: JsonObject = dict(merged["images_kwargs"])
         if "use_image_special_tokens" in inspect.signature(self.inner._process_images).parameters:
             given.setdefault("use_image_special_tokens", merged["text_kwargs"].get("use_image_special_tokens", True))
         return given
@@ -296,7 +297,7 @@ class HuggingFaceProcessor:
         Raises:
             RecordError: The processor refuses them.
         """
-        given: dict[str, Any] = {"images": list(pictures)} if pictures else {}
+        given: JsonObject = {"images": list(pictures)} if pictures else {}
         if pictures and self.medium == "audio":
             given = {"audio": list(pictures), "sampling_rate": self._rate}
         with record_errors(f"the processor {self.name} refuses the text with its {NOUNS[self.medium]}s"):

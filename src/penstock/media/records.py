@@ -9,9 +9,9 @@ that the model never sees.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping, JsonObject
 
 MEDIA_TYPES = ("image", "video", "audio", "input_image", "input_audio", "input_video", "file", "input_file", "document")
 """Prefixes of the types of parts that are not text; templates of multimodal models know them."""
@@ -28,12 +28,12 @@ def is_media_field(name: str) -> bool:
     return _FIELD.fullmatch(name) is not None
 
 
-def media_fields(item: Mapping[str, Any]) -> dict[str, Any]:
+def media_fields(item: JsonMapping) -> JsonObject:
     """Fields of a record, message or part that hold media, without empty ones."""
     return {name: value for name, value in item.items() if is_media_field(str(name)) and _holds(value)}
 
 
-def find_media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str, int]]:
+def find_media(messages: Sequence[JsonMapping]) -> Iterator[tuple[int, str, int]]:
     """(message, place in it, count) of all media in messages of a `Conversation`."""
     for index, message in enumerate(messages):
         content = message.get("content")
@@ -47,7 +47,7 @@ def find_media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str
             yield index, f'its field "{name}" holds media', count_media(value)
 
 
-def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str, Any], origin: str = "") -> None:
+def refuse_media(messages: Sequence[JsonMapping], attachments: JsonMapping, origin: str = "") -> None:
     """Raise if a conversation that is to be encoded as text holds media.
 
     Args:
@@ -69,13 +69,13 @@ def refuse_media(messages: Sequence[Mapping[str, Any]], attachments: Mapping[str
         )
 
 
-def is_media_part(part: Any) -> bool:
+def is_media_part(part: object) -> bool:
     """Whether a part of a content is no text."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind.startswith(MEDIA_TYPES)
 
 
-def _holds(value: Any) -> bool:
+def _holds(value: object) -> bool:
     """Whether a value holds anything: Arrow fills missing fields with nulls, at any depth."""
     if isinstance(value, Mapping):
         return any(_holds(item) for item in value.values())
@@ -84,6 +84,6 @@ def _holds(value: Any) -> bool:
     return not (value is None or isinstance(value, bool) or (isinstance(value, str | bytes) and not value))
 
 
-def count_media(value: Any) -> int:
+def count_media(value: object) -> int:
     """Media in the value of a field: those of a list, or one."""
     return sum(_holds(item) for item in value) if isinstance(value, list | tuple) else 1

@@ -8,11 +8,12 @@ from torch import nn
 
 from penstock.core.errors import ConfigError
 from penstock.models.language_model import LanguageModel
-from penstock.models.ours.transformer import empty_transformer, initialise
+from penstock.models.ours.initial_weights import empty_transformer, initialise
 from penstock.models.own_code import is_own_code
 from penstock.models.own_model import OwnModel, build_own
 from penstock.models.settings import ModelSettings
-from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.model import HuggingFaceModel
 
 HUGGING_FACE = "hf:"
 """Prefix of a folder of transformers in a run file."""

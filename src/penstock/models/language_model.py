@@ -26,7 +26,6 @@ from penstock.models.attention import RowAttention, slice_attention
 from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache
 from penstock.models.lora.settings import LoraSettings, NewRows
-from penstock.models.recurrent.operations import Operations
 from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
@@ -367,21 +366,3 @@ class LanguageModel(Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Take the weights of a `state_dict`, as in torch."""
-
-
-class TheirModel(LanguageModel, Protocol):
-    """A model of transformers behind the door, for what tries how rows and caches of it are exact."""
-
-    inner: Any
-    """The model itself."""
-    operations: Operations
-    """How recurrent layers are computed."""
-
-    def read(self, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """(final hidden states, output) of the model itself for its own arguments."""
-
-    def row_tensors(self, row: ModelInput) -> RowTensors:
-        """`tensors` without asking whether the documents of the row may share it."""
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Its embedding."""

@@ -24,11 +24,13 @@ from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.ours.importing import import_llama, refusal, refuse_not_finite
-from penstock.models.ours.transformer import Transformer, empty_transformer
+from penstock.models.ours.initial_weights import empty_transformer
+from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
 from penstock.models.theirs.attention import one_line
-from penstock.models.theirs.model import HuggingFaceModel, load_huggingface
+from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.model import HuggingFaceModel
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 LORA_ALONE = "lora"

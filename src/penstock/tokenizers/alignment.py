@@ -73,7 +73,9 @@ class Alignment:
         return tokens / self.num_student_tokens if self.num_student_tokens else float(tokens)
 
 
-def align(student_ids: Any, teacher_ids: Any, student_tokenizer: Tokenizer, teacher_tokenizer: Tokenizer) -> Alignment:
+def align(
+    student_ids: object, teacher_ids: object, student_tokenizer: Tokenizer, teacher_tokenizer: Tokenizer
+) -> Alignment:
     """Align two tokenizations of one text; see `Aligner`, which keeps its tables for the next text."""
     return Aligner(student_tokenizer, teacher_tokenizer).align(student_ids, teacher_ids)
 
@@ -114,7 +116,7 @@ class Aligner:
     def __reduce__(self) -> tuple[Callable[..., "Aligner"], tuple[Any, ...]]:
         return _rebuild, (self.student, self.teacher, self._control_pairs)
 
-    def align(self, student_ids: Any, teacher_ids: Any) -> Alignment:
+    def align(self, student_ids: object, teacher_ids: object) -> Alignment:
         """Chunks of two tokenizations of one text.
 
         Args:
@@ -146,7 +148,7 @@ class Aligner:
         mark_equivalent(chunks, (students, teachers), normal)
         return _made(chunks, ids, method)
 
-    def teacher_ids(self, student_ids: Any, *, begins_text: bool = True) -> IntArray:
+    def teacher_ids(self, student_ids: object, *, begins_text: bool = True) -> IntArray:
         """The teacher's own encoding of the text that `student_ids` spell, int64 [tokens].
 
         Control tokens become their counterparts, or are left out where they have none; each stretch of text between
@@ -164,7 +166,7 @@ class Aligner:
         return ids if self.is_identity else self._retokenizer.encode(ids, spelled, begins_text=begins_text)
 
 
-def _contiguous(ids: Any) -> IntArray:
+def _contiguous(ids: object) -> IntArray:
     return np.ascontiguousarray(ids, np.int64)
 
 

@@ -9,9 +9,9 @@ have one text that does the same.
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from penstock.core.errors import TokenizerError
+from penstock.core.json_values import JsonMapping
 
 CHAT_TEMPLATE = "chat_template.jinja"
 TOOL_USE = "additional_chat_templates/tool_use.jinja"
@@ -50,7 +50,7 @@ def _opening_behind(text: str) -> str:
     return "{%+" if text.rpartition("\n")[2].isspace() else "{%"
 
 
-def template_in(config: Mapping[str, Any]) -> str | None:
+def template_in(config: JsonMapping) -> str | None:
     """The chat template in a `tokenizer_config.json`; several are joined."""
     template = config.get("chat_template")
     if isinstance(template, list):
@@ -58,7 +58,7 @@ def template_in(config: Mapping[str, Any]) -> str | None:
     return joined(template) if isinstance(template, dict) else template if isinstance(template, str) else None
 
 
-def template_beside(folder: Path, config: Mapping[str, Any]) -> str | None:
+def template_beside(folder: Path, config: JsonMapping) -> str | None:
     """The chat template in a folder: in files of its own, else in its `tokenizer_config.json`, which is `config`."""
     own, tool_use = (
         _text((folder / name).read_bytes()) if (folder / name).is_file() else None for name in (CHAT_TEMPLATE, TOOL_USE)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.json_values import JsonObject
 from penstock.tokenizers.huggingface import ID_SECTIONS
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.tokenizers.tokenizer import Tokenizer
@@ -77,12 +78,12 @@ def _new_names(base: Tokenizer, tokens: Sequence[str], sentinels: int) -> list[s
     return names
 
 
-def _entry(token_id: int, name: str) -> dict[str, Any]:
+def _entry(token_id: int, name: str) -> JsonObject:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {"id": token_id, "content": name, **flags}
 
 
-def _with_entries(base: Tokenizer, entries: list[dict[str, Any]]) -> dict[str, bytes]:
+def _with_entries(base: Tokenizer, entries: list[JsonObject]) -> dict[str, bytes]:
     """The files of `base` with entries at the end; its configuration lists them where it lists such tokens."""
     files = dict(base.source_bytes)
     content = json.loads(files["tokenizer.json"])
@@ -99,7 +100,7 @@ def _with_entries(base: Tokenizer, entries: list[dict[str, Any]]) -> dict[str, b
     return files
 
 
-def _prove(base: Tokenizer, made: Tokenizer, entries: list[dict[str, Any]]) -> None:
+def _prove(base: Tokenizer, made: Tokenizer, entries: list[JsonObject]) -> None:
     """Raise unless ids kept their meaning and the tokenizers package gives the new entries the ids in the file."""
     reason = difference(base, made)
     encoder = _encoder(made)

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, final
 
 from penstock.core.errors import TokenizerError
+from penstock.core.json_values import JsonObject
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.fast import backend_from_json
 from penstock.tokenizers.post_processors import before_a_text
@@ -44,7 +45,7 @@ class HuggingFaceVocabulary:
     own_encoder = "tokenizers"
 
     def __init__(self, content: bytes, config: bytes | None = None) -> None:
-        self._json: dict[str, Any] = json.loads(content)
+        self._json: JsonObject = json.loads(content)
         self._secret = secrets.token_hex(16)
         model = self._json["model"]
         self._model_type = model.get("type") or _untyped_model(model)
@@ -143,7 +144,7 @@ class HuggingFaceVocabulary:
         scrubbed["model"] = self._scrub_model()
         return json.dumps(scrubbed, ensure_ascii=False)
 
-    def _scrub_added(self) -> list[dict[str, Any]]:
+    def _scrub_added(self) -> list[JsonObject]:
         """Content entries; control entries before them keep their place under a name that no text spells.
 
         The tokenizers package numbers entries that are not in the model by their place in the list, not by their id.
@@ -157,7 +158,7 @@ class HuggingFaceVocabulary:
                 kept.append({**entry, "content": self._hidden(entry["content"])})
         return kept
 
-    def _scrub_model(self) -> dict[str, Any]:
+    def _scrub_model(self) -> JsonObject:
         model = dict(self._json["model"])
         if "dropout" in model:
             model["dropout"] = None
@@ -196,7 +197,7 @@ class HuggingFaceVocabulary:
             return None
         return tuple(self._cut(entry) for entry in cuts)
 
-    def _cut(self, entry: dict[str, Any]) -> AddedEntry:
+    def _cut(self, entry: JsonObject) -> AddedEntry:
         return AddedEntry(
             text=entry["content"],
             token_id=entry["id"],
@@ -206,7 +207,7 @@ class HuggingFaceVocabulary:
         )
 
     @cached_property
-    def _listed(self) -> list[dict[str, Any]]:
+    def _listed(self) -> list[JsonObject]:
         """Added entries, and those that only `tokenizer_config.json` makes control entries, as transformers does."""
         listed = list(self._json.get("added_tokens") or [])
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -257,7 +258,7 @@ class HuggingFaceVocabulary:
         self.controls.setdefault(text, token_id)
         return token_id
 
-    def _puts_bos(self, config: dict[str, Any]) -> bool:
+    def _puts_bos(self, config: JsonObject) -> bool:
         """Whether the file's post-processor puts BOS before a text.
 
         As in transformers, it alone decides: `add_bos_token` counts only where there is no tokenizer.json. Two classes
@@ -300,11 +301,11 @@ class HuggingFaceVocabulary:
             raise TokenizerError(f"no exact byte table: {', '.join(lossy)} changes text before it is encoded")
 
 
-def _takes_more(entry: dict[str, Any]) -> bool:
+def _takes_more(entry: JsonObject) -> bool:
     return bool(entry.get("lstrip") or entry.get("rstrip") or entry.get("single_word"))
 
 
-def _may_overlap(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> bool:
+def _may_overlap(left: list[JsonObject], right: list[JsonObject]) -> bool:
     """Whether an entry of `left` and one of `right` could share characters of some text."""
     pairs = ((a["content"], b["content"]) for a in left for b in right)
     return any(_share(a, b) or _share(b, a) for a, b in pairs)
@@ -314,14 +315,14 @@ def _share(a: str, b: str) -> bool:
     return b in a or any(a.endswith(b[:length]) for length in range(1, len(b)))
 
 
-def _load(content: dict[str, Any] | str) -> Any:
+def _load(content: JsonObject | str) -> Any:
     try:
         return Tokenizer.from_str(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
     except Exception as error:
         raise TokenizerError(f"the tokenizers package cannot read this tokenizer.json: {error}") from error
 
 
-def _untyped_model(model: dict[str, Any]) -> str:
+def _untyped_model(model: JsonObject) -> str:
     """The type of a model from the first releases, which did not store it."""
     if "merges" in model:
         return "BPE"
@@ -330,13 +331,13 @@ def _untyped_model(model: dict[str, Any]) -> str:
     return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
 
 
-def _model_tokens(model: dict[str, Any]) -> dict[str, int]:
+def _model_tokens(model: JsonObject) -> dict[str, int]:
     if isinstance(model["vocab"], dict):
         return model["vocab"]
     return {token: token_id for token_id, (token, _) in enumerate(model["vocab"])}
 
 
-def _unknown_id(model: dict[str, Any], tokens: dict[str, int]) -> int | None:
+def _unknown_id(model: JsonObject, tokens: dict[str, int]) -> int | None:
     unknown: int | None = tokens.get(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
     return unknown
 
@@ -346,7 +347,7 @@ def _joined(merge: str | list[str]) -> str:
     return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
 
 
-def _flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _flatten(step: JsonObject | None) -> list[JsonObject]:
     """The steps of a normalizer or pre-tokenizer, sequences opened."""
     if step is None:
         return []
@@ -355,7 +356,7 @@ def _flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [flat for part in step.get("normalizers") or step.get("pretokenizers") or [] for flat in _flatten(part)]
 
 
-def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
+def _without_first_space(step: JsonObject | None) -> JsonObject | None:
     """The pre-tokenizer without the space that it puts before the text only, not before each stretch."""
     if step is None:
         return None
@@ -365,14 +366,14 @@ def _without_first_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**step, "prepend_scheme": "never"} if first_only else step
 
 
-def _only_spaces(step: dict[str, Any]) -> bool:
+def _only_spaces(step: JsonObject) -> bool:
     """Whether a step only writes spaces as SentencePiece does: as `▁`, with one put before the text."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == "▁")
     return bool(step["type"] == "Prepend" and step["prepend"] == "▁")
 
 
-def _adds_space(step: dict[str, Any]) -> bool:
+def _adds_space(step: JsonObject) -> bool:
     if step["type"] == "Metaspace" and "prepend_scheme" in step:
         return bool(step["prepend_scheme"] != "never")
     return step["type"] == "Prepend" or bool(step.get("add_prefix_space"))

@@ -5,12 +5,13 @@ it. Templates, and the two older kinds that do the same, are read and written; t
 """
 
 from collections.abc import Mapping
-from typing import Any
+
+from penstock.core.json_values import JsonObject
 
 _ADDING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 
 
-def before_a_text(processor: dict[str, Any]) -> list[int]:
+def before_a_text(processor: JsonObject) -> list[int]:
     """The ids that a post-processor of the tokenizers package puts before a single text."""
     kind = processor["type"]
     if kind == "Sequence":
@@ -25,10 +26,10 @@ def before_a_text(processor: dict[str, Any]) -> list[int]:
     return found
 
 
-def text_template(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:
+def text_template(before: Mapping[str, int], after: Mapping[str, int]) -> JsonObject:
     """A post-processor of the tokenizers package that puts control entries (text → id) around each text."""
 
-    def around(sequence: str, kind: int) -> list[dict[str, Any]]:
+    def around(sequence: str, kind: int) -> list[JsonObject]:
         first, last = ([{"SpecialToken": {"id": text, "type_id": kind}} for text in side] for side in (before, after))
         return [*first, {"Sequence": {"id": sequence, "type_id": kind}}, *last]
 
@@ -38,7 +39,7 @@ def text_template(before: Mapping[str, int], after: Mapping[str, int]) -> dict[s
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
-def with_bos(processor: dict[str, Any] | None, text: str, token_id: int) -> dict[str, Any]:
+def with_bos(processor: JsonObject | None, text: str, token_id: int) -> JsonObject:
     """A post-processor that puts one control entry before each text, and does what `processor` does besides."""
     kind = None if processor is None else processor["type"]
     if processor is None or kind in ("BertProcessing", "RobertaProcessing"):
@@ -58,14 +59,14 @@ def with_bos(processor: dict[str, Any] | None, text: str, token_id: int) -> dict
     }
 
 
-def _after(text: str, piece: dict[str, Any]) -> list[dict[str, Any]]:
+def _after(text: str, piece: JsonObject) -> list[JsonObject]:
     """A piece of a template, with a control entry before it if it is a text."""
     if "Sequence" not in piece:
         return [piece]
     return [{"SpecialToken": {"id": text, "type_id": piece["Sequence"]["type_id"]}}, piece]
 
 
-def without_bos(processor: dict[str, Any] | None, token_id: int) -> dict[str, Any]:
+def without_bos(processor: JsonObject | None, token_id: int) -> JsonObject:
     """A post-processor that does what `processor` does, but puts no BOS before a text."""
     if processor is None:
         return text_template({}, {})

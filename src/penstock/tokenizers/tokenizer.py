@@ -147,7 +147,7 @@ class Tokenizer:
             return ids + np.uint32(shift)
         return np.array(self._vocabulary.encode(text, allow_control=allow_control), np.uint32)
 
-    def encode_batch(self, texts: Any) -> Ragged:
+    def encode_batch(self, texts: object) -> Ragged:
         """Ids of many texts: the fast path.
 
         Args:
@@ -223,7 +223,7 @@ class Tokenizer:
                 return self._fallback_reason
         return None
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: object) -> str:
         """Text of `ids`; control tokens appear as in their file, broken UTF-8 as U+FFFD.
 
         A tokenizer that puts a space before the text (SentencePiece's dummy prefix) decodes without the first space,
@@ -285,7 +285,7 @@ class Tokenizer:
             return self
         return Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
 
-    def token_ends(self, text: str | bytes, ids: Any) -> IntArray:
+    def token_ends(self, text: str | bytes, ids: object) -> IntArray:
         """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no bytes.
 
         Raises:
@@ -365,7 +365,7 @@ def _rebuild(name: str, files: dict[str, bytes], fallback_reason: str | None) ->
     return Tokenizer(name, files, fallback_reason=fallback_reason)
 
 
-def _checked_array(texts: Any) -> Any:
+def _checked_array(texts: object) -> Any:
     """`texts` as one Arrow array of strings without nulls."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()

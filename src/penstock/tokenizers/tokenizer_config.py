@@ -9,13 +9,14 @@ import json
 from typing import Any
 
 from penstock.core.errors import TokenizerError
+from penstock.core.json_values import JsonObject
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def with_configured_entries(
-    added: list[dict[str, Any]], vocabulary: dict[str, int], config: bytes | None
-) -> list[dict[str, Any]]:
+    added: list[JsonObject], vocabulary: dict[str, int], config: bytes | None
+) -> list[JsonObject]:
     """The `added_tokens` of a `tokenizer.json` with what the configuration says of them.
 
     Args:
@@ -43,7 +44,7 @@ def with_configured_entries(
     return list(entries.values())
 
 
-def _listed(config: dict[str, Any]) -> list[tuple[int | None, dict[str, Any]]]:
+def _listed(config: JsonObject) -> list[tuple[int | None, JsonObject]]:
     """(its number, if one is given; the entry and its flags), in the order in which transformers adds them."""
     decoder = config.get("added_tokens_decoder") or {}
     found: list[tuple[int | None, Any]] = [(int(number), decoder[number]) for number in sorted(decoder, key=int)]
@@ -54,10 +55,10 @@ def _listed(config: dict[str, Any]) -> list[tuple[int | None, dict[str, Any]]]:
     return [(number, entry if isinstance(entry, dict) else {"content": entry}) for number, entry in found]
 
 
-def _text(entry: Any) -> str:
+def _text(entry: object) -> str:
     return str(entry["content"] if isinstance(entry, dict) else entry)
 
 
-def _next(entries: dict[str, dict[str, Any]], vocabulary: dict[str, int]) -> int:
+def _next(entries: dict[str, JsonObject], vocabulary: dict[str, int]) -> int:
     """The number that the tokenizers package gives to a new entry."""
     return max([len(vocabulary), *(int(entry["id"]) + 1 for entry in entries.values())])

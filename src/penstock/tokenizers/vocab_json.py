@@ -9,9 +9,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import TokenizerError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.tokenizers.post_processors import text_template
 from penstock.tokenizers.split_patterns import QWEN2_PATTERN
 
@@ -83,7 +84,7 @@ def _required(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> JsonObject:
     found = json.loads(path.read_bytes()) if path.is_file() else {}
     if not isinstance(found, dict):
         raise TokenizerError(f"{path.name} next to it is not a JSON object")
@@ -103,22 +104,20 @@ def _kind(name: str | None, vocabulary: bytes) -> _Kind:
     return kind
 
 
-def _decoder(config: Mapping[str, Any]) -> dict[str, int]:
+def _decoder(config: JsonMapping) -> dict[str, int]:
     return {_text(entry): int(i) for i, entry in (config.get("added_tokens_decoder") or {}).items()}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value["content"] if isinstance(value, dict) else value)
 
 
-def _entry(text: str, token_id: int, *, special: bool) -> dict[str, Any]:
+def _entry(text: str, token_id: int, *, special: bool) -> JsonObject:
     flags = {"single_word": False, "lstrip": text == "<mask>", "rstrip": False, "normalized": not special}
     return {"id": int(token_id), "content": text, "special": special, **flags}
 
 
-def _framing(
-    kind: _Kind, config: Mapping[str, Any], roles: Mapping[str, Any], ids: Mapping[str, int]
-) -> dict[str, Any] | None:
+def _framing(kind: _Kind, config: JsonMapping, roles: JsonMapping, ids: Mapping[str, int]) -> JsonObject | None:
     """The post-processor that adds BOS and EOS as the class does: by `add_bos_token` and `add_eos_token`, or always."""
     if kind.framed:
         named = {"bos": "<s>", "eos": "</s>"}
@@ -133,7 +132,7 @@ def _framing(
     return text_template(*({text: ids[text] for text in [named.get(role)] if text} for role in ("bos", "eos")))
 
 
-def _cutting(kind: _Kind, add_prefix_space: bool) -> dict[str, Any]:
+def _cutting(kind: _Kind, add_prefix_space: bool) -> JsonObject:
     level = {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True}
     if kind.pattern is None:
         return {**level, "use_regex": True}

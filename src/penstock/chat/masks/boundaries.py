@@ -34,6 +34,7 @@ import numpy as np
 
 from penstock.chat.tokens.encoding import encode_rendered
 from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.json_values import JsonMapping
 from penstock.tokenizers import ByteTable, Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
@@ -107,7 +108,7 @@ class Boundary:
                 )
 
     @classmethod
-    def from_mapping(cls, entry: Mapping[str, Any]) -> "Boundary":
+    def from_mapping(cls, entry: JsonMapping) -> "Boundary":
         """A boundary from an entry of `role_boundaries` in a run file, or of the family data.
 
         Raises:
@@ -271,7 +272,7 @@ def _frozen(given: Any, *, several: bool) -> Any:
     return None if any(not part for part in inner) else tuple(inner)
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return not isinstance(value, (str, bool)) and hasattr(value, "__index__") and value.__index__() >= 0
 
 

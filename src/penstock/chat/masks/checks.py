@@ -30,6 +30,7 @@ from penstock.chat.render.turns import Turn, place_of
 from penstock.chat.tokens.encoding import EncodedText
 from penstock.core.arrays import Bool
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonMapping
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
 """Text that can only be meant for a control token."""
@@ -160,12 +161,12 @@ def _unwritten(evidence: Evidence) -> set[int]:
     return set(range(len(evidence.conversation.messages))) - written - evidence.turns.keys()
 
 
-def _says_something(message: Mapping[str, Any]) -> bool:
+def _says_something(message: JsonMapping) -> bool:
     """Whether a message has text or tool calls."""
     return bool(message.get("tool_calls")) or any(words.strip() for _, words in _words(message))
 
 
-def _is_empty(message: Mapping[str, Any], turn: Turn, text: str) -> bool:
+def _is_empty(message: JsonMapping, turn: Turn, text: str) -> bool:
     """Whether a message has no text or calls, and the template writes none for it (for parts of other types)."""
     spans = [(begin, min(end, turn.words_end)) for begin, end in turn.produced]
     return not _says_something(message) and not any(text[begin:end].strip() for begin, end in spans)
@@ -315,7 +316,7 @@ def _missing(message: int, field: str, text: str, spans: Sequence[tuple[int, int
         at = max(at, end)
 
 
-def _words(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _words(message: JsonMapping) -> Iterator[tuple[str, str]]:
     """Path and text of everything that a message says."""
     content = message.get("content")
     if isinstance(content, str):
@@ -331,7 +332,7 @@ def _words(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "reasoning_content", reasoning
 
 
-def _length(message: Mapping[str, Any], field: str) -> int:
+def _length(message: JsonMapping, field: str) -> int:
     return next((len(text) for name, text in _words(message) if name == field), 1)
 
 

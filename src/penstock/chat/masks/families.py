@@ -22,6 +22,7 @@ import yaml
 
 from penstock.chat.masks.boundaries import EOS, AnyTokenizer, Boundary, ResolvedBoundary, eos_id_of, resolve
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.tokenizers import Tokenizer
 
 _log = logging.getLogger("penstock.chat")
@@ -146,9 +147,9 @@ def _read() -> dict[str, Family]:
     return {name: _family(name, dict(entry)) for name, entry in entries.items()}
 
 
-def _family(name: str, entry: dict[str, Any]) -> Family:
+def _family(name: str, entry: JsonObject) -> Family:
     boundaries = tuple(Boundary.from_mapping(boundary) for boundary in entry.pop("boundaries"))
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         key: tuple(value) if isinstance(value, list) else value.strip() for key, value in entry.items()
     }
     return Family(name=name, boundaries=boundaries, **fields)

@@ -42,15 +42,15 @@ Ids = TypeVar("Ids")
 
 
 def scan(
-    token_ids: Any,
+    token_ids: object,
     boundaries: Iterable[Boundary | ResolvedBoundary],
     roles_to_train: Collection[str] | None = None,
     train_on_eos: TrainOnEos = "turn",
     train_on_inputs: bool = False,
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
-    attention_mask: Any = None,
-    lengths: Any = None,
+    attention_mask: object = None,
+    lengths: object = None,
     masked_ids: Collection[int] = (),
 ) -> Any:
     """Loss weights by role boundaries: 1 where a token is trained, else 0.
@@ -107,7 +107,7 @@ class _Rows:
     """Padding inside rows, bool [tokens]; None: there is none."""
 
 
-def _as_rows(token_ids: Any, attention_mask: Any, lengths: Any) -> _Rows:
+def _as_rows(token_ids: object, attention_mask: object, lengths: object) -> _Rows:
     if isinstance(token_ids, Ragged):
         if attention_mask is not None or lengths is not None:
             raise ConfigError("a Ragged has no padding: remove attention_mask and lengths")

@@ -32,6 +32,7 @@ from penstock.chat.records.layouts import (
 )
 from penstock.chat.records.preference_records import RESPONSES
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping, JsonObject
 
 LISTS = ("responses", "completions", "answers")
 SCORES, RANKS = ("scores", "ratings"), ("ranks", "ranking")
@@ -67,7 +68,7 @@ class AnswerSet:
         )
 
 
-def answers_layout(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> str:
+def answers_layout(record: JsonMapping, settings: LayoutSettings, origin: str) -> str:
     """Name of the record's layout; one of those above that `detect_layout` does not know is `ranked`."""
     record = with_lists(record, settings)
     if _is_arena(record) or _list_field(record, settings) is not None:
@@ -75,7 +76,7 @@ def answers_layout(record: Mapping[str, Any], settings: LayoutSettings, origin: 
     return detect_layout(record, settings, origin)
 
 
-def read_answers(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> list[AnswerSet]:
+def read_answers(record: JsonMapping, settings: LayoutSettings, origin: str) -> list[AnswerSet]:
     """Read all answers of a record.
 
     Raises:
@@ -102,7 +103,7 @@ def read_answers(record: Mapping[str, Any], settings: LayoutSettings, origin: st
     return [AnswerSet(conversations=tuple(read) if isinstance(read, list) else (read,))]
 
 
-def _pair(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> AnswerSet:
+def _pair(record: JsonMapping, settings: LayoutSettings, origin: str) -> AnswerSet:
     rejected = next((record[name] for name in settings.name("rejected") if record.get(name) is not None), None)
     if rejected is None:
         raise ConversationError(
@@ -114,7 +115,7 @@ def _pair(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> A
     return _compared(sides, (0.0, 1.0), origin)
 
 
-def _with_rejected(record: Mapping[str, Any], layout: str, settings: LayoutSettings) -> dict[str, Any] | None:
+def _with_rejected(record: JsonMapping, layout: str, settings: LayoutSettings) -> JsonObject | None:
     """The record with its rejected answer in place of the good one, as ms-swift writes pairs; None: it has none."""
     messages, answer = record.get("rejected_messages"), record.get("rejected_response")
     field = message_field(record, settings)
@@ -135,7 +136,7 @@ def _with_rejected(record: Mapping[str, Any], layout: str, settings: LayoutSetti
     return None if name is None else {**record, name: answer}
 
 
-def _ranked_list(record: Mapping[str, Any], name: str, settings: LayoutSettings, origin: str) -> AnswerSet:
+def _ranked_list(record: JsonMapping, name: str, settings: LayoutSettings, origin: str) -> AnswerSet:
     answers = record[name]
     rest = {key: value for key, value in record.items() if key not in (*LISTS, *SCORES, *RANKS, name)}
     completion = settings.fields.get("completion", "completion")
@@ -157,7 +158,7 @@ def _ranked_list(record: Mapping[str, Any], name: str, settings: LayoutSettings,
     return _compared(read, tuple(float(order.index(number)) for number in signed), origin)
 
 
-def _arena(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> AnswerSet:
+def _arena(record: JsonMapping, settings: LayoutSettings, origin: str) -> AnswerSet:
     winner = str(record["winner"])
     if winner not in _WINNERS:
         raise ConversationError(
@@ -171,9 +172,7 @@ def _arena(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> 
     return _compared(read, _WINNERS[winner], origin)
 
 
-def _ranked_replies(
-    record: Mapping[str, Any], root: Node, settings: LayoutSettings, origin: str
-) -> Iterator[AnswerSet]:
+def _ranked_replies(record: JsonMapping, root: Node, settings: LayoutSettings, origin: str) -> Iterator[AnswerSet]:
     """A set for each message with several ranked replies of the assistant."""
     stack = [[root]]
     while stack:
@@ -186,7 +185,7 @@ def _ranked_replies(
             yield _compared(read, tuple(float(reply["rank"]) for reply in ranked), origin)
 
 
-def _labelled(record: Mapping[str, Any], label: Any, settings: LayoutSettings, origin: str) -> AnswerSet:
+def _labelled(record: JsonMapping, label: object, settings: LayoutSettings, origin: str) -> AnswerSet:
     if label not in (0, 1):
         raise ConversationError(f'{origin}: "label" is {label!r:.40}; expected true or false')
     name = next(name for name in settings.name("label") if name in record)
@@ -222,11 +221,11 @@ def _compared(
     return AnswerSet(conversations=tuple(conversations), ranks=ranks, shared=shared)
 
 
-def _is_arena(record: Mapping[str, Any]) -> bool:
+def _is_arena(record: JsonMapping) -> bool:
     return "winner" in record and "conversation_a" in record
 
 
-def _list_field(record: Mapping[str, Any], settings: LayoutSettings) -> str | None:
+def _list_field(record: JsonMapping, settings: LayoutSettings) -> str | None:
     """The field of a list of answers; a list of messages is none."""
     found = (name for name in settings.name("responses", *LISTS[1:]) if isinstance(record.get(name), list))
     return next((name for name in found if not _is_messages(record[name])), None)
@@ -236,5 +235,5 @@ def _is_messages(items: list[Any]) -> bool:
     return bool(items) and isinstance(items[0], Mapping) and ("role" in items[0] or "from" in items[0])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

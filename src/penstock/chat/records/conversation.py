@@ -25,6 +25,7 @@ from itertools import pairwise
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping, JsonObject
 
 Form = Literal[
     "empty_content", "null_content", "decode_arguments", "encode_arguments", "encode_values", "encode_results",
@@ -103,16 +104,16 @@ class Piece:
 class Conversation:
     """One conversation, ready for a chat template."""
 
-    messages: tuple[dict[str, Any], ...]
+    messages: tuple[JsonObject, ...]
     """As in the record: `role` (after mapping), `content` (a text, a list of parts, or None), and where present
     `reasoning_content`, `tool_calls`, `name` and all other fields, without training keys and other nulls."""
     message_weights: tuple[MessageWeights, ...]
     """One a message."""
-    tools: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[JsonObject, ...] | None = None
     """Each `{"type": "function", "function": {"name", "description", "parameters"}}`, as templates expect them."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: JsonMapping = field(default_factory=dict)
     """Template variables of this record, from its `chat_template_kwargs`."""
-    attachments: Mapping[str, Any] = field(default_factory=dict)
+    attachments: JsonMapping = field(default_factory=dict)
     """Fields of the record, next to its messages, that hold images, audio or video; unchanged."""
     dropped_media: int = 0
     """Number of images, audio and video files that the settings removed."""
@@ -137,7 +138,7 @@ class Conversation:
 
 
 def will_train(
-    message: Mapping[str, Any],
+    message: JsonMapping,
     weights: MessageWeights,
     roles_to_train: Collection[str] = ("assistant",),
     train_on_inputs: bool = False,
@@ -151,7 +152,7 @@ def will_train(
     return train_on_inputs or message["role"] in roles_to_train
 
 
-def read_flag(item: Mapping[str, Any], where: str, keys: Iterable[str] = FLAG_KEYS) -> bool | None:
+def read_flag(item: JsonMapping, where: str, keys: Iterable[str] = FLAG_KEYS) -> bool | None:
     """Flag of the item under `keys` (true, false, 1 or 0); None without any.
 
     Raises:
@@ -188,7 +189,7 @@ def read_record_mask(mask: Sequence[Any], weights: Sequence[MessageWeights], ori
     ]
 
 
-def read_weight(item: Mapping[str, Any], where: str) -> float | None:
+def read_weight(item: JsonMapping, where: str) -> float | None:
     """Weight of the item, 0 or more; None where it has none."""
     for key in WEIGHT_KEYS:
         value = item.get(key)
@@ -200,7 +201,7 @@ def read_weight(item: Mapping[str, Any], where: str) -> float | None:
     return None
 
 
-def part_weight(part: Mapping[str, Any], where: str) -> float | None:
+def part_weight(part: JsonMapping, where: str) -> float | None:
     """Loss weight of a part of a content; None where it has none."""
     train, weight = read_flag(part, where), read_weight(part, where)
     if train is None:
@@ -209,7 +210,7 @@ def part_weight(part: Mapping[str, Any], where: str) -> float | None:
 
 
 def read_message_weights(
-    item: Mapping[str, Any],
+    item: JsonMapping,
     texts: Mapping[str, str],
     ranges: Iterable[Range],
     where: str,
@@ -242,7 +243,7 @@ def read_message_weights(
     return MessageWeights(train=train, weight=weight, ranges=_in_order(found, 1.0 if weight is None else weight, where))
 
 
-def _read_details(details: Any, texts: Mapping[str, str], where: str) -> list[Range]:
+def _read_details(details: object, texts: Mapping[str, str], where: str) -> list[Range]:
     if not isinstance(details, list | tuple):
         raise ConversationError(f"{where} is {type(details).__name__}; expected a list of ranges")
     ranges = [_read_detail(detail, texts, f"{where}[{index}]") for index, detail in enumerate(details)]
@@ -251,7 +252,7 @@ def _read_details(details: Any, texts: Mapping[str, str], where: str) -> list[Ra
     return ranges
 
 
-def _read_detail(detail: Any, texts: Mapping[str, str], where: str) -> Range:
+def _read_detail(detail: object, texts: Mapping[str, str], where: str) -> Range:
     if not isinstance(detail, Mapping):
         raise ConversationError(f"{where} is {type(detail).__name__}; expected an object with begin and end")
     name = detail.get("field", "content")

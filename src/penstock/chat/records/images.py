@@ -6,10 +6,10 @@ first message of the user, as in TRL.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonObject
 from penstock.media.layout import NOUNS
 from penstock.media.placement import Frames, Load, MediaPlacer, images_of
 from penstock.media.processor import Medium
@@ -48,9 +48,9 @@ def place_images(
 
 
 def _put_first(
-    messages: list[dict[str, Any]],
+    messages: list[JsonObject],
     weights: Sequence[MessageWeights],
-    parts: list[dict[str, Any]],
+    parts: list[JsonObject],
     where: str,
     medium: Medium,
 ) -> None:

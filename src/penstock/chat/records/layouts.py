@@ -51,9 +51,10 @@ from penstock.chat.records.unread import unread_fields
 from penstock.chat.records.written import is_segments, is_tokens, read_segments, read_tokens
 from penstock.chat.render.forms import forms_of
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.records import media_fields
 
-Node = Mapping[str, Any]
+Node = JsonMapping
 
 
 MESSAGE_FIELDS = ("messages", "conversations", "conversation")
@@ -67,7 +68,7 @@ _EMPTY = (None, "")
 """An optional field that says nothing: formats with cells have an empty text in place of a missing value."""
 
 
-def detect_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
+def detect_layout(record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
     """Name of the record's layout.
 
     Raises:
@@ -76,7 +77,7 @@ def detect_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT
     return _detect(with_lists(record, settings), settings, origin)[0]
 
 
-def describe_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
+def describe_layout(record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
     """One line that names the detected layout and the reason, to print once per dataset."""
     layout, field = _detect(with_lists(record, settings), settings, origin)
     why = {
@@ -105,7 +106,7 @@ def describe_layout(record: Mapping[str, Any], settings: LayoutSettings = _DEFAU
 
 
 def read_conversation(
-    record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record"
+    record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record"
 ) -> Conversation | list[Conversation]:
     """Read a Python object, which may be a row of a table: with NumPy arrays, and nulls that a table adds.
 
@@ -125,7 +126,7 @@ def read_conversation(
 
 
 def read_record(
-    record: Mapping[str, Any], settings: LayoutSettings = _DEFAULT, origin: str = "record"
+    record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record"
 ) -> Conversation | list[Conversation]:
     """Read a record of a file, as `read_conversation`; it is taken as it is."""
     if not isinstance(record, Mapping):
@@ -146,7 +147,7 @@ def read_record(
     return _finish(record, _read(record, layout, field, settings, origin), settings, origin, unread)
 
 
-def with_lists(record: Mapping[str, Any], settings: LayoutSettings) -> Mapping[str, Any]:
+def with_lists(record: JsonMapping, settings: LayoutSettings) -> JsonMapping:
     """The record with lists of messages in place of their JSON text, or of lists of JSON texts."""
     names = (settings.field_messages,) if settings.field_messages else MESSAGE_FIELDS
     changed = {}
@@ -161,11 +162,11 @@ def with_lists(record: Mapping[str, Any], settings: LayoutSettings) -> Mapping[s
     return {**record, **changed} if changed else record
 
 
-def _message_of(text: Any) -> Any:
+def _message_of(text: object) -> Any:
     return json.loads(text) if isinstance(text, str) else text
 
 
-def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSettings, origin: str) -> Messages:
+def _read(record: JsonMapping, layout: str, field: str, settings: LayoutSettings, origin: str) -> Messages:
     if layout == "alpaca":
         return read_alpaca(record, settings, origin)
     if layout == "prompt_completion":
@@ -185,7 +186,7 @@ def _read(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSe
 
 
 def _finish(
-    record: Mapping[str, Any], read: Messages, settings: LayoutSettings, origin: str, unread: tuple[str, ...] = ()
+    record: JsonMapping, read: Messages, settings: LayoutSettings, origin: str, unread: tuple[str, ...] = ()
 ) -> Conversation:
     names = (settings.field_system,) if settings.field_system else SYSTEM_FIELDS
     system_field = next((name for name in names if record.get(name) is not None), names[0])
@@ -217,8 +218,8 @@ def _finish(
 
 
 def _with_system(
-    record: Mapping[str, Any], field: str, read: Messages, settings: LayoutSettings, origin: str
-) -> tuple[list[dict[str, Any]], list[MessageWeights], bool]:
+    record: JsonMapping, field: str, read: Messages, settings: LayoutSettings, origin: str
+) -> tuple[list[JsonObject], list[MessageWeights], bool]:
     """Messages with the record's own system text, and whether it is among them."""
     messages, weights = read
     system = record.get(field)
@@ -233,7 +234,7 @@ def _with_system(
     return [{"role": "system", "content": system}, *messages], [DEFAULT_WEIGHTS, *weights], True
 
 
-def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> tuple[str, str]:
+def _detect(record: JsonMapping, settings: LayoutSettings, origin: str) -> tuple[str, str]:
     """The layout and, if it has one, its field of messages; the most specific layouts are tried first."""
     if settings.layout != "auto":
         found = _message_field(record, settings)
@@ -265,7 +266,7 @@ def _detect(record: Mapping[str, Any], settings: LayoutSettings, origin: str) ->
     raise ConversationError(_no_layout(record, origin))
 
 
-def _message_field(record: Mapping[str, Any], settings: LayoutSettings) -> tuple[str, str] | None:
+def _message_field(record: JsonMapping, settings: LayoutSettings) -> tuple[str, str] | None:
     """Layout and name of the field that holds messages: the configured field only, or the first that fits."""
     for field in (settings.field_messages,) if settings.field_messages else MESSAGE_FIELDS:
         items = record.get(field)
@@ -286,17 +287,17 @@ def _message_field(record: Mapping[str, Any], settings: LayoutSettings) -> tuple
     return None
 
 
-def message_field(record: Mapping[str, Any], settings: LayoutSettings) -> str | None:
+def message_field(record: JsonMapping, settings: LayoutSettings) -> str | None:
     """Name of the field of a record that holds messages; None: there is none."""
     found = _message_field(record, settings)
     return None if found is None else found[1]
 
 
-def _has(record: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+def _has(record: JsonMapping, names: tuple[str, ...]) -> bool:
     return any(record.get(name) is not None for name in names)
 
 
-def _no_messages(record: Mapping[str, Any], name: str, origin: str) -> str:
+def _no_messages(record: JsonMapping, name: str, origin: str) -> str:
     value = record.get(name)
     found = f"is {value!r:.60}" if name in record else f"is not there (it has: {_names(record)})"
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
@@ -304,7 +305,7 @@ def _no_messages(record: Mapping[str, Any], name: str, origin: str) -> str:
     return f'{origin}: "{name}" {found}; expected a list of messages; name its field with field_messages'
 
 
-def _no_layout(record: Mapping[str, Any], origin: str) -> str:
+def _no_layout(record: JsonMapping, origin: str) -> str:
     named = next((name for name in MESSAGE_FIELDS if record.get(name) is not None), None)
     if named is not None and not isinstance(record[named], list | tuple):
         return _no_messages(record, named, origin)
@@ -323,11 +324,11 @@ def _no_layout(record: Mapping[str, Any], origin: str) -> str:
     )
 
 
-def _names(record: Mapping[str, Any]) -> str:
+def _names(record: JsonMapping) -> str:
     return ", ".join(map(str, record)) or "none"
 
 
-def root_of(record: Mapping[str, Any]) -> Node | None:
+def root_of(record: JsonMapping) -> Node | None:
     """First message of a record that is a tree or a message with its replies; None for other records."""
     prompt = record.get("prompt")
     if isinstance(prompt, Mapping) and "text" in prompt and "role" in prompt:
@@ -337,7 +338,7 @@ def root_of(record: Mapping[str, Any]) -> Node | None:
     return None
 
 
-def read_paths(root: Node, which: str, origin: str) -> list[list[dict[str, Any]]]:
+def read_paths(root: Node, which: str, origin: str) -> list[list[JsonObject]]:
     """Paths of a tree, each a list of messages with `role` and `text`, without deleted messages and their replies.
 
     Args:
@@ -357,7 +358,7 @@ def read_paths(root: Node, which: str, origin: str) -> list[list[dict[str, Any]]
     return [[{"role": node.get("role"), "text": node.get("text")} for node in path] for path in paths]
 
 
-def read_nodes(record: Mapping[str, Any], path: Sequence[Node], settings: LayoutSettings, origin: str) -> Conversation:
+def read_nodes(record: JsonMapping, path: Sequence[Node], settings: LayoutSettings, origin: str) -> Conversation:
     """A conversation of messages of an OASST tree, from its root."""
     messages = [{"role": node.get("role"), "text": node.get("text")} for node in path]
     return _finish(record, read_messages(messages, "oasst", settings, origin), settings, origin)
@@ -402,13 +403,13 @@ def _holds_reply(node: Node) -> bool:
     return node.get("role") == "assistant" or any(_holds_reply(reply) for reply in replies_of(node))
 
 
-def gather_trees(messages: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def gather_trees(messages: Iterable[JsonMapping]) -> Iterator[JsonObject]:
     """Build trees from flat OASST messages; those of one tree must follow one another. Holds one tree in memory.
 
     Raises:
         ConversationError: The parent of a message is not in its tree, or a tree does not have exactly one root.
     """
-    batch: list[Mapping[str, Any]] = []
+    batch: list[JsonMapping] = []
     for message in messages:
         if batch and message.get("message_tree_id") != batch[0].get("message_tree_id"):
             yield _tree(batch)
@@ -418,7 +419,7 @@ def gather_trees(messages: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, An
         yield _tree(batch)
 
 
-def _tree(messages: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _tree(messages: list[JsonMapping]) -> JsonObject:
     name = messages[0].get("message_tree_id")
     nodes = {message["message_id"]: {**message, "replies": []} for message in messages}
     roots = [node for node in nodes.values() if node.get("parent_id") is None]

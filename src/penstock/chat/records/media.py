@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.chat.records.conversation import Conversation, MessageWeights, Range
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonObject
 from penstock.media.records import count_media, find_media, is_media_part, media_fields
 
 _PLACEHOLDER = re.compile(r"\n?<(image|video|audio)>\Z|<(image|video|audio)>\n?")
@@ -56,8 +57,8 @@ def _count_in_fields(conversation: Conversation) -> Counter[str]:
 
 
 def _without_media(
-    message: dict[str, Any], weights: MessageWeights, join: bool, in_fields: Counter[str], where: str
-) -> tuple[dict[str, Any], MessageWeights]:
+    message: JsonObject, weights: MessageWeights, join: bool, in_fields: Counter[str], where: str
+) -> tuple[JsonObject, MessageWeights]:
     def without_placeholders(text: str, name: str) -> str:
         return _without_placeholders(
             text, message["role"], any(one.field == name for one in weights.ranges), in_fields, where
@@ -115,5 +116,5 @@ def _without_placeholders(text: str, role: str, ranges: bool, in_fields: Counter
     return cleaned
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)

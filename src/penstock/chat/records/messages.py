@@ -26,6 +26,7 @@ from penstock.chat.records.layout_settings import CALL, Dialect, LayoutSettings,
 from penstock.chat.records.tools import read_calls
 from penstock.chat.render.forms import list_ranges
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.records import MEDIA_TYPES, media_fields
 
 TAGS = (
@@ -45,10 +46,10 @@ TEXT_KEYS = ("text", "content", "value")
 
 THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
-Messages = tuple[list[dict[str, Any]], list[MessageWeights]]
+Messages = tuple[list[JsonObject], list[MessageWeights]]
 
 
-def read_messages(items: Any, layout: str, settings: LayoutSettings, origin: str) -> Messages:
+def read_messages(items: object, layout: str, settings: LayoutSettings, origin: str) -> Messages:
     """Read a list of messages; indices in errors count from 0.
 
     Raises:
@@ -59,7 +60,7 @@ def read_messages(items: Any, layout: str, settings: LayoutSettings, origin: str
     dialect = settings.dialect(layout)
     role_key, content_key, roles = dialect.role_key, dialect.content_key, dialect.roles
     may_be_plain = not settings.split_thinking
-    messages: list[dict[str, Any]] = []
+    messages: list[JsonObject] = []
     weights: list[MessageWeights] = []
     for index, item in enumerate(items):
         # Fast path for the common message: a role and a text.
@@ -78,8 +79,8 @@ def read_messages(items: Any, layout: str, settings: LayoutSettings, origin: str
 
 
 def _read_message(
-    item: Any, dialect: Dialect, settings: LayoutSettings, where: str
-) -> tuple[dict[str, Any], MessageWeights]:
+    item: object, dialect: Dialect, settings: LayoutSettings, where: str
+) -> tuple[JsonObject, MessageWeights]:
     """Read any message: first its texts, then their weights, then thinking and calls."""
     if not isinstance(item, Mapping):
         raise ConversationError(f"{where} is {type(item).__name__}; expected an object with a role and a content")
@@ -113,7 +114,7 @@ def _read_message(
     return message, weights
 
 
-def _properties(item: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
+def _properties(item: JsonMapping, dialect: Dialect) -> JsonObject:
     """Fields of a message under the names that templates use; a mapped one comes only from its configured field."""
     properties = {key: value for key, value in item.items() if value is not None and key not in dialect.consumed}
     for target, source in dialect.mapping.items():
@@ -122,7 +123,7 @@ def _properties(item: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
     return properties
 
 
-def _role(properties: dict[str, Any], item: Mapping[str, Any], dialect: Dialect, where: str) -> str:
+def _role(properties: JsonObject, item: JsonMapping, dialect: Dialect, where: str) -> str:
     name = properties.pop("role", None)
     if name is None:
         raise ConversationError(
@@ -135,7 +136,7 @@ def _role(properties: dict[str, Any], item: Mapping[str, Any], dialect: Dialect,
     return role
 
 
-def _no_content(item: Mapping[str, Any], role: str, dialect: Dialect, where: str) -> str:
+def _no_content(item: JsonMapping, role: str, dialect: Dialect, where: str) -> str:
     expected = "expected a text, a list of parts, or tool calls"
     if dialect.content_key in item:
         return f'{where} ({role}): "{dialect.content_key}" is null; {expected}; repair the record or skip it'
@@ -145,9 +146,9 @@ def _no_content(item: Mapping[str, Any], role: str, dialect: Dialect, where: str
     )
 
 
-def _calls(properties: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def _calls(properties: JsonObject, where: str) -> list[JsonObject]:
     """Calls in `tool_calls`, or in `function_call`, its older form in OpenAI's messages."""
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     for key in ("tool_calls", "function_call"):
         value = properties.pop(key, None)
         if value:
@@ -156,13 +157,13 @@ def _calls(properties: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _texts(
-    properties: dict[str, Any], role: str, where: str, settings: LayoutSettings
-) -> tuple[Any, str | None, list[Range], list[dict[str, Any]]]:
+    properties: JsonObject, role: str, where: str, settings: LayoutSettings
+) -> tuple[Any, str | None, list[Range], list[JsonObject]]:
     """Content, thinking, the ranges that come from their parts, and the calls among the parts."""
     key = settings.thinking_key
     content, thinking = properties.pop("content", None), _thinking(properties, key)
     ranges: list[Range] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     if isinstance(thinking, list | tuple):
         parts = read_parts(thinking, where, thinking_key=key)
         if not isinstance(parts.content, str):
@@ -182,7 +183,7 @@ def _texts(
     return content, thinking, ranges, calls
 
 
-def _thinking(properties: dict[str, Any], key: str) -> Any:
+def _thinking(properties: JsonObject, key: str) -> Any:
     """Take the thinking out of any field that may hold it; a value that is neither text nor parts stays there."""
     names = [
         name for name in dict.fromkeys((key, *THINKING_KEYS)) if isinstance(properties.get(name), str | list | tuple)
@@ -196,7 +197,7 @@ def _thinking(properties: dict[str, Any], key: str) -> Any:
     return thinking
 
 
-def _is_parts(content: Any, role: str) -> bool:
+def _is_parts(content: object, role: str) -> bool:
     """Whether a content is a list of parts; the result of a tool may be a list of anything."""
     if not isinstance(content, list | tuple):
         return False
@@ -204,8 +205,8 @@ def _is_parts(content: Any, role: str) -> bool:
 
 
 def _message_weights(
-    item: Mapping[str, Any],
-    content: Any,
+    item: JsonMapping,
+    content: object,
     thinking: str | None,
     ranges: list[Range],
     where: str,
@@ -243,11 +244,11 @@ def _split(content: str, weights: MessageWeights, key: str) -> tuple[str, str | 
 class Parts:
     """The parts of one content, sorted by kind."""
 
-    content: str | list[dict[str, Any]]
+    content: str | list[JsonObject]
     ranges: list[Range] = field(default_factory=list)
     thinking: str | None = None
     thinking_ranges: list[Range] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[JsonObject] = field(default_factory=list)
 
 
 def read_parts(parts: Sequence[Any], where: str, *, thinking_key: str, join: bool = True) -> Parts:
@@ -264,8 +265,8 @@ def read_parts(parts: Sequence[Any], where: str, *, thinking_key: str, join: boo
     """
     texts: list[tuple[str, float | None]] = []
     thoughts: list[tuple[str, float | None]] = []
-    kept: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
+    kept: list[JsonObject] = []
+    calls: list[JsonObject] = []
     media = False
     for index, part in enumerate(parts):
         place = f"{where}, part {index},"
@@ -294,7 +295,7 @@ def read_parts(parts: Sequence[Any], where: str, *, thinking_key: str, join: boo
     return result
 
 
-def _kind_and_text(part: Any, where: str) -> tuple[str, str | None]:
+def _kind_and_text(part: object, where: str) -> tuple[str, str | None]:
     """Type of a part, and its text if that type has one."""
     if not isinstance(part, Mapping):
         raise ConversationError(
@@ -334,7 +335,7 @@ def _join(texts: list[tuple[str, float | None]], name: str) -> tuple[str, list[R
     return "".join(text for text, _ in texts), ranges
 
 
-def _ranges_of_parts(kept: list[dict[str, Any]], texts: list[tuple[str, float | None]]) -> list[Range]:
+def _ranges_of_parts(kept: list[JsonObject], texts: list[tuple[str, float | None]]) -> list[Range]:
     places = [index for index, part in enumerate(kept) if part["type"] == "text"]
     return [
         Range(field=f"content.{index}.text", begin=0, end=len(text), weight=weight)

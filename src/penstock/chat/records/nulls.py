@@ -21,17 +21,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.core.columnar import OwnNulls, as_plain, has_none
+from penstock.core.json_values import JsonMapping, JsonObject
 
 _TOOL_FIELDS = ("tools", "functions")
 _SCHEMAS = ("parameters", "input_schema", "inputSchema")
 _ROLES = ("role", "from")
 
-Schema = Mapping[str, Any]
+Schema = JsonMapping
 Removed = Counter[str]
 """Place, such as `messages[].tool_calls[].function.arguments` → number of nulls that were removed there."""
 
 
-def without_added_nulls(record: dict[str, Any], *, columnar: bool = False) -> tuple[dict[str, Any], Removed]:
+def without_added_nulls(record: JsonObject, *, columnar: bool = False) -> tuple[JsonObject, Removed]:
     """A record without the nulls that a columnar format added, and their places.
 
     Args:
@@ -45,7 +46,7 @@ def without_added_nulls(record: dict[str, Any], *, columnar: bool = False) -> tu
     return _Remover(_schemas(record), places, removed).object(record, "", None), removed
 
 
-def as_record(value: Any) -> Any:
+def as_record(value: object) -> Any:
     """A Python object as a record: with lists for NumPy arrays, and without the nulls of a columnar format."""
     plain = as_plain(value)
     return without_added_nulls(plain)[0] if isinstance(plain, dict) else plain
@@ -57,7 +58,7 @@ class _Remover:
     def __init__(self, tools: Mapping[str, Schema], places: frozenset[str] | None, removed: Removed) -> None:
         self.tools, self.places, self.removed = tools, places, removed
 
-    def value(self, value: Any, place: str, schema: Schema | None) -> Any:
+    def value(self, value: object, place: str, schema: Schema | None) -> Any:
         """A value in a place; `schema` is that of arguments, where it is known."""
         if isinstance(value, OwnNulls):
             return value
@@ -69,9 +70,9 @@ class _Remover:
             return [self.value(item, f"{place}[]", inner) for item in value]
         return value
 
-    def object(self, value: dict[str, Any], place: str, schema: Schema | None) -> dict[str, Any]:
+    def object(self, value: JsonObject, place: str, schema: Schema | None) -> JsonObject:
         """An object in a place."""
-        kept: dict[str, Any] = {}
+        kept: JsonObject = {}
         inside = _known(schema, "properties")
         for key, item in value.items():
             if item is None:
@@ -86,7 +87,7 @@ class _Remover:
             kept[key] = item
         return kept
 
-    def _is_added(self, key: str, owner: dict[str, Any], place: str, schema: Schema | None) -> bool:
+    def _is_added(self, key: str, owner: JsonObject, place: str, schema: Schema | None) -> bool:
         if _is_message(owner):
             return False
         declared = _known(schema, "properties")
@@ -100,11 +101,11 @@ class _Remover:
         return place.endswith(".properties") or (bool(declared) and key not in declared)
 
 
-def _is_message(value: Mapping[str, Any]) -> bool:
+def _is_message(value: JsonMapping) -> bool:
     return any(isinstance(value.get(key), str) for key in _ROLES)
 
 
-def _known(schema: Schema | None, name: str) -> Mapping[str, Any]:
+def _known(schema: Schema | None, name: str) -> JsonMapping:
     found = None if schema is None else schema.get(name)
     return found if isinstance(found, Mapping) else {}
 
@@ -114,7 +115,7 @@ def _names(schema: Schema | None, name: str) -> list[Any]:
     return list(found) if isinstance(found, list | tuple) else []
 
 
-def _may_be_null(schema: Any) -> bool:
+def _may_be_null(schema: object) -> bool:
     """Whether a JSON schema says that null is a value."""
     if not isinstance(schema, Mapping):
         return False
@@ -126,7 +127,7 @@ def _may_be_null(schema: Any) -> bool:
     return any(_may_be_null(one) for name in ("anyOf", "oneOf") for one in _names(schema, name))
 
 
-def _schemas(record: Mapping[str, Any]) -> dict[str, Schema]:
+def _schemas(record: JsonMapping) -> dict[str, Schema]:
     """Name of each tool of a record → the JSON schema of its arguments."""
     found: dict[str, Schema] = {}
     for name, value in record.items():
@@ -143,7 +144,7 @@ def _schemas(record: Mapping[str, Any]) -> dict[str, Schema]:
     return found
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> Any:
     """A value, decoded where it is JSON text."""
     if not isinstance(value, str):
         return value
@@ -153,7 +154,7 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-def _has_null(value: Any, *, top: bool = True) -> bool:
+def _has_null(value: object, *, top: bool = True) -> bool:
     """Whether an object below the record itself has a null that is neither a message's nor known to be its own."""
     if isinstance(value, dict):
         if not top and not isinstance(value, OwnNulls) and has_none(value) and not _is_message(value):
@@ -162,9 +163,9 @@ def _has_null(value: Any, *, top: bool = True) -> bool:
     return isinstance(value, list | tuple) and any(_has_null(item, top=False) for item in value)
 
 
-def _columnar_places(record: dict[str, Any]) -> frozenset[str]:
+def _columnar_places(record: JsonObject) -> frozenset[str]:
     """Places whose objects may have been filled up by a columnar format; none without a sign of one."""
-    groups: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+    groups: dict[str, tuple[str, list[JsonObject]]] = {}
     for place, above, value in _objects(record, "", ""):
         groups.setdefault(place, (above, []))[1].append(value)
     uniform: dict[str, bool] = {"": True}
@@ -177,7 +178,7 @@ def _columnar_places(record: dict[str, Any]) -> frozenset[str]:
     return frozenset(place for place, is_uniform in uniform.items() if is_uniform) if is_filled else frozenset()
 
 
-def _objects(value: Any, place: str, above: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _objects(value: object, place: str, above: str) -> Iterator[tuple[str, str, JsonObject]]:
     """Each object below a value with its place and that of the object around it, outer ones first."""
     if isinstance(value, dict):
         if place:

@@ -12,6 +12,7 @@ from penstock.chat.records.conversation import MessageWeights
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.messages import Messages, read_messages
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping, JsonObject
 
 RESPONSES = ("response",)
 PROMPTS = ("query",)
@@ -22,7 +23,7 @@ _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):[ ]?")
 """Beginning of a turn in the texts of Anthropic's HH-RLHF."""
 
 
-def read_alpaca(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
+def read_alpaca(record: JsonMapping, settings: LayoutSettings, origin: str) -> Messages:
     """`instruction`, `input` or `context`, `output` or `response`, and `history` of [request, answer] pairs."""
     instruction = _text(record, settings.name("instruction"), origin)
     more = _text(record, settings.name("input", *INPUTS), origin, "")
@@ -33,7 +34,7 @@ def read_alpaca(record: Mapping[str, Any], settings: LayoutSettings, origin: str
     return _read_own(items, settings, origin)
 
 
-def _history(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> list[dict[str, Any]]:
+def _history(record: JsonMapping, settings: LayoutSettings, origin: str) -> list[JsonObject]:
     """Earlier requests and answers, as messages."""
     items = []
     for index, pair in enumerate(_first(record, settings.name("history")) or ()):
@@ -43,7 +44,7 @@ def _history(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -
     return items
 
 
-def read_steps(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
+def read_steps(record: JsonMapping, settings: LayoutSettings, origin: str) -> Messages:
     """`prompt` and `completions`, the steps of one answer, a line each, with `labels`: wrong steps are only read."""
     steps, labels = record.get(STEPS), record.get(LABELS)
     if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
@@ -67,7 +68,7 @@ def read_steps(record: Mapping[str, Any], settings: LayoutSettings, origin: str)
     return messages + reply, _asked(messages, weights) + own
 
 
-def read_prompt_completion(record: Mapping[str, Any], settings: LayoutSettings, origin: str) -> Messages:
+def read_prompt_completion(record: JsonMapping, settings: LayoutSettings, origin: str) -> Messages:
     """`prompt` (or `query`) and `completion` (or `response`): texts, messages, or lists of messages; `history`."""
     if record.get("label") is False:
         raise ConversationError(
@@ -81,9 +82,7 @@ def read_prompt_completion(record: Mapping[str, Any], settings: LayoutSettings, 
     return before + messages + reply, earlier + _asked(messages, weights) + reply_weights
 
 
-def read_preference(
-    record: Mapping[str, Any], before: Messages | None, settings: LayoutSettings, origin: str
-) -> Messages:
+def read_preference(record: JsonMapping, before: Messages | None, settings: LayoutSettings, origin: str) -> Messages:
     """The prompt and the `chosen` answer; `before`: the record's list of messages, if it has one."""
     chosen = _first(record, settings.name("chosen"))
     prompt = _first(record, settings.name("prompt", "instruction", "question"))
@@ -115,7 +114,7 @@ def _human_and_assistant(text: str, origin: str) -> list[dict[str, str]]:
     ]
 
 
-def _turns(value: Any, role: str, name: str, settings: LayoutSettings, origin: str) -> Messages:
+def _turns(value: object, role: str, name: str, settings: LayoutSettings, origin: str) -> Messages:
     """One side of a pair as messages; a text becomes one message of `role`."""
     if isinstance(value, str):
         return _read_own([{"role": role, "content": value}], settings, origin)
@@ -127,12 +126,12 @@ def _turns(value: Any, role: str, name: str, settings: LayoutSettings, origin: s
     return read_messages(value, layout, settings, f'{origin}, "{name}"')
 
 
-def _read_own(items: list[dict[str, Any]], settings: LayoutSettings, origin: str) -> Messages:
+def _read_own(items: list[JsonObject], settings: LayoutSettings, origin: str) -> Messages:
     """Read messages that were built here: no mapping of the settings applies to their names."""
     return read_messages(items, "own", settings, origin)
 
 
-def _asked(messages: list[dict[str, Any]], weights: list[MessageWeights]) -> list[MessageWeights]:
+def _asked(messages: list[JsonObject], weights: list[MessageWeights]) -> list[MessageWeights]:
     """Weights of a prompt: its assistant turns are not trained unless the record says so."""
     return [
         MessageWeights(train=False) if message["role"] == "assistant" and own.verdict is None else own
@@ -140,13 +139,13 @@ def _asked(messages: list[dict[str, Any]], weights: list[MessageWeights]) -> lis
     ]
 
 
-def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _first(record: JsonMapping, names: tuple[str, ...]) -> Any:
     given = [record[name] for name in names if record.get(name) is not None]
     # A cell may be empty where another column has the value.
     return next((value for value in given if value != ""), given[0] if given else None)
 
 
-def _text(record: Mapping[str, Any], names: tuple[str, ...], origin: str, default: str | None = None) -> str:
+def _text(record: JsonMapping, names: tuple[str, ...], origin: str, default: str | None = None) -> str:
     value = _first(record, names)
     value = default if value is None else value
     if not isinstance(value, str):

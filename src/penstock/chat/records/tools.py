@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonObject
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LENGTH = 9
 SCHEMAS = ("input_schema", "inputSchema")
 
 
-def read_tools(value: Any, where: str) -> tuple[dict[str, Any], ...] | None:
+def read_tools(value: object, where: str) -> tuple[JsonObject, ...] | None:
     """The tools of a record: a list of objects, where the list or each object may be JSON text. None: no tools.
 
     Raises:
@@ -38,7 +39,7 @@ def read_tools(value: Any, where: str) -> tuple[dict[str, Any], ...] | None:
     return tuple(_read_tool(tool, f"{where}: tool {index}") for index, tool in enumerate(value))
 
 
-def _read_tool(tool: Any, where: str) -> dict[str, Any]:
+def _read_tool(tool: Any, where: str) -> JsonObject:
     if isinstance(tool, str):
         tool = _decode(tool, where, "its text", "an object")
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
@@ -58,7 +59,7 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", **outer, "function": function}
 
 
-def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
+def read_calls(value: object, where: str) -> list[JsonObject]:
     """The tool calls of a message: one or a list, or the JSON text of either; wrapped in `function` or bare.
 
     Arguments stay as the record has them, an object or its JSON text; `forms.py` changes them for templates that need
@@ -75,7 +76,7 @@ def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
     return [_read_call(call, f"{where}, tool call {index},") for index, call in enumerate(calls)]
 
 
-def _read_call(call: Any, where: str) -> dict[str, Any]:
+def _read_call(call: Any, where: str) -> JsonObject:
     if isinstance(call, str):
         call = _decode(call, where, "its text", "an object")
     function = call.get("function", call) if isinstance(call, Mapping) else None
@@ -95,7 +96,7 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     return {"type": "function", **outer, "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _check_arguments(arguments: Any, where: str) -> None:
+def _check_arguments(arguments: object, where: str) -> None:
     """Check that arguments are an object, or the JSON text of one, or nothing."""
     if arguments is None or isinstance(arguments, Mapping) or (isinstance(arguments, str) and not arguments.strip()):
         return
@@ -125,11 +126,11 @@ def _decode(text: str, where: str, what: str, expected: str) -> Any:
         raise ConversationError(f"{where.rstrip(',')}: {what}: not JSON ({error}); expected {expected}") from None
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 
-def shorten_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def shorten_ids(messages: list[JsonObject]) -> list[JsonObject]:
     """The messages with an id of nine characters for each call and its result.
 
     A result is matched by its old id; a result without an id takes the first call without a result. A result that
@@ -155,7 +156,7 @@ def shorten_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return shortened
 
 
-def _short_id(message: int, place: int, function: dict[str, Any]) -> str:
+def _short_id(message: int, place: int, function: JsonObject) -> str:
     digest = hashlib.blake2b(repr((message, place, function)).encode(), digest_size=8).digest()
     number, characters = int.from_bytes(digest, "little"), []
     for _ in range(LENGTH):

@@ -5,11 +5,11 @@ with a meaning come with a cure.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from penstock.chat.records.conversation import RECORD_MASK
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.preference_records import INPUTS, LABELS, PROMPTS, RESPONSES, STEPS
+from penstock.core.json_values import JsonMapping
 from penstock.media.records import is_media_field
 
 KNOWN = frozenset((
@@ -66,7 +66,7 @@ def cure_of(name: str) -> str | None:
     return _MEANT.get(name.removeprefix(MESSAGE))
 
 
-def unread_fields(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSettings) -> tuple[str, ...]:
+def unread_fields(record: JsonMapping, layout: str, field: str, settings: LayoutSettings) -> tuple[str, ...]:
     """Names of fields of a record that its layout does not read, in order; those without a value do not count.
 
     Args:
@@ -85,7 +85,7 @@ def unread_fields(record: Mapping[str, Any], layout: str, field: str, settings: 
     )
 
 
-def _layout_fields(record: Mapping[str, Any], layout: str, field: str, settings: LayoutSettings) -> list[str]:
+def _layout_fields(record: JsonMapping, layout: str, field: str, settings: LayoutSettings) -> list[str]:
     """The fields that a layout reads in this record."""
 
     def first(name: str, *others: str) -> list[str]:
@@ -111,11 +111,11 @@ def _layout_fields(record: Mapping[str, Any], layout: str, field: str, settings:
     return [field, *rejected, *mask]
 
 
-def _says_something(value: Any) -> bool:
+def _says_something(value: object) -> bool:
     return value is not None and not (isinstance(value, str | list | tuple | dict) and not value)
 
 
-def unread_of_messages(messages: Collection[Mapping[str, Any]], words: Collection[str]) -> tuple[str, ...]:
+def unread_of_messages(messages: Collection[JsonMapping], words: Collection[str]) -> tuple[str, ...]:
     """Fields of messages whose name the template does not have, each once.
 
     Args:

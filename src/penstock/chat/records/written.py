@@ -9,28 +9,28 @@ Segments are encoded one by one, and control text in them becomes control tokens
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from penstock.chat.records.conversation import Piece, read_flag
 from penstock.core.errors import ConversationError
+from penstock.core.json_values import JsonMapping
 
 SEGMENTS, TOKENS = "segments", "input_ids"
 _IGNORED = -100
 
 
-def is_segments(record: Mapping[str, Any]) -> bool:
+def is_segments(record: JsonMapping) -> bool:
     """Whether a record has segments of text."""
     items = record.get(SEGMENTS)
     return isinstance(items, list | tuple) and bool(items) and isinstance(items[0], Mapping) and "text" in items[0]
 
 
-def is_tokens(record: Mapping[str, Any]) -> bool:
+def is_tokens(record: JsonMapping) -> bool:
     """Whether a record has token ids."""
     items = record.get(TOKENS)
     return isinstance(items, list | tuple) and bool(items) and type(items[0]) is int
 
 
-def read_segments(record: Mapping[str, Any], origin: str) -> tuple[Piece, ...]:
+def read_segments(record: JsonMapping, origin: str) -> tuple[Piece, ...]:
     """The segments of a record.
 
     Raises:
@@ -48,7 +48,7 @@ def read_segments(record: Mapping[str, Any], origin: str) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def read_tokens(record: Mapping[str, Any], origin: str) -> tuple[Piece, ...]:
+def read_tokens(record: JsonMapping, origin: str) -> tuple[Piece, ...]:
     """The token ids of a record with their weights; all count in full where it has neither labels nor a mask.
 
     Raises:
@@ -76,7 +76,7 @@ def read_tokens(record: Mapping[str, Any], origin: str) -> tuple[Piece, ...]:
     return (Piece(ids=tuple(token for token, _ in kept), weights=tuple(weight for _, weight in kept)),)
 
 
-def _label_weight(token: int, label: Any, place: int, origin: str) -> float:
+def _label_weight(token: int, label: object, place: int, origin: str) -> float:
     if label not in (token, _IGNORED):
         raise ConversationError(
             f"{origin}: label {place} is {label!r:.40}, and its token {token}; expected the same id, not shifted, or "
@@ -85,7 +85,7 @@ def _label_weight(token: int, label: Any, place: int, origin: str) -> float:
     return float(label != _IGNORED)
 
 
-def _mask_weight(value: Any, origin: str) -> float:
+def _mask_weight(value: object, origin: str) -> float:
     if isinstance(value, str) or not isinstance(value, int | float) or not value >= 0 or value == float("inf"):
         raise ConversationError(f'{origin}: "loss_mask" has {value!r:.40}; expected numbers, 0 or more')
     return float(value)

@@ -189,7 +189,7 @@ def _places(rendered: Rendered, fields: Collection[tuple[int, str]]) -> Iterator
         at += length
 
 
-def _end_of(value: Any, written: str, text: str, at: int) -> int | None:
+def _end_of(value: object, written: str, text: str, at: int) -> int | None:
     """Where a value ends that begins at `at`: as written, as JSON with other white space, or as Python prints it."""
     for spelling in (written, str(value)):
         if text.startswith(spelling, at):

@@ -83,7 +83,7 @@ class _Writer:
         self.texts: list[str] = []
         self.runs: list[Run] = []
 
-    def write(self, value: Any, place: _PLACE, line: str) -> None:
+    def write(self, value: object, place: _PLACE, line: str) -> None:
         """Write a value; `line` is the line break with the current indentation."""
         if isinstance(value, str):
             self._write_string(value, place)
@@ -154,7 +154,7 @@ def _place_of(value: Any, place: _PLACE) -> _PLACE:
     return place if path is None else (value._message, path)
 
 
-def _key(key: Any, ascii_only: bool) -> str:
+def _key(key: object, ascii_only: bool) -> str:
     """A key as `json.dumps` writes it; it turns None, booleans and numbers into strings."""
     if isinstance(key, str):
         return json.dumps(key, ensure_ascii=ascii_only)
@@ -181,7 +181,7 @@ def _format(value: str, *arguments: Any, **named: Any) -> str:
     return format_percent(value, named or arguments)
 
 
-def _title(s: Any) -> str:
+def _title(s: object) -> str:
     traced = Traced(spelled(s))
     title = filters.do_title(str.__str__(traced))
     return Traced(title, traced._runs) if len(title) == len(traced) else coarse(title, [traced])
@@ -199,7 +199,7 @@ class _Recorder(sandbox.SandboxedFormatter):
             self.pieces.append(parts[0])
             yield parts
 
-    def format_field(self, value: Any, format_spec: str) -> Any:
+    def format_field(self, value: object, format_spec: str) -> Any:
         self.pieces.append(spelled(value))
         return super().format_field(value, format_spec)
 
@@ -253,7 +253,7 @@ class _Dict:
     def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
         return dict(*arguments, **named)
 
-    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+    def fromkeys(self, keys: Iterable[Any], value: object = None) -> dict[Any, Any]:
         return dict.fromkeys(keys, value)
 
 
@@ -267,12 +267,12 @@ class _Namespace(utils.Namespace):
             _check_name(name)
         utils.Namespace.__init__(self, attributes)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _check_name(name)
         utils.Namespace.__setitem__(self, name, value)
 
 
-def _check_name(name: Any) -> None:
+def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a chat template may not keep {name!r} in a namespace: it begins with _")
 
@@ -306,7 +306,7 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> Any:
         """`obj.attribute`; quicker for texts and messages, where the sandbox would ask six questions."""
         if isinstance(obj, dict):
             if attribute not in _OF_DICTS and not attribute.startswith("_"):

@@ -12,8 +12,9 @@ from itertools import combinations
 from typing import Any
 
 from penstock.chat.records.conversation import Conversation, Form, MessageWeights, Range
+from penstock.core.json_values import JsonMapping, JsonObject
 
-Message = dict[str, Any]
+Message = JsonObject
 _Change = Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]
 _USUAL: tuple[Form, ...] = ("empty_content", "decode_arguments", "join_text_parts")
 """Changes after which most templates render a conversation."""
@@ -25,7 +26,7 @@ _APART = (
 """Changes of which at most one is made."""
 
 
-def forms_of(messages: Sequence[Mapping[str, Any]], decode_arguments: bool, join_text_parts: bool) -> tuple[Form, ...]:
+def forms_of(messages: Sequence[JsonMapping], decode_arguments: bool, join_text_parts: bool) -> tuple[Form, ...]:
     """Changes that apply to any of the messages and that the settings allow."""
     forms: list[Form] = []
     if any(message["content"] is None for message in messages):
@@ -72,26 +73,26 @@ def changed(conversation: Conversation, chosen: Sequence[Form]) -> Conversation:
     )
 
 
-def is_text_parts(content: Any) -> bool:
+def is_text_parts(content: object) -> bool:
     """Whether a content is a list with only text parts."""
     return isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
     )
 
 
-def is_text(message: Mapping[str, Any]) -> bool:
+def is_text(message: JsonMapping) -> bool:
     """Whether a message's content is one text that says something."""
     content = message["content"]
     return isinstance(content, str) and not content.isspace() and bool(content)
 
 
-def arguments_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+def arguments_of(messages: Iterable[JsonMapping]) -> Iterator[Any]:
     """The arguments of all calls, in order."""
     calls = (call for message in messages for call in message.get("tool_calls") or ())
     return ((call.get("function") or {}).get("arguments") for call in calls)
 
 
-def decoded(arguments: Any) -> Any:
+def decoded(arguments: object) -> Any:
     """The object in a JSON text; the text itself if it holds none."""
     if not isinstance(arguments, str):
         return arguments
@@ -104,7 +105,7 @@ def decoded(arguments: Any) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def list_ranges(weights: MessageWeights, content: Sequence[Mapping[str, Any]]) -> MessageWeights:
+def list_ranges(weights: MessageWeights, content: Sequence[JsonMapping]) -> MessageWeights:
     """Weights with the ranges of one text as ranges of the parts that it was joined from."""
     ranges = []
     for one in weights.ranges:
@@ -143,12 +144,12 @@ def _with_arguments(change: Callable[[Any], Any]) -> _Change:
     return apply
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> Any:
     """An object or list as JSON text."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list | tuple) else value
 
 
-def _with_texts(arguments: Any) -> Any:
+def _with_texts(arguments: object) -> Any:
     """Arguments with JSON text for each value that is no text."""
     given = decoded(arguments)
     if not isinstance(given, Mapping):
@@ -157,7 +158,7 @@ def _with_texts(arguments: Any) -> Any:
     return {**given, **{key: json.dumps(value, ensure_ascii=False) for key, value in others.items()}}
 
 
-def _values(arguments: Any) -> Iterable[Any]:
+def _values(arguments: object) -> Iterable[Any]:
     return arguments.values() if isinstance(arguments, Mapping) else ()
 
 
@@ -167,7 +168,7 @@ def _encode_results(message: Message, weights: MessageWeights) -> tuple[Message,
     return message, weights
 
 
-def _is_data(content: Any) -> bool:
+def _is_data(content: object) -> bool:
     """Whether a content is an object or a list that is not one of parts."""
     if isinstance(content, list | tuple):
         return not all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
@@ -198,7 +199,7 @@ def _wrap_text(message: Message, weights: MessageWeights) -> tuple[Message, Mess
     return wrapped, replace(weights, ranges=tuple(ranges)) if ranges else weights
 
 
-def _places(content: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
+def _places(content: Sequence[JsonMapping]) -> Iterator[tuple[int, int, int]]:
     """(number, begin, end) of each part in the joined text."""
     at = 0
     for place, part in enumerate(content):

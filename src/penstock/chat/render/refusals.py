@@ -7,12 +7,12 @@ setting that helps is named.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from penstock.chat.records.conversation import Conversation, Form
 from penstock.chat.render.forms import arguments_of, is_text_parts
 from penstock.chat.render.template import Template
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonMapping
 
 _NAMES: Mapping[Form, str] = {
     "empty_content": "an empty content for null",
@@ -110,7 +110,7 @@ def _cures(conversation: Conversation, template: Template, failures: Sequence[Re
 
 
 def _takes(template: Template, conversation: Conversation) -> bool:
-    messages: Sequence[Mapping[str, Any]] = conversation.messages
+    messages: Sequence[JsonMapping] = conversation.messages
     try:
         template.render_plain(messages, tools=conversation.tools, **conversation.variables)
     except RecordError:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, final
 from penstock.chat.render.template import Lost, Rendered
 from penstock.chat.render.template_output import path_of
 from penstock.chat.render.traced_text import KEY, LITERAL
+from penstock.core.json_values import JsonMapping
 
 _WORD = re.compile(r"(?<![\w.])(?:true|false|null|True|False|None)(?![\w.])")
 _NONE = re.compile(r"\bNone\b")
@@ -38,7 +39,7 @@ class _Span(NamedTuple):
     offset: int
 
 
-def find_lost(messages: Sequence[Mapping[str, Any]], rendered: Rendered, stops: Collection[str] = ()) -> Iterator[Lost]:
+def find_lost(messages: Sequence[JsonMapping], rendered: Rendered, stops: Collection[str] = ()) -> Iterator[Lost]:
     """Missing parts of the calls and results of a conversation, and how its empty contents were written.
 
     Args:
@@ -107,7 +108,7 @@ class _Origins:
                 self.turns[owner].append((at, at + length, message == LITERAL))
             at += length
 
-    def writes_none(self, message: int, calls: Sequence[Mapping[str, Any]]) -> bool:
+    def writes_none(self, message: int, calls: Sequence[JsonMapping]) -> bool:
         """Whether the template writes None for the null content of a message; what it writes of calls is apart."""
         inside = [span for span in self.spans[message] if span.field.startswith("tool_calls.")]
         begin, end = (inside[0].begin, inside[-1].end) if inside else (0, 0)
@@ -125,7 +126,7 @@ class _Origins:
         return self.begins[place] if place < len(self.begins) else len(self.text)
 
 
-def _lost_of_result(content: Any, values: "_Values") -> Iterator[str]:
+def _lost_of_result(content: object, values: "_Values") -> Iterator[str]:
     """Missing parts of the content of a tool's result."""
     parts = [("content", content)]
     if isinstance(content, list | tuple) and content and all(map(_is_part, content)):
@@ -135,7 +136,7 @@ def _lost_of_result(content: Any, values: "_Values") -> Iterator[str]:
             yield f"the template does not write this result in full: {reason}"
 
 
-def _lost_of_calls(calls: Sequence[Mapping[str, Any]], whole: _Origins, message: int) -> Iterator[Lost]:
+def _lost_of_calls(calls: Sequence[JsonMapping], whole: _Origins, message: int) -> Iterator[Lost]:
     """Missing parts of the calls of a message, which are expected in order."""
     by_call: dict[str, list[_Span]] = {}
     for span in whole.spans[message]:
@@ -174,7 +175,7 @@ class _Values:
         """Its characters, with the template's own text after it."""
         return (self._spans[0].begin, self._whole.end(self._spans[-1].end)) if self._spans else (0, 0)
 
-    def lost(self, value: Any, path: str, begin: int, end: int) -> str | None:
+    def lost(self, value: object, path: str, begin: int, end: int) -> str | None:
         """Missing part of a value that is expected within [begin, end), in words; None: nothing is missing."""
         if isinstance(value, str):
             return self._lost_text(value, path, begin, end)
@@ -225,13 +226,13 @@ class _Values:
             )
         return f"{_named(path)} is {_shown(value)}, found {_shown(found[0])}" if found else _missing(path)
 
-    def _lost_empty(self, value: Any, path: str, begin: int, end: int) -> str | None:
+    def _lost_empty(self, value: object, path: str, begin: int, end: int) -> str | None:
         """An empty object or list; templates may write nothing for a call without arguments."""
         spelled = "{}" if isinstance(value, Mapping) else "[]"
         fit = path.endswith(_ARGUMENTS) or spelled in self._text[begin:end]
         return None if fit else f"{_named(path)} is {spelled}, which is not there"
 
-    def _lost_object(self, value: Mapping[str, Any], path: str, begin: int, end: int) -> str | None:
+    def _lost_object(self, value: JsonMapping, path: str, begin: int, end: int) -> str | None:
         places = []
         for key in value:
             inside = path_of(path, key)
@@ -286,14 +287,14 @@ class _Values:
         expected = ", ".join(map(_json, words))
         return None if fit else f"{_named(path)} is {expected}, found {', '.join(found) or 'nothing'}"
 
-    def _is_blank(self, value: Any, begin: int, end: int) -> bool:
+    def _is_blank(self, value: object, begin: int, end: int) -> bool:
         """Whether a value leaves no text with an origin: white space, and an empty object or list outside of JSON."""
         if isinstance(value, Mapping | list | tuple) and not value:
             return ("{}" if isinstance(value, Mapping) else "[]") in self._text[begin:end]
         return isinstance(value, str) and not value.strip()
 
 
-def _is_part(part: Any) -> bool:
+def _is_part(part: object) -> bool:
     return isinstance(part, Mapping) and isinstance(part.get("type"), str)
 
 
@@ -319,7 +320,7 @@ def _is_literal(text: str) -> bool:
     return False
 
 
-def _is_json(text: str, value: Any) -> bool:
+def _is_json(text: str, value: object) -> bool:
     """Whether some text is the JSON of a value, apart from white space."""
     try:
         return json.dumps(json.loads(text), sort_keys=True) == json.dumps(value, sort_keys=True)
@@ -327,7 +328,7 @@ def _is_json(text: str, value: Any) -> bool:
         return False
 
 
-def _is_number(text: str, value: Any) -> bool:
+def _is_number(text: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -337,7 +338,7 @@ def _is_number(text: str, value: Any) -> bool:
     return not isinstance(found, bool) and found == value and abs(found) != float("inf")
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 

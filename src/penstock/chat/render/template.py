@@ -22,6 +22,7 @@ from penstock.chat.render.template_output import trace, trace_messages
 from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_files import parse_json
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.chat_templates import template_beside
 
@@ -48,7 +49,7 @@ class Template:
 
     source: str
     name: str = "template"
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: JsonMapping = field(default_factory=dict)
     """Its variables besides the conversation: bos_token, eos_token, …, and the user's own (enable_thinking)."""
     now: datetime | None = None
     """The time that `strftime_now` writes; None: the time of rendering, so renders differ from day to day."""
@@ -96,7 +97,7 @@ class Template:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[JsonMapping],
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
@@ -130,7 +131,7 @@ class Template:
 
     def render_plain(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[JsonMapping],
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
@@ -169,7 +170,7 @@ class Template:
         return {}
 
     def _run(
-        self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: Mapping[str, Any]
+        self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: JsonMapping
     ) -> str:
         given = {**self.variables, "documents": None, **variables}
         tools = list(tools) if tools is not None else None
@@ -329,7 +330,7 @@ def template_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _OWN.glob("*.jinja")))
 
 
-def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
+def _find(source: str | Path) -> tuple[str | None, str, JsonMapping]:
     """(text of the template or None, its name, tokenizer_config.json)."""
     if isinstance(source, str) and ("{%" in source or "{{" in source):
         return source, "given as text", {}
@@ -346,7 +347,7 @@ def _find(source: str | Path) -> tuple[str | None, str, Mapping[str, Any]]:
     return template_beside(folder, config), path.name, config
 
 
-def _token_names(tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict[str, str]:
+def _token_names(tokenizer: Tokenizer | None, config: JsonMapping) -> dict[str, str]:
     """bos_token and other names, from the folder or from the tokenizer."""
     named = {}
     if tokenizer is not None:
@@ -364,7 +365,7 @@ def _token_names(tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict
     return named
 
 
-def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_reasoning(message: JsonMapping) -> JsonMapping:
     """The message with reasoning under both names that templates read, as transformers does."""
     if _REASONING_NAMES.isdisjoint(message):
         return message
@@ -372,5 +373,5 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
-def _rebuild(source: str, name: str, variables: dict[str, Any], now: datetime | None) -> Template:
+def _rebuild(source: str, name: str, variables: JsonObject, now: datetime | None) -> Template:
     return Template(source=source, name=name, variables=variables, now=now)

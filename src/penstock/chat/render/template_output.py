@@ -20,6 +20,7 @@ from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
 from penstock.chat.render.traced_text import KEY, LITERAL, Traced, join, kept, made, runs_of, spelled, written
+from penstock.core.json_values import JsonMapping
 
 NO_OWNER = -1
 _FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
@@ -94,7 +95,7 @@ def trace(value: Any, message: int, path: str = "") -> Any:
     return copied
 
 
-def trace_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+def trace_messages(messages: Sequence[JsonMapping]) -> list[Any]:
     """The messages of a conversation, traced."""
     return [trace(message, number) for number, message in enumerate(messages)]
 

@@ -90,7 +90,7 @@ class Traced(str):
 
     __rmul__ = __mul__
 
-    def __mod__(self, values: Any) -> "Traced":
+    def __mod__(self, values: object) -> "Traced":
         return format_percent(self, values)
 
     def __rmod__(self, template: str) -> "Traced":
@@ -254,7 +254,7 @@ def join(separator: str, parts: list[str]) -> Traced:
     return made(str.join(separator, parts), tuple(runs))
 
 
-def format_percent(template: str, values: Any) -> Traced:
+def format_percent(template: str, values: object) -> Traced:
     """`template % values`; exact if the template has no fields other than %s, %d and %%."""
     template = Traced(template)
     text = str.__mod__(template, values)
@@ -276,7 +276,7 @@ def format_percent(template: str, values: Any) -> Traced:
     return _coarse(text, [template, *waiting, *(values.values() if isinstance(values, dict) else given)])
 
 
-def spelled(value: Any) -> str:
+def spelled(value: object) -> str:
     """`str(value)`; for a list or object of a message, with that message."""
     return value if isinstance(value, str) else coarse(str(value), [value])
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from penstock.chat.render.template import LABELS, Rendered, Template, Words, is_label
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonMapping
 
 BORDERS = frozenset(" \n\t>]}:")
 """Characters that end a marker or a word."""
@@ -55,10 +56,10 @@ class Reply(NamedTuple):
     end: int
     floor: int
     """One after the last character of the messages before it."""
-    before: Sequence[Mapping[str, Any]]
+    before: Sequence[JsonMapping]
     """The messages before it."""
     tools: Sequence[Any] | None
-    variables: Mapping[str, Any]
+    variables: JsonMapping
 
 
 def find_opening(reply: Reply) -> Opening:
@@ -82,7 +83,7 @@ def find_opening(reply: Reply) -> Opening:
 
 
 def render_prompt(
-    template: Template, before: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, variables: Mapping[str, Any]
+    template: Template, before: Sequence[JsonMapping], tools: Sequence[Any] | None, variables: JsonMapping
 ) -> str | None:
     """The text that prompts for a reply after some messages; None if the template refuses them."""
     try:
@@ -91,7 +92,7 @@ def render_prompt(
         return None
 
 
-def usual_opening(template: Template, tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> str:
+def usual_opening(template: Template, tools: Sequence[Any] | None, variables: JsonMapping) -> str:
     """Text that the generation prompt adds to a plain question; if none, the text before the answer."""
     for question, _ in _PROBES:
         messages = [{"role": "user", "content": question}]
@@ -162,7 +163,7 @@ def _tail(reply: Reply, prompt: str) -> str:
     return prompt[end:]
 
 
-def _written_before(template: Template, variables: Mapping[str, Any]) -> str:
+def _written_before(template: Template, variables: JsonMapping) -> str:
     """Text between a question and its answer, of a template without generation prompt."""
     for question, answer in _PROBES:
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -213,9 +214,9 @@ class RenderedConversation(NamedTuple):
 
     template: Template
     rendered: Rendered
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[JsonMapping]
     tools: Sequence[Any] | None
-    variables: Mapping[str, Any]
+    variables: JsonMapping
 
 
 def cut_turns(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int, Turn]:

@@ -82,7 +82,7 @@ class _Items:
     forged: IntArray
 
 
-def encode_rendered(tokenizer: Tokenizer, text: str, literal: Any, *, allow_forged: bool = False) -> EncodedText:
+def encode_rendered(tokenizer: Tokenizer, text: str, literal: object, *, allow_forged: bool = False) -> EncodedText:
     """Ids of one rendered text, and the characters of each token.
 
     Args:
@@ -123,7 +123,7 @@ def encode_rendered_batch(
     return _place(tokenizer, known, texts, found)
 
 
-def _check_flags(place: int, text: str, literal: Any) -> BoolArray:
+def _check_flags(place: int, text: str, literal: object) -> BoolArray:
     flags = np.asarray(literal, np.bool_)
     if flags.shape != (len(text),):
         raise TokenizerError(f"text {place} has {len(text)} characters, its literal flags are of shape {flags.shape}")

@@ -15,6 +15,7 @@ from penstock.chat.records.cleaning import CleaningSettings
 from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import own_template
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.suggestions import refuse_unknown
 from penstock.media.images import ImageSettings
 from penstock.media.processor import load_processor
@@ -44,7 +45,7 @@ class ChatSettings:
     """A .jinja file, a folder with a tokenizer, the text of a template, the name of a family that has one (chatml), or
     auto: the tokenizer's own."""
 
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: JsonMapping = field(default_factory=dict)
     """Variables for the template, such as `enable_thinking`; those of a record take precedence."""
 
     date: str | None = None
@@ -125,7 +126,7 @@ class ChatSettings:
             template = replace(template, now=now)
         return ChatEncoder(tokenizer, template, self.mask_settings, self.role_boundaries, processor=processor)
 
-    def describe(self) -> dict[str, dict[str, Any]]:
+    def describe(self) -> dict[str, JsonObject]:
         """Every setting in effect except the template, as plain JSON values."""
         layout = {name: getattr(self.layout, name) for name in _names(LayoutSettings)}
         described = {
@@ -137,7 +138,7 @@ class ChatSettings:
             described["images"] = {"processor": str(self.processor), **self.images.describe()}
         if self.role_boundaries:
             described[CROSS_CHECK] = {"role_boundaries": [asdict(one) for one in self.role_boundaries]}
-        plain: dict[str, dict[str, Any]] = json.loads(json.dumps(described, default=dict))
+        plain: dict[str, JsonObject] = json.loads(json.dumps(described, default=dict))
         return plain
 
 

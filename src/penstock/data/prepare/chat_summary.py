@@ -6,7 +6,7 @@ Also the description of a chat preparation: for people before it begins, and in 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from penstock.chat.records.cleaning import DROPPING, Counts
 from penstock.chat.records.layouts import describe_layout
 from penstock.chat.records.unread import cure_of
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.prepare.chat_settings import CROSS_CHECK, ChatSettings, day_of
 from penstock.data.shards import ChatInfo
 
@@ -219,7 +220,7 @@ class ChatSummary:
             first.conversations += problem.conversations
 
     @classmethod
-    def total(cls, parts: Iterable[dict[str, Any] | None]) -> "ChatSummary":
+    def total(cls, parts: Iterable[JsonObject | None]) -> "ChatSummary":
         """The sum over parts, each as JSON."""
         whole = cls()
         for part in parts:
@@ -227,12 +228,12 @@ class ChatSummary:
                 whole.add(cls.from_json(part))
         return whole
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """The summary as JSON."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "ChatSummary":
+    def from_json(cls, value: JsonObject) -> "ChatSummary":
         """The inverse of `as_json`."""
         return cls(
             **{
@@ -351,7 +352,7 @@ def describe_chat(encoder: ChatEncoder, chat: ChatSettings, summary: ChatSummary
     )
 
 
-def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[dict[str, Any], str] | None) -> Iterator[str]:
+def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[JsonObject, str] | None) -> Iterator[str]:
     """The settings in effect, one line per group; role boundaries as ids; and the layout of the first record.
 
     Args:
@@ -382,7 +383,7 @@ def describe_template(template: Template) -> str:
     return f"chat template {template.name}{noted}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -25,6 +25,7 @@ from penstock.chat.render.forms import normalise
 from penstock.core.arrays import Float32
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
+from penstock.core.json_values import JsonObject
 from penstock.core.ragged import Ragged
 from penstock.core.urls import Address
 from penstock.data.prepare.answers import Answers, add_mismatched
@@ -76,7 +77,7 @@ class _Record:
     problems: list[Problem] = field(default_factory=list)
     """What the certificates of its conversations say."""
 
-    value: dict[str, Any] = field(default_factory=dict)
+    value: JsonObject = field(default_factory=dict)
     """The record itself, where its fields become columns."""
 
     def numbers(self, name: str, chat: EncodedChat) -> Float32:
@@ -187,9 +188,7 @@ def encode_chats(
     )
 
 
-def _read(
-    record: _Record, value: dict[str, Any], chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
-) -> None:
+def _read(record: _Record, value: JsonObject, chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool) -> None:
     """Read the conversations of a record with their images, and clean them up."""
     try:
         if chat.keeps_answers:
@@ -219,7 +218,7 @@ def _key_of(conversation: Conversation) -> str:
 
 
 def _read_answers(
-    record: _Record, value: dict[str, Any], chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
+    record: _Record, value: JsonObject, chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
 ) -> None:
     """Read all answers of a record; a set of which the clean-up drops one is dropped."""
     record.layout = answers_layout(value, chat.layout, record.origin)
@@ -338,14 +337,14 @@ def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor,
     return compared
 
 
-def in_short(value: Any) -> str:
+def in_short(value: object) -> str:
     """What JSON cannot hold, for a message; the bytes of an image would be megabytes."""
     if isinstance(value, Address):
         return str(value)
     return f"<{len(value):,} bytes>" if isinstance(value, bytes) else repr(value)
 
 
-def _what_trains(chat: ChatSettings) -> dict[str, Any]:
+def _what_trains(chat: ChatSettings) -> JsonObject:
     return {"roles_to_train": chat.mask_settings.roles_to_train, "train_on_inputs": chat.mask_settings.train_on_inputs}
 
 

@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -176,7 +176,7 @@ def _task(shop: Workshop, number: int, record: PartRecord, dropped: Array) -> Dr
     return StoredDrop(number, record, dropped, losses)
 
 
-def _drop(shop: Workshop, task: Drop | StoredDrop, report: Any) -> tuple[int, PartRecord]:
+def _drop(shop: Workshop, task: Drop | StoredDrop, report: object) -> tuple[int, PartRecord]:
     return _drop_here(shop, task) if isinstance(task, Drop) else _drop_stored(shop, task)
 
 

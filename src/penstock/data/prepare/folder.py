@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import OutputError
 from penstock.core.folders import lock_folder
+from penstock.core.json_values import JsonObject
 from penstock.data.prepare.part_record import HASHES, PARTS, REJECTED, REPORT, WORK
 from penstock.data.prepare.settings import RETIRED, fingerprint
 from penstock.data.shards import Manifest
@@ -90,7 +91,7 @@ class OutputFolder:
             os.close(self.lock)
             self.lock = -1
 
-    def adopt(self, plan: dict[str, Any], *, overwrite: bool) -> Place:
+    def adopt(self, plan: JsonObject, *, overwrite: bool) -> Place:
         """Begin or continue the preparation that `plan` describes.
 
         Raises:
@@ -115,7 +116,7 @@ class OutputFolder:
             )
         return self.renew(plan)
 
-    def renew(self, plan: dict[str, Any]) -> Place:
+    def renew(self, plan: JsonObject) -> Place:
         """A place for a preparation that will replace the present one and may reuse its parts."""
         place = self.path / WORK / f"{NEXT}{fingerprint(plan)}"
         others = sorted(path for path in (self.path / WORK).glob(f"{NEXT}*") if path != place)
@@ -141,7 +142,7 @@ class OutputFolder:
             self._drop_leftovers(json.loads((place / REPORT).read_bytes()))
             os.replace(place / REPORT, self.path / REPORT)
 
-    def refresh(self, place: Path, report: dict[str, Any]) -> None:
+    def refresh(self, place: Path, report: JsonObject) -> None:
         """Record new times of the same input in a finished preparation that stays as it is."""
         write_json(self.path / PARTS, [json.loads(path.read_bytes()) for path in sorted((place / WORK).glob("*.json"))])
         write_json(self.path / REPORT, report)
@@ -151,14 +152,14 @@ class OutputFolder:
         """Remove temporary files; the last step of a preparation."""
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
-    def plan(self) -> dict[str, Any] | None:
+    def plan(self) -> JsonObject | None:
         """The plan of the preparation in this folder, without retired settings; None: there is none yet.
 
         Raises:
             OutputError: It is damaged.
         """
         try:
-            plan: dict[str, Any] = json.loads((self.path / PLAN).read_bytes())
+            plan: JsonObject = json.loads((self.path / PLAN).read_bytes())
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -176,7 +177,7 @@ class OutputFolder:
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise OutputError(f"{self.path}: holds other files ({shown}); name an empty or a new folder")
 
-    def _drop_leftovers(self, report: dict[str, Any]) -> None:
+    def _drop_leftovers(self, report: JsonObject) -> None:
         """Remove files of the replaced preparation that the new one does not have."""
         if not report["rejects"]:
             (self.path / REJECTED).unlink(missing_ok=True)
@@ -232,13 +233,13 @@ def begun_on(output: Path) -> str | None:
     return day
 
 
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
+def _changes(old: JsonObject, new: JsonObject) -> Sequence[str]:
     """Which settings differ, in words."""
     names = sorted(set(old) | set(new))
     return [f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in names if old.get(name) != new.get(name)]
 
 
-def input_changes(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, str]:
+def input_changes(before: JsonObject | None, now: JsonObject) -> dict[str, str]:
     """File → "changed", "new" or "gone", for each file of the input that is not as it was.
 
     Empty for a preparation by an earlier version of penstock, which did not record its files.

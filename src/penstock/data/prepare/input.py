@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, OutputError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.prepare.folder import input_changes
 from penstock.data.prepare.probe import say
 from penstock.data.prepare.report import describe_changes
@@ -31,7 +32,7 @@ def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[P
     return open_records(source, fields=settings.fields, part_bytes=settings.part_bytes)
 
 
-def identity_of(parts: list[Part] | Iterator[Part]) -> dict[str, Any]:
+def identity_of(parts: list[Part] | Iterator[Part]) -> JsonObject:
     """The identity of the input: what the parts read, and the versions of their files."""
     if not isinstance(parts, list):
         return {"inputs": ["<python>"], "files": {}}
@@ -39,7 +40,7 @@ def identity_of(parts: list[Part] | Iterator[Part]) -> dict[str, Any]:
     return {"inputs": [part.identity for part in parts], "files": files}
 
 
-def refuse_output(source: Any, output: Path) -> None:
+def refuse_output(source: object, output: Path) -> None:
     """Refuse an output path that Arrow cannot open, or that lies inside a source and would be read as input."""
     try:
         str(output).encode()
@@ -52,7 +53,7 @@ def refuse_output(source: Any, output: Path) -> None:
             raise ConfigError(f"{output}: lies inside the source {os.fspath(one)}; choose a folder outside")
 
 
-def paths_of(source: Any) -> Sequence[Paths] | None:
+def paths_of(source: object) -> Sequence[Paths] | None:
     """The paths in a source; None if it is an iterable of records."""
     listed = [source] if isinstance(source, (str, os.PathLike)) else source
     if isinstance(listed, (list, tuple)) and all(isinstance(one, (str, os.PathLike)) for one in listed):
@@ -60,7 +61,7 @@ def paths_of(source: Any) -> Sequence[Paths] | None:
     return None
 
 
-def refuse_changes(plan: dict[str, Any], source: Any, settings: PrepareSettings) -> None:
+def refuse_changes(plan: JsonObject, source: object, settings: PrepareSettings) -> None:
     """Raise if the input has changed since the work began."""
     again = "run it again: unchanged parts are kept"
     try:

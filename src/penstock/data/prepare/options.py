@@ -136,7 +136,7 @@ def merge_options(settings: PrepareSettings | None, options: Mapping[str, Any]) 
     return replace(settings, **chosen)
 
 
-def _chat_settings(given: Any) -> ChatSettings | None:
+def _chat_settings(given: object) -> ChatSettings | None:
     """Settings of chats from `ChatOptions`; others as they are."""
     if isinstance(given, Mapping):
         return ChatSettings().merge(given)

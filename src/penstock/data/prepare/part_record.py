@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from penstock.core.json_values import JsonObject
 from penstock.data.prepare.hashes import HASH
 from penstock.data.shards.format.images import assets_path
 from penstock.data.shards.format.manifest import PREPARING
@@ -49,9 +50,9 @@ class PartRecord:
     edge_controls: int = 0
     dropped: int = 0
     more_documents: int = 0
-    chats: dict[str, Any] | None = None
+    chats: JsonObject | None = None
     raw_bytes: int = 0
-    damaged: list[dict[str, Any]] = field(default_factory=list)
+    damaged: list[JsonObject] = field(default_factory=list)
     """Stretches of its files that could not be read, as `Damage`."""
     shards: dict[str, str] = field(default_factory=dict)
     """Split → file name, for the splits that got documents."""

@@ -44,7 +44,7 @@ class Crew(Protocol):
     def has_room(self) -> bool:
         """Whether another task may be started now."""
 
-    def start(self, number: int, name: str, function: Function, argument: Any) -> None:
+    def start(self, number: int, name: str, function: Function, argument: object) -> None:
         """Start a task; `name` is for messages."""
 
     def receive(self) -> Iterable[Message]:
@@ -66,7 +66,7 @@ class Pool:
         crew: Does the tasks; closed when the pool is left.
     """
 
-    def __init__(self, state: Any, crew: Crew | None) -> None:
+    def __init__(self, state: object, crew: Crew | None) -> None:
         self._state, self._crew = state, crew
 
     def renew(self) -> None:
@@ -159,7 +159,7 @@ class Processes:
         keep_open: File descriptors that workers inherit.
     """
 
-    def __init__(self, state: Any, limit: int, keep_open: tuple[int, ...] = ()) -> None:
+    def __init__(self, state: object, limit: int, keep_open: tuple[int, ...] = ()) -> None:
         self._state, self._limit, self._keep_open = state, limit, keep_open
         self._workers: list[_Worker] = []
 
@@ -167,7 +167,7 @@ class Processes:
         """Whether a worker is free, or another may be started."""
         return len(self._workers) < self._limit or any(worker.task is None for worker in self._workers)
 
-    def start(self, number: int, name: str, function: Function, argument: Any) -> None:
+    def start(self, number: int, name: str, function: Function, argument: object) -> None:
         """Give a task to a free worker, or to a new one."""
         worker = next((worker for worker in self._workers if worker.task is None), None)
         if worker is None:

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from penstock.chat import Template
 from penstock.core.folders import is_url, local_path, normal_url
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import short_number
 from penstock.core.urls import shown_url
 from penstock.data.prepare.chat_summary import describe_template
@@ -44,7 +45,7 @@ from penstock.tokenizers.loading import load_tokenizer
 
 
 def prepare(
-    source: Paths | Sequence[Paths] | Iterable[str | dict[str, Any]],
+    source: Paths | Sequence[Paths] | Iterable[str | JsonObject],
     *,
     tokenizer: Paths | Tokenizer,
     output: Paths,
@@ -108,7 +109,7 @@ def prepare(
 
 
 def _prepare_folder(
-    source: Any,
+    source: object,
     output: Path,
     store: StoreOutput | None,
     *,
@@ -235,7 +236,7 @@ def _without_leftovers(work: Path) -> Iterator[None]:
         remove()
 
 
-def _describe_work(source: Any, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
+def _describe_work(source: object, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
     """One line: what is read, with which tokenizer and template, where it goes."""
     paths = [shown_url(path) for path in paths_of(source) or ()]
     read = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from penstock.core.errors import MissingExtraError, OutputError, PenstockError, StoreError
+from penstock.core.json_values import JsonObject
 from penstock.data.prepare.part_record import WORK
 from penstock.data.prepare.pool import Function, Message
 from penstock.data.stores.files import output_errors
@@ -378,7 +379,7 @@ def _connect(ray: Any, limit: int | None) -> None:
             f"RAY_ADDRESS is {address}: Ray Client cannot stream messages of tasks; run this on a node of the cluster, "
             "with RAY_ADDRESS=auto (`ray job submit` does both)"
         )
-    here: dict[str, Any] = {"num_cpus": limit, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    here: JsonObject = {"num_cpus": limit, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     host, colon, port = address.rpartition(":")
     try:
         if colon and port.isdecimal():  # Ray itself would try for minutes

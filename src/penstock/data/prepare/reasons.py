@@ -1,10 +1,11 @@
 """Reasons of rejected records, counted: those that differ only in names, numbers and quotations count together."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from penstock.core.json_values import JsonMapping
 from penstock.data.sources import Reject
 
 SHOWN = 12
@@ -43,7 +44,7 @@ class Reasons:
         """Count one more."""
         self._count(kind_of(reject.reason), 1, f"{reject.file}:{reject.line}")
 
-    def update(self, other: Mapping[str, Any]) -> None:
+    def update(self, other: JsonMapping) -> None:
         """Add others, as `as_json` gave them."""
         for kind, (count, example) in other.items():
             self._count(kind, count, example)
@@ -59,7 +60,7 @@ class Reasons:
         return {kind: [count, self.examples[kind]] for kind, count in self.counts.items()}
 
     @classmethod
-    def total(cls, some: Iterable[Mapping[str, Any]]) -> "Reasons":
+    def total(cls, some: Iterable[JsonMapping]) -> "Reasons":
         """The sum of several."""
         whole = cls()
         for one in some:

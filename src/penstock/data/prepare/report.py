@@ -20,6 +20,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import OutputError, PenstockError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.core.notebook import card
 from penstock.data.prepare.answers import PATH_VALUES
 from penstock.data.prepare.chat_summary import ChatSummary, describe_chat
@@ -103,7 +104,7 @@ class PrepareReport:
     """Records with loss weights of their own; None if no field for them was named."""
     untrained_documents: int | None = None
     """Documents of texts without a trained token, by their loss weights; None if no field for them was named."""
-    damaged: tuple[dict[str, Any], ...] = ()
+    damaged: tuple[JsonObject, ...] = ()
     """Files that could not be read completely: file, line, reason, size_bytes, unread_bytes (see `DamagedSource`)."""
     unread_bytes: int = 0
     """Bytes of the input that could not be read; not part of `raw_bytes`."""
@@ -111,7 +112,7 @@ class PrepareReport:
     """Records removed by the clean-up of chats."""
     more_documents: int = 0
     """Documents beyond the first of their record: other paths of a tree, other replies of a rewritten chat."""
-    chats: dict[str, Any] | None = None
+    chats: JsonObject | None = None
     """Statistics about chats: a `ChatSummary` as JSON."""
     duplicates: dict[str, int] | None = None
     """File → its documents that were dropped because an earlier one is the same; None: they were not looked for."""
@@ -158,7 +159,7 @@ class PrepareReport:
         """What a notebook shows: the report as text."""
         return card(f"Prepared {self.output}", (), f"<pre>{escape(self.as_text())}</pre>")
 
-    def as_json(self, *, lasting: bool = False) -> dict[str, Any]:
+    def as_json(self, *, lasting: bool = False) -> JsonObject:
         """The report as JSON; `lasting` leaves out what differs between runs."""
         value = asdict(self) | {"bytes_per_token": round(self.bytes_per_token, 4)}
         if self.untrained_documents is None:

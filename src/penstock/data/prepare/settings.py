@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 from penstock.chat import Template
 from penstock.core.errors import ConfigError
 from penstock.core.formats import PREPARATION
+from penstock.core.json_values import JsonObject
 from penstock.data.prepare.chat_settings import ChatSettings, day_of
 from penstock.data.shards.format.layout import Column
 from penstock.data.sources import Fields, OnDamage
@@ -147,7 +148,7 @@ class PrepareSettings:
             for name in self.token_columns
         )
 
-    def on_damage(self, found: list[dict[str, Any]]) -> OnDamage:
+    def on_damage(self, found: list[JsonObject]) -> OnDamage:
         """The handler for a file that cannot be read further: stop, or note it in `found` and continue."""
         return stop_at_damage if self.on_damaged_file == "stop" else lambda damage: found.append(asdict(damage))
 
@@ -166,7 +167,7 @@ class PrepareSettings:
         transform: str | None,
         template: Template | None = None,
         processor: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """The settings that determine the bytes of the result, for comparison with an earlier run.
 
         The handling of bad records and damaged files may change: parts without any are the same either way.
@@ -198,7 +199,7 @@ class PrepareSettings:
             **({"delimiter": self.delimiter} if self.delimiter is not None else {}),
         }
 
-    def _begins_otherwise(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def _begins_otherwise(self, tokenizer: Tokenizer) -> JsonObject:
         """What tells a preparation from one of earlier versions, in which a BOS that is not EOS was always added."""
         named = () if tokenizer.bos_id in (None, tokenizer.eos_id) else (tokenizer.bos_id,)
         same = self.chat is not None or self.add_bos != "auto" or tokenizer.begin_ids == named
@@ -229,7 +230,7 @@ def _limit(given: int | float | str) -> int | Decimal:
     )
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """A short hash of JSON."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.sources import Fields, ObjectBlock, RecordBlock, Reject
 from penstock.data.sources.checks import check_table, diagnose
 from penstock.data.sources.records import excerpt
 
-Transform = Callable[[dict[str, Any]], dict[str, Any] | None]
+Transform = Callable[[JsonObject], JsonObject | None]
 
 
 def load_transform(given: str | Transform | None) -> Transform | None:
@@ -84,7 +85,7 @@ def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, .
     Raises:
         RecordError: The function itself failed.
     """
-    kept: list[dict[str, Any]] = []
+    kept: list[JsonObject] = []
     rows: list[int] = []
     rejects = list(block.rejects)
     for row, changed in _changed(function, as_records(block, fields), block, files):
@@ -122,8 +123,8 @@ def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str,
 
 
 def _changed(
-    function: Transform, records: Sequence[dict[str, Any]], block: RecordBlock | ObjectBlock, files: tuple[str, ...]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+    function: Transform, records: Sequence[JsonObject], block: RecordBlock | ObjectBlock, files: tuple[str, ...]
+) -> Iterator[tuple[int, JsonObject]]:
     """The rows that the function keeps, and its results for them."""
     for row, record in enumerate(records):
         place = f"{files[block.files[row]]}:{block.lines[row]}"
@@ -140,7 +141,7 @@ def _changed(
         yield row, changed
 
 
-def as_records(block: RecordBlock, fields: Fields) -> list[dict[str, Any]]:
+def as_records(block: RecordBlock, fields: Fields) -> list[JsonObject]:
     """The records of a block as dicts of their fields."""
     columns = {fields.text: block.texts.to_pylist()}
     columns |= {name: column.to_pylist() for name, column in block.columns.items()}
@@ -158,9 +159,9 @@ def as_records(block: RecordBlock, fields: Fields) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _nested(record: dict[str, Any]) -> dict[str, Any]:
+def _nested(record: JsonObject) -> JsonObject:
     """`{"a.b": 1}` → `{"a": {"b": 1}}`."""
-    result: dict[str, Any] = {}
+    result: JsonObject = {}
     for name, value in record.items():
         *parents, leaf = name.split(".")
         branch = result

@@ -189,7 +189,7 @@ def _check_room(shop: Workshop, missing_bytes: int) -> None:
 def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
     """Give ranges of large files their first line numbers, counted in the pool."""
 
-    def count(_: Any, ranges: Iterable[Any]) -> Iterable[Any]:
+    def count(_: object, ranges: Iterable[Any]) -> Iterable[Any]:
         listed = list(ranges)
         found = dict(pool.run(_count, [(part.name, (n, part)) for n, part in enumerate(listed)], lambda: None))
         return [found[n] for n in range(len(listed))]
@@ -197,7 +197,7 @@ def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
     return number_lines(parts, count)
 
 
-def _count(shop: Workshop, argument: tuple[int, Any], report: Any) -> tuple[int, Any]:
+def _count(shop: Workshop, argument: tuple[int, Any], report: object) -> tuple[int, Any]:
     number, part = argument
     with using_copies(shop):
         return number, part.survey()

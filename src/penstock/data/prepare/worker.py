@@ -29,7 +29,7 @@ def main() -> None:
         return
 
 
-def _serve(connection: Connection, state: Any) -> None:
+def _serve(connection: Connection, state: object) -> None:
     function, argument = pickle.loads(connection.recv_bytes())
 
     def report(*figures: Any) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows, holds_json, is_json
 from penstock.data.sources.checks import check_records, diagnose, flat_column
 from penstock.data.sources.files import Extent, FilePart, SourceFile, local_file, open_random, other_content, whole_file
@@ -232,10 +233,10 @@ def find_saved(folder: str | os.PathLike[str]) -> list[SourceFile] | None:
     return [local_file(os.path.join(path, name)) for name in names]
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def _read_json(path: str) -> JsonObject:
     try:
         with open(path, encoding="utf-8") as stream:
-            content: dict[str, Any] = json.load(stream)
+            content: JsonObject = json.load(stream)
     except ValueError as error:
         raise RecordError(f"{path}: not JSON: {error}") from error
     return content

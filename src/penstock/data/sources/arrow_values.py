@@ -13,13 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.columnar import OwnNulls, has_none
+from penstock.core.json_values import JsonObject
 
 _NAME = b"ARROW:extension:name"
 _JSON = "arrow.json"
 _ONE = "item"
 """Name of the field of list items, where its metadata are lost."""
 
-Row = tuple[dict[str, Any] | None, str | None]
+Row = tuple[JsonObject | None, str | None]
 """A row, or None, and what is wrong with it."""
 
 
@@ -54,9 +55,9 @@ def _one_row(table: pa.Table) -> Row:
         return None, f"the row has a column of JSON that cannot be decoded: {error}"
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
+def _rows(table: pa.Table) -> list[JsonObject]:
     if not any(map(_needs_work, table.schema)):
-        rows: list[dict[str, Any]] = table.to_pylist()
+        rows: list[JsonObject] = table.to_pylist()
         return rows
     columns = [
         [value for chunk in table.column(number).chunks for value in _values(field, chunk)]
@@ -154,5 +155,5 @@ def with_own_nulls(value: object) -> Any:
     return [with_own_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _noted(found: dict[str, Any]) -> dict[str, Any]:
+def _noted(found: JsonObject) -> JsonObject:
     return OwnNulls(found) if has_none(found) else found

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from penstock.core.arrays import Bool, Int32, Int64
 from penstock.core.arrow import from_numpy, to_numpy
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.records import Fields, RecordBlock, Reject, Weights, excerpt
 from penstock.data.sources.signatures import described
 
@@ -165,7 +166,7 @@ def first_surrogate(text: str) -> int | None:
     return None
 
 
-def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str | None:
+def _diagnose_weights(record: JsonObject, text: str, fields: Fields) -> str | None:
     ranges = look_up(record, fields.weights)[0] if fields.weights else None
     if ranges is None:
         return None
@@ -194,7 +195,7 @@ def _diagnose_weights(record: dict[str, Any], text: str, fields: Fields) -> str 
     return None
 
 
-def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
+def _diagnose_columns(record: JsonObject, fields: Fields) -> str | None:
     types: dict[str, tuple[type, ...]] = {
         "string": (str,), "int64": (int,), "float64": (int, float), "bool": (bool,), "ranges": (list,),
     }  # fmt: skip
@@ -210,7 +211,7 @@ def _diagnose_columns(record: dict[str, Any], fields: Fields) -> str | None:
     return None
 
 
-def look_up(record: dict[str, Any], name: str) -> tuple[Any, list[str] | None]:
+def look_up(record: JsonObject, name: str) -> tuple[Any, list[str] | None]:
     """The value of a field; and, if it is missing, the names of the fields that exist instead."""
     value: Any = record
     for part in name.split("."):
@@ -277,11 +278,11 @@ def explain_syntax(text: str, error: json.JSONDecodeError) -> str:
     return f"not JSON: {error.msg.removesuffix(' starting at')} at column {error.colno}{cut}"
 
 
-def _refuse_duplicates(fields: Fields) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+def _refuse_duplicates(fields: Fields) -> Callable[[list[tuple[str, Any]]], JsonObject]:
     """A `json` hook that refuses an object in which a field that is read occurs twice."""
     read = {part for name in fields.names for part in name.split(".")}
 
-    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def build(pairs: list[tuple[str, Any]]) -> JsonObject:
         record = dict(pairs)
         if len(record) != len(pairs):
             names = [name for name, _ in pairs]

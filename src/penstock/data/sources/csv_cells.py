@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.checks import MAX_LINE_BYTES, not_utf8
 from penstock.data.sources.objects import Found
 from penstock.data.sources.records import Fields
@@ -58,9 +59,9 @@ def _cells(text: str, delimiter: str) -> tuple[list[str], str | None]:
         return [], f"its quotes are wrong ({error}); expected: quotes around the whole cell, and doubled inside it"
 
 
-def typed_row(value: dict[str, str], fields: Fields) -> dict[str, Any]:
+def typed_row(value: dict[str, str], fields: Fields) -> JsonObject:
     """The fields that are read, with values of their types; a value that has not its type stays a text."""
-    row: dict[str, Any] = {}
+    row: JsonObject = {}
     for name in fields.names:
         kind = "ranges" if name == fields.weights else fields.columns.get(name, "string")
         *parents, leaf = name.split(".")

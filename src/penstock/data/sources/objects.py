@@ -21,6 +21,7 @@ import pyarrow as pa
 from penstock.chat.records import nulls
 from penstock.core.arrays import Int32, Int64
 from penstock.core.columnar import as_plain
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows
 from penstock.data.sources.checks import check_table, diagnose, explain_syntax, kind_of, not_utf8
 from penstock.data.sources.files import Extent, SourceFile
@@ -44,7 +45,7 @@ _ESCAPED_SURROGATE = (b"\\ud", b"\\uD")
 class ObjectBlock:
     """Some whole records of one part, in order."""
 
-    objects: list[dict[str, Any]]
+    objects: list[JsonObject]
 
     lines: Int64
     """Place of each record in its file: line, from 1; or row, from 0, if the format has rows."""

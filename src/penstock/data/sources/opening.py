@@ -6,9 +6,10 @@ compressed file, some row groups of a Parquet file, several small files, or one 
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_files import ArrowPart, cut_parquet
 from penstock.data.sources.csv_files import cut_csv
 from penstock.data.sources.files import Extent, SourceFile, named_apart, refuse_twice
@@ -129,7 +130,7 @@ def _image_folders(files: Sequence[SourceFile], fields: Fields) -> list[Part]:
 
 
 def open_records(
-    records: Iterable[str | dict[str, Any]], *, fields: Fields | None = None, part_bytes: int | None = None
+    records: Iterable[str | JsonObject], *, fields: Fields | None = None, part_bytes: int | None = None
 ) -> Iterator[Part]:
     """Cut an iterable of texts or objects into parts as it is consumed."""
     _check(None, None, part_bytes)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.core.arrays import Bool, Float32, Int32, Int64
 from penstock.core.errors import ConfigError, DamagedFileError
+from penstock.core.json_values import JsonObject
 from penstock.core.urls import quoted
 
 EXCERPT_CHARACTERS = 160
@@ -113,7 +114,7 @@ class Fields:
     @property
     def schema(self) -> pa.Schema:
         """The fields as an Arrow schema with nested objects."""
-        tree: dict[str, Any] = {}
+        tree: JsonObject = {}
         kinds = {self.text: pa.large_string(), **{name: COLUMN_TYPES[kind] for name, kind in self.columns.items()}}
         if self.weights:
             kinds[self.weights] = WEIGHTS_TYPE
@@ -126,7 +127,7 @@ class Fields:
         return pa.schema(list(_struct(tree)))
 
 
-def _struct(tree: dict[str, Any]) -> pa.StructType:
+def _struct(tree: JsonObject) -> pa.StructType:
     return pa.struct([(name, _struct(kind) if isinstance(kind, dict) else kind) for name, kind in tree.items()])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows
 
 _ROWS = 1024
@@ -38,7 +39,7 @@ def records_of(source: Any) -> tuple[Iterable[Any], bool]:
     return source, False
 
 
-def _rows(tables: Iterable[object]) -> Iterator[dict[str, Any]]:
+def _rows(tables: Iterable[Any]) -> Iterator[JsonObject]:
     for table in tables:
         whole = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
         for row, reason in decoded_rows(whole):
@@ -47,7 +48,7 @@ def _rows(tables: Iterable[object]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _cells(frame: Any) -> Iterator[dict[str, Any]]:
+def _cells(frame: Any) -> Iterator[JsonObject]:
     missing = frame.isna().to_numpy()
     names = list(frame.columns)
     for at in range(len(frame)):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.core.json_values import JsonObject
 from penstock.data.sources.files import Extent, FilePart, open_random, other_content, whole_file
 from penstock.data.sources.objects import Found, ObjectBlock, gather
 from penstock.data.sources.records import Damage, OnDamage, RecordBlock, stop_at_damage
@@ -95,7 +96,7 @@ class TarPart(FilePart):
         if sample:
             yield sample, self.size_bytes
 
-    def _image(self, name: str, data: bytes, begin: int) -> dict[str, Any] | None:
+    def _image(self, name: str, data: bytes, begin: int) -> JsonObject | None:
         """What stands for a file in a record, if it is an image."""
         if name.rpartition(".")[2].lower() not in IMAGES:
             return None
@@ -112,15 +113,15 @@ class Member:
     kind: str
     """Its name after the first dot, in lower case: "jpg", "0.jpg", "json"."""
     data: bytes
-    image: dict[str, Any] | None = None
+    image: JsonObject | None = None
     """What stands for it in the record, if it is an image."""
 
 
 def record_of(members: Sequence[Member]) -> tuple[Any, str | None]:
     """The record of some files, or None and what is wrong with it."""
-    value: dict[str, Any] = {}
+    value: JsonObject = {}
     caption: str | None = None
-    images: dict[str, dict[str, Any]] = {}
+    images: dict[str, JsonObject] = {}
     for one in members:
         kind = one.kind.rpartition(".")[2]
         if one.image is not None:
@@ -149,7 +150,7 @@ def record_of(members: Sequence[Member]) -> tuple[Any, str | None]:
     return value, None
 
 
-def _with_images(value: object, images: dict[str, dict[str, Any]], names: dict[str, str], used: set[str]) -> Any:
+def _with_images(value: object, images: dict[str, JsonObject], names: dict[str, str], used: set[str]) -> Any:
     """A value of JSON in which names of files are replaced by their images."""
     if isinstance(value, str):
         name = names.get(value)

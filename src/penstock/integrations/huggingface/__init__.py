@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("transformers", "huggingface") from error
 
-from penstock.integrations.huggingface.batches import loss, weighted_loss
+from penstock.integrations.huggingface.losses import loss, weighted_loss
 from penstock.models.theirs.tensors import REQUIREMENTS, model_inputs
 
 if TYPE_CHECKING:

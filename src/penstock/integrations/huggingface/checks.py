@@ -14,7 +14,8 @@ import transformers
 
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.core.suggestions import did_you_mean
-from penstock.integrations.huggingface.batches import is_finite, known_ids
+from penstock.integrations.huggingface.batches import is_finite
+from penstock.integrations.huggingface.losses import known_ids
 from penstock.models.isolation.lengths import asks_for_router_loss
 from penstock.plan.loader import agreement
 from penstock.plan.loader.loader import Loader

@@ -20,15 +20,7 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint, speed_metrics
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.integrations.huggingface.batches import (
-    DENOMINATOR,
-    TARGETS,
-    WEIGHTS,
-    Microbatches,
-    batch,
-    known_ids,
-    weighted_loss,
-)
+from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch
 from penstock.integrations.huggingface.checks import (
     check_ranks,
     fit_batches,
@@ -42,6 +34,7 @@ from penstock.integrations.huggingface.checks import (
     require_loaders,
     warn_if_documents_mix,
 )
+from penstock.integrations.huggingface.losses import known_ids, weighted_loss
 from penstock.models.isolation.check import check_isolation as run_isolation_check
 from penstock.models.theirs.image_rows import has_vision
 from penstock.plan.loader import Step

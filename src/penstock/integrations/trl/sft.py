@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
 
 from datasets import Dataset
 
-from penstock.integrations.huggingface.batches import refuse_unknown_ids
+from penstock.integrations.huggingface.losses import refuse_unknown_ids
 from penstock.integrations.huggingface.trainer import LoaderTraining
 from penstock.integrations.plain_targets import PlainTargets, empty_row, require_fields
 from penstock.plan.inputs import IGNORE

@@ -21,7 +21,8 @@ from penstock.core.json_files import read_object
 from penstock.models.facts import ModelFacts, with_facts
 from penstock.models.isolation.comparison import not_finite
 from penstock.models.isolation.report import names
-from penstock.models.ours.transformer import Transformer, empty_transformer
+from penstock.models.ours.initial_weights import empty_transformer
+from penstock.models.ours.transformer import Transformer
 from penstock.models.settings import ModelSettings
 from penstock.models.theirs.attention import one_line
 

@@ -22,7 +22,6 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
@@ -36,7 +35,7 @@ from penstock.models.ours.experts import Balance, Experts
 from penstock.models.ours.layers import Linear, RMSNorm, SwiGLU
 from penstock.models.ours.vision import VisionTower, check_images, with_images
 from penstock.models.recurrent.borders import Borders
-from penstock.models.recurrent.mixers import Carried, Mixer, RowDocuments, make_mixer
+from penstock.models.recurrent.mixers import Carried, RowDocuments, make_mixer
 from penstock.models.settings import BlockSettings, ModelSettings
 from penstock.models.vocabulary import with_mean_rows
 from penstock.plan.inputs import RowSlice
@@ -466,52 +465,3 @@ class Transformer(nn.Module):
 
 def _plain_block(settings: ModelSettings) -> Block:
     return Block(settings, BlockSettings())
-
-
-def empty_transformer(settings: ModelSettings, device: torch.device | str, dtype: torch.dtype) -> Transformer:
-    """A transformer with uninitialised weights."""
-    with torch.device("meta"), _WithoutInit():
-        model = Transformer(settings)
-
-    def allocated(weight: Tensor) -> Tensor:
-        # As `to_empty` does, which imports sympy for it.
-        return torch.empty(weight.shape, dtype=dtype if weight.is_floating_point() else weight.dtype, device=device)
-
-    model._apply(allocated)
-    return model
-
-
-@final
-class _WithoutInit(TorchFunctionMode):
-    """Leaves out `torch.nn.init`, which imports torch's compiler (seconds) to fill weights without memory."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == nn.init.__name__:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
-def initialise(model: Transformer, seed: int) -> None:
-    """Initialise weights: norms with 1, all others from a normal distribution.
-
-    Weights that write to the residual stream are smaller by √(2 × layers), so that its variance does not grow with
-    depth.
-
-    Source: GPT-2 (Radford et al. 2019), section 2.3.
-    """
-    settings = model.settings
-    for name, module in model.named_modules():
-        if isinstance(module, Mixer):
-            module.initialise(torch.Generator("cpu").manual_seed(key_for(seed, "weights", name)))
-    for name, weight in model.named_parameters():
-        if name.endswith(("decay_log", "step_bias")):
-            continue
-        if weight.ndim == 1:
-            nn.init.ones_(weight)
-            continue
-        writes = name.endswith(("output.weight", "down.weight"))
-        std = settings.init_std / (2 * settings.layers) ** 0.5 if writes else settings.init_std
-        generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
-        with torch.no_grad():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * std)

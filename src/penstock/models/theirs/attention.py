@@ -144,6 +144,19 @@ class AttentionShape:
         return min((one for one in self.windows if one is not None), default=None)
 
 
+@final
+@dataclass(slots=True)
+class AttentionFit:
+    """Whether our attention replaces that of a model."""
+
+    own: str
+    """The name of transformers' own."""
+    shape: AttentionShape | None = None
+    """What our attention must know; None: it does not replace the model's."""
+    reason: str = ""
+    """Why it does not."""
+
+
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> tuple[Tensor, None]:

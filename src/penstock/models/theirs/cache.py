@@ -13,10 +13,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from penstock.models.cache import ReadText, TextCache
 from penstock.models.isolation.lengths import changing_lengths
-from penstock.models.language_model import TheirModel
+from penstock.models.text_cache import ReadText, TextCache
 from penstock.models.theirs.attention import PROMPT, distance, one_line, rounding, trial_tokens
+from penstock.models.theirs.interface import TheirModel
 from penstock.models.without_dropout import evaluating
 
 _NAMES = ("cache", "past_key_values", "cache_params", "state")

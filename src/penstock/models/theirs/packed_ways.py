@@ -25,9 +25,10 @@ from penstock.models.attention.windows import attention_of
 from penstock.models.isolation.documents import changing_rotary, try_isolation
 from penstock.models.isolation.lengths import DOCUMENT_LENGTHS, documents_of_a_row, longer_documents, rotary_limit
 from penstock.models.isolation.report import describe
-from penstock.models.language_model import PackingVerdict, RowTensors, TheirModel
+from penstock.models.language_model import PackingVerdict, RowTensors
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
+from penstock.models.theirs.interface import TheirModel
 from penstock.models.theirs.recurrence import bordered, is_recurrence
 from penstock.models.theirs.tensors import model_inputs
 from penstock.plan.inputs.model_input import ModelInput

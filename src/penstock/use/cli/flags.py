@@ -20,7 +20,7 @@ _FILE_KEY = re.compile(r"\S+\.ya?ml(?::\d+)?: ")
 """The beginning of a message about a key of a file, which is changed there."""
 _CHOICES = frozenset((
     "error", "drop", "best", "tree", "separate", "keep", "short", "decode", "header", "white", "black", "ignore",
-    "first", "copy", "reference", "all", "ranked", "none", "auto",
+    "first", "copy", "reference", "all", "ranked", "none", "auto", "true", "false",
 ))  # fmt: skip
 """Values of settings whose names are ordinary words."""
 

@@ -5,28 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+import penstock as ps
 from penstock.use.cli.options import AsJson, ChatConfig, Dtype, EosId, Format, takes_chat_options
-from penstock.use.runs.inspecting import (
-    COUNTED,
-    IN_PAGE,
-    IN_TERMINAL,
-    ROWS_IN_PAGE,
-    RUN_FILES,
-    TOKENS,
-    TOKENS_OF_CHATS,
-    chat_settings_of,
-    chosen_documents,
-    is_raw,
-    load_conversations,
-    open_loader,
-    print_conversations,
-    print_dataset,
-    print_list,
-    print_rows,
-    refuse_raw,
-    report_page,
-    write_page,
-)
+from penstock.use.runs.inspecting import EVERY_SLOT, IN_PAGE, IN_TERMINAL, ROWS_IN_PAGE, TOKENS, TOKENS_OF_CHATS
 
 
 @takes_chat_options
@@ -46,8 +27,13 @@ def run(
     ] = None,
     format: Format = None,
     rows: Annotated[
-        bool, typer.Option("--rows", metavar="", help="Show packed rows; always on for a run file.")
-    ] = False,
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=f"Number of packed rows to show. [default: 1 for a run file, in a page {ROWS_IN_PAGE}]",
+            min=1,
+        ),
+    ] = None,
     document: Annotated[
         list[int] | None,
         typer.Option(metavar="NUMBER", help="Show this document in full, from 0; may be repeated."),
@@ -71,7 +57,7 @@ def run(
         list[int] | None,
         typer.Option(
             metavar="NUMBER",
-            help=f"Row of the step, from 0; may be repeated. [default: 0, in a page the first {ROWS_IN_PAGE}]",
+            help="Show this row, from 0; may be repeated.",
         ),
     ] = None,
     slots: Annotated[
@@ -134,49 +120,29 @@ def run(
 
     Example:
         penstock inspect chats.jsonl -t tokenizer --template chatml
-        penstock inspect data/chats --rows --html rows.html
+        penstock inspect data/chats --rows 8 --html rows.html
     """
-    from penstock.core.errors import ConfigError
-    from penstock.data.shards.opening import open_dataset
-    from penstock.tokenizers.loading import load_tokenizer
-    from penstock.use.config import run_file_of
-
-    target = run_file_of(target)
-
-    override = load_tokenizer(tokenizer) if tokenizer else None
-    if chat_options.get("template") or compare or chat_config or (override is not None and is_raw(target)):
-        chats = chat_settings_of(chat_options, chat_config, assignments or [], compare or [])
-        count = documents if html is not None else max(COUNTED, documents or 0)
-        shown, other = load_conversations(target, override, chats, (format, document, count))
-        print_conversations(shown, other, target, html, (documents, tokens or TOKENS_OF_CHATS), as_json, listed=listed)
-        return
-    refuse_raw(target)
-    is_run_file = Path(target).suffix in RUN_FILES
-    has_rows = rows or is_run_file
-    if assignments and not is_run_file:
-        raise ConfigError(
-            f"--set {assignments[0]}: {target} is not a run file, and no chats are rendered; --set has nothing to set"
-        )
-    if listed and (has_rows or as_json):
-        raise ConfigError("--list is a list of documents in a terminal; leave out --rows, --json and run files")
-    if slots is not None and not has_rows:
-        raise ConfigError("--slots needs rows; add --rows")
-    opened = None if is_run_file else open_dataset(target, dtype=dtype, eos_id=eos_id)
-    loader = None
-    if has_rows or html is not None:
-        loader = open_loader(target, opened, assignments or [], sequence_length, distances)
-    if html is not None:
-        write_page(target, loader, step, row, override, (document, documents), html)
-        report_page(html, as_json)
-        if not as_json:
-            return
-    if listed:
-        chosen = chosen_documents(opened, document, IN_PAGE if documents is None else documents)
-        print_list(opened, chosen, override)
-    elif has_rows:
-        print_rows(loader, step, row or [0], _slot_range(slots), tokens or TOKENS, override, as_json)
-    else:
-        print_dataset(opened, document, documents, tokens, override, as_json)
+    ps.inspect(
+        target,
+        rows=row or rows,
+        documents=document or documents,
+        step=step,
+        listed=listed,
+        slots=_slot_range(slots),
+        tokens=tokens,
+        tokenizer=tokenizer,
+        sequence_length=sequence_length,
+        distances=distances,
+        html=html,
+        as_json=as_json,
+        format=format,
+        dtype=dtype,
+        eos_id=eos_id,
+        assignments=assignments or (),
+        chat_config=chat_config,
+        compare=compare or (),
+        **chat_options,
+    )
 
 
 def _slot_range(text: str | None) -> tuple[int, int] | None:
@@ -185,6 +151,6 @@ def _slot_range(text: str | None) -> tuple[int, int] | None:
         return None
     begin, _, end = text.partition(":")
     try:
-        return int(begin or 0), int(end or 1 << 40)
+        return int(begin or 0), int(end or EVERY_SLOT)
     except ValueError:
         raise typer.BadParameter(f"--slots {text}: expected A:B, such as 0:40") from None

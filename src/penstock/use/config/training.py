@@ -27,7 +27,7 @@ from penstock.learn.training.loss_groups import LossGroups
 from penstock.learn.training.processes import in_step
 from penstock.learn.training.restoring import take_weights
 from penstock.learn.training.run_folder import CHECKPOINTS, LOCK, RUN_FILE, begin_run, change_run, check_run
-from penstock.learn.training.trainer import count_steps
+from penstock.learn.training.run_state import count_steps
 from penstock.models import ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
 from penstock.models.facts import facts_of, with_facts

@@ -8,12 +8,10 @@ from penstock.core.lazy_imports import public_names
 from penstock.use.inspection.datasets import (
     DatasetSummary,
     DocumentView,
-    PlanReport,
-    SourcePlan,
-    dry_run,
     summarise,
     view_document,
 )
+from penstock.use.inspection.plan_report import PlanReport, SourcePlan, dry_run
 from penstock.use.inspection.rows import RowView, view_rows
 from penstock.use.inspection.targets import CutDocuments
 from penstock.use.inspection.terminal import dataset_view, document_view, plan_view, row_view, slots_view

@@ -11,8 +11,9 @@ from penstock.core.errors import ConfigError
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
-from penstock.use.inspection.datasets import DatasetSummary, dry_run, summarise, view_document
+from penstock.use.inspection.datasets import DatasetSummary, summarise, view_document
 from penstock.use.inspection.page_model import Histogram, PageData, PageDocument, from_dataset, with_blanks
+from penstock.use.inspection.plan_report import dry_run
 from penstock.use.inspection.rows import RowView
 from penstock.use.inspection.terminal import QUANTILE_NAMES
 from penstock.use.inspection.text import in_words

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.ramp import Ramp
-from penstock.use.inspection.datasets import DatasetSummary, DocumentView, PlanReport
+from penstock.use.inspection.datasets import DatasetSummary, DocumentView
+from penstock.use.inspection.plan_report import PlanReport
 from penstock.use.inspection.rows import RowDocument, RowView, Stretch
 from penstock.use.inspection.terminal_tokens import COLOURS, Style, colour_of, letter_of, tree_view
 

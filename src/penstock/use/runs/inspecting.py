@@ -1,4 +1,4 @@
-"""Show raw conversations, a dataset, a loader or a run file; `ps.inspect` and `penstock inspect` share this code."""
+"""Show raw conversations, a dataset, a loader or a run file: `ps.inspect`, which `penstock inspect` calls too."""
 
 import dataclasses
 import glob
@@ -6,23 +6,26 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack, final
 
 from penstock.core.errors import ConfigError
 from penstock.core.folders import base_name
 from penstock.core.suggestions import refuse_unknown
-from penstock.data.prepare.chat_settings import chat_names
+from penstock.data.prepare.chat_settings import ChatSettings, chat_names
+from penstock.data.prepare.options import ChatOptions
 from penstock.data.shards.opening import open_dataset
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.sources.formats import EXTENSIONS
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
+from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.config import load_data, make_loader, run_file_of
 from penstock.use.config.run_file import LOOKED_AT, load_chat_settings
 from penstock.use.inspection import (
+    RowView,
     Style,
     dataset_view,
     document_view,
@@ -53,222 +56,148 @@ COUNTED = 500
 """Minimum number of conversations that the figures in a terminal are counted over."""
 TOKENS, TOKENS_OF_CHATS = 120, 600
 """Default number of tokens of a document that a terminal shows."""
+EVERY_SLOT = 1 << 40
+Chosen = int | Sequence[int] | None
+"""How many rows or documents to show, or their numbers; None: the default number."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What is shown of a target, and how; the fields are arguments of `inspect`."""
+
+    rows: Chosen
+    documents: Chosen
+    step: int
+    listed: bool
+    slots: tuple[int, int] | None
+    tokens: int | None
+    tokenizer: Tokenizer | None
+    html: Path | None
+    as_json: bool
+
+    @property
+    def count(self) -> int | None:
+        """Number of documents to show; None: the default."""
+        return self.documents if isinstance(self.documents, int) else None
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """Numbers of the documents to show in full; None: some, spread over all."""
+        return None if self.documents is None or isinstance(self.documents, int) else list(self.documents)
+
+    def row_numbers(self, default: int) -> list[int]:
+        """Numbers of the rows to show."""
+        rows = default if self.rows is None else self.rows
+        return [*range(rows)] if isinstance(rows, int) else list(rows)
+
+    def decoder(self, corpus: Corpus) -> Tokenizer | None:
+        """The tokenizer that decodes a corpus; None: it stores none, so ids are shown."""
+        return self.tokenizer or tokenizer_of(corpus)
 
 
 def inspect(
-    target: Any,
+    target: str | os.PathLike[str] | Corpus | Loader,
     *,
-    rows: bool = False,
+    rows: Chosen = None,
+    documents: Chosen = None,
     step: int = 0,
-    row: Sequence[int] | None = None,
-    document: Sequence[int] | None = None,
-    documents: int | None = None,
     listed: bool = False,
+    slots: tuple[int, int] | None = None,
     tokens: int | None = None,
-    tokenizer: Any = None,
+    tokenizer: str | Path | Tokenizer | None = None,
     sequence_length: int = 1024,
+    distances: int = 1,
     html: str | Path | None = None,
-    **chat: Any,
+    as_json: bool = False,
+    format: str | None = None,
+    dtype: str | None = None,
+    eos_id: int | None = None,
+    assignments: Sequence[str] = (),
+    chat_config: str | Path | None = None,
+    compare: Sequence[str] = (),
+    **chat: Unpack[ChatOptions],
 ) -> None:
-    """Print what `penstock inspect` prints, or write its page.
+    """Print what is in raw conversations, a dataset, a loader or a run file, or write a page of it.
 
     Args:
-        target: A dataset or its folder, a loader (its rows over all ranks; it does not move), a run file (.yaml), or
-            raw conversations with `tokenizer`.
-        rows: For a dataset, show packed rows; for a loader and a run file they are always shown.
+        target: A dataset or its folder, a loader (its rows over all ranks; it does not move), a run file (.yaml), a
+            run's folder, or raw conversations with `tokenizer`.
+        rows: Packed rows to show: how many, from `step` on, or the numbers of some; a step of a single dataset is one
+            row. None: for a loader and a run file one, for a dataset none; in a page eight.
+        documents: Documents to show: how many, spread over all, or the numbers of some, which are shown in full. None:
+            three, in a page or a list 500.
         step: The step to show rows of.
-        row: Numbers of the step's rows to show; None: the first, in a page the first eight.
-        document: Numbers of documents to show in full.
-        documents: Number of documents to show, spread over all; None: three, in a page or a list 500.
         listed: Print a line for each document instead: its number, tokens, trained share and first words.
+        slots: First slot and one after the last of each row, to show one per line with all targets.
         tokens: Maximum tokens of a document to print.
         tokenizer: Decodes instead of the dataset's own, and encodes raw conversations; an object or its path.
         sequence_length: Slots per row, if the target is a dataset.
+        distances: Targets at distances 1 to this, if the target is a dataset.
         html: Write a page for any browser to this file.
+        as_json: Print one JSON value.
+        format: Format of raw conversations; None: by file names and first bytes.
+        dtype: Token type of an .npy file, uint16 or uint32.
+        eos_id: Id of the token that ends each document in an .npy file.
+        assignments: Keys of the run file, or settings of raw conversations, each "KEY=VALUE".
+        chat_config: YAML file of settings of raw conversations.
+        compare: Settings of raw conversations, each "KEY=VALUE", to show next to those given.
         chat: Settings of raw conversations, such as template and mask_history; see `ChatSettings`.
 
     Raises:
-        ConfigError: There is no such row or document, or raw conversations have no tokenizer.
+        ConfigError: There is no such row or document, raw conversations have no tokenizer, or options do not fit.
     """
     refuse_unknown(chat, [*(inspect.__kwdefaults__ or ()), *chat_names()], "an option of inspect")
-    if isinstance(target, os.PathLike):
-        target = Path(target)
-    override = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    page = None if html is None else Path(html)
-    is_path = isinstance(target, str | Path)
-    name = run_file_of(str(target)) if is_path else str(getattr(target, "path", "loader"))
-    if is_path and (chat or (override is not None and is_raw(name))):
-        count = documents if page is not None else max(COUNTED, documents or 0)
-        numbers = None if document is None else list(document)
-        shown, _ = load_conversations(name, override, chat_settings_of(chat, None, [], []), (None, numbers, count))
-        print_conversations(shown, None, name, page, (documents, tokens or TOKENS_OF_CHATS), False, listed=listed)
+    path: str | None = None
+    if isinstance(target, str | os.PathLike):
+        name = path = run_file_of(os.fspath(target))
+    else:
+        name = "loader" if isinstance(target, Loader) else str(target.path)
+    asked = _Shown(
+        rows=rows,
+        documents=documents,
+        step=step,
+        listed=listed,
+        slots=slots,
+        tokens=tokens,
+        tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
+        html=None if html is None else Path(html),
+        as_json=as_json,
+    )
+    given = [*chat, *(["compare"] if compare else []), *(["chat_config"] if chat_config is not None else [])]
+    if path is not None and is_raw(path) and (given or asked.tokenizer is not None):
+        options = dict(chat) if chat_config is not None else {"template": "auto", **chat}
+        settings = load_chat_settings(chat_config, assignments, options)
+        changed = {assignment.partition("=")[0] for assignment in compare}
+        rest = {setting: value for setting, value in options.items() if setting not in changed}
+        other = load_chat_settings(chat_config, [*assignments, *compare], rest) if compare else None
+        _show_conversations(path, asked, format, settings, other)
         return
-    if chat:
-        raise ConfigError(f"ps.inspect: {', '.join(chat)}: settings of raw conversations, and {name} is none")
-    if is_path:
-        refuse_raw(name)
-    is_file = is_path and Path(name).suffix in RUN_FILES
-
-    given = isinstance(target, Loader)
-    dataset = None if is_file or given else open_dataset(target) if is_path else target
-    loader = None
     if given:
-        loader = whole_steps(target)
-    elif rows or is_file or page:
-        loader = open_loader(name, dataset, [], sequence_length, 1)
-    numbers, chosen = None if document is None else list(document), None if row is None else list(row)
-    if page is not None:
-        write_page(name, loader, step, chosen, override, (numbers, documents), page, mixed=is_file or given)
-        report_page(page, False)
-    if loader is not None and (rows or is_file or given):
-        print_rows(loader, step, chosen or [0], None, tokens or TOKENS, override, False)
-    elif listed:
-        print_list(dataset, chosen_documents(dataset, numbers, IN_PAGE if documents is None else documents), override)
+        raise ConfigError(f"ps.inspect: {', '.join(given)}: settings of raw conversations, and {name} is none")
+    if path is not None:
+        _refuse_raw(path)
+    is_run_file = path is not None and Path(path).suffix in RUN_FILES
+    mixed = is_run_file or isinstance(target, Loader)
+    if assignments and not is_run_file:
+        raise ConfigError(f"{assignments[0]}: {name} is no run file and no raw conversations; there is nothing to set")
+    if listed and (mixed or rows is not None or as_json):
+        raise ConfigError(
+            "listed: true shows a list of documents in a terminal; leave out rows and JSON, and name a dataset"
+        )
+    if slots is not None and not mixed and rows is None:
+        raise ConfigError("slots are those of rows; set rows to 1")
+    if isinstance(target, Loader):
+        _show_rows(_whole_steps(target), asked, name, mixed=True)
+    elif is_run_file:
+        _show_rows(make_loader(load_data(name, assignments), run_file=name), asked, name, mixed=True)
     else:
-        print_dataset(dataset, numbers, documents, tokens, override, False)
-
-
-def open_loader(target: str, dataset: Any, assignments: list[str], sequence_length: int, distances: int) -> Any:
-    """A loader of a run file, or of a single dataset."""
-    if dataset is None:
-        return make_loader(load_data(target, assignments), run_file=target)
-    return Loader(
-        Mixture([Source(dataset)]),
-        sequence_length=sequence_length,
-        rows_per_step=1,
-        requirements=LOOKED_AT.merge(InputRequirements(asked_by="distances", target_distances=distances)),
-        threads=0,
-    )
-
-
-def whole_steps(loader: Any) -> Any:
-    """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
-    asked = loader.requirements
-    requirements = replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
-    settings = replace(
-        loader.loader_settings.elsewhere(), requirements=requirements, attention=None, data_parallel=(0, 1), threads=0
-    )
-    return Loader.of(loader.mixture, settings)
-
-
-def print_rows(
-    loader: Any, step: int, rows: list[int], slots: tuple[int, int] | None, tokens: int, override: Any, as_json: bool
-) -> None:
-    """Print packed rows, as text or as JSON."""
-    views = view_rows(loader, step, rows, lambda dataset: override or tokenizer_of(dataset))
-    refuse_no_rows(views, loader, step, rows)
-    if as_json:
-        print(json.dumps([view.as_json() for view in views], ensure_ascii=False))
-        return
-    console = make_console()
-    style = Style(console)
-    for view in views:
-        console.print(row_view(view, style, tokens))
-        if slots is not None:
-            console.print(slots_view(view, *slots))
-    console.print(style.legend(rewritten=any(document.stretches for view in views for document in view.documents)))
-
-
-def refuse_no_rows(views: list[Any], loader: Any, step: int, rows: list[int]) -> None:
-    """Refuse numbers of rows that a step does not have.
-
-    Raises:
-        ConfigError: There are no views.
-    """
-    if not views:
-        count = loader.settings.ramp.rows(step)
-        found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
-        raise ConfigError(f"row {', '.join(map(str, rows))}: the step has {found}")
-
-
-def print_dataset(
-    dataset: Any, numbers: list[int] | None, count: int | None, tokens: int | None, override: Any, as_json: bool
-) -> None:
-    """Print counts and some documents of a dataset, as text or as JSON."""
-    decoder = override or tokenizer_of(dataset)
-    asked = chosen_documents(dataset, numbers, IN_TERMINAL if count is None else count)
-    views = [view_document(dataset, number, decoder) for number in asked]
-    if as_json:
-        found = {**dataclasses.asdict(summarise(dataset)), "shown": [dataclasses.asdict(view) for view in views]}
-        print(json.dumps(found, ensure_ascii=False))
-        return
-    console = make_console()
-    style = Style(console)
-    if numbers is None:
-        console.print(dataset_view(summarise(dataset)))
-        console.print()
-    if decoder is None and views:
-        console.print("This dataset stores no tokenizer, so ids are shown; set tokenizer to decode them.\n")
-    if decoder is not None and dataset.chat is not None:
-        print_chats(console, style, dataset, asked, decoder, None if numbers is not None else tokens or TOKENS_OF_CHATS)
-        return
-    for view in views:
-        console.print(document_view(view, style, (tokens or TOKENS) if numbers is None else len(view.tokens) + 1))
-    if views:
-        console.print(style.legend())
-
-
-def print_list(dataset: Any, numbers: list[int], override: Any) -> None:
-    """Print a line for each of some documents of a dataset."""
-    make_console().print(documents_list(pages_of(dataset, numbers, override or tokenizer_of(dataset))))
-
-
-def print_chats(console: Any, style: Any, dataset: Any, numbers: list[int], decoder: Any, tokens: int | None) -> None:
-    """Print the settings of a dataset of chats, and documents turn by turn."""
-    if tokens is not None:
-        settings = (f"{name} {value}" for name, value in settings_of_chats(dataset.chat).items())
-        console.print(f"Chats: {', '.join(settings)}\n", markup=False)
-    for page in pages_of(dataset, numbers, decoder):
-        console.print(conversation_view(page, style, len(page.ids) if tokens is None else tokens))
-    if numbers:
-        console.print(legend(style))
-
-
-def chosen_documents(dataset: Any, numbers: list[int] | None, count: int) -> list[int]:
-    """The requested documents, or `count` spread over the dataset."""
-    if numbers is None:
-        return [len(dataset) * i // count for i in range(count)] if count < len(dataset) else [*range(len(dataset))]
-    wrong = [number for number in numbers if not 0 <= number < len(dataset)]
-    if wrong:
-        raise ConfigError(f"{dataset.name}: no document {wrong[0]}; it has {len(dataset):,}, from 0")
-    return numbers
-
-
-def write_page(
-    target: str,
-    loader: Any,
-    step: int,
-    rows: list[int] | None,
-    override: Any,
-    documents: tuple[list[int] | None, int | None],
-    html: Path,
-    *,
-    mixed: bool | None = None,
-) -> None:
-    """Write the page of a dataset or of a mixture; `mixed` selects which; None: decided by the target's name."""
-
-    def tokenizer_for(dataset: Any) -> Any:
-        return override or tokenizer_of(dataset)
-
-    decoder = tokenizer_for(loader.datasets[0])
-    if Path(target).suffix in RUN_FILES if mixed is None else mixed:
-        views = view_rows(loader, step, rows or [*range(ROWS_IN_PAGE)], tokenizer_for, lines=True)
-        refuse_no_rows(views, loader, step, rows or [])
-        page = page_of_mixture(base_name(target), loader, views, decoder)
-    else:
-        # A step of a single dataset has one row.
-        steps = [step + number for number in rows or range(ROWS_IN_PAGE)]
-        views = [view for each in steps for view in view_rows(loader, each, [0], tokenizer_for, lines=True)]
-        asked = chosen_documents(loader.datasets[0], documents[0], IN_PAGE if documents[1] is None else documents[1])
-        page = page_of_dataset(loader.datasets[0], asked, views, decoder)
-    write_html(html, page)
-
-
-def report_page(html: Path, as_json: bool) -> None:
-    """Print where the page is; on standard error if JSON goes to standard output."""
-    size = html.stat().st_size
-    line = f"{html.resolve()}: {size / 1e6:.1f} MB, for any browser, no network needed"
-    print(line, file=sys.stderr if as_json else sys.stdout)
+        corpus = target if path is None else open_dataset(path, dtype=dtype, eos_id=eos_id)
+        assert not isinstance(corpus, str | os.PathLike)
+        if rows is not None or html is not None:
+            _show_rows(_loader_of(corpus, sequence_length, distances), asked, name, mixed=False)
+        if rows is None and (html is None or as_json):
+            _show_dataset(corpus, asked)
 
 
 def is_raw(target: str) -> bool:
@@ -282,7 +211,7 @@ def is_raw(target: str) -> bool:
     return not path.is_dir() or not any((path / name).is_file() for name in ("manifest.json", "train/manifest.json"))
 
 
-def refuse_raw(target: str) -> None:
+def _refuse_raw(target: str) -> None:
     """Refuse a file of raw records, and say how to show it."""
     suffixes = Path(target).suffixes
     if any(suffix in EXTENSIONS for suffix in suffixes) and not Path(target).is_dir():
@@ -292,55 +221,145 @@ def refuse_raw(target: str) -> None:
         )
 
 
-def chat_settings_of(
-    options: dict[str, Any], path: Path | None, assignments: list[str], compared: list[str]
-) -> tuple[Any, Any]:
-    """(settings of chats, settings to compare them with or None)."""
-    given = options if path is not None else {"template": "auto", **options}
-    settings = load_chat_settings(path, assignments, given)
-    if not compared:
-        return settings, None
-    changed = {assignment.partition("=")[0] for assignment in compared}
-    rest = {name: value for name, value in given.items() if name not in changed}
-    return settings, load_chat_settings(path, [*assignments, *compared], rest)
+def _loader_of(corpus: Corpus, sequence_length: int, distances: int) -> Loader:
+    """A loader of one corpus, with a row in each step."""
+    needs = InputRequirements(asked_by="distances", target_distances=distances)
+    return Loader(
+        Mixture([Source(corpus)]),
+        sequence_length=sequence_length,
+        rows_per_step=1,
+        requirements=LOOKED_AT.merge(needs),
+        threads=0,
+    )
 
 
-def load_conversations(
-    target: str,
-    tokenizer: Any,
-    settings: tuple[Any, Any],
-    chosen: tuple[str | None, list[int] | None, int | None],
-) -> tuple[Any, Any]:
-    """Render raw conversations under one or two settings."""
-    if tokenizer is None:
-        raise ConfigError(f"{target}: raw conversations need a tokenizer: set tokenizer")
-    format, numbers, count = chosen
-    sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=numbers)
-    shown, other = (None if each is None else show_conversations(sample, tokenizer, each) for each in settings)
-    return shown, other
+def _whole_steps(loader: Loader) -> Loader:
+    """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
+    asked = loader.requirements
+    requirements = dataclasses.replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
+    settings = dataclasses.replace(
+        loader.loader_settings.elsewhere(), requirements=requirements, attention=None, data_parallel=(0, 1), threads=0
+    )
+    return Loader.of(loader.mixture, settings)
 
 
-def print_conversations(
-    shown: Any,
-    other: Any,
-    target: str,
-    html: Path | None,
-    amounts: tuple[int | None, int],
-    as_json: bool,
-    *,
-    listed: bool = False,
+def _views(loader: Loader, numbers: Sequence[int], asked: _Shown, *, mixed: bool, lines: bool = False) -> list[RowView]:
+    """The rows with these numbers: of one step, or, if a step is one row (not `mixed`), from that step on."""
+    if not mixed:
+        steps = [(asked.step + number, [0]) for number in numbers]
+        return [view for step, rows in steps for view in view_rows(loader, step, rows, asked.decoder, lines=lines)]
+    views = view_rows(loader, asked.step, list(numbers), asked.decoder, lines=lines)
+    if not views:
+        count = loader.settings.ramp.rows(asked.step)
+        found = "1 row, row 0" if count == 1 else f"rows 0 to {count - 1}"
+        raise ConfigError(f"row {', '.join(map(str, numbers))}: the step has {found}")
+    return views
+
+
+def _show_rows(loader: Loader, asked: _Shown, name: str, *, mixed: bool) -> None:
+    """Show packed rows: in a page, which for a dataset (not `mixed`) has documents too, in a terminal or as JSON."""
+    if asked.html is not None:
+        views = _views(loader, asked.row_numbers(ROWS_IN_PAGE), asked, mixed=mixed, lines=True)
+        corpus = loader.datasets[0]
+        if mixed:
+            page = page_of_mixture(base_name(name), loader, views, asked.decoder(corpus))
+        else:
+            page = page_of_dataset(corpus, _chosen(corpus, asked, IN_PAGE), views, asked.decoder(corpus))
+        write_html(asked.html, page)
+        _report_page(asked.html, asked.as_json)
+        if not asked.as_json:
+            return
+    if not mixed and asked.rows is None:
+        return
+    views = _views(loader, asked.row_numbers(1), asked, mixed=mixed)
+    if asked.as_json:
+        print(json.dumps([view.as_json() for view in views], ensure_ascii=False))
+        return
+    console = make_console()
+    style = Style(console)
+    for view in views:
+        console.print(row_view(view, style, asked.tokens or TOKENS))
+        if asked.slots is not None:
+            console.print(slots_view(view, *asked.slots))
+    console.print(style.legend(rewritten=any(document.stretches for view in views for document in view.documents)))
+
+
+def _show_dataset(corpus: Corpus, asked: _Shown) -> None:
+    """Print counts and some documents of a dataset, as text, as a list or as JSON."""
+    decoder, chosen = asked.decoder(corpus), _chosen(corpus, asked, IN_PAGE if asked.listed else IN_TERMINAL)
+    if asked.listed:
+        make_console().print(documents_list(pages_of(corpus, chosen, decoder)))
+        return
+    in_full = asked.numbers is not None
+    chat = getattr(corpus, "chat", None)
+    views = (
+        []
+        if decoder is not None and chat is not None and not asked.as_json
+        else [view_document(corpus, number, decoder) for number in chosen]
+    )
+    if asked.as_json:
+        shown = [dataclasses.asdict(view) for view in views]
+        print(json.dumps({**dataclasses.asdict(summarise(corpus)), "shown": shown}, ensure_ascii=False))
+        return
+    console = make_console()
+    style = Style(console)
+    if not in_full:
+        console.print(dataset_view(summarise(corpus)))
+        console.print()
+    if decoder is not None and chat is not None:
+        if not in_full:
+            settings = (f"{name} {value}" for name, value in settings_of_chats(chat).items())
+            console.print(f"Chats: {', '.join(settings)}\n", markup=False)
+        for page in pages_of(corpus, chosen, decoder):
+            console.print(conversation_view(page, style, len(page.ids) if in_full else asked.tokens or TOKENS_OF_CHATS))
+        if chosen:
+            console.print(legend(style))
+        return
+    if decoder is None and views:
+        console.print("This dataset stores no tokenizer, so ids are shown; set tokenizer to decode them.\n")
+    for view in views:
+        console.print(document_view(view, style, len(view.tokens) + 1 if in_full else asked.tokens or TOKENS))
+    if views:
+        console.print(style.legend())
+
+
+def _chosen(corpus: Corpus, asked: _Shown, default: int) -> list[int]:
+    """The numbers of the documents to show."""
+    if asked.numbers is None:
+        count, total = default if asked.count is None else asked.count, len(corpus)
+        return [total * i // count for i in range(count)] if count < total else [*range(total)]
+    wrong = [number for number in asked.numbers if not 0 <= number < len(corpus)]
+    if wrong:
+        raise ConfigError(f"{corpus.name}: no document {wrong[0]}; it has {len(corpus):,}, from 0")
+    return asked.numbers
+
+
+def _show_conversations(
+    target: str, asked: _Shown, format: str | None, settings: ChatSettings, other: ChatSettings | None
 ) -> None:
-    """Show conversations in a page, in a terminal (in full, or as a list), or as JSON."""
-    count, tokens = amounts
-    if html is not None:
-        write_html(html, page_of_conversations(base_name(target), shown, other))
-    if as_json:
+    """Show raw conversations under one or two settings: in a page, a terminal (in full, or as a list), or as JSON."""
+    if asked.tokenizer is None:
+        raise ConfigError(f"{target}: raw conversations need a tokenizer: set tokenizer")
+    count = asked.count if asked.html is not None else max(COUNTED, asked.count or 0)
+    sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=asked.numbers)
+    shown = show_conversations(sample, asked.tokenizer, settings)
+    compared = None if other is None else show_conversations(sample, asked.tokenizer, other)
+    if asked.html is not None:
+        write_html(asked.html, page_of_conversations(base_name(target), shown, compared))
+    if asked.as_json:
         print(json.dumps(conversations_as_json(shown), ensure_ascii=False))
-    elif listed:
-        make_console().print(conversations_list(shown, IN_PAGE if count is None else count))
+    elif asked.listed:
+        make_console().print(conversations_list(shown, IN_PAGE if asked.count is None else asked.count))
     else:
         console = make_console()
-        count = 0 if html is not None else IN_TERMINAL if count is None else count
-        console.print(conversations_view(shown, Style(console), count, tokens, other))
-    if html is not None:
-        report_page(html, as_json)
+        count = 0 if asked.html is not None else IN_TERMINAL if asked.count is None else asked.count
+        console.print(conversations_view(shown, Style(console), count, asked.tokens or TOKENS_OF_CHATS, compared))
+    if asked.html is not None:
+        _report_page(asked.html, asked.as_json)
+
+
+def _report_page(html: Path, as_json: bool) -> None:
+    """Print where the page is; on standard error if JSON goes to standard output."""
+    size = html.stat().st_size
+    line = f"{html.resolve()}: {size / 1e6:.1f} MB, for any browser, no network needed"
+    print(line, file=sys.stderr if as_json else sys.stdout)

@@ -66,7 +66,7 @@ def load_model(
     elif not may_be_of_hub(str(path)):
         raise FormatError(f"{path}: there is no such folder; give a run, a model's folder, or owner/name on the hub")
     else:
-        from penstock.models.theirs.model import load_huggingface
+        from penstock.models.theirs.loading import load_huggingface
 
         model = load_huggingface(path, device=device, dtype=dtype)
     model.origin = str(path)

@@ -1,0 +1,9 @@
+"""Types of JSON values for signatures: objects whose fields their reader checks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+JsonObject = dict[str, Any]
+"""A JSON object as `json.loads` gives it, such as a record of the data or a message of a chat."""
+JsonMapping = Mapping[str, Any]
+"""A JSON object that is only read."""

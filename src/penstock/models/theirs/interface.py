@@ -1,0 +1,44 @@
+"""The interface by which the parts of a model of transformers see the whole."""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.models.recurrent.operations import Operations
+from penstock.models.theirs.attention import AttentionFit
+from penstock.plan.inputs.model_input import ModelInput
+
+
+class TheirModel(LanguageModel, Protocol):
+    """A model of transformers behind the door, for what tries how rows and caches of it are exact."""
+
+    inner: Any
+    """The model itself."""
+    operations: Operations
+    """How recurrent layers are computed."""
+    fit: AttentionFit
+    """Whether our attention replaces its own."""
+    rotary: tuple[int, str] | None
+    """Tokens of a text above which its rotary frequencies change, and their type; None: they never do."""
+    logits_width: int
+    """Logits of a token, at least `vocab_size`."""
+
+    @property
+    def has_vision(self) -> bool:
+        """Whether it reads images."""
+
+    def hidden(self, given: dict[str, Any]) -> Tensor:
+        """Hidden states [B, n, width] for arguments of transformers; logits if the head is more than a matrix."""
+
+    def document(self, tokens: Tensor) -> Tensor:
+        """`hidden` of one document, tokens [n]."""
+
+    def read(self, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """(final hidden states, output) of the model itself for its own arguments."""
+
+    def row_tensors(self, row: ModelInput) -> RowTensors:
+        """`tensors` without asking whether the documents of the row may share it."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Its embedding."""
