@@ -276,7 +276,7 @@ def _require_columns(header: Header, fields: Fields, path: str, delimiter: str) 
 
 
 def place_records(
-    parts: Sequence[Any], apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map
+    parts: Sequence[object], apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map
 ) -> list[Any]:
     """Give ranges of CSV files the places of their first records, at the cost of one scan of each file.
 

@@ -308,7 +308,7 @@ def whole_file(file: SourceFile) -> tuple[Extent, ...]:
     return () if file.is_remote else ((file, 0, file.size_bytes),)
 
 
-def _opened(file: SourceFile, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def _opened(file: SourceFile, function: Callable[..., T], *arguments: object, **options: object) -> T:
     try:
         return function(file.path, *arguments, **options)
     except OSError as error:

@@ -1,10 +1,13 @@
 """Opens the file system of a URL through fsspec, and says what its failures mean."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.errors import RecordError
 from penstock.core.urls import fsspec_arguments, plain_cause, shown_url, without_secrets
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 Result = TypeVar("Result")
 
@@ -41,7 +44,7 @@ def true_cause(error: BaseException) -> BaseException:
     return error
 
 
-def file_system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> "tuple[AbstractFileSystem, str]":
     """The file system of a URL, and the path in it.
 
     Raises:
@@ -65,7 +68,7 @@ def file_system(url: str) -> tuple[Any, str]:
     return filesystem, path
 
 
-def waited(files: Any, function: Callable[..., Awaitable[Result]], *arguments: object) -> Result:
+def waited(files: "AbstractFileSystem", function: Callable[..., Awaitable[Result]], *arguments: object) -> Result:
     """The result of a coroutine that runs in the loop of an asynchronous file system."""
     import fsspec
 

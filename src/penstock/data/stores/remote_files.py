@@ -8,13 +8,16 @@ bytes.
 import glob
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from penstock.core.errors import PenstockError, RecordError
 from penstock.core.urls import found_below, plain_cause, shown_url
 from penstock.data.stores.file_systems import STAMPS, explained, file_system, true_cause
 from penstock.data.stores.sessions import is_refusal, is_s3, renew_session, session_of
 from penstock.data.stores.silence import watched
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 Result = TypeVar("Result")
 
@@ -46,7 +49,7 @@ def store_errors(url: str) -> Iterator[None]:
         raise explained(url, error) from plain_cause(error, url)
 
 
-def _request(filesystem: object, request: Callable[[], Result]) -> Result:
+def _request(filesystem: "AbstractFileSystem", request: Callable[[], Result]) -> Result:
     """Make a request; again, with a new session, if its credentials were refused and there are others by now."""
     session = session_of(filesystem)
     try:
@@ -73,7 +76,7 @@ def find_remote(url: str) -> list[tuple[str, int, str]]:
         return [(full, int(entry["size"]), _stamp(entry)) for full, entry in pairs]
 
 
-def _list(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
+def _list(filesystem: "AbstractFileSystem", path: str) -> dict[str, dict[str, Any]]:
     """What the store reports about each file, by name."""
     try:
         whole = filesystem.info(path)

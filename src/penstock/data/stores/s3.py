@@ -4,12 +4,16 @@ import logging
 import os
 import threading
 from datetime import UTC, datetime, timedelta
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.urls import without_secrets
 from penstock.data.stores.daemons import DaemonPool, result_of
 from penstock.data.stores.file_systems import waited
 from penstock.data.stores.sessions import session_of
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+    from s3fs import S3FileSystem
 
 _log = logging.getLogger("penstock.shards")
 
@@ -21,14 +25,14 @@ class FastReads:
     _MOST_FAILURES = 4
     """In a row, before it is given up."""
 
-    def __init__(self, files: Any) -> None:
+    def __init__(self, files: "S3FileSystem") -> None:
         self._files, self._process, self._failures = files, os.getpid(), 0
-        self._stores: dict[str, Any] = {}
+        self._stores: dict[str, S3Store] = {}
         self._session = session_of(files)
         self._main_pool: DaemonPool | None = None
 
     @classmethod
-    def of(cls, files: Any) -> "FastReads | None":
+    def of(cls, files: "S3FileSystem") -> "FastReads | None":
         """None: obstore is not installed, or the file system has settings that it does not know."""
         if not set(files.storage_options) <= {"endpoint_url", "key", "secret", "token"}:
             return None
@@ -76,7 +80,7 @@ class FastReads:
         self._main_pool = self._main_pool or DaemonPool(1, "penstock-main")
         return result_of(self._main_pool.submit(get))
 
-    def _open(self, bucket: str) -> Any:
+    def _open(self, bucket: str) -> "S3Store":
         from obstore.store import S3Store
 
         client = waited(self._files, self._files.set_session)
@@ -104,7 +108,7 @@ class FastReads:
         return {**names, "expires_at": until}
 
 
-async def read_version(files: Any, path: str, begin: int, end: int, stamp: str) -> bytes:
+async def read_version(files: "S3FileSystem", path: str, begin: int, end: int, stamp: str) -> bytes:
     """As `cat_file` of s3fs, which has no `IfMatch`."""
     bucket, key, _ = files.split_path(path)
     response = await files._call_s3(

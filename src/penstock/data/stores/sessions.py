@@ -7,9 +7,12 @@ was replaced, another environment), it takes the place of the old one, for all t
 import logging
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.data.stores.file_systems import waited
+
+if TYPE_CHECKING:
+    from s3fs import S3FileSystem
 
 _log = logging.getLogger("penstock.stores")
 
@@ -31,12 +34,12 @@ _sessions: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 """File system → number of new sessions that it has had."""
 
 
-def session_of(files: object) -> int:
+def session_of(files: "S3FileSystem") -> int:
     """The number of a file system's session; it changes when another takes its place."""
     return _sessions.get(files, 0)
 
 
-def renew_session(files: Any, refused: int) -> bool:
+def renew_session(files: "S3FileSystem", refused: int) -> bool:
     """Take a new session, if it has other credentials than the one that was refused.
 
     Args:
@@ -59,7 +62,7 @@ def renew_session(files: Any, refused: int) -> bool:
         return True
 
 
-async def _has_others(files: Any) -> bool:
+async def _has_others(files: "S3FileSystem") -> bool:
     """Whether a new session would have other credentials."""
     import aiobotocore.session
 
@@ -86,7 +89,7 @@ def has_ended(error: BaseException | None) -> bool:
     return False
 
 
-def is_s3(files: Any) -> bool:
+def is_s3(files: "S3FileSystem") -> bool:
     """Whether a file system of fsspec is S3."""
     protocol = files.protocol
     return not {"s3", "s3a"}.isdisjoint({protocol} if isinstance(protocol, str) else protocol)

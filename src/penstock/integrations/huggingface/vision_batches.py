@@ -14,6 +14,7 @@ import torch
 from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.images import place_images
+from penstock.core.arrays import Float32
 from penstock.core.errors import ConfigError
 from penstock.media.images import ImageSettings, read_picture
 from penstock.media.loading import LoadedImage, load_image
@@ -22,7 +23,7 @@ from penstock.media.records import media_fields
 
 _TYPES = ("mm_token_type_ids", "token_type_ids")
 _OTHERS = re.compile("video|audio|document|file")
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Weights = Float32
 
 
 @final

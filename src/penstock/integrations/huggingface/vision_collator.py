@@ -39,6 +39,7 @@ from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import Template
+from penstock.core.arrays import Bool, Float32
 from penstock.core.errors import ConfigError, RecordError
 from penstock.integrations.huggingface.vision_batches import ImageBatches
 from penstock.integrations.huggingface.vision_examples import (
@@ -55,7 +56,7 @@ from penstock.plan.inputs import IGNORE
 from penstock.tokenizers import Tokenizer
 
 Batch = dict[str, Any]
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Weights = Float32
 
 _log = logging.getLogger("penstock.huggingface")
 _SCANNED = ("roles_to_train", "train_on_eos", "train_on_inputs")
@@ -312,7 +313,7 @@ class VisionCollator:
                         + ("" if as_tokens else ", or update transformers to 5.23, which can keep it as text")
                     )
 
-    def _rows(self, batch: Mapping[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.bool_]]]:
+    def _rows(self, batch: Mapping[str, Any]) -> tuple[np.ndarray[Any, Any], Bool]:
         """Ids, and which of them are not padding, both [rows, n]."""
         if "attention_mask" not in batch:
             raise ConfigError(

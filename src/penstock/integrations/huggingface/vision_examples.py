@@ -24,12 +24,13 @@ from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.records.tools import read_tools
+from penstock.core.arrays import Bytes, Float32, Int64
 from penstock.core.errors import ConfigError, RecordError, TokenizerError
 from penstock.media.records import media_fields
 from penstock.tokenizers import ByteTable, Tokenizer
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Ids = Int64
+Weights = Float32
 
 _log = logging.getLogger("penstock.huggingface")
 _MEDIA = r"(?:.*_)?(?:image|img|video|audio|boi|eoi|boa|eoa)(?:_.*)?"
@@ -213,7 +214,7 @@ class RowWeigher:
             at = place + len(text)
         return placed
 
-    def _spell(self, ids: Ids) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Ids]:
+    def _spell(self, ids: Ids) -> tuple[Bytes, Ids]:
         """Bytes of tokens (of control tokens: their names), and one after the last byte of each."""
         return self._table.spell(ids), np.cumsum(self._table.lengths[ids])
 

@@ -7,13 +7,13 @@ them. `prefix_segment_ids` gives the segments of the call without a causal mask,
 """
 
 from math import gcd
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from penstock.core.arrays import Int32
 from penstock.core.errors import ConfigError
 from penstock.integrations.jax.batch import segments_of
 from penstock.integrations.jax.batches import Axis
@@ -24,7 +24,7 @@ SMALLEST_BLOCK, LARGEST_BLOCK = 128, 512
 """Slots that splash attention works on at once."""
 
 
-def segment_ids(rows: Step | ModelInput) -> np.ndarray[Any, np.dtype[np.int32]]:
+def segment_ids(rows: Step | ModelInput) -> Int32:
     """int32 [R, T]: 1 … n for the documents of each row, 0 for padding; what `Batch.segment_ids` holds.
 
     For loops that take rows or steps from a loader themselves.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from penstock.core.arrays import Int32
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
@@ -153,7 +154,7 @@ def _room(size: int, distances: int, slots: int, documents: int, *, with_prefix:
     }
 
 
-def segments_of(row: ModelInput) -> np.ndarray[Any, np.dtype[np.int32]]:
+def segments_of(row: ModelInput) -> Int32:
     """int32 [T]: 1 … n for the row's documents, 0 for padding; joined documents are one.
 
     Raises:

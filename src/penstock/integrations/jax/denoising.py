@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from penstock.core.arrays import UInt32
 from penstock.core.errors import ConfigError
 from penstock.integrations.jax.spans import DenoiseSettings, Layout, find_spans, lay_out
 from penstock.plan.objectives import _denoise_kernels as k
@@ -151,7 +152,7 @@ def _control_weights(layout: Layout, weights: jax.Array, begins: jax.Array, ends
     return jnp.concatenate([heaviest, heaviest, jnp.stack([jnp.zeros((), jnp.float32), of_all, of_all])])
 
 
-def split_keys(keys: object) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def split_keys(keys: object) -> UInt32:
     """uint32 [n, 2], low and high half of 64-bit keys [n]; JAX without x64 has no type for them."""
     keys = np.asarray(keys, np.uint64)
     return np.stack([keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32)], axis=-1).astype(np.uint32)

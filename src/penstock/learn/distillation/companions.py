@@ -17,6 +17,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.data.shards import Corpus, Document
 from penstock.data.shards.opening import open_dataset
@@ -29,8 +30,6 @@ _METHODS = ("bytes", "normalised", "resync", "strings")
 """Alignment methods, the strictest first. A conversation's method is the least strict of its turns' methods."""
 _PROBED_DOCUMENTS = 16
 """Number of conversations that are searched for control tokens."""
-
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @final

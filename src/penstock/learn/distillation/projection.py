@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Bool, Float32, Int32, Int64
 from penstock.core.errors import ConfigError, FormatError, OutputError, TokenizerError
 from penstock.core.formats import PROJECTION
 from penstock.core.terminal import Progress
@@ -34,8 +35,8 @@ from penstock.tokenizers import Tokenizer
 EXAMPLES = 6
 """Number of examples of each kind in a description."""
 
-Ids = np.ndarray[Any, np.dtype[np.int32]]
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Ids = Int32
+Weights = Float32
 
 
 @final
@@ -56,7 +57,7 @@ class Projection:
 
     indices: Ids
     weights: Weights
-    exact: np.ndarray[Any, np.dtype[np.bool_]]
+    exact: Bool
     student_fingerprint: str
     teacher_fingerprint: str
     student_size: int
@@ -66,12 +67,12 @@ class Projection:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def empty(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def empty(self) -> Bool:
         """Student tokens without a teacher token, bool [student vocabulary]; their probability is lost."""
-        found: np.ndarray[Any, np.dtype[np.bool_]] = self.indices[:, 0] < 0
+        found: Bool = self.indices[:, 0] < 0
         return found
 
-    def pairs(self, threshold: float = 1.0) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def pairs(self, threshold: float = 1.0) -> Int64:
         """The common vocabulary, one to one: int64 [n, 2] of (student id, teacher id), ordered by student id.
 
         Args:
@@ -312,7 +313,7 @@ def control_pairs(asked: Sequence[str], student: Tokenizer, teacher: Tokenizer) 
     return found
 
 
-def _spread(chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> list[int]:
+def _spread(chosen: Bool) -> list[int]:
     """Up to `EXAMPLES` of the chosen tokens, spread over the vocabulary."""
     tokens = np.flatnonzero(chosen)
     places = np.linspace(0, len(tokens) - 1, min(EXAMPLES, len(tokens))).astype(np.int64)

@@ -12,13 +12,14 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Bool, Bytes, Float32, Float64, Int32, Int64
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
 from penstock.tokenizers import ByteTable, Tokenizer
 
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+IntArray = Int64
+FloatArray = Float64
 
 ANCHORS = ("", "\n", "\x01")
 """Prefixes that are tried in turn until a token boundary falls right behind the prefix. Nothing works if the tokenizer
@@ -80,9 +81,7 @@ class Cells:
         return Cells(rows=both.rows, columns=both.columns, weights=np.concatenate((kept, added)))
 
 
-def equal_pairs(
-    student: Tokenizer, teacher: Tokenizer, control_pairs: Mapping[int, int]
-) -> tuple[IntArray, np.ndarray[Any, np.dtype[np.bool_]]]:
+def equal_pairs(student: Tokenizer, teacher: Tokenizer, control_pairs: Mapping[int, int]) -> tuple[IntArray, Bool]:
     """Tokens with equal bytes, and control tokens with the same role.
 
     Returns:
@@ -175,9 +174,7 @@ def similar_cells(
     return cells.normalised(student.vocab_size)
 
 
-def heaviest(
-    cells: Cells, num_rows: int, top_k: int
-) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.float32]]]:
+def heaviest(cells: Cells, num_rows: int, top_k: int) -> tuple[Int32, Float32]:
     """The `top_k` heaviest cells of each row, normalised again: int32 columns (−1: none) and float32 weights.
 
     Cells of equal weight are ordered by column.
@@ -220,7 +217,7 @@ def _text(data: bytes) -> str | None:
         return None
 
 
-def _bytes(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _bytes(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Records
+from penstock.core.arrays import Float32, Int32, Int64, Records
 from penstock.core.errors import ConfigError, ConversationError, TokenizerError
 from penstock.learn.distillation.companions import CompanionDocuments, align_chats, check_chat
 from penstock.plan.inputs import IGNORE, pack_documents
@@ -31,9 +31,7 @@ from penstock.tokenizers.alignment import DIFFERENT, Aligner, Alignment
 
 __all__ = ["TeacherRow", "TeacherRows", "TeacherText"]
 
-Int32 = np.ndarray[Any, np.dtype[np.int32]]
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+Weights = Float32
 
 _FILLER = np.zeros(1, np.int32)
 """Replaces a document of which the teacher reads nothing, so that no document of a row is empty."""

@@ -15,12 +15,13 @@ special tokens. Punctuation does not count, because whether it begins a pre-toke
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, final
+from typing import Literal, Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, IsolationError, TokenizerError
 from penstock.learn.distillation.outputs import TeacherOutputs, Wanted, outputs_of
 from penstock.learn.distillation.teacher_rows import TeacherRow
@@ -36,7 +37,7 @@ ANY_ROWS = PackedRows(1, 1)
 """Rows that hold several documents of unknown lengths; a model refuses rows that it cannot take when it sees them."""
 
 
-def starts_boundary(tokenizer: Tokenizer) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def starts_boundary(tokenizer: Tokenizer) -> Bool:
     """Which tokens begin at a boundary, bool [vocab_size].
 
     Raises:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from penstock.chat import Template
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.learn.generation import Engine, Generated, Sampling
 from penstock.learn.generation.session import encode_chat
@@ -44,7 +45,6 @@ ONE_A_ROW = "scored one text per row: the model lets texts in a packed row see e
 """The note on scores if the model's `PackingVerdict` forbids packed rows."""
 
 Ids = tuple[int, ...]
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @final

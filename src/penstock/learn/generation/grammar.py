@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Bytes, Int64
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.learn.generation.schema_limits import check_schema
 from penstock.tokenizers import Tokenizer
@@ -34,7 +35,7 @@ _SPECIAL = b"\xff"
 """What llguidance expects before the names of control tokens."""
 _THREADS = 2
 
-Bits = np.ndarray[Any, np.dtype[np.uint8]]
+Bits = Bytes
 
 
 @final
@@ -120,7 +121,7 @@ class Grammars:
 class Compiled:
     """A schema's grammar, at the beginning of a text."""
 
-    def __init__(self, matcher: Any, stuck: "np.ndarray[Any, np.dtype[np.int64]]", pool: ThreadPoolExecutor) -> None:
+    def __init__(self, matcher: Any, stuck: "Int64", pool: ThreadPoolExecutor) -> None:
         self.matcher, self.stuck, self.pool = matcher, stuck, pool
         self.first = look(matcher, stuck)
 
@@ -176,7 +177,7 @@ class Constraint:
             self._bits = self._compiled.pool.submit(look, self._matcher, self._compiled.stuck)
 
 
-def look(matcher: Any, stuck: "np.ndarray[Any, np.dtype[np.int64]]") -> Bits:
+def look(matcher: Any, stuck: "Int64") -> Bits:
     """Which ids may come next, uint8 [ids], 1 for those that may; none of those at which the tokenizer is stuck.
 
     Raises:
@@ -252,7 +253,7 @@ class _Spelled:
         spelled = character.encode("utf-8", "surrogatepass")
         return self.bytes.issuperset(spelled) or spelled in self._whole
 
-    def stuck(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    def stuck(self) -> "Int64":
         """Ids that end within a character that no tokens can finish, int64 [n]: a text could not go on from them."""
         unfinished = {token: _unfinished(spelled) for token, spelled in enumerate(self.tokens)}
         cache = {start: self._finishes(start) for start in set(unfinished.values()) if start}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Float64
 from penstock.core.errors import StateError
 from penstock.core.randomness import key_for, uniforms
 from penstock.learn.generation.settings import Sampling
@@ -27,7 +28,7 @@ def sequence_key(seed: int, choice: int) -> int:
     return key_for(seed, "sampling", choice)
 
 
-def draw(keys: Sequence[int], places: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def draw(keys: Sequence[int], places: Sequence[int]) -> Float64:
     """Numbers in [0, 1), float64 [n]: one for each key and place."""
     out = np.empty(len(keys), np.float64)
     uniforms(np.array(keys, np.uint64), np.array(places, np.uint64), out)
@@ -53,7 +54,7 @@ class Sampler:
         self._min_p = column([math.log(each.min_p) if each.min_p else -math.inf for each in settings], torch.float32)
         self._kept = torch.empty(0, dtype=torch.float64, device=device)
 
-    def choose(self, logits: Tensor, numbers: np.ndarray[Any, np.dtype[np.float64]] | None) -> Tensor:
+    def choose(self, logits: Tensor, numbers: Float64 | None) -> Tensor:
         """One token per row: the first with a cumulative probability above the row's number.
 
         Args:

@@ -24,6 +24,7 @@ from penstock.chat.render.forms import forms_of
 from penstock.chat.render.traced_text import LITERAL
 from penstock.chat.tokens.encoding import encode_rendered
 from penstock.chat.tokens.images import restore
+from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.learn.generation.engine import Engine
 from penstock.learn.generation.images import ImageReader
@@ -252,7 +253,7 @@ def _text_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
-def _literal(rendered: Rendered) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _literal(rendered: Rendered) -> Bool:
     """Which characters come from the template, bool [characters]; as in training, roles count as the template's."""
     flags = [run[1] == LITERAL or run[2] == "role" for run in rendered.runs]
     return np.repeat(np.array(flags, np.bool_), [run[0] for run in rendered.runs])

@@ -18,13 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.arrays import Records
+from penstock.core.arrays import Int64, Records
 from penstock.learn.training.losses import RowLoss
 from penstock.learn.training.metrics import DISTANCE, SOURCE, TASK
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.loader import Accompany, Companion, CompanionSource
-
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @final

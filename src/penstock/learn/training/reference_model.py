@@ -6,12 +6,13 @@ through the head together; the usual temperature, 1, costs nothing.
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Float64
 from penstock.core.errors import ConfigError
 from penstock.learn.training.losses import chunked_cross_entropy
 from penstock.learn.training.path_losses import PathScores
@@ -22,7 +23,7 @@ from penstock.models.lora.lora import lora_switched_off
 from penstock.models.saving import load_model
 from penstock.plan.inputs.model_input import ModelInput
 
-Temperatures = np.ndarray[Any, np.dtype[np.float64]]
+Temperatures = Float64
 """[n] of each target."""
 
 

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import AttentionRule
 
@@ -340,7 +341,7 @@ def _prepare_paths(rule: AttentionRule, device: torch.device, dtype: torch.dtype
     return attend
 
 
-def _with_reach(rule: AttentionRule) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _with_reach(rule: AttentionRule) -> Int64:
     """[pieces, 4] int64: those of the rule, and the end of each one's subtree."""
     return np.column_stack([rule.pieces, rule.ends]).astype(np.int64)
 

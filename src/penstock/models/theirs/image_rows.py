@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Int64
 from penstock.media.processor import join_arrays
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.plan.inputs import IGNORE, AttentionRule
@@ -91,7 +92,7 @@ def needs_cross_attention(inner: Any) -> bool:
     return "cross_attention_mask" in inspect.signature(inner.forward).parameters
 
 
-def cross_attention_mask(media: RowMedia, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def cross_attention_mask(media: RowMedia, length: int) -> Int64:
     """[T, images, tiles]: 1 where a token of a row of one document sees a tile, as Llama 3.2 Vision is trained.
 
     A token sees the image before it, and not those before that; images that follow each other are seen together.

@@ -395,10 +395,10 @@ class HuggingFaceModel(nn.Module):
             )
 
 
-def _documents(row: RowTensors) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _documents(row: RowTensors) -> Int64:
     """Lengths of a row's documents, without padding."""
     begins, _, ends = row.rule.pieces.T
-    lengths: np.ndarray[Any, np.dtype[np.int64]] = (ends - begins)[begins < row.source.num_tokens]
+    lengths: Int64 = (ends - begins)[begins < row.source.num_tokens]
     return lengths
 
 

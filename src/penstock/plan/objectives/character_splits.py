@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Float32, Int32
 from penstock.tokenizers import Tokenizer
 
 WINDOWS = (4, 16)
@@ -29,7 +30,7 @@ REACH = max(WINDOWS) + 4
 GUARD = "\n"
 """Put before a piece for tokenizers that put a space before every text; its tokens are taken off again."""
 
-Tokens = np.ndarray[Any, np.dtype[np.int32]]
+Tokens = Int32
 Place = tuple[int, int]
 """A token, and a byte in it: just before that byte."""
 
@@ -40,7 +41,7 @@ class Section:
     """Ids, int32 [n], and their weights, float32 [n]."""
 
     ids: Tokens
-    weights: np.ndarray[Any, np.dtype[np.float32]]
+    weights: Float32
 
     @staticmethod
     def of(token: int, weight: float) -> "Section":
@@ -77,7 +78,7 @@ class CharacterSplitter:
         return int(self._characters[self._table.check(tokens)].sum())
 
     def split(
-        self, tokens: Tokens, weights: np.ndarray[Any, np.dtype[np.float32]], first: int, second: int, room: int
+        self, tokens: Tokens, weights: Float32, first: int, second: int, room: int
     ) -> tuple[Section, Section, Section]:
         """Cut before character `first` and before character `second`.
 

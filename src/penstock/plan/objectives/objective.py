@@ -179,9 +179,7 @@ def check_objective(objective: Objective, *, sequence_length: int = 512, vocab_s
         _check_writing(objective, numbers.integers(0, vocab_size, length, np.int32), int(key), slots, what)
 
 
-def _check_writing(
-    objective: Objective, tokens: np.ndarray[Any, np.dtype[np.int32]], key: int, slots: int, what: str
-) -> None:
+def _check_writing(objective: Objective, tokens: Int32, key: int, slots: int, what: str) -> None:
     before, ones, zeros = tokens.copy(), np.ones(len(tokens), np.float32), np.zeros(len(tokens), np.float32)
     written = objective.write(tokens, None, key)
     _check_written(objective, written, slots, what)

@@ -1,10 +1,11 @@
 """What is in a dataset: counts, lengths, single documents. Reads `lengths.u32` once, and no shard as a whole."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.data.shards import JoinedCorpus
 from penstock.data.shards.format.trees import BranchView
 from penstock.data.shards.tables.corpus import Corpus
@@ -109,7 +110,7 @@ def _path_of(dataset: Corpus) -> str:
     return f"{getattr(dataset, 'url', None) or getattr(dataset, 'path', '')}{others}"
 
 
-def length_histogram(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[LengthBin, ...]:
+def length_histogram(lengths: Int64) -> tuple[LengthBin, ...]:
     """Count lengths (int64 [documents]) in bins 0, 1, 2–3, 4–7, … up to the longest, without empty ends."""
     if len(lengths) == 0:
         return ()
