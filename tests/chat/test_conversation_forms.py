@@ -209,3 +209,11 @@ def test_texts_equal_those_of_transformers(real_data, folder, given):
     as_given = {"null": 24, "text": 25, "null and text": 10, "parts": 17}[given]
     assert found.count(()) >= as_given, (found.count(()), len(found))
     assert len(found) >= {"null": 46, "text": 47, "null and text": 46, "parts": 57}[given]
+
+
+def test_a_template_of_texts_refuses_an_image_and_names_the_cure():
+    """`template="chatml"` together with a processor: the template joins texts, and an image is no text."""
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "usee?"}]}
+    conversation = read_chat([*ask("uhello", "ahi"), asked])
+    with pytest.raises(RecordError, match=r"message 2 \(user\).*type image.*template: auto"):
+        render_form(conversation, Template(source=CHATML, name="chatml"))

@@ -130,3 +130,13 @@ def test_detection_by_markers():
     assert detect_family("{{ '<|im_start|>' }}{{ '<|im_end|>' }}{{ '<|image_pad|>' }}").name == "qwen2_vl"
     assert detect_family(r"{{ '<|assistant|>\n' + text + eos_token }}").name == "zephyr"
     assert detect_family("### Instruction: {{ text }}") is None
+
+
+def test_the_boundaries_of_a_tokenizer_are_found_once(tmp_path):
+    entry, tokenizer = family("chatml"), tokenizer_of("chatml", tmp_path / "one")
+    found = entry.resolve(tokenizer)
+    assert entry.resolve(tokenizer) is found
+    other = tokenizer_of("gemma", tmp_path / "other")
+    with pytest.raises(ConfigError, match="no control token"):
+        entry.resolve(other)
+    assert family("gemma").resolve(other) != found

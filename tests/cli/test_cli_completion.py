@@ -14,7 +14,8 @@ from typer.main import get_command
 
 from makers.processes import child_environment, run_code, run_penstock
 from penstock.data.sources.opening import FORMATS
-from penstock.use.cli import VERBS, _command_of, build_app, candidates
+from penstock.use.cli import VERBS, build_app, candidates
+from penstock.use.cli.app import _command_of
 from penstock.use.cli.candidates import CHOICES, value_kind
 from penstock.use.cli.completion import SCRIPTS
 

@@ -29,7 +29,7 @@ USE = """
             dataset.table.lengths[-100000:].sum()
         return 0
 
-    penstock.use.cli._run = use
+    penstock.use.cli.app._run = use
     penstock.use.cli.main()
 """
 

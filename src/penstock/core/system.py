@@ -17,7 +17,7 @@ import signal
 import sys
 import weakref
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.core.errors import ConfigError
 
@@ -26,8 +26,8 @@ USUAL_MAPPINGS = 65_530
 
 mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
 """All files that are currently mapped; code that maps a file adds it."""
-_installed: list[Any] = []
-"""Keeps the handler alive."""
+handlers: list[object] = []
+"""The handler that `explain_cut_files` installed, if it has; kept alive here."""
 
 
 def refuse_windows() -> None:
@@ -109,7 +109,7 @@ def explain_cut_files(*, traces: bool = True) -> None:
         return
     if traces and not faulthandler.is_enabled():
         faulthandler.enable(file=2)
-    if _installed or signal.getsignal(signal.SIGBUS) not in (signal.SIG_DFL, None):
+    if handlers or signal.getsignal(signal.SIGBUS) not in (signal.SIG_DFL, None):
         return
     libc = ctypes.CDLL(None)
     libc.signal.restype = ctypes.c_void_p
@@ -127,7 +127,7 @@ def explain_cut_files(*, traces: bool = True) -> None:
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
     before = libc.signal(signal.SIGBUS, ctypes.cast(handler, ctypes.c_void_p))
-    _installed.append(handler)
+    handlers.append(handler)
 
 
 def cut_files() -> list[str]:

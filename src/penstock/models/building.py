@@ -72,7 +72,7 @@ def _own(code: str, vocab_size: int, seed: int, device: torch.device | str, dtyp
     return build_own(code, vocab_size, seed).to(device=device, dtype=dtype or torch.float32)
 
 
-def as_language_model(model: Any) -> LanguageModel:
+def as_language_model(model: object) -> LanguageModel:
     """Any model behind our door: ours, one of transformers, or a module that meets `OwnModule`.
 
     What is made for a module is kept with it, so that it is tried once.

@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from safetensors.torch import save_file
+
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
@@ -202,8 +204,6 @@ def _export_transformer(
     context_length: int,
     facts: ModelFacts,
 ) -> None:
-    from safetensors.torch import save_file
-
     save_file(weights_of(model.settings, model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
     config = config_of(model.settings, context_length, model.compute_dtype)
     _write_json(folder / "config.json", {**config, **facts.dropout, **_ids(tokenizer, stop_ids)})

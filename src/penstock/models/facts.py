@@ -111,7 +111,7 @@ class ModelFacts:
             raise CorruptionError(f"{path}: {error!r}; copy it back from a checkpoint of the run") from None
 
 
-def facts_of(model: Any) -> ModelFacts:
+def facts_of(model: object) -> ModelFacts:
     """What the loader of a model found in its folder; nothing, if the model was built here."""
     found = getattr(model, "facts", None)
     return found if isinstance(found, ModelFacts) else ModelFacts()
@@ -126,7 +126,7 @@ def with_facts(model: Model, facts: ModelFacts) -> Model:
     return model
 
 
-def all_ends(generation: Mapping[str, Any], stop_ids: Sequence[int]) -> list[int]:
+def all_ends(generation: Mapping[str, object], stop_ids: Sequence[int]) -> list[int]:
     """Ids that end a text: those of the base, in its order, then others."""
     ends = generation.get("eos_token_id")
     listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
@@ -142,12 +142,12 @@ def _begin_of(dataset: Corpus) -> tuple[int, ...] | None:
     return (info.bos_id,) if begins and info.bos_id is not None else ()
 
 
-def is_length(value: Any) -> bool:
+def is_length(value: object) -> bool:
     """Whether a setting is a limit of tokens, and not left out or so large that it means none."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 < value < _UNLIMITED
 
 
-def _is_rate(value: Any) -> bool:
+def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

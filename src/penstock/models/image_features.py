@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any, final
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, CorruptionError
@@ -89,9 +91,6 @@ class FeatureCache:
         return self.folder / name[:2] / f"{name[2:]}.safetensors"
 
     def _read(self, key: bytes) -> Parts | None:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         path = self._path(key)
         if not path.is_file():
             return None
@@ -106,8 +105,6 @@ class FeatureCache:
         return parts
 
     def _write(self, key: bytes, parts: Parts) -> None:
-        from safetensors.torch import save_file
-
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -136,7 +133,7 @@ def _joined(part: Any) -> Tensor:
     return found
 
 
-def _like(before: Any, part: Tensor) -> Any:
+def _like(before: object, part: Tensor) -> Any:
     return [part] if isinstance(before, list | tuple) else part
 
 

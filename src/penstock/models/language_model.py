@@ -111,7 +111,7 @@ class RowTensors:
     def of_slice(
         cls,
         part: RowSlice,
-        group: Any = None,
+        group: object = None,
         *,
         device: torch.device | str,
         dtype: torch.dtype,

@@ -26,7 +26,7 @@ def is_own_code(text: object) -> bool:
     return bool(colon) and is_place and all(part.isidentifier() for part in name.split("."))
 
 
-def load_own_code(given: Any, where: str) -> Any:
+def load_own_code(given: object, where: str) -> Any:
     """Resolve a name; non-strings are returned unchanged.
 
     Args:
@@ -80,7 +80,7 @@ def check_signature(function: Any, where: str, parameters: Sequence[str]) -> Cal
     return called
 
 
-def code_digest(given: Any) -> str | None:
+def code_digest(given: object) -> str | None:
     """Digest of the file that code of the user's own stands in; None: it is not the user's own, or has no file.
 
     Args:
@@ -105,7 +105,7 @@ def code_digest(given: Any) -> str | None:
         return None
 
 
-def name_of(given: Any) -> str | None:
+def name_of(given: object) -> str | None:
     """`module:function` of an object that this name gives back; None for others, such as those of a script."""
     module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":

@@ -128,7 +128,7 @@ class OwnModel(nn.Module):
                 self._verdict = PackingVerdict(0, str(error))
         return PackingVerdict(slots) if self._verdict.reason is None else self._verdict
 
-    def _trial_logits(self, _: Any, row: ModelInput) -> Tensor:
+    def _trial_logits(self, _: object, row: ModelInput) -> Tensor:
         return self.logits(self(self.tensors(row)))[0]
 
     def get_input_embeddings(self) -> Any:
@@ -142,7 +142,7 @@ class OwnModel(nn.Module):
             row, device=self.device, dtype=self.compute_dtype, backend=backend, vocab_size=self.vocab_size
         )
 
-    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(self, part: RowSlice, group: object = None, backend: str = "auto") -> RowTensors:
         """Unsupported for user modules: we cannot tell whether only attention mixes tokens."""
         raise ConfigError(
             f"{self._name}: a module of your own gets no slices of rows; call slice_attention of "

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.core import formats
@@ -54,8 +56,6 @@ def save_model(
         base: Where the model without its LoRA is already; the folder then holds the LoRA alone.
         with_lora: Whether the LoRA is written too.
     """
-    from safetensors.torch import save_file
-
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict() if weights is None else weights
@@ -95,8 +95,6 @@ def base_checksum(weights: Mapping[str, Tensor]) -> str:
 
 def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write the weights without LoRA; what `model.json` says of them."""
-    from safetensors.torch import save_file
-
     if isinstance(model, Transformer):
         save_file(dict(base), folder / WEIGHTS)
         return {"kind": "transformer", "settings": asdict(model.settings)}
@@ -112,8 +110,6 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
 
 def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
     """Write the weights of a user module; returns its entry in `model.json`."""
-    from safetensors.torch import save_file
-
     # A file holds no weight twice; one that has two names is written under both.
     save_file({name.removeprefix(PREFIX): weight.clone() for name, weight in weights.items()}, folder / WEIGHTS)
     return own_description(model)
@@ -193,9 +189,6 @@ def base_written(folder: Path) -> str | None:
 
 
 def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     add_lora(model, LoraSettings.of(written))
     try:
         kept, stored = lora_weights(model.state_dict()), load_file(folder / LORA)
@@ -234,9 +227,6 @@ def own_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         CorruptionError: They cannot be read.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         return {f"{PREFIX}{name}": weight for name, weight in load_file(folder / WEIGHTS).items()}
     except (OSError, SafetensorError) as error:
@@ -260,9 +250,6 @@ def _described(path: Path) -> dict[str, Any]:
 def _load_transformer(
     folder: Path, written: dict[str, Any], device: torch.device | str, dtype: torch.dtype | None
 ) -> Transformer:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     known = {field.name for field in fields(ModelSettings)}
     if unknown := sorted(set(written) - known):
         raise FormatError(f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the version that wrote it")

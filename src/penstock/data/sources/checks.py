@@ -6,7 +6,7 @@ record or line and say in words what is wrong. Both follow the same rules, and t
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -155,6 +155,11 @@ def diagnose(record: object, fields: Fields) -> str | None:
             "which is half of a character and not valid UTF-8; the text was cut in the middle of it"
         )
     return _diagnose_weights(record, value, fields) or _diagnose_columns(record, fields)
+
+
+def diagnose_all(records: Iterable[object], fields: Fields) -> list[str | None]:
+    """`diagnose` of each record."""
+    return [diagnose(record, fields) for record in records]
 
 
 def first_surrogate(text: str) -> int | None:

@@ -23,7 +23,7 @@ from penstock.core.arrays import Int32, Int64
 from penstock.core.columnar import as_plain
 from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows
-from penstock.data.sources.checks import check_table, diagnose, explain_syntax, kind_of, not_utf8
+from penstock.data.sources.checks import check_table, diagnose_all, explain_syntax, kind_of, not_utf8
 from penstock.data.sources.files import Extent, SourceFile
 from penstock.data.sources.records import Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
 from penstock.data.sources.tables import records_of
@@ -259,8 +259,9 @@ def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_byt
     """
     good: list[Found] = []
     rejects: list[Reject] = []
-    for line, row, reason, quoted in found:
-        reason = reason or diagnose(row, fields)
+    reasons = diagnose_all([row for _, row, _, _ in found], fields)
+    for (line, row, known, quoted), diagnosed in zip(found, reasons, strict=True):
+        reason = known or diagnosed
         if reason is None:
             good.append((line, row, None, quoted))
         else:

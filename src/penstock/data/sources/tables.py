@@ -39,7 +39,7 @@ def records_of(source: Any) -> tuple[Iterable[Any], bool]:
     return source, False
 
 
-def _rows(tables: Iterable[Any]) -> Iterator[JsonObject]:
+def _rows(tables: Iterable[object]) -> Iterator[JsonObject]:
     for table in tables:
         whole = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
         for row, reason in decoded_rows(whole):

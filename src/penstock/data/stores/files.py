@@ -24,7 +24,7 @@ from penstock.core.arrays import Array
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
-from penstock.core.system import explain_cut_files, limit_cure, mapped, too_many_files
+from penstock.core.system import explain_cut_files, handlers, limit_cure, mapped, too_many_files
 from penstock.data.stores._kernels import bytes_checksum
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -60,7 +60,8 @@ class Mapping:
                 weakref.finalize(self, libc.munmap, found, self.size)
         finally:
             os.close(handle)
-        explain_cut_files(traces=False)
+        if not handlers:
+            explain_cut_files(traces=False)
         mapped.add(self)
 
     @property

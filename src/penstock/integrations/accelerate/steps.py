@@ -67,7 +67,7 @@ class AcceleratorSteps:
         self._check()
         yield from self._place
 
-    def rows(self, step: Step, *models: Any, rows_per_pass: int = 1) -> Iterator[Sequence[ModelInput]]:
+    def rows(self, step: Step, *models: object, rows_per_pass: int = 1) -> Iterator[Sequence[ModelInput]]:
         """This rank's rows of a step, a few at a time; the gradients of all are exchanged with those of the last.
 
         Args:

@@ -66,7 +66,7 @@ def loaders(eval_loader: Loader | dict[str, Loader] | None) -> Mapping[str, Load
     return eval_loader if isinstance(eval_loader, dict) else {"eval_loader": eval_loader}
 
 
-def refuse_wrong_kinds(model: Any, args: Any) -> None:
+def refuse_wrong_kinds(model: object, args: object) -> None:
     """Refuse a model or arguments of another type, such as a path."""
     if model is not None and not isinstance(model, torch.nn.Module):
         raise ConfigError(
@@ -126,7 +126,7 @@ def refuse_arguments(
             _log.warning("Trainer: %s=%r has no effect with a loader; use %s", name, getattr(args, name), instead)
 
 
-def _refuse_deepspeed_data(args: Any) -> None:
+def _refuse_deepspeed_data(args: object) -> None:
     """Refuse what lets DeepSpeed shorten rows or choose their order."""
     config = getattr(getattr(args, "hf_deepspeed_config", None), "config", {})
     for name in ("curriculum_learning", "data_efficiency"):
@@ -195,7 +195,7 @@ def fit_batches(args: Any, loader: Loader, rows_per_microbatch: int, has_eval_lo
              f"or pass rows_per_microbatch={args.per_device_eval_batch_size}")  # fmt: skip
 
 
-def _fit(args: Any, name: str, default: int, used: int, why: str, cure: str) -> None:
+def _fit(args: object, name: str, default: int, used: int, why: str, cure: str) -> None:
     """Set an argument to the value in use; refuse any other value than its default."""
     if getattr(args, name) not in (default, used):
         raise ConfigError(f"Trainer: {name} is {getattr(args, name)}, but {used} is used ({why}); leave it out, {cure}")
@@ -227,7 +227,7 @@ def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
         agreement.check_ranks(loader)
 
 
-def refuse_model(model: Any) -> None:
+def refuse_model(model: object) -> None:
     """Refuse a model with a loss term that is not computed here."""
     if asks_for_router_loss(model):
         raise ConfigError(
@@ -236,7 +236,7 @@ def refuse_model(model: Any) -> None:
         )
 
 
-def refuse_small_vocabulary(model: Any, all_loaders: Sequence[Loader]) -> None:
+def refuse_small_vocabulary(model: object, all_loaders: Sequence[Loader]) -> None:
     """Refuse a dataset prepared with a tokenizer that has more ids than the model has embeddings.
 
     Datasets without a record of their tokenizer are checked row by row during training.

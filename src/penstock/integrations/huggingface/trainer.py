@@ -110,7 +110,7 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: object = None, *args: object, **kwargs: object) -> Any:
         """Like `transformers.Trainer.train`; when resuming, the loader continues after the checkpoint's last step.
 
         Raises:
@@ -140,7 +140,7 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
             yield step
         self.control.should_training_stop = True
 
-    def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
+    def _save_checkpoint(self, model: object, trial: object, *args: object, **kwargs: object) -> None:
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self, eval_dataset: object = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Weighted loss per token over one pass of `eval_loader`: exact, over all ranks, reproducible."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -220,14 +220,14 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: Any = None,
-        args: Any = None,
+        model: object = None,
+        args: object = None,
         *,
         loader: Loader | None = None,
         eval_loader: Loader | dict[str, Loader] | None = None,
         rows_per_microbatch: int = 1,
         check_isolation: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         args = transformers.TrainingArguments() if args is None else copy.copy(args)
         self._take(model, args, kwargs, (loader, eval_loader), rows_per_microbatch, transformers.Trainer)
@@ -240,7 +240,7 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
         return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
 
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: object, inputs: dict[str, Any], num_items_in_batch: object = None) -> torch.Tensor:
         """Forward and backward of one microbatch."""
         # The loss is already divided by the denominator of the whole step; do not divide by microbatches again.
         self.current_gradient_accumulation_steps = 1

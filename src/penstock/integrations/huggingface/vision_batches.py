@@ -38,7 +38,7 @@ class ImageBatches:
         ConfigError: The processor cannot be asked for one image.
     """
 
-    def __init__(self, processor: Any, settings: ImageSettings) -> None:
+    def __init__(self, processor: object, settings: ImageSettings) -> None:
         if "cross_attention_mask" in (getattr(processor, "model_input_names", None) or ()):
             raise ConfigError("the processor makes a mask of text over images, which depends on the whole batch")
         self.processor = HuggingFaceProcessor(processor)
@@ -82,7 +82,7 @@ class ImageBatches:
         made |= _joined([[self._arrays(image) for image, _ in chat.images] for chat in chats])
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in made.items()}, weights
 
-    def _load(self, value: Any) -> LoadedImage:
+    def _load(self, value: object) -> LoadedImage:
         return load_image(value, self._settings.image_folder or "", self._settings, self.processor)
 
     def _arrays(self, image: LoadedImage) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _holds_images(conversation: Conversation) -> bool:
     return not any(_OTHERS.search(name) or _has_array(value) for name, value in fields.items())
 
 
-def _is_image(part: Any) -> bool:
+def _is_image(part: object) -> bool:
     """Whether a part of a content is a text, or an image in a form that can be loaded."""
     return (
         isinstance(part, Mapping)
@@ -140,5 +140,5 @@ def _is_image(part: Any) -> bool:
     )
 
 
-def _has_array(value: Any) -> bool:
+def _has_array(value: object) -> bool:
     return any(map(_has_array, value)) if isinstance(value, list | tuple) else hasattr(value, "shape")

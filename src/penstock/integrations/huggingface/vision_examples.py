@@ -70,7 +70,7 @@ def own_tokenizer(tokenizer: Any) -> Any:
         return tokenizer
 
 
-def read_example(example: Any, where: str, tools: Any = None) -> Conversation:
+def read_example(example: object, where: str, tools: object = None) -> Conversation:
     """The conversation of an example.
 
     Args:

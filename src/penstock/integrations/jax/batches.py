@@ -146,7 +146,7 @@ def process_gather() -> Gather | None:
     if jax.process_count() == 1:
         return None
 
-    def gather(value: Any) -> list[Any]:
+    def gather(value: object) -> list[Any]:
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(text)))).tolist()
         padded = np.zeros(max(lengths), np.uint8)

@@ -152,7 +152,7 @@ def _control_weights(layout: Layout, weights: jax.Array, begins: jax.Array, ends
     return jnp.concatenate([heaviest, heaviest, jnp.stack([jnp.zeros((), jnp.float32), of_all, of_all])])
 
 
-def split_keys(keys: Any) -> UInt32:
+def split_keys(keys: object) -> UInt32:
     """uint32 [n, 2], low and high half of 64-bit keys [n]; JAX without x64 has no type for them."""
     keys = np.asarray(keys, np.uint64)
     return np.stack([keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32)], axis=-1).astype(np.uint32)
@@ -160,7 +160,7 @@ def split_keys(keys: Any) -> UInt32:
 
 @partial(jax.jit, static_argnames="max_slots")
 def denoise_batch(
-    tokens: Any, lengths: Any, keys: Any, settings: DenoiseSettings, weights: Any = None, *, max_slots: int
+    tokens: object, lengths: object, keys: object, settings: DenoiseSettings, weights: object = None, *, max_slots: int
 ) -> Denoised:
     """`denoise` for [B, T] tokens and weights, [B] lengths and [B, 2] keys; all results have a leading axis [B]."""
     each = jax.vmap(partial(denoise, max_slots=max_slots), in_axes=(0, 0, 0, None, 0))

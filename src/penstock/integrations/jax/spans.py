@@ -82,7 +82,7 @@ def multiply_high(a: jax.Array, b: jax.Array | np.uint32) -> jax.Array:
     return a_high * b_high + (cross_1 >> _HALF) + (cross_2 >> _HALF) + carry
 
 
-def random_words(key: jax.Array, purpose: Any, count: int) -> jax.Array:
+def random_words(key: jax.Array, purpose: object, count: int) -> jax.Array:
     """Words 0 … count − 1 of a purpose, uint32 [count]: lane i % 4 of block i // 4 (Salmon et al. 2011).
 
     Args:
@@ -98,7 +98,7 @@ def random_words(key: jax.Array, purpose: Any, count: int) -> jax.Array:
     return jnp.stack(words, axis=-1).reshape(-1)[:count]
 
 
-def _round(_: Any, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+def _round(_: object, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     c0, c1, c2, c3, k0, k1 = state
     high_0, low_0 = multiply_high(c0, _MULTIPLIERS[0]), c0 * _MULTIPLIERS[0]
     high_1, low_1 = multiply_high(c2, _MULTIPLIERS[1]), c2 * _MULTIPLIERS[1]
@@ -164,7 +164,7 @@ def lay_out(settings: DenoiseSettings, length: jax.Array, key: jax.Array) -> Lay
     return Layout(task, noise, whole_spans, spans, offset, bar, slots)
 
 
-def draw_ends(total: jax.Array, parts: jax.Array, purpose: Any, key: jax.Array, room: int, limit: int) -> jax.Array:
+def draw_ends(total: jax.Array, parts: jax.Array, purpose: object, key: jax.Array, room: int, limit: int) -> jax.Array:
     """int32 [room]: ascending ends of `parts` positive parts of `total`, drawn uniformly; `total` after the last.
 
     Args:

@@ -30,7 +30,9 @@ def packed_seq_params(batch: dict[str, Any]) -> Any:
     )
 
 
-def step_loss(config: Any, batch: dict[str, Any], output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def step_loss(
+    config: object, batch: dict[str, Any], output: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss function of Megatron's forward step: `partial(ps.megatron.step_loss, model.config, batch)`.
 
     The gradients of the step become those of its weighted cross-entropies, divided by the weights of all targets of

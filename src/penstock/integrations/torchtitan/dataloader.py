@@ -82,7 +82,7 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
         """More arguments of `penstock.Loader`, such as window_rows or pad_id."""
 
     def __init__(
-        self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any
+        self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **_: object
     ) -> None:
         self._size = local_batch_size
         rows, each = config.rows_per_step, dp_world_size * local_batch_size

@@ -48,12 +48,12 @@ class DPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
         check_values({f"the {dataset_name} dataset": f"{len(dataset):,} pairs ({digest(dataset)})"})
         return dataset
 
-    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+    def _precompute_ref_logps(self, dataset: object, name: str, batch_size: int) -> Any:
         if _has(dataset, _REFERENCE_COLUMNS):
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
 
-def _has(dataset: Any, columns: tuple[str, ...]) -> bool:
+def _has(dataset: object, columns: tuple[str, ...]) -> bool:
     names = getattr(dataset, "column_names", None)
     return not isinstance(names, Mapping) and set(columns) <= set(names or ())

@@ -64,14 +64,14 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: Any = None,
-        args: Any = None,
+        model: object = None,
+        args: object = None,
         *,
         loader: Loader | None = None,
         eval_loader: Loader | dict[str, Loader] | None = None,
         rows_per_microbatch: int = 1,
         check_isolation: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         args = trl.SFTConfig("trl-sft") if args is None else copy.copy(args)
         if not isinstance(args, trl.SFTConfig):

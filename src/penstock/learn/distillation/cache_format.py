@@ -128,7 +128,7 @@ class CacheSettings:
         return [f"{name}: {theirs[name]!r}, now {ours[name]!r}" for name in ours if ours[name] != theirs[name]]
 
     @classmethod
-    def from_json(cls, value: Any) -> Self:
+    def from_json(cls, value: object) -> Self:
         """Read what `dataclasses.asdict` returned.
 
         Raises:
@@ -193,7 +193,7 @@ class CacheManifest:
             raise CorruptionError(f"{path}: damaged: {error}; {_CURE}") from None
 
     @classmethod
-    def _from_json(cls, folder: Path, value: Any) -> Self:
+    def _from_json(cls, folder: Path, value: object) -> Self:
         value = value if isinstance(value, dict) else {}
         TEACHER_CACHE.check(value, folder / MANIFEST, cure="make the cache again")
         if value.pop("seal", None) != _seal(value):

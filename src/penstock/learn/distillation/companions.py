@@ -190,7 +190,7 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
             )
 
 
-def _runs(weights: Any) -> Int64:
+def _runs(weights: object) -> Int64:
     """Half-open ranges of trained tokens, int64 [runs, 2]."""
     trained = np.concatenate([[False], np.asarray(weights) > 0, [False]])
     return np.flatnonzero(trained[1:] != trained[:-1]).reshape(-1, 2)

@@ -164,7 +164,7 @@ def project(
     decay: float = 0.1,
     reverse: bool = True,
     control_pairs: Mapping[int, int] | None = None,
-    embeddings: tuple[Any, Any] | None = None,
+    embeddings: tuple[object, object] | None = None,
     embedding_share: float = 0.0,
     progress: bool = False,
 ) -> Projection:

@@ -136,7 +136,7 @@ def encode_inside(tokenizer: Tokenizer, spellings: Sequence[bytes]) -> Ragged:
 
 
 def similar_cells(
-    student: Tokenizer, teacher: Tokenizer, embeddings: tuple[Any, Any], known: IntArray, top_k: int
+    student: Tokenizer, teacher: Tokenizer, embeddings: tuple[object, object], known: IntArray, top_k: int
 ) -> Cells:
     """The teacher tokens with the largest cosines, for each student token that has bytes and is not in `known`.
 

@@ -134,7 +134,7 @@ def differential_tests(record: dict[str, Any], reference: str, rule: str, where:
     return f"{_COMPARISON}\n\n{made}\ncheck({function}, {reference!r}, {last})\n"
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     """Lists at any depth as tuples."""
     return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
 

@@ -136,7 +136,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             )
         return rendered.text[:end]
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
         """Ids of a text. Control tokens in it are encoded as such, because rendered conversations come as text.
 
         Args:
@@ -192,7 +192,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         self,
         requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
         disable_tqdm: bool = False,
-        **_: Any,
+        **_: object,
     ) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, and whether it consists of the most likely tokens."""
         found = []
@@ -250,7 +250,7 @@ def sampling_of(settings: Mapping[str, Any], ends: Sequence[str] = (), seed: int
 
 
 def _by_sampling(
-    settings: Sequence[Mapping[str, Any]], ends: Sequence[str], seed: int
+    settings: Sequence[Mapping[str, object]], ends: Sequence[str], seed: int
 ) -> Iterator[tuple[Sampling, list[int]]]:
     """Places of the requests by their sampling, in order."""
     groups: dict[Sampling, list[int]] = {}

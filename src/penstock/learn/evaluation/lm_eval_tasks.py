@@ -26,7 +26,7 @@ Found = Mapping[str, Any]
 
 
 def run_lm_eval(
-    tasks: Sequence[str | Mapping[str, Any]],
+    tasks: Sequence[str | Mapping[str, object]],
     subject: Subject,
     *,
     limit: int | None = None,

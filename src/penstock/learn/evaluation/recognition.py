@@ -37,7 +37,7 @@ _FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 """Errors of Python where a value has another type than expected."""
 
 
-def task_of(record: Any) -> str | None:
+def task_of(record: object) -> str | None:
     """The task whose records look like this one; None: none that is known."""
     if not isinstance(record, Mapping):
         return None
@@ -129,5 +129,5 @@ def converted(make: Callable[[dict[str, Any], str], Made], record: dict[str, Any
         ) from error
 
 
-def _listed(record: Mapping[str, Any]) -> str:
+def _listed(record: Mapping[str, object]) -> str:
     return f"the fields {', '.join(sorted(map(str, record)))}" if record else "no fields"

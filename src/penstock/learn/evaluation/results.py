@@ -140,7 +140,7 @@ def _figures(value: float, error: float) -> tuple[str, str]:
     return ("–" if math.isnan(value) else f"{value:.4f}", "–" if math.isnan(error) else f"{error:.4f}")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

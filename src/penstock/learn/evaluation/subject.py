@@ -213,7 +213,7 @@ class Subject:
         """Ids of a text, after BOS if the model was trained with it."""
         return [*self.begin_ids, *self.tokenizer.encode(text).tolist()]
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Ids of a conversation, up to the place where the assistant's reply begins.
 
         Raises:

@@ -119,7 +119,7 @@ class Task(Protocol):
         """Figures besides the mean score: (value, standard error) by name, such as pass@10; usually none."""
 
 
-def fingerprint_of(*parts: Any) -> str:
+def fingerprint_of(*parts: object) -> str:
     """16 hexadecimal digits that identify JSON-ready data."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:

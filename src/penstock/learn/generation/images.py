@@ -48,7 +48,7 @@ class ImageReader:
         """The same, with other files that may be read."""
         return ImageReader(self.processor, self.settings, folder=folder)
 
-    def place(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def place(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
         """Messages with each image loaded, as a part of its content.
 
         Raises:
@@ -79,16 +79,16 @@ class ImageReader:
         pictures = [self.processor.read(image.read(), self.settings) for image in images]
         return PromptImages.of(self.processor, ids, places, pictures, [image.digest for image in images])
 
-    def _load(self, value: Any) -> LoadedImage:
+    def _load(self, value: object) -> LoadedImage:
         return load_image(self._allowed(value), "", self.settings, self.processor)
 
-    def _load_frames(self, value: Any) -> list[LoadedImage]:
+    def _load_frames(self, value: object) -> list[LoadedImage]:
         while isinstance(value, Mapping) and len(value) == 1:
             [value] = value.values()
         frames = [self._allowed(one) for one in value] if isinstance(value, list | tuple) else self._allowed(value)
         return load_frames(frames, "", self.settings, self.processor)
 
-    def _allowed(self, value: Any) -> Any:
+    def _allowed(self, value: object) -> Any:
         """What may be read: the value itself, or its bytes, or its path."""
         if self._folder == "":
             return value

@@ -88,7 +88,7 @@ def encode_chat(
     template: Template,
     tokenizer: Tokenizer,
     *,
-    tools: Sequence[Any] | None = None,
+    tools: Sequence[object] | None = None,
     add_generation_prompt: bool = True,
 ) -> tuple[int, ...]:
     """Ids of a conversation, with the beginning of the assistant's reply if `add_generation_prompt`.
@@ -105,7 +105,7 @@ def _encode(
     messages: Messages,
     template: Template,
     tokenizer: Tokenizer,
-    tools: Sequence[Any] | None,
+    tools: Sequence[object] | None,
     add_generation_prompt: bool,
     images: ImageReader | None,
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
@@ -187,10 +187,10 @@ def fit_chat(
     tokenizer: Tokenizer,
     *,
     room: int,
-    tools: Sequence[Any] | None = None,
+    tools: Sequence[object] | None = None,
     images: ImageReader | None = None,
     ending: Ending = "reply",
-    variables: Mapping[str, Any] = NO_VARIABLES,
+    variables: Mapping[str, object] = NO_VARIABLES,
 ) -> Prompt:
     """The prompt of a conversation with as many of the newest turns as fit.
 
@@ -317,7 +317,7 @@ class ChatSession:
         *,
         sampling: Sampling | None = None,
         system: str | None = None,
-        tools: Sequence[Any] | None = None,
+        tools: Sequence[object] | None = None,
         images: ImageReader | None = None,
     ) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -327,7 +327,7 @@ class ChatSession:
         self._current: Reply | None = None
         self._number = 0
 
-    def reply(self, text: str, images: Sequence[Any] = ()) -> Reply:
+    def reply(self, text: str, images: Sequence[object] = ()) -> Reply:
         """Send a message; the reply is generated while it is iterated over.
 
         `images`, or sounds if the model reads those, come before the text.

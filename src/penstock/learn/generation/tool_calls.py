@@ -253,7 +253,7 @@ def forced_schema(tools: Tools, most: int | None) -> dict[str, Any]:
     return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **limit, "$defs": parameters}
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _moved(schema: object, place: str) -> Any:
     """A schema whose references are right where it becomes a part of another one."""
     if isinstance(schema, dict):
         return {
@@ -315,7 +315,7 @@ def _call(given: Any) -> Call:
     return Call(given["name"], _compact(arguments))
 
 
-def _compact(values: Mapping[str, Any]) -> str:
+def _compact(values: Mapping[str, object]) -> str:
     return json.dumps(values, ensure_ascii=False)
 
 

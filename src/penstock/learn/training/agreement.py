@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -37,7 +37,11 @@ PATHS = (
 
 
 def shared_settings(
-    training: TrainSettings, model: Any, teacher: Any, objectives: Mapping[str, Any], rows: Mapping[str, Any]
+    training: TrainSettings,
+    model: object,
+    teacher: object,
+    objectives: Mapping[str, object],
+    rows: Mapping[str, object],
 ) -> dict[str, str]:
     """The settings of a run that all ranks must share, and digests of the user's own code, by name.
 
@@ -66,7 +70,7 @@ def contents(
     model: LanguageModel,
     distiller: "Distiller | None",
     paths: "PathTraining | None",
-    evaluators: Mapping[str, tuple[int, Any]],
+    evaluators: Mapping[str, tuple[int, object]],
 ) -> dict[str, str]:
     """Digests of what a training begins with: weights, a reference model, teachers, evaluation data."""
     found = {"the initial weights": weights_digest(_state(model))}
@@ -102,7 +106,7 @@ def _bytes_sum(weight: Tensor) -> int:
     return int(words.sum()) + int(flat[len(words) * 8 :].sum())
 
 
-def digest_of(values: Sequence[Any]) -> str:
+def digest_of(values: Sequence[object]) -> str:
     """Digest of what objects say of themselves, without their places in memory."""
     whole = blake2b(digest_size=6)
     for value in values:
@@ -110,7 +114,7 @@ def digest_of(values: Sequence[Any]) -> str:
     return whole.hexdigest()
 
 
-def bits_notices(bits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def bits_notices(bits: Sequence[Mapping[str, object]]) -> Iterator[str]:
     """A sentence for each of the settings that change bits, by rank, in which ranks differ."""
     for name, value in bits[0].items():
         others = [(rank, one[name]) for rank, one in enumerate(bits) if one.get(name) != value]

@@ -278,12 +278,12 @@ def notes_of(panel: Panel, view: View) -> list[str]:
     return found
 
 
-def _is_drawn(value: Any) -> bool:
+def _is_drawn(value: object) -> bool:
     """Whether the value is a number that can be drawn: small enough that differences and sums stay finite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
-def _is_figure(value: Any) -> bool:
+def _is_figure(value: object) -> bool:
     """Whether the value is a number, or stands for one that was not finite; texts and flags are neither."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 

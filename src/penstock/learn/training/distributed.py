@@ -152,7 +152,7 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """The values of all ranks, in order."""
         gather = torch_gather() if self.several else None
         return [value] if gather is None else list(gather(value))
@@ -253,7 +253,7 @@ def shard(model: Any, ranks: Ranks) -> None:
         module.set_force_sum_reduction_for_comms(True)
 
 
-def _ask_for_gradients(_: nn.Module, __: Any, hidden: Any) -> None:
+def _ask_for_gradients(_: nn.Module, __: object, hidden: object) -> None:
     """Let hidden states have a gradient even where all that made them is frozen.
 
     FSDP reduces gradients once the backward pass reaches the model's output. If only the head is trained, none would

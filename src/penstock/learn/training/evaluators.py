@@ -221,7 +221,7 @@ class HeldOutLoss:
             data_parallel=ranks.place,
             threads=1,
             companion=groups,
-            sum_over_ranks=ranks.sum,
+            sum_over_ranks=ranks.sum if ranks.several else None,
         )
         # If the loader refuses something, it raises now rather than at the first evaluation.
         loader = self._loader()

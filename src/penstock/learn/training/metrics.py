@@ -109,7 +109,7 @@ def note(record: Mapping[str, Any], room: int | None = None) -> str:
     return " · ".join(parts.values())
 
 
-def evaluation_lines(record: Mapping[str, Any]) -> list[str]:
+def evaluation_lines(record: Mapping[str, object]) -> list[str]:
     """`held loss 1.2558 · targets 13,002`: a line for each evaluator's numbers, and one for each of its texts."""
     numbers: dict[str, list[str]] = {}
     texts = []
@@ -161,7 +161,7 @@ class TensorBoard:
         MissingExtraError: tensorboard is not installed.
     """
 
-    def __init__(self, folder: Path, done: int, config: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, folder: Path, done: int, config: Mapping[str, object] = MappingProxyType({})) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -198,7 +198,7 @@ class WandB:
         MissingExtraError: wandb is not installed.
     """
 
-    def __init__(self, run: Path, project: str, config: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, run: Path, project: str, config: Mapping[str, object] = MappingProxyType({})) -> None:
         try:
             wandb: Any = import_module("wandb")
         except ImportError:
@@ -213,7 +213,7 @@ class WandB:
             self._run.config.update(dict(config), allow_val_change=True)
         kept.write_text(str(self._run.id) + "\n", encoding="utf-8")
 
-    def see(self, record: Mapping[str, Any]) -> None:
+    def see(self, record: Mapping[str, object]) -> None:
         """Send all numbers of a record."""
         self._run.log(dict(_figures(record)), step=record["step"])
 
@@ -222,7 +222,7 @@ class WandB:
         self._run.finish()
 
 
-def _figures(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _figures(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if name != "step" and isinstance(value, int | float):
             yield name, float(value)
@@ -274,7 +274,7 @@ class Metrics:
         every: int = 1,
         tensorboard: bool = False,
         wandb: str | None = None,
-        config: Mapping[str, Any] = MappingProxyType({}),
+        config: Mapping[str, object] = MappingProxyType({}),
         shown: bool = True,
         progress: bool = True,
     ) -> None:
@@ -411,5 +411,5 @@ def _record(line: str) -> dict[str, Any] | None:
     return record if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

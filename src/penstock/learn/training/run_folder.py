@@ -297,7 +297,7 @@ def _read_run_file(path: Path) -> Any:
         raise CorruptionError(f"{error}; copy it back from a checkpoint of the run") from error
 
 
-def _flat(value: Any, place: str = "") -> dict[str, Any]:
+def _flat(value: object, place: str = "") -> dict[str, Any]:
     """The leaves of nested mappings and lists by dotted key."""
     if not isinstance(value, dict | list):
         return {place: value}
@@ -390,7 +390,7 @@ def _trained_length(path: Path) -> int | None:
     return _length(value)
 
 
-def _length(value: Any) -> int | None:
+def _length(value: object) -> int | None:
     return value if isinstance(value, int) and value > 1 else None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
@@ -92,8 +93,6 @@ class TensorLogs:
         for name, tensor in seen.items():
             self._lines.see({"step": step, "name": name, **statistics(tensor)})
         if self._settings.full:
-            from safetensors.torch import save_file
-
             with output_errors(self._folder):
                 # Clones, because safetensors refuses tensors that share memory.
                 whole = {name: tensor.cpu().clone().contiguous() for name, tensor in seen.items()}

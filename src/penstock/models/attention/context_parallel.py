@@ -28,7 +28,7 @@ from penstock.plan.inputs import RowSlice
 
 def slice_attention(
     part: RowSlice,
-    group: Any = None,
+    group: object = None,
     *,
     device: torch.device | str,
     dtype: torch.dtype,
@@ -64,7 +64,7 @@ def slice_attention(
     )
 
 
-def gather_slots(tensors: tuple[Tensor, ...], order: Tensor, group: Any = None) -> list[Tensor]:
+def gather_slots(tensors: tuple[Tensor, ...], order: Tensor, group: object = None) -> list[Tensor]:
     """What all ranks of a group have of each tensor, in the row's order; gradients go back to the ranks, summed.
 
     Args:
@@ -102,7 +102,7 @@ class _Gather(torch.autograd.Function):
         return own.to(gradient.dtype), None, None
 
 
-def _process_group(group: Any) -> Any:
+def _process_group(group: object) -> Any:
     """A process group; that of a mesh of one dimension."""
     if not hasattr(group, "get_group"):
         return group

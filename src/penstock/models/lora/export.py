@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from penstock.chat import Template
@@ -71,8 +72,6 @@ def export_adapter(
         from peft import LoraConfig
     except ImportError as error:
         raise MissingExtraError("peft", "lora") from error
-    from safetensors.torch import save_file
-
     if model.lora is None:
         raise ConfigError("export: the model has no LoRA, so there is no adapter; export the model itself")
     facts = facts_of(model) if facts is None else facts

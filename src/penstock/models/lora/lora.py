@@ -159,7 +159,7 @@ def head_of(model: Any) -> Any:
     return model.unembedding if inner is None else inner.get_output_embeddings()
 
 
-def _targets(model: Any, settings: LoraSettings, saved: Sequence[tuple[str, Any]]) -> list[str]:
+def _targets(model: object, settings: LoraSettings, saved: Sequence[tuple[str, object]]) -> list[str]:
     """Names of the matrices that get LoRA, as peft sees them."""
     head, wanted = head_of(model), settings.targets
     known = {name: module for name, module in _named(model) if is_matrix(module) and module is not head}
@@ -197,7 +197,7 @@ def _named(model: Any) -> Iterator[tuple[str, Any]]:
     yield from inner.named_modules()
 
 
-def _modules(model: Any, wanted: tuple[str, ...]) -> list[tuple[str, Any]]:
+def _modules(model: object, wanted: tuple[str, ...]) -> list[tuple[str, Any]]:
     """The modules with weights that are trained whole."""
     named = list(_named(model))
     chosen = [name for name, _ in named if name and wanted and name.endswith(wanted)]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from penstock.core.errors import CorruptionError, FormatError
@@ -93,7 +95,7 @@ def llama_name(name: str, layers: int) -> str | None:
     return f"model.layers.{block[1]}.{inside}"
 
 
-def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
+def refuse_quantised(folder: Path, config: Mapping[str, object]) -> None:
     """Refuse a folder with quantised weights; `config` is its `config.json`.
 
     Raises:
@@ -270,9 +272,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     listed = listed_files(folder).get(_INDEX, [_WHOLE])
     try:
         return {name: weight for file in listed for name, weight in load_file(folder / file).items()}
@@ -303,7 +302,7 @@ def listed_files(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def refuse_oversized(folder: Path, config: Mapping[str, Any]) -> None:
+def refuse_oversized(folder: Path, config: Mapping[str, object]) -> None:
     """Refuse a model with more layers or experts than its files can hold weights for: building it would take hours.
 
     Raises:

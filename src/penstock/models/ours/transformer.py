@@ -391,7 +391,7 @@ class Transformer(nn.Module):
             vocab_size=self.vocab_size,
         )
 
-    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(self, part: RowSlice, group: object = None, backend: str = "auto") -> RowTensors:
         """This rank's part of a row that several ranks share, ready for this model's attention.
 
         Args:

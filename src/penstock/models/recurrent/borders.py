@@ -30,7 +30,7 @@ class Borders:
         device: Where its index tensors are.
     """
 
-    def __init__(self, cu_seqlens: Any, device: torch.device | str = "cpu") -> None:
+    def __init__(self, cu_seqlens: object, device: torch.device | str = "cpu") -> None:
         self.cu_seqlens = np.asarray(cu_seqlens, np.int64)
         self.device = torch.device(device)
         self._chunks: dict[int, Chunks] = {}
@@ -67,7 +67,7 @@ class Borders:
             self._filled = self.place(np.append(self.cu_seqlens[real], self.cu_seqlens[-1])), self.place(real)
         return self._filled
 
-    def place(self, array: Any) -> Tensor:
+    def place(self, array: object) -> Tensor:
         """An array of numpy on the device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 

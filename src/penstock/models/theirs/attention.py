@@ -39,7 +39,7 @@ def trial_tokens(inner: Any) -> Tensor:
     return (torch.arange(TRIAL, device=weight.device) * 7 + 3) % len(weight)
 
 
-def true_logits(inner: Any) -> Tensor:
+def true_logits(inner: object) -> Tensor:
     """[TRIAL, vocabulary]: transformers' own logits of the test document alone.
 
     Raises:
@@ -265,7 +265,7 @@ def take_attention(inner: Any) -> AttentionShape:
     )
 
 
-def _masks_more(config: Any, windows: set[int | None]) -> bool:
+def _masks_more(config: object, windows: set[int | None]) -> bool:
     """Whether the model's settings name a window that its attention function does not receive."""
     named = {name: getattr(config, name, None) for name in WINDOWS}
     if not getattr(config, "use_sliding_window", True):

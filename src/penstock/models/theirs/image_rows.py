@@ -47,7 +47,7 @@ def image_token(inner: Any) -> int | None:
     return None
 
 
-def image_arguments(inner: Any, row: ModelInput, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def image_arguments(inner: object, row: ModelInput, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments for a forward of a row's tokens and images together, without those for attention.
 
     Args:
@@ -108,7 +108,7 @@ def cross_attention_mask(media: RowMedia, length: int) -> Int64:
     return seen
 
 
-def uses_grids(inner: Any) -> bool:
+def uses_grids(inner: object) -> bool:
     """Whether positions of images are in time, height and width (M-RoPE)."""
     return hasattr(inner, "get_rope_index") or hasattr(getattr(inner, "model", None), "get_rope_index")
 

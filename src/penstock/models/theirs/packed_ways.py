@@ -97,7 +97,7 @@ class PackedWays:
         run, real = sum(inside.size for _, inside in batches), sum(int(inside.sum()) for _, inside in batches)
         return f"{len(batches)} passes, {(run - real) / max(run, 1):.0%} padding"
 
-    def _batches(self, begins: Any, ends: Any, total: int) -> list[tuple[Any, Any]]:
+    def _batches(self, begins: object, ends: object, total: int) -> list[tuple[Any, Any]]:
         like = (LIKE_LENGTH, LIKE_SLOTS) if self._ways[0] == "batch" else (1.0, 0)
         return document_batches(begins, ends, total, *like)
 
@@ -135,7 +135,7 @@ class PackedWays:
         if key not in self._tried:
             long = lengths != DOCUMENT_LENGTHS
 
-            def forward(_: Any, row: ModelInput) -> Tensor:
+            def forward(_: object, row: ModelInput) -> Tensor:
                 hidden = self._model(self._model.row_tensors(row))
                 # Logits of a long row would take much memory, and hidden states reveal a leak just as well.
                 return hidden[0, :, :MOST_COMPARED] if long else self._model.logits(hidden)[0]

@@ -35,7 +35,7 @@ _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
 class _Row:
     """The row that runs now, and which replaced functions it has called."""
 
-    def __init__(self, inner: Any, borders: Borders, ours: bool, operations: Operations) -> None:
+    def __init__(self, inner: object, borders: Borders, ours: bool, operations: Operations) -> None:
         self.inner, self.borders, self.ours, self.operations = inner, borders, ours, operations
         self.called: set[str] = set()
 
@@ -54,7 +54,9 @@ _ROW: ContextVar[_Row | None] = ContextVar("penstock_row_borders", default=None)
 
 
 @contextmanager
-def bordered(inner: Any, borders: Borders, *, ours: bool = False, operations: Operations = TORCH) -> Iterator[set[str]]:
+def bordered(
+    inner: object, borders: Borders, *, ours: bool = False, operations: Operations = TORCH
+) -> Iterator[set[str]]:
     """Within the block, calls of a model on one row keep its documents apart.
 
     Gradient checkpoints of the model run their layers again with the same borders, in whatever thread.
@@ -81,7 +83,7 @@ def is_recurrence(name: str) -> bool:
     return name not in _MASKS
 
 
-def _has_checkpoints(inner: Any) -> bool:
+def _has_checkpoints(inner: object) -> bool:
     found = getattr(inner, "is_activation_checkpointing", None)
     # Its name before transformers 5.
     return bool(getattr(inner, "is_gradient_checkpointing", False) if found is None else found)
@@ -104,10 +106,10 @@ class _Checkpoint:
     def __init__(self, checkpoint: Callable[..., Any]) -> None:
         self._checkpoint = checkpoint
 
-    def __call__(self, function: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], *args: object, **given: object) -> Any:
         row = _ROW.get()
 
-        def again(*args: Any, **given: Any) -> Any:
+        def again(*args: object, **given: object) -> Any:
             with row.running() if row else nullcontext():
                 return function(*args, **given)
 
@@ -121,7 +123,7 @@ def replace_functions(inner: Any) -> None:
             _replace_in(sys.modules[name])
 
 
-def _replace_in(python: Any) -> None:
+def _replace_in(python: object) -> None:
     for name, theirs in list(vars(python).items()):
         ours, own = _OURS.get(name), _own_code(theirs)
         if (ours is None and own is None) or not callable(theirs) or hasattr(theirs, "penstock"):
@@ -131,7 +133,7 @@ def _replace_in(python: Any) -> None:
         setattr(python, name, theirs if ours is None else _in_front(name, theirs, ours))
 
 
-def _own_code(found: Any) -> Callable[..., Any] | None:
+def _own_code(found: object) -> Callable[..., Any] | None:
     """transformers' code in torch, where it took the function of a package instead; None: it did not."""
     if not inspect.isfunction(found) or "is_new_implementation" not in found.__code__.co_freevars:
         return None
@@ -145,7 +147,7 @@ def _on_any_device(name: str, theirs: Callable[..., Any], own: Callable[..., Any
     known = inspect.signature(own).parameters
 
     @functools.wraps(own)
-    def function(*args: Any, **given: Any) -> Any:
+    def function(*args: object, **given: object) -> Any:
         on = next((one.device.type for one in (*args, *given.values()) if isinstance(one, Tensor)), "cpu")
         if on != "cpu":
             return theirs(*args, **given)
@@ -171,7 +173,7 @@ def _in_front(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) -
     signature = inspect.signature(theirs)
 
     @functools.wraps(theirs)
-    def function(*args: Any, **given: Any) -> Any:
+    def function(*args: object, **given: object) -> Any:
         row = _ROW.get()
         if row is None:
             return theirs(*args, **given)

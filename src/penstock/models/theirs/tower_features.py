@@ -55,7 +55,7 @@ class TowerFeatures:
         kept = {name: value for name, value in given.items() if name != "pixel_values"}
         return {**kept, "mm_encoder_outputs": {"image": as_outputs(self._like, parts)}}
 
-    def _outputs(self, arrays: Mapping[str, Any]) -> Any:
+    def _outputs(self, arrays: Mapping[str, object]) -> Any:
         """What the vision tower and its projector give for arrays of images."""
         tower = self._model.inner.model.get_image_features
         known = inspect.signature(tower).parameters

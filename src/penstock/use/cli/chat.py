@@ -3,6 +3,7 @@
 In a terminal, replies are wrapped at word borders while they stream.
 """
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,10 @@ from typing import Annotated, Any, final
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.terminal import safe_console, visible
+from penstock.use.cli import used
 from penstock.use.cli.model_options import (
     ContextLength,
     Device,
@@ -112,23 +117,17 @@ def run(
     Example:
         penstock chat runs/chat --temperature 0.7
     """
-    from penstock.chat import load_template
-    from penstock.core.errors import ConfigError
-    from penstock.learn.generation import ChatSession
-    from penstock.learn.training.run_folder import RunFolder
-    from penstock.use.runs.actions import own_sampling, sampling_of
-    from penstock.use.runs.opening import load_writer
-
+    actions = used.actions  # Refused before anything is read where torch is missing.
     given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens)
     given |= {"min_tokens": 1, "stop": tuple(stop or ()), "seed": seed}
-    found = RunFolder.open(model)
-    sampling = sampling_of(given, {"max_tokens": None, **own_sampling(found)})
-    writer = load_writer(found, context_length=context_length, device=device, threads=threads, slots=1)
-    written = writer.template if template is None else load_template(template, tokenizer=writer.tokenizer)
+    found = used.run_folder.RunFolder.open(model)
+    sampling = actions.sampling_of(given, {"max_tokens": None, **actions.own_sampling(found)})
+    writer = used.opening.load_writer(found, context_length=context_length, device=device, threads=threads, slots=1)
+    written = writer.template if template is None else ps.chat.load_template(template, tokenizer=writer.tokenizer)
     if written is None:
         raise ConfigError(f"{model}: has no chat template; use penstock generate, or give --template")
     images = None if writer.images is None else writer.images.within("")
-    session = ChatSession(writer.engine, written, sampling=sampling, system=system, images=images)
+    session = ps.generation.ChatSession(writer.engine, written, sampling=sampling, system=system, images=images)
     if image and images is None:
         raise ConfigError(f"{model}: the model reads no images; leave out --image")
     if sys.stdin.isatty() and sys.stdout.isatty():
@@ -157,7 +156,6 @@ class Terminal:
     """An interactive conversation: reads messages and commands, streams replies, shows notes."""
 
     def __init__(self, session: Any, writer: Any, images: Sequence[str] = ()) -> None:
-        from penstock.core.terminal import safe_console
 
         self._session, self._writer = session, writer
         self._attached = [*images]
@@ -226,7 +224,6 @@ class Terminal:
             self._note(f"{len(self._attached)} image(s) for the next message: {', '.join(self._attached)}")
 
     def _save(self, path: Path) -> None:
-        import json
 
         try:
             with path.open("a", encoding="utf-8") as file:
@@ -237,7 +234,6 @@ class Terminal:
             self._note(f"{len(self._session.messages)} messages appended to {path}")
 
     def _reply(self, message: str) -> None:
-        from penstock.core.errors import PenstockError
 
         reply = None
         with _interruptions() as interrupted:
@@ -263,8 +259,6 @@ class Terminal:
 
     def _show(self, reply: Any, interrupted: list[bool]) -> None:
         """Print a reply as it streams, until it ends or the user interrupts it."""
-        from penstock.core.terminal import visible
-
         if reply.prompt.tokens_dropped:
             self._note(_dropped(reply))
         label = f"{self._writer.name} › "

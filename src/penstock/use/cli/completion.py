@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.core.errors import ConfigError
+
 BASH = r"""# bash completion of penstock; in ~/.bashrc: eval "$(penstock completion bash)"
 _penstock_completion() {
     local IFS=$'\n' word=${COMP_WORDS[COMP_CWORD]} kind line
@@ -79,8 +81,6 @@ def run(
         eval "$(penstock completion bash)"
         penstock completion fish > ~/.config/fish/completions/penstock.fish
     """
-    from penstock.core.errors import ConfigError
-
     if shell not in SCRIPTS:
         raise ConfigError(f"completion: no script for {shell!r}; expected one of {', '.join(SCRIPTS)}")
     print(SCRIPTS[shell], end="")

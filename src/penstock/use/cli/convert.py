@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import ConfigError
 from penstock.use.cli.options import Dtype, EosId
 
 READ, WRITTEN = ("penstock", "megatron", "npy"), ("penstock", "megatron")
@@ -42,28 +44,21 @@ def run(
         penstock convert data/stories/train --to megatron -o megatron/stories
         penstock convert megatron/stories --tokenizer tokenizer -o data/from-megatron
     """
-    from penstock.core.errors import ConfigError
-    from penstock.data.shards import import_corpus, write_megatron
-    from penstock.data.shards.dataset import Dataset
-    from penstock.data.shards.opening import open_dataset
-
     for option, given, known in (("--from", source, READ), ("--to", target, WRITTEN)):
         if given is not None and given not in known:
             raise ConfigError(f"{option} {given}: unknown; expected one of {', '.join(known)}")
-    corpus = open_dataset(path, dtype=dtype, eos_id=eos_id)
-    kind = "penstock" if isinstance(corpus, Dataset) else corpus.kind.lower()
+    corpus = ps.open_dataset(path, dtype=dtype, eos_id=eos_id)
+    kind = "penstock" if isinstance(corpus, ps.Dataset) else corpus.kind.lower()
     if source is not None and source != kind:
         raise ConfigError(f"{path}: is {kind}, not {source}; omit --from, or give another path")
     if target == "megatron":
-        prefix = write_megatron(corpus, output, drop_spans=drop_spans, progress=True)
+        prefix = ps.shards.write_megatron(corpus, output, drop_spans=drop_spans, progress=True)
         print(f"{len(corpus):,} documents to {prefix}.bin and {prefix}.idx")
-    elif not isinstance(corpus, Dataset) and kind != "penstock":
+    elif not isinstance(corpus, ps.Dataset) and kind != "penstock":
         loaded = None
         if tokenizer is not None:
-            from penstock.tokenizers.loading import load_tokenizer
-
-            loaded = load_tokenizer(tokenizer)
-        dataset = import_corpus(corpus, output, loaded, progress=True)
+            loaded = ps.load_tokenizer(tokenizer)
+        dataset = ps.shards.import_corpus(corpus, output, loaded, progress=True)
         print(f"{len(dataset):,} documents, {dataset.manifest.tokens:,} tokens to {output}")
     else:
         raise ConfigError(

@@ -4,6 +4,10 @@ from typing import Annotated
 
 import typer
 
+import penstock as ps
+from penstock.core.terminal import short_number, visible
+from penstock.core.urls import shown_url
+
 
 def run(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A dataset's folder, or its URL (s3://bucket/web).")],
@@ -17,9 +21,5 @@ def run(
     Example:
         penstock copy data/chats backup/chats
     """
-    from penstock.core.terminal import short_number, visible
-    from penstock.core.urls import shown_url
-    from penstock.data.shards import copy_dataset
-
-    copied = copy_dataset(source, target, progress=not quiet)
+    copied = ps.shards.copy_dataset(source, target, progress=not quiet)
     print(f"{short_number(copied)}B copied to {visible(shown_url(target))}")

@@ -1,9 +1,14 @@
 """`penstock distill`: audit a student/teacher pair, and precompute projections and teacher outputs."""
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.use.cli import used
 from penstock.use.cli.model_options import Device, Threads
 from penstock.use.cli.options import AsJson, Assignments, Format, TextField
 
@@ -60,37 +65,29 @@ def audit(
     Example:
         penstock distill audit tokenizer runs/first --text stories.jsonl
     """
-    import json
-
-    from penstock.core.errors import ConfigError
-    from penstock.learn.distillation.projection import control_pairs
-    from penstock.tokenizers.loading import load_tokenizer
-    from penstock.use.inspection.teacher_audit import Audit, audit_chats, audit_dataset, audit_texts
-    from penstock.use.inspection.teacher_terminal import show_audit
-
     if not (text or data or chats):
         raise ConfigError("nothing to audit: give --text, --data or --chats")
     folders = tokenizer_folder(student), tokenizer_folder(teacher)
-    ours, theirs = load_tokenizer(folders[0]), load_tokenizer(folders[1])
-    found = Audit(ours, theirs, control_pairs=control_pairs(control or [], ours, theirs))
+    ours, theirs = ps.load_tokenizer(folders[0]), ps.load_tokenizer(folders[1])
+    found = used.teacher_audit.Audit(
+        ours, theirs, control_pairs=used.projection.control_pairs(control or [], ours, theirs)
+    )
     if text:
-        audit_texts(found, text, documents, format=format, text_field=text_field)
+        used.teacher_audit.audit_texts(found, text, documents, format=format, text_field=text_field)
     for dataset in data or []:
-        audit_dataset(found, dataset, ours, documents)
+        used.teacher_audit.audit_dataset(found, dataset, ours, documents)
     if chats:
         templates = student_template or folders[0], teacher_template or folders[1]
-        audit_chats(found, chats, (ours, theirs), templates, documents)
+        used.teacher_audit.audit_chats(found, chats, (ours, theirs), templates, documents)
     report = found.report()
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=False))
     else:
-        show_audit(report)
+        used.teacher_terminal.show_audit(report)
 
 
 def tokenizer_folder(path: str) -> str:
     """The tokenizer that a path means: a run has its own in the folder `tokenizer`."""
-    from pathlib import Path
-
     folder = Path(path) / "tokenizer"
     return str(folder) if folder.is_dir() else path
 
@@ -129,23 +126,17 @@ def project(
     Example:
         penstock distill project tokenizer runs/first -o projection.safetensors
     """
-    import json
-
-    from penstock.learn.distillation.projection import control_pairs, describe_projection, show_projection
-    from penstock.learn.distillation.projection import project as build
-    from penstock.tokenizers.loading import load_tokenizer
-
-    ours, theirs = (load_tokenizer(tokenizer_folder(path)) for path in (student, teacher))
-    found = build(
+    ours, theirs = (ps.load_tokenizer(tokenizer_folder(path)) for path in (student, teacher))
+    found = used.projection.project(
         ours, theirs, top_k=top_k, max_pieces=max_pieces, decay=decay, reverse=reverse,
-        control_pairs=control_pairs(control or [], ours, theirs), progress=not as_json,
+        control_pairs=used.projection.control_pairs(control or [], ours, theirs), progress=not as_json,
     )  # fmt: skip
     found.save(output)
-    report = {"output": output, **describe_projection(found, ours, theirs)}
+    report = {"output": output, **used.projection.describe_projection(found, ours, theirs)}
     if as_json:
         print(json.dumps(report))
     else:
-        show_projection(report)
+        used.projection.show_projection(report)
 
 
 @app.command()
@@ -185,20 +176,14 @@ def cache(
     Example:
         penstock distill cache run.yaml --teacher runs/first -o data/teacher-cache
     """
-    import json
-
     import torch
-
-    from penstock.learn.training.distributed import local_device
-    from penstock.use.config import load_run
-    from penstock.use.config.teachers import cache_teacher
 
     if threads is not None:
         torch.set_num_threads(threads)
     if precision not in ("float16", "float32"):
         raise typer.BadParameter(f"{precision!r}; known: float16, float32", param_hint="--precision")
-    found = cache_teacher(
-        load_run(run_file, assignments or []),
+    found = used.teachers.cache_teacher(
+        used.config.load_run(run_file, assignments or []),
         output,
         run_file=run_file,
         number=number,
@@ -206,7 +191,7 @@ def cache(
         top_k=top_k,
         temperature=temperature,
         precision="float32" if precision == "float32" else "float16",
-        device=local_device(device),
+        device=used.distributed.local_device(device),
         progress=not as_json,
     )
     size = sum(found.part_bytes)

@@ -1,9 +1,19 @@
 """`penstock doctor`: what is installed on this machine, and whether it works."""
 
+import json
+import os
+import platform
+import re
+from importlib import metadata, util
 from typing import Annotated, Any
 
 import typer
 
+from penstock.core.errors import ConfigError
+from penstock.core.system import usable_processors
+from penstock.core.terminal import safe_console
+from penstock.core.version import __version__
+from penstock.use.cli import used
 from penstock.use.cli.options import AsJson
 
 
@@ -22,12 +32,8 @@ def run(
     Example:
         penstock doctor
     """
-    import json
-
     if compile_all:
-        from penstock.use.runs.kernels import compile_kernels
-
-        compile_kernels(progress=not as_json)
+        used.kernels.compile_kernels(progress=not as_json)
     findings = examine()
     if as_json:
         print(json.dumps(findings, indent=2))
@@ -43,11 +49,6 @@ def examine() -> dict[str, Any]:
     Returns:
         JSON-ready findings. `problems`: what must be fixed; `notes`: what works but could work better.
     """
-    import platform
-
-    from penstock.core.system import usable_processors
-    from penstock.core.version import __version__
-
     kernels, kernel_problem = _kernel_cache()
     packages, missing = _packages()
     slow = _slow_encoder()
@@ -70,8 +71,6 @@ def examine() -> dict[str, Any]:
 
 def _slow_encoder() -> str | None:
     """What fast encoding lacks; None if nothing, or if kernels do not compile, which is reported separately."""
-    from penstock.core.errors import ConfigError
-
     try:
         from penstock.tokenizers.fast import missing_gigatoken
     except ConfigError:
@@ -81,25 +80,22 @@ def _slow_encoder() -> str | None:
 
 def _packages() -> tuple[dict[str, str | None], list[str]]:
     """Version of each package that penstock uses (None: not installed), and a problem for each missing required one."""
-    import re
-    from importlib.metadata import PackageNotFoundError, requires, version
-
     # A package with a platform condition (gigatoken) is optional.
-    listed = {re.split(r"[^\w-]", one)[0]: ";" in one for one in requires("penstock") or () if "extra ==" not in one}
+    listed = {
+        re.split(r"[^\w-]", one)[0]: ";" in one for one in metadata.requires("penstock") or () if "extra ==" not in one
+    }
     needed = [name for name, is_conditional in listed.items() if not is_conditional]
     found: dict[str, str | None] = {}
     for name in (*listed, "torch", "transformers", "accelerate", "datasets", "safetensors"):
         try:
-            found[name] = version(name)
-        except PackageNotFoundError:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             found[name] = None
     return found, [f"{name} is not installed: pip install {name}" for name in needed if found[name] is None]
 
 
 def _threads() -> dict[str, int | str | None]:
     """Number of threads of compiled code, and the environment variables that set it."""
-    import os
-
     import numba
 
     variables = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -108,8 +104,6 @@ def _threads() -> dict[str, int | str | None]:
 
 def _kernel_cache() -> tuple[dict[str, Any], str | None]:
     """Where compiled kernels are kept, and how many there are; the second value is the problem, if any."""
-    from penstock.core.errors import ConfigError
-
     try:
         from penstock.core import compiled  # noqa: F401  (refuses what cannot compile)
         from penstock.core.kernel_cache import SHIPPED, cache_folder, shipped_level
@@ -127,9 +121,7 @@ def _kernel_cache() -> tuple[dict[str, Any], str | None]:
 
 def _torch() -> dict[str, Any] | None:
     """torch's version and devices; None without torch."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
+    if util.find_spec("torch") is None:
         return None
     import torch
 
@@ -139,10 +131,7 @@ def _torch() -> dict[str, Any] | None:
 
 def _recurrent() -> dict[str, dict[str, str | None]]:
     """Packages that compute recurrent layers: their version (None: not installed), and why they cannot run here."""
-    from importlib.metadata import PackageNotFoundError, version
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
+    if util.find_spec("torch") is None:
         return {}
     import torch
 
@@ -152,8 +141,8 @@ def _recurrent() -> dict[str, dict[str, str | None]]:
     found: dict[str, dict[str, str | None]] = {}
     for name, package in PACKAGES.items():
         try:
-            installed = version(package.distribution)
-        except PackageNotFoundError:
+            installed = metadata.version(package.distribution)
+        except metadata.PackageNotFoundError:
             installed = None
         refusal = package.refusal(device, torch.bfloat16) or package.broken()
         found[name] = {"version": installed, "refusal": refusal}
@@ -163,8 +152,6 @@ def _recurrent() -> dict[str, dict[str, str | None]]:
 def _print(findings: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
-
-    from penstock.core.terminal import safe_console
 
     console = safe_console()
     table = Table(box=None, show_header=False, pad_edge=False)

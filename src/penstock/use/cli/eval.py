@@ -1,10 +1,14 @@
 """`penstock eval`: a model's loss on held-out data, and its scores on benchmarks."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.use.cli import used
 from penstock.use.cli.model_options import ContextLength, Device, Model, Threads
 from penstock.use.cli.options import AsJson
 
@@ -75,26 +79,20 @@ def run(
         penstock eval runs/first --task bits_per_byte \
             --task-data bits_per_byte=held-out.txt
     """
-    from penstock.core.errors import ConfigError
-    from penstock.use.runs.actions import evaluate
-    from penstock.use.runs.opening import load_opened
-
     if not data and not task:
         raise ConfigError("nothing to measure: give --data DATASET, --task NAME, or both")
     settings = _settings(
         task or [], task_data or [], shots=shots, limit=limit, chat=chat, samples=samples, temperature=temperature,
         max_tokens=max_tokens, unsafe=unsafe, seed=seed,
     )  # fmt: skip
-    figures, scores = evaluate(
-        lambda: load_opened(model, context_length=context_length, device=device, threads=threads),
+    figures, scores = used.actions.evaluate(
+        lambda: used.opening.load_opened(model, context_length=context_length, device=device, threads=threads),
         data or [],
         settings,
         output,
         rows,
     )
     if as_json:
-        import json
-
         print(json.dumps(figures))
     else:
         _print(figures["results"], scores)
@@ -106,30 +104,24 @@ def _settings(names: list[str], places: list[str], **options: Any) -> list[Any]:
     Raises:
         ConfigError: --task-data names a task that --task does not.
     """
-    from penstock.core.errors import ConfigError
-    from penstock.learn.evaluation.tasks import TaskSettings
-
     data = {}
     for one in places:
         name, sign, path = one.partition("=")
         if not sign or not path or name not in names:
             raise ConfigError(f"--task-data {one}: expected NAME=PATH, with a NAME that --task also gives")
         data[name] = path
-    return [TaskSettings(name=name, data=data.get(name), **options) for name in dict.fromkeys(names)]
+    return [used.tasks.TaskSettings(name=name, data=data.get(name), **options) for name in dict.fromkeys(names)]
 
 
 def _print(losses: list[dict[str, Any]], scores: list[Any]) -> None:
-    from penstock.use.inspection import make_console
 
-    console = make_console()
+    console = ps.inspection.make_console()
     if losses:
         console.print(_loss_table(losses))
     if losses and scores:
         console.print()
     if scores:
-        from penstock.learn.evaluation.results import table
-
-        console.print(table(scores))
+        console.print(used.evaluation_results.table(scores))
 
 
 def _loss_table(results: list[dict[str, Any]]) -> Any:

@@ -1,11 +1,14 @@
 """`penstock export`: a trained model in the Hugging Face layout, for transformers, vLLM and llama.cpp."""
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.use.cli import used
 from penstock.use.cli.model_options import ContextLength, Model
 from penstock.use.cli.options import AsJson
 
@@ -30,16 +33,10 @@ def run(
     Example:
         penstock export runs/first -o exported
     """
-    from dataclasses import asdict
-
-    from penstock.use.runs.actions import export_run
-
-    found = export_run(model, output, context_length, overwrite=overwrite, adapter=adapter)
+    found = used.actions.export_run(model, output, context_length, overwrite=overwrite, adapter=adapter)
     for notice in found.notices:
         print(f"penstock: {notice}", file=sys.stderr)
     if as_json:
-        import json
-
         print(json.dumps(asdict(found)))
         return
     step = "" if found.step is None else f" after step {found.step:,}"

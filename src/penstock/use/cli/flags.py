@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import penstock as ps
+
 _WORD = r"[A-Za-z0-9_.%+-]+"
 _ARTICLES = frozenset(("the", "a", "an", "one", "at", "where", "another", "its", "it"))
 """Words that follow "set NAME to" and are no value."""
@@ -51,9 +53,8 @@ class Flags:
                 switches[one.name] = long, next(iter(one.secondary_opts), "")
         if "chat_config" not in options:
             return cls(options, switches, ())
-        from penstock.data.prepare.options import ChatOptions
 
-        return cls(options, switches, frozenset(ChatOptions.__annotations__))
+        return cls(options, switches, frozenset(ps.ChatOptions.__annotations__))
 
     def write(self, name: str, value: str) -> str:
         """A setting with its value; `value` as a run file has it."""

@@ -1,11 +1,16 @@
 """`penstock generate`: text from a trained model."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import RecordError
+from penstock.core.terminal import visible
+from penstock.use.cli import used
 from penstock.use.cli.model_options import (
     ContextLength,
     Device,
@@ -58,23 +63,20 @@ def run(
     Example:
         penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
-    from penstock.learn.training.run_folder import RunFolder
-    from penstock.use.runs.actions import MOST_AT_ONCE, ask, own_sampling, prompt_ids, sampling_of
-    from penstock.use.runs.opening import load_writer
-
+    actions = used.actions  # Refused before anything is read where torch is missing.
     prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
     given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens)
     given |= {"min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
-    found = RunFolder.open(model)
-    asked = ask(prompts, num, sampling_of(given, own_sampling(found)))
-    writer = load_writer(
+    found = used.run_folder.RunFolder.open(model)
+    asked = actions.ask(prompts, num, actions.sampling_of(given, actions.own_sampling(found)))
+    writer = used.opening.load_writer(
         found,
         context_length=context_length,
         device=device,
         threads=threads,
-        slots=min(len(asked), MOST_AT_ONCE),
+        slots=min(len(asked), actions.MOST_AT_ONCE),
     )
-    ids = prompt_ids(writer, asked)
+    ids = actions.prompt_ids(writer, asked)
     ways = [way for _, way in asked]
     if as_json:
         _print_json(writer, asked, writer.engine.generate_all(ids, ways))
@@ -88,7 +90,6 @@ def run(
 
 
 def _read(file: Path) -> str:
-    from penstock.core.errors import RecordError
 
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
@@ -98,15 +99,12 @@ def _read(file: Path) -> str:
 
 def _show(text: str) -> None:
     """Print text at once. In a terminal, characters that would move the cursor are made visible."""
-    from penstock.core.terminal import visible
-
     print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def _print_texts(asked: list[tuple[str, Any]], written: list[Any]) -> None:
-    from penstock.use.inspection import make_console
 
-    console = make_console()
+    console = ps.inspection.make_console()
     for number, ((prompt, way), found) in enumerate(zip(asked, written, strict=True), 1):
         console.rule(
             f"{number} of {len(asked)}, seed {way.seed}, {len(found.tokens)} tokens", style="dim", align="left"
@@ -116,7 +114,6 @@ def _print_texts(asked: list[tuple[str, Any]], written: list[Any]) -> None:
 
 
 def _print_json(writer: Any, asked: list[tuple[str, Any]], written: list[Any]) -> None:
-    import json
 
     texts = [
         {

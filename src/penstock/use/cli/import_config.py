@@ -1,9 +1,16 @@
 """`penstock import-config`: a run file and commands from another library's configuration."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from penstock.core.errors import OutputError
+from penstock.core.terminal import visible
+from penstock.use.cli import used
+from penstock.use.cli.help_pages import colourful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,17 +45,13 @@ def run(
     Example:
         penstock import-config axolotl.yaml -o imported.yaml
     """
-    from penstock.core.errors import OutputError
-    from penstock.use.config.axolotl.conversion import import_axolotl
-    from penstock.use.config.document import Document
-    from penstock.use.config.models import check
-    from penstock.use.config.run_file import RunSettings
-
     module = output.with_name(f"{output.stem.replace('-', '_').replace('.', '_')}_prompts.py")
-    found = import_axolotl(config, run_file=str(output), ranks=ranks, steps=steps)
+    found = used.conversion.import_axolotl(config, run_file=str(output), ranks=ranks, steps=steps)
     written = {output: found.text(str(config)), **({module: found.code} if found.code is not None else {})}
     # What cannot be read as a run file is not written.
-    check(Document(f"the run file made of {config}", dict(found.run), {}), RunSettings)
+    used.checked_models.check(
+        used.document.Document(f"the run file made of {config}", dict(found.run), {}), used.run_file.RunSettings
+    )
     for path in written:
         if path.exists() and not overwrite:
             raise OutputError(f"{path}: exists already; name another with --output, or add --overwrite")
@@ -63,20 +66,13 @@ def run(
 
 def _show(output: Path, notes: "Sequence[Note]") -> None:
     """Print what needs attention to standard error."""
-    import shutil
-    import sys
-
-    from penstock.core.terminal import visible
-    from penstock.use.cli.help_pages import colourful
-    from penstock.use.config.axolotl.notes import LOUD, report, summary, wrapped
-
     bold, plain = ("\x1b[1m", "\x1b[0m") if colourful(sys.stderr) else ("", "")
     width = min(shutil.get_terminal_size().columns, 120)
-    head = [summary(notes), f"All of them stand at the top of {output}."]
-    said = [*head, "", *report(notes, LOUD), "", "Commands:"]
+    head = [used.notes.summary(notes), f"All of them stand at the top of {output}."]
+    said = [*head, "", *used.notes.report(notes, used.notes.LOUD), "", "Commands:"]
     for line in said:
         text = visible(line)
         # A heading stands alone on its line.
         shown = f"{bold}{text}{plain}" if text.endswith(":") and not text.startswith(" ") else text
-        print("\n".join(wrapped(shown, width)), file=sys.stderr)
+        print("\n".join(used.notes.wrapped(shown, width)), file=sys.stderr)
     sys.stderr.flush()

@@ -7,7 +7,6 @@ import typer
 
 import penstock as ps
 from penstock.use.cli.options import AsJson, ChatConfig, Dtype, EosId, Format, takes_chat_options
-from penstock.use.runs.inspecting import EVERY_SLOT, IN_PAGE, IN_TERMINAL, ROWS_IN_PAGE, TOKENS, TOKENS_OF_CHATS
 
 
 @takes_chat_options
@@ -30,7 +29,7 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help=f"Number of packed rows to show. [default: 1 for a run file, in a page {ROWS_IN_PAGE}]",
+            help="Number of packed rows to show. [default: 1 for a run file, in a page 8]",
             min=1,
         ),
     ] = None,
@@ -42,7 +41,7 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help=f"Number of documents to show, spread evenly. [default: {IN_TERMINAL}, in a page or a list {IN_PAGE}]",
+            help="Number of documents to show, spread evenly. [default: 3, in a page or a list 500]",
             min=0,
         ),
     ] = None,
@@ -73,8 +72,7 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help=f"Maximum tokens of a document in the terminal. [default: {TOKENS}, for conversations "
-            f"{TOKENS_OF_CHATS}]",
+            help="Maximum tokens of a document in the terminal. [default: 120, for conversations 600]",
             min=2,
         ),
     ] = None,
@@ -151,6 +149,6 @@ def _slot_range(text: str | None) -> tuple[int, int] | None:
         return None
     begin, _, end = text.partition(":")
     try:
-        return int(begin or 0), int(end or EVERY_SLOT)
+        return int(begin or 0), int(end or 1 << 40)
     except ValueError:
         raise typer.BadParameter(f"--slots {text}: expected A:B, such as 0:40") from None

@@ -1,9 +1,13 @@
 """`penstock plan`: a dry run of a data mixture."""
 
+import dataclasses
+import json
 from typing import Annotated
 
 import typer
 
+import penstock as ps
+from penstock.use.cli import used
 from penstock.use.cli.options import AsJson, Assignments
 
 STEPS = 100
@@ -29,23 +33,18 @@ def run(
     Example:
         penstock plan run.yaml --steps 20
     """
-    import dataclasses
-    import json
-
-    from penstock.use.config import load_data, make_loader, run_file_of
-    from penstock.use.config.run_file import written_start, written_steps
-    from penstock.use.inspection import dry_run, make_console, plan_view
-
-    run_file = run_file_of(run_file)
-    data = load_data(run_file, assignments or [])
-    start = written_start(run_file, assignments or [])
+    run_file = used.config.run_file_of(run_file)
+    data = used.config.load_data(run_file, assignments or [])
+    start = used.run_file.written_start(run_file, assignments or [])
     if steps is None:
-        written = written_steps(run_file, assignments or [])
+        written = used.run_file.written_steps(run_file, assignments or [])
         steps = STEPS if written is None else max(1, written - start.step)
-    loader = make_loader(data, run_file=run_file, data_parallel=(0, data.loader.ramp.divisor), **start.arguments)
-    report = dry_run(loader, steps)
+    loader = used.config.make_loader(
+        data, run_file=run_file, data_parallel=(0, data.loader.ramp.divisor), **start.arguments
+    )
+    report = ps.inspection.dry_run(loader, steps)
     if as_json:
         more = {"padding_share": report.padding_share, "warnings": report.warnings}
         print(json.dumps({**dataclasses.asdict(report), **more}))
     else:
-        make_console().print(plan_view(report))
+        ps.inspection.make_console().print(ps.inspection.plan_view(report))

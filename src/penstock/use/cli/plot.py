@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from penstock.use.cli import used
+
 
 def run(
     runs: Annotated[
@@ -49,10 +51,7 @@ def run(
     Example:
         penstock plot runs/first runs/second -o curves.html
     """
-    from penstock.learn.training.curve_picture import plot_runs
-    from penstock.learn.training.curves import View
-
     first = Path(runs[0])
     default = (first.parent if first.is_file() else first) / "curves.html"
-    view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
-    print(plot_runs(runs, output or default, over=over, view=view))
+    view = used.curves.View(smoothing=smoothing, log_x=log_x, log_y=log_y)
+    print(used.curve_picture.plot_runs(runs, output or default, over=over, view=view))

@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.core.terminal import visible
+from penstock.use.cli import used
 from penstock.use.cli.options import (
     AsJson,
     ChatAssignments,
@@ -156,13 +160,11 @@ def run(
         penstock prepare stories.jsonl -t tokenizer -o data/stories --validation 0.1
         penstock prepare chats.jsonl -t tokenizer --template chatml -o data/chats
     """
-    from penstock.data.prepare.preparation import prepare
-
     # Plain strings from the command line; prepare checks them.
     choices: dict[str, Any] = {
         "add_bos": add_bos, "add_eos": add_eos, "on_error": on_error, "on_damaged_file": on_damaged_file,
     }  # fmt: skip
-    report = prepare(
+    report = ps.prepare(
         sources,
         tokenizer=tokenizer,
         output=output,
@@ -187,7 +189,6 @@ def run(
         progress=not quiet,
         verbose=verbose,
     )
-    from penstock.core.terminal import visible
 
     if as_json:
         for line in report.warnings():
@@ -197,16 +198,13 @@ def run(
 
 def _chat(given: dict[str, Any], run_file: Path | None, path: Path | None, assignments: list[str]) -> dict[str, Any]:
     """The argument `chat` of prepare, if records are conversations; else nothing."""
-    from penstock.core.errors import ConfigError
-    from penstock.use.config.run_file import load_chat_section, load_chat_settings
-
     if run_file is not None and path is not None:
         raise ConfigError("--config and --chat-config both give chat settings; give only one of them")
     if run_file is not None:
-        return {"chat": load_chat_section(run_file, assignments, given)}
+        return {"chat": used.run_file.load_chat_section(run_file, assignments, given)}
     if not given and path is None and not assignments:
         return {}
-    return {"chat": load_chat_settings(path, assignments, given)}
+    return {"chat": used.run_file.load_chat_settings(path, assignments, given)}
 
 
 def _column(given: str) -> tuple[str, str]:

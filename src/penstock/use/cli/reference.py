@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.use.cli import used
 from penstock.use.cli.model_options import Device, Model, Threads
 
 
@@ -30,7 +31,5 @@ def run(
     Example:
         penstock reference runs/first data/chats -o data/chats-with-reference
     """
-    from penstock.use.runs.reference import cache_reference
-
-    found = cache_reference(model, data, output, column=column, device=device, threads=threads)
+    found = used.reference.cache_reference(model, data, output, column=column, device=device, threads=threads)
     print(f"{output}: {len(found):,} documents with the column {column}")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+import penstock as ps
+from penstock.use.cli import used
 from penstock.use.cli.model_options import ContextLength, Device, Model, Seed, Temperature, Threads
 
 
@@ -38,17 +40,13 @@ def run(
         penstock rollouts runs/first prompts.jsonl --reward rewards.py:shorter \
             --samples 4 --max-tokens 32 -o data/rollouts
     """
-    from penstock.learn.generation import Sampling
-    from penstock.use.runs.opening import load_opened
-    from penstock.use.runs.rollouts import read_records, write_rollouts
-
-    found = write_rollouts(
-        load_opened(model, context_length=context_length, device=device, threads=threads),
-        read_records(prompts),
+    found = used.rollouts.write_rollouts(
+        used.opening.load_opened(model, context_length=context_length, device=device, threads=threads),
+        used.rollouts.read_records(prompts),
         reward,
         output,
         samples=samples,
-        sampling=Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed),
+        sampling=ps.generation.Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed),
     )
     print(f"{output}: {found}")
     for prompt, answer, judged in found.examples:

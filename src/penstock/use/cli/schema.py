@@ -1,9 +1,13 @@
 """`penstock schema`: the JSON Schema of a run file, for editors."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from penstock.core.errors import OutputError
+from penstock.use.cli import used
 
 
 def run(
@@ -20,12 +24,7 @@ def run(
     Example:
         penstock schema -o penstock.schema.json
     """
-    import json
-
-    from penstock.core.errors import OutputError
-    from penstock.use.config import run_schema
-
-    text = json.dumps(run_schema(), indent=2, ensure_ascii=False)
+    text = json.dumps(used.config.run_schema(), indent=2, ensure_ascii=False)
     if output is None:
         print(text)
         return

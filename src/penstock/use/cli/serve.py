@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.use.cli import used
 from penstock.use.cli.model_options import ContextLength, Device, Model, Threads
 from penstock.use.serving.settings import ServeSettings
 
@@ -74,11 +75,8 @@ def run(
     Example:
         penstock serve runs/chat --port 8000
     """
-    from penstock.use.runs.actions import serve
-    from penstock.use.runs.opening import load_opened
-
-    serve(
-        lambda _: load_opened(model, context_length=context_length, device=device, threads=threads),
+    used.actions.serve(
+        lambda _: used.opening.load_opened(model, context_length=context_length, device=device, threads=threads),
         name,
         {
             "host": host,

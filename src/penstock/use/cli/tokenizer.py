@@ -1,11 +1,16 @@
 """`penstock tokenizer`: train a tokenizer, add control tokens to one, or describe one."""
 
+import json
 import sys
 from typing import Annotated, Any
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.terminal import safe_console, visible
 from penstock.tokenizers import Tokenizer
+from penstock.use.cli import used
 from penstock.use.cli.options import AsJson, Delimiter, Format, OnDamagedFile, Separator, TextField
 
 app = typer.Typer(help="Train a tokenizer, add control tokens to one, or describe one.", no_args_is_help=True)
@@ -46,28 +51,22 @@ def train(
         penstock tokenizer train stories.jsonl --vocab-size 2000 \
             --special '<|im_start|>' --special '<|im_end|>' -o tokenizer
     """
-    from penstock.core.errors import ConfigError
-    from penstock.core.terminal import visible
-    from penstock.data.sources import Damage, Fields, Reject, open_sources, read_texts
-    from penstock.data.sources.records import stop_at_damage
-    from penstock.tokenizers.training import train_tokenizer
-
     for name, given in (("on_error", on_error), ("on_damaged_file", on_damaged_file)):
         if given not in ("stop", "skip"):
             raise ConfigError(f"{name} must be stop or skip; got {given!r}")
-    rejects: list[Reject] = []
-    damage: list[Damage] = []
-    damaged = stop_at_damage if on_damaged_file == "stop" else damage.append
-    fields = Fields(text=text_field)
-    parts = open_sources(
+    rejects: list[ps.sources.Reject] = []
+    damage: list[ps.sources.Damage] = []
+    damaged = used.records.stop_at_damage if on_damaged_file == "stop" else damage.append
+    fields = ps.sources.Fields(text=text_field)
+    parts = ps.sources.open_sources(
         sources, format=format, fields=fields, separator=separator, delimiter=delimiter, damaged=damaged
     )
     damage.clear()  # reading reports it again
     files = [file for part in parts for file in part.sources]
     packed = any(file.compression or file.suffixes[0] in (".parquet", ".arrow") for file in files)
     try:
-        tokenizer = train_tokenizer(
-            read_texts(parts, skip=rejects.append if on_error == "skip" else None, damaged=damaged),
+        tokenizer = ps.train_tokenizer(
+            ps.sources.read_texts(parts, skip=rejects.append if on_error == "skip" else None, damaged=damaged),
             vocab_size=vocab_size,
             output=output,
             special_tokens=special or (),
@@ -108,9 +107,7 @@ def add(
     Example:
         penstock tokenizer add tokenizer --sentinels 100 -o tokenizer-ul2
     """
-    from penstock.tokenizers import add_tokens
-
-    made = add_tokens(tokenizer, token or (), sentinels=sentinels, output=output, overwrite=overwrite)
+    made = ps.tokenizers.add_tokens(tokenizer, token or (), sentinels=sentinels, output=output, overwrite=overwrite)
     _show(describe(made), as_json)
 
 
@@ -133,15 +130,11 @@ def show(
     Example:
         penstock tokenizer show tokenizer
     """
-    from penstock.tokenizers.loading import load_tokenizer
-
-    _show(describe(load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
+    _show(describe(ps.load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Properties of a tokenizer, JSON-ready; `byte_table_reason` is None if the table exists."""
-    from penstock.core.errors import TokenizerError
-
     try:
         reason, _ = None, tokenizer.byte_table
     except TokenizerError as error:
@@ -164,15 +157,12 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _show(findings: dict[str, Any], as_json: bool) -> None:
-    import json
 
     if as_json:
         print(json.dumps(findings, indent=2, ensure_ascii=False))
         return
     from rich.table import Table
     from rich.text import Text
-
-    from penstock.core.terminal import safe_console
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

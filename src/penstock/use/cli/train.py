@@ -1,11 +1,15 @@
 """`penstock train`: train a model from a run file."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.use.cli import used
 from penstock.use.cli.options import AsJson, Assignments
 
 PLANNED_ROWS = 200_000
@@ -52,23 +56,15 @@ def run(
         penstock train run.yaml -o runs/second --set training.optimizer.kind=muon
         penstock train more.yaml -o runs/more --continue-from runs/first
     """
-    from penstock.core.errors import ConfigError
-    from penstock.core.yaml_files import parse_yaml
-    from penstock.learn.training import TrainSettings
-    from penstock.learn.training.distributed import Ranks, local_device
-    from penstock.use.config import load_run
-    from penstock.use.config.run_file import resolved_text
-    from penstock.use.config.training import describe, make_trainer
-    from penstock.use.runs.starting import silent, speak, train_to_end
-
+    make_trainer = used.config_training.make_trainer  # Refused before anything is read where torch is missing.
     if output is None and (resume or not dry_run):
         raise ConfigError("--output is missing: give the folder of the run")
     assignments = [*(assignments or []), *beginning(continue_from)]
-    settings = load_run(run_file, assignments)
-    text = resolved_text(run_file, assignments)
-    training = settings.training or TrainSettings()
-    with Ranks(local_device(training.device), training.context_parallel) as ranks:
-        say = speak if ranks.is_first else silent
+    settings = used.config.load_run(run_file, assignments)
+    text = used.run_file.resolved_text(run_file, assignments)
+    training = settings.training or ps.training.TrainSettings()
+    with used.distributed.Ranks(used.distributed.local_device(training.device), training.context_parallel) as ranks:
+        say = used.starting.speak if ranks.is_first else used.starting.silent
         folder = None if output is None else Path(output)
         trainer = make_trainer(
             settings,
@@ -80,7 +76,7 @@ def run(
             say=say,
             dry_run=dry_run,
         )
-        facts = describe(trainer, settings.model)
+        facts = used.config_training.describe(trainer, settings.model)
         if dry_run:
             if ranks.is_first:
                 _print_plan(settings, run_file, trainer, facts, as_json)
@@ -88,7 +84,7 @@ def run(
         if ranks.is_first and not as_json:
             for name, value in facts:
                 say(f"{name}: {value}")
-        last = train_to_end(trainer, parse_yaml(text, run_file)[1])
+        last = used.starting.train_to_end(trainer, used.yaml_files.parse_yaml(text, run_file)[1])
         if ranks.is_first and as_json:
             print(json.dumps(last))
 
@@ -99,10 +95,6 @@ def beginning(run: str | None) -> list[str]:
 
 
 def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[str, str]], as_json: bool) -> None:
-    import dataclasses
-
-    from penstock.use.config import make_loader
-    from penstock.use.inspection import dry_run, make_console, plan_view
 
     ramp, start = settings.data.loader.ramp, trainer.loader.start
     left = trainer.steps - start.step
@@ -110,11 +102,9 @@ def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[st
     # The limits and target distances that the model asks for belong to its plan.
     needs = trainer.loader.requirements
     data = dataclasses.replace(settings.data, loader=trainer.loader.settings, target_distances=needs.target_distances)
-    whole = make_loader(data, run_file=run_file, data_parallel=(0, ramp.divisor), **start.arguments)
-    report = dry_run(whole, steps)
+    whole = used.config.make_loader(data, run_file=run_file, data_parallel=(0, ramp.divisor), **start.arguments)
+    report = ps.inspection.dry_run(whole, steps)
     if report.ended and report.steps < steps:
-        from penstock.core.errors import ConfigError
-
         raise ConfigError(
             f"{run_file}: the sources end after {start.step + report.steps} steps, before {trainer.steps}; lower "
             "training.steps, or raise max_epochs"
@@ -124,7 +114,7 @@ def _print_plan(settings: Any, run_file: str, trainer: Any, facts: list[tuple[st
     if as_json:
         print(json.dumps({**dict(facts), "plan": dataclasses.asdict(report), "warnings": report.warnings}))
         return
-    console = make_console()
+    console = ps.inspection.make_console()
     for name, value in facts:
         console.print(f"{name}: {value}", highlight=False)
-    console.print(plan_view(report))
+    console.print(ps.inspection.plan_view(report))

@@ -1,9 +1,14 @@
 """`penstock verify`: check datasets against their checksums."""
 
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+import penstock as ps
+from penstock.core.terminal import visible
+from penstock.use.cli import used
 from penstock.use.cli.options import AsJson, Dtype, EosId
 
 
@@ -29,12 +34,9 @@ def run(
     Example:
         penstock verify data/chats data/stories/train
     """
-    from penstock.data.shards import verify
-    from penstock.data.shards.opening import dataset_paths
-
     reports = []
-    for path in (path for given in paths for path in dataset_paths(given)):
-        reports.append(verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json))
+    for path in (path for given in paths for path in used.datasets.dataset_paths(given)):
+        reports.append(ps.shards.verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json))
         if not json:
             _print_text(reports[-1])
     if json:
@@ -45,15 +47,11 @@ def run(
 
 def _print_json(reports) -> None:  # type: ignore[no-untyped-def]
     """Print a JSON object for one dataset, a list of objects for several."""
-    import json
-    from dataclasses import asdict
-
     found = [{"sound": report.sound, **asdict(report)} for report in reports]
     print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
 
 
 def _print_text(report) -> None:  # type: ignore[no-untyped-def]
-    from penstock.core.terminal import visible
 
     print(
         f"{visible(report.path)} ({report.kind}): {report.documents:,} documents, {report.tokens:,} tokens, "

@@ -107,7 +107,6 @@ def make_trainer(
         OutputError: The run's folder is in use or holds something else.
         StateError: The existing run has another plan or model.
     """
-
     if ranks.several:
         check_values(_common(settings))
     continued = _continued(settings, output, resume, ranks, say)
@@ -294,7 +293,8 @@ def _make_parts(
         data_parallel=(ranks.data.rank, ranks.data.size),
         requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
         companion=groups,
-        sum_over_ranks=ranks.sum_of_rows,
+        # Of one rank there is nothing to sum, and a loader must not keep it, and so the lock of the run, alive.
+        sum_over_ranks=ranks.sum_of_rows if ranks.several else None,
         **({} if continued is None else continued.start.arguments),
         **given.filling,
     )

@@ -56,7 +56,6 @@ COUNTED = 500
 """Minimum number of conversations that the figures in a terminal are counted over."""
 TOKENS, TOKENS_OF_CHATS = 120, 600
 """Default number of tokens of a document that a terminal shows."""
-EVERY_SLOT = 1 << 40
 Chosen = int | Sequence[int] | None
 """How many rows or documents to show, or their numbers; None: the default number."""
 

@@ -25,7 +25,7 @@ import numpy as np
 from penstock.core.arrays import Array, Bool, Int64, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.core.system import explain_cut_files, mapped, mapping_limit
+from penstock.core.system import explain_cut_files, handlers, mapped, mapping_limit
 from penstock.data.stores.daemons import LOOK_SECONDS, refuse_at_end
 from penstock.data.stores.files import FAILED, check_size, libc, map_file, unreadable
 
@@ -276,7 +276,8 @@ class MappedShards(Sequence[Array]):
         except OSError as error:
             raise unreadable(path, error, f" and mapped, one of {len(self):,} shards") from None
         self._files[shard] = _Mapped(path, size)
-        explain_cut_files(traces=False)
+        if not handlers:
+            explain_cut_files(traces=False)
         mapped.add(self._files[shard])
 
     def _check(self, path: str, shard: int, status: os.stat_result) -> None:

@@ -86,7 +86,7 @@ class Block:
     """Words of trees, and columns, a row for each document, in the order of the layout."""
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.lines)
 
     def slice(self, begin: int, end: int) -> "Block":
         """Documents `begin` to `end`; values are views."""

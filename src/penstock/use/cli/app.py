@@ -1,0 +1,179 @@
+"""The application: builds the verb that is called, runs it, and prints errors as a user reads them."""
+
+import os
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from penstock.core.errors import PenstockError
+from penstock.core.lazy_imports import missing_extra
+from penstock.core.system import explain_cut_files
+from penstock.core.terminal import visible
+from penstock.core.version import __version__
+from penstock.use.cli.help_pages import VERBS, colourful, examples_text, show_overview, split_help
+
+if TYPE_CHECKING:
+    import typer
+
+_COMPLETE = "_PENSTOCK_COMPLETE"
+"""Environment variable with which a shell asks for candidates; see `completion`."""
+
+_WRONG = 2
+"""Exit code of a wrong command line, as Typer gives it; one without a verb is wrong too."""
+_STOPPED = 130
+"""Exit code after Ctrl-C. Typer turns an interrupt into this code and prints nothing."""
+
+
+def _command_of(verb: str) -> Any:
+    """The Typer command of a verb that exists."""
+    from typer.main import get_command
+
+    group: Any = get_command(build_app([verb]))
+    return group.commands[verb]
+
+
+def main() -> None:
+    """Run the command line on `sys.argv`, and exit; or answer a shell that asks what may come next."""
+    if _COMPLETE in os.environ:
+        from penstock.use.cli.candidates import answer
+
+        sys.exit(_flush(answer(sys.argv[1:], _command_of)))
+
+    explain_cut_files()
+    try:
+        code = _run(sys.argv[1:])
+    except PenstockError as error:
+        code = _fail(error, _with_flags(str(error), sys.argv[1:]))
+    except ModuleNotFoundError as error:
+        # Half of the verbs import torch, which is an optional extra.
+        missing = missing_extra(error)
+        code = _fail(error, None if missing is None else str(missing))
+    except KeyboardInterrupt:
+        code = _STOPPED
+    except BrokenPipeError:
+        code = 1
+    except Exception as error:
+        code = _fail(error, None)
+    if code == _STOPPED and os.environ.get("RANK", "0") == "0":
+        print("penstock: stopped", file=sys.stderr)
+    sys.exit(_flush(code))
+
+
+def _fail(error: Exception, message: str | None) -> int:
+    """Print an error, on one of several ranks, and return the exit code; without a message it is raised again."""
+    if "RANK" in os.environ:
+        from penstock.learn.training.failures import among_ranks, end_together
+
+        if among_ranks():
+            return end_together(error, message)
+    if message is None:
+        raise error
+    _print_error(message)
+    return 1
+
+
+def build_app(arguments: list[str]) -> "typer.Typer":
+    """The application with the one verb that `arguments` names, or with all verbs for the help."""
+    import typer
+    from typer.core import TyperCommand, TyperGroup
+
+    class Overview(TyperGroup):
+        """Lists verbs by what one wants to do; its help is one page."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [verb for verb in VERBS if verb in self.commands]
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            formatter.write(show_overview())
+
+    class Verb(TyperCommand):
+        """Shows examples after the options."""
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            text = self.help or ""
+            self.help, examples = split_help(text)
+            super().format_help(ctx, formatter)
+            self.help = text
+            formatter.write(examples_text(examples, colours=colourful(sys.stdout)))
+
+    app = typer.Typer(
+        name="penstock",
+        cls=Overview,
+        help="Raw text into the exact tensors that a language model trains on.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback(invoke_without_command=True)
+    def common(
+        version: Annotated[
+            bool, typer.Option("--version", metavar="", help="Print the version and exit.", is_eager=True)
+        ] = False,
+    ) -> None:
+        if version:
+            print(f"penstock {__version__}")
+            raise typer.Exit
+
+    named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for verb in (named,) if named in VERBS else VERBS:
+        module = _load_verb(verb)
+        if hasattr(module, "app"):
+            for command in module.app.registered_commands:
+                command.cls = Verb
+            app.add_typer(module.app, name=verb)
+        else:
+            app.command(verb, cls=Verb)(module.run)
+    return app
+
+
+def _load_verb(verb: str) -> ModuleType:
+    """The module of a verb; dashes of its name are underscores in the file's."""
+    return import_module(f"penstock.use.cli.{verb.replace('-', '_')}")
+
+
+def _run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    if arguments in ([], ["--help"], ["-h"]):
+        # The page is plain data: nothing needs to be loaded for it.
+        print(show_overview())
+        return 0 if arguments else _WRONG
+    try:
+        build_app(arguments)(args=arguments, prog_name="penstock")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+def _with_flags(message: str, arguments: list[str]) -> str:
+    """An error message with its settings as options of the verb that was called."""
+    from typer.main import get_command
+
+    try:
+        from penstock.use.cli.flags import Flags, as_flags
+
+        command: Any = get_command(build_app(arguments))
+        for argument in arguments:
+            if argument in getattr(command, "commands", {}):
+                command = command.commands[argument]
+        return as_flags(message, Flags.of(command))
+    except Exception:  # the verb cannot be imported, which is what the message is about
+        return message
+
+
+def _print_error(message: str) -> None:
+    mark = "\x1b[1;31mpenstock:\x1b[0m" if colourful(sys.stderr) else "penstock:"
+    print(mark, visible(message, lines=True), file=sys.stderr)
+
+
+def _flush(code: int) -> int:
+    """Flush standard output and return the exit code. A closed pipe is not reported."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or 1
+    return code
