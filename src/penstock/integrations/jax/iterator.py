@@ -186,7 +186,7 @@ def _grain_class() -> Any:
         def get_state(self) -> dict[str, Any]:
             return self.batches.get_state()
 
-        def set_state(self, state: dict[str, Any]) -> None:
+        def set_state(self, state: dict[str, object]) -> None:
             self.batches.set_state(state)
 
         def close(self) -> None:

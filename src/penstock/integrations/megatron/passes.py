@@ -7,7 +7,7 @@ import torch
 from penstock.core.errors import ConfigError, MissingExtraError
 
 
-def packed_seq_params(batch: dict[str, Any]) -> Any:
+def packed_seq_params(batch: dict[str, object]) -> Any:
     """Megatron's `PackedSeqParams` of a batch of `Batches`.
 
     Raises:

@@ -241,5 +241,5 @@ def piece_name(names: Sequence[str], source: int, document: int, begin: int, tok
     return f"document {document} of {names[source]} (tokens {begin} to {begin + tokens})"
 
 
-def _seal(value: dict[str, Any]) -> str:
+def _seal(value: dict[str, object]) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -226,7 +226,7 @@ class _Part:
             self.size += len(data)
         return int(row.input.num_tokens)
 
-    def close(self, state: dict[str, Any]) -> dict[str, Any]:
+    def close(self, state: dict[str, object]) -> dict[str, Any]:
         """Move the part into place, together with the loader's place after it; returns the part's record."""
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -86,7 +86,7 @@ def mbpp_plus_problem(record: dict[str, Any], where: str) -> CodeProblem:
     )
 
 
-def _inputs(record: dict[str, Any], name: str, where: str) -> list[Arguments]:
+def _inputs(record: dict[str, object], name: str, where: str) -> list[Arguments]:
     """Lists of arguments; EvalPlus's file has `{}` where there are none."""
     found: list[Arguments] = [] if record.get(name) == {} else field(record, name, where, list)
     return found
@@ -100,7 +100,7 @@ def _number(task_id: str, where: str) -> int:
     return int(found[1])
 
 
-def _hub_problem(record: dict[str, Any], where: str) -> CodeProblem:
+def _hub_problem(record: dict[str, object], where: str) -> CodeProblem:
     """A problem from a record of evalplus/mbppplus on the hub: words, and a script of tests with inputs and results."""
     words, tests = field(record, "prompt", where), field(record, "test", where)
     test, canonical = _tests(record, where)[0].strip(), field(record, "code", where)
@@ -117,7 +117,7 @@ def _hub_problem(record: dict[str, Any], where: str) -> CodeProblem:
     )
 
 
-def differential_tests(record: dict[str, Any], reference: str, rule: str, where: str) -> str:
+def differential_tests(record: dict[str, object], reference: str, rule: str, where: str) -> str:
     """The program that tests code against a reference on the base and plus inputs of a record.
 
     Args:
@@ -188,7 +188,7 @@ def _typed(number: int, given: Arguments) -> Arguments:
     return _BY_NUMBER[number](given) if number in _BY_NUMBER else given
 
 
-def humaneval_problem(record: dict[str, Any], where: str) -> CodeProblem:
+def humaneval_problem(record: dict[str, object], where: str) -> CodeProblem:
     """A problem of HumanEval or HumanEval+, from its record.
 
     Args:
@@ -222,7 +222,7 @@ def humaneval_problem(record: dict[str, Any], where: str) -> CodeProblem:
     )
 
 
-def mbpp_problems(records: Sequence[dict[str, Any]], shots: int, where: str) -> list[CodeProblem]:
+def mbpp_problems(records: Sequence[dict[str, object]], shots: int, where: str) -> list[CodeProblem]:
     """`mbpp_problems_at` for records that are all at one place: their file."""
     return mbpp_problems_at([(where, record) for record in records], shots, where)
 
@@ -256,7 +256,7 @@ def mbpp_problems_at(records: Sequence[Placed], shots: int, where: str) -> list[
     return [converted(lambda one, at: _problem(one, examples, at), record, place, "mbpp") for place, record in chosen]
 
 
-def _tests(record: dict[str, Any], where: str) -> list[str]:
+def _tests(record: dict[str, object], where: str) -> list[str]:
     """The tests of a problem, at least one."""
     tests: list[str] = field(record, "test_list", where, list)
     if not tests or not all(isinstance(one, str) for one in tests):
@@ -264,7 +264,7 @@ def _tests(record: dict[str, Any], where: str) -> list[str]:
     return tests
 
 
-def _problem(record: dict[str, Any], examples: str, where: str) -> CodeProblem:
+def _problem(record: dict[str, object], examples: str, where: str) -> CodeProblem:
     tests = "\n".join([_lines(field(record, "test_setup_code", where)), *_tests(record, where)])
     words, asserts = field(record, "text", where), "\n".join(_tests(record, where))
     canonical = _lines(field(record, "code", where))
@@ -280,7 +280,7 @@ def _problem(record: dict[str, Any], examples: str, where: str) -> CodeProblem:
     )
 
 
-def _question(record: dict[str, Any], where: str) -> str:
+def _question(record: dict[str, object], where: str) -> str:
     tests = "\n".join(_tests(record, where))
     words = field(record, "text", where)
     return (

@@ -162,7 +162,7 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 """Kind of a field → types of its values, and its name."""
 
 
-def field(record: dict[str, Any], name: str, where: str, kind: type = str) -> Any:
+def field(record: dict[str, object], name: str, where: str, kind: type = str) -> Any:
     """A field of a record.
 
     Args:

@@ -105,7 +105,7 @@ def refuse_file(data: str, task: str) -> None:
         raise RecordError(f"{data}: its first record is not one of {task}{advice(found, task)}")
 
 
-def converted(make: Callable[[dict[str, Any], str], Made], record: dict[str, Any], where: str, task: str) -> Made:
+def converted(make: Callable[[dict[str, Any], str], Made], record: dict[str, object], where: str, task: str) -> Made:
     """Result of a reader for a record.
 
     Args:

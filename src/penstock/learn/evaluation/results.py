@@ -201,7 +201,7 @@ def _header(task: Task, subject: Subject) -> dict[str, Any]:
     return {**settings, "data": task.fingerprint(), "model": subject.fingerprint()}
 
 
-def _open(path: Path, header: dict[str, Any]) -> dict[str, Answer]:
+def _open(path: Path, header: dict[str, object]) -> dict[str, Answer]:
     """The answers in a file; a missing file is begun."""
     try:
         content = path.read_bytes() if path.is_file() else b""
@@ -234,7 +234,7 @@ def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return found
 
 
-def _check(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
+def _check(path: Path, found: dict[str, object], header: dict[str, object]) -> None:
     """Refuse answers of another task, model, data or settings."""
     for name in ("name", "model", "data", *header):
         if found.get(name) != header[name]:
@@ -244,7 +244,7 @@ def _check(path: Path, found: dict[str, Any], header: dict[str, Any]) -> None:
             )
 
 
-def _append(path: Path, lines: list[dict[str, Any]]) -> None:
+def _append(path: Path, lines: list[dict[str, object]]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:

@@ -40,7 +40,7 @@ class Sampler:
     """Settings of the rows of a batch, as tensors; reused as long as the rows stay the same."""
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
-        def column(values: list[Any], dtype: torch.dtype) -> Tensor:
+        def column(values: list[object], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
         self.greedy = all(each.temperature == 0 for each in settings)

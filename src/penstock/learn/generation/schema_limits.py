@@ -80,7 +80,7 @@ def _inner(part: dict[str, Any]) -> Iterator[Any]:
     yield from (part[name] for name in _SINGLE if isinstance(part.get(name), dict))
 
 
-def _texts(values: list[Any]) -> Iterator[str]:
+def _texts(values: list[object]) -> Iterator[str]:
     """All texts within JSON values."""
     while values:
         value = values.pop()

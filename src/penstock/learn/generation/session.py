@@ -276,7 +276,7 @@ class Reply:
         finish_reason: None until the reply is complete, and if it was stopped.
     """
 
-    def __init__(self, session: "ChatSession", asked: dict[str, Any], prompt: Prompt, events: Iterator[Event]) -> None:
+    def __init__(self, session: "ChatSession", asked: dict[str, object], prompt: Prompt, events: Iterator[Event]) -> None:
         self.prompt = prompt
         self.text = ""
         self.num_tokens = 0
@@ -366,7 +366,7 @@ class ChatSession:
         """Remove all turns; the system message stays."""
         self.messages, self._number = [], 0
 
-    def _keep(self, reply: Reply, asked: dict[str, Any]) -> None:
+    def _keep(self, reply: Reply, asked: dict[str, object]) -> None:
         """Add an ended turn to the conversation, unless the reply is empty."""
         if self._current is reply:
             self._current = None

@@ -83,7 +83,7 @@ def begin(target: Path) -> Path:
     return partial
 
 
-def finish(partial: Path, target: Path, facts: dict[str, Any]) -> None:
+def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
     """Force the files of `partial` to the disk, add the manifest, and rename the folder to `target`.
 
     Args:

@@ -128,12 +128,12 @@ def read_panels(runs: Sequence[str | Path], *, over: Over = "step") -> list[Pane
     return [replace(panel, shared=shared) for panel in found]
 
 
-def _curves(records: dict[str, list[dict[str, Any]]], figure: str, over: Over) -> tuple[Curve, ...]:
+def _curves(records: dict[str, list[dict[str, object]]], figure: str, over: Over) -> tuple[Curve, ...]:
     made = (_curve(run, number, had, figure, over) for number, (run, had) in enumerate(records.items()))
     return tuple(curve for curve in made if curve is not None)
 
 
-def _continued(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _continued(records: list[dict[str, object]]) -> list[dict[str, Any]]:
     """Records with rising steps: where a restart repeats steps, the later records replace the earlier ones."""
     kept: list[dict[str, Any]] = []
     for record in records:
@@ -288,7 +288,7 @@ def _is_figure(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _others(records: dict[str, list[dict[str, Any]]]) -> list[str]:
+def _others(records: dict[str, list[dict[str, object]]]) -> list[str]:
     """Names of the loss parts, then of the evaluations' figures, that hold numbers; in order of first appearance."""
     names = {
         name: None

@@ -51,7 +51,7 @@ class PathScores:
     """Name → float64 [n], the column's value of each slot's target."""
 
     @classmethod
-    def of(cls, paths: RowPaths, trained: Tensor, columns: dict[str, Any]) -> "PathScores":
+    def of(cls, paths: RowPaths, trained: Tensor, columns: dict[str, object]) -> "PathScores":
         """Find the trained slots of paths.
 
         Args:

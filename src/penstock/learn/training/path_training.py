@@ -312,7 +312,7 @@ class PathTraining:
         """What a checkpoint notes of it."""
         return {"reference": None if self.reference is None else self.reference.fingerprint()}
 
-    def check_state(self, state: dict[str, Any]) -> None:
+    def check_state(self, state: dict[str, object]) -> None:
         """Compare with what a checkpoint noted.
 
         Raises:

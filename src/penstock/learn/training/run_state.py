@@ -257,7 +257,7 @@ class RunState:
                 "since; resume with the model that the run began with, or begin another run with model: from:RUN"
             )
 
-    def _load_distiller(self, checkpoint: Checkpoint, state: dict[str, Any] | None) -> None:
+    def _load_distiller(self, checkpoint: Checkpoint, state: dict[str, object] | None) -> None:
         if (self.distiller is None) != (state is None):
             now, then = ("with a teacher" if one is not None else "without one" for one in (self.distiller, state))
             raise StateError(

@@ -262,7 +262,7 @@ def _step_sizes(dt: Tensor, bias: Tensor | None, positive: bool | None) -> Tenso
     return softplus(dt) if positive else dt
 
 
-def _no_short_cut(row: _Row, given: dict[str, Any]) -> Any:
+def _no_short_cut(row: _Row, given: dict[str, object]) -> Any:
     """None is what these functions return where they cannot run; the layer then calls the others one by one."""
     return lambda *_: None
 

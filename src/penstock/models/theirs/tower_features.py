@@ -48,7 +48,7 @@ class TowerFeatures:
             outputs = self._outputs(blank.arrays)
         self.cache, self._like = FeatureCache(folder, weights), outputs
 
-    def arguments(self, given: dict[str, Any], media: RowMedia) -> dict[str, Any]:
+    def arguments(self, given: dict[str, object], media: RowMedia) -> dict[str, Any]:
         """Arguments with kept features in place of pixels."""
         slots = np.diff(np.searchsorted(media.slots, [*media.begins, np.iinfo(np.int32).max])).tolist()
         parts = self.cache.rows(media.keys, slots, lambda: features_of(self._outputs(media.arrays)), self._model.device)
