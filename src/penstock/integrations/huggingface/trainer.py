@@ -240,7 +240,9 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
         return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
 
-    def training_step(self, model: object, inputs: dict[str, object], num_items_in_batch: object = None) -> torch.Tensor:
+    def training_step(
+        self, model: object, inputs: dict[str, object], num_items_in_batch: object = None
+    ) -> torch.Tensor:
         """Forward and backward of one microbatch."""
         # The loss is already divided by the denominator of the whole step; do not divide by microbatches again.
         self.current_gradient_accumulation_steps = 1

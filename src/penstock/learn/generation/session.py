@@ -276,7 +276,9 @@ class Reply:
         finish_reason: None until the reply is complete, and if it was stopped.
     """
 
-    def __init__(self, session: "ChatSession", asked: dict[str, object], prompt: Prompt, events: Iterator[Event]) -> None:
+    def __init__(
+        self, session: "ChatSession", asked: dict[str, object], prompt: Prompt, events: Iterator[Event]
+    ) -> None:
         self.prompt = prompt
         self.text = ""
         self.num_tokens = 0
