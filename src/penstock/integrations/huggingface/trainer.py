@@ -20,7 +20,13 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint, speed_metrics
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch
+from penstock.integrations.huggingface.batches import (
+    DENOMINATOR,
+    TARGETS,
+    WEIGHTS,
+    Microbatches,
+    batch,
+)
 from penstock.integrations.huggingface.checks import (
     check_ranks,
     fit_batches,
@@ -87,7 +93,9 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         args.ignore_data_skip = True
         self._states: dict[int, dict[str, Any]] = {}
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _RunProgress()]
-        kwargs["eval_dataset"] = kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
+        kwargs["eval_dataset"] = (
+            kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
+        )
 
     def _check_model(self, eval_loader: Any, check_isolation: bool) -> None:
         """Check loaders and model against each other, once the trainer has its model."""
@@ -106,7 +114,9 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
             )
         packed = [each.settings.sequence_length for each in every.values() if each.needs_isolation]
         if check_isolation and packed:
-            run_isolation_check(self.model, sequence_length=max(packed), images=blanks[0] if blanks else None)
+            run_isolation_check(
+                self.model, sequence_length=max(packed), images=blanks[0] if blanks else None
+            )
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -140,9 +150,13 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
             yield step
         self.control.should_training_stop = True
 
-    def _save_checkpoint(self, model: object, trial: object, *args: object, **kwargs: object) -> None:
+    def _save_checkpoint(
+        self, model: object, trial: object, *args: object, **kwargs: object
+    ) -> None:
         if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            folder = (
+                Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            )
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LOADER_FILE).write_text(json.dumps(self._states[self.state.global_step]))
         super()._save_checkpoint(model, trial, *args, **kwargs)
@@ -150,21 +164,31 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, eval_dataset: object = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: object = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Weighted loss per token over one pass of `eval_loader`: exact, over all ranks, reproducible."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
         if not isinstance(chosen, Loader):
-            metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            metrics: dict[str, float] = super().evaluate(
+                eval_dataset, ignore_keys, metric_key_prefix
+            )
             return metrics
         start = time.time()
         losses, tokens, rows, steps = self._evaluate_loader(chosen)
-        metrics = {f"{metric_key_prefix}_loss": losses / max(tokens, 1e-30), f"{metric_key_prefix}_tokens": tokens}
+        metrics = {
+            f"{metric_key_prefix}_loss": losses / max(tokens, 1e-30),
+            f"{metric_key_prefix}_tokens": tokens,
+        }
         metrics.update(speed_metrics(metric_key_prefix, start, num_samples=rows, num_steps=steps))
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def _evaluate_loader(self, loader: Loader) -> tuple[float, float, int, int]:
@@ -180,8 +204,12 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
             for step in loader:
                 for begin in range(0, len(step), size):
-                    inputs = batch(step[begin : begin + size], 1.0, self.args.device, self._known_ids)
-                    targets, weights, _ = (inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR))
+                    inputs = batch(
+                        step[begin : begin + size], 1.0, self.args.device, self._known_ids
+                    )
+                    targets, weights, _ = (
+                        inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR)
+                    )
                     total += weighted_loss(model(**inputs).logits, targets, weights, 1.0)
                 tokens, rows, steps = tokens + step.loss_denominator, rows + len(step), steps + 1
         losses = float(self.accelerator.gather(total).sum())
@@ -230,7 +258,9 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         **kwargs: object,
     ) -> None:
         args = transformers.TrainingArguments() if args is None else copy.copy(args)
-        self._take(model, args, kwargs, (loader, eval_loader), rows_per_microbatch, transformers.Trainer)
+        self._take(
+            model, args, kwargs, (loader, eval_loader), rows_per_microbatch, transformers.Trainer
+        )
         super().__init__(model, args, **kwargs)
         refuse_model(self.model)
         self._check_model(eval_loader, check_isolation)
@@ -238,9 +268,17 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Microbatches of the loader from its current place; Accelerate has nothing to shard."""
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
+        return Microbatches(
+            self._steps,
+            rows,
+            self.args.per_device_train_batch_size,
+            self.args.device,
+            self._known_ids,
+        )
 
-    def training_step(self, model: object, inputs: dict[str, object], num_items_in_batch: object = None) -> torch.Tensor:
+    def training_step(
+        self, model: object, inputs: dict[str, object], num_items_in_batch: object = None
+    ) -> torch.Tensor:
         """Forward and backward of one microbatch."""
         # The loss is already divided by the denominator of the whole step; do not divide by microbatches again.
         self.current_gradient_accumulation_steps = 1
@@ -248,15 +286,24 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         return loss
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """This microbatch's part of the step's loss, times the ranks over which gradients will be averaged."""
         if TARGETS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = dict(inputs)
-        targets, weights, denominator = (inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR))
+        targets, weights, denominator = (
+            inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR)
+        )
         outputs = model(**inputs)
-        loss = weighted_loss(outputs.logits, targets, weights, denominator) * self.loader.data_parallel.size
+        loss = (
+            weighted_loss(outputs.logits, targets, weights, denominator)
+            * self.loader.data_parallel.size
+        )
         return (loss, outputs) if return_outputs else loss
 
 

@@ -8,7 +8,7 @@ no selection algorithm is needed.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch

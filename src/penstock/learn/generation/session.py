@@ -110,7 +110,9 @@ def _encode(
     images: ImageReader | None,
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """Ids of a conversation whose images are loaded, and the tokens of each image."""
-    return _encode_rendered(_render(messages, template, tools, add_generation_prompt), messages, tokenizer, images)
+    return _encode_rendered(
+        _render(messages, template, tools, add_generation_prompt), messages, tokenizer, images
+    )
 
 
 def _encode_rendered(
@@ -121,8 +123,16 @@ def _encode_rendered(
     if images is None or not loaded:
         return tuple(encode_rendered(tokenizer, rendered.text, literal).ids.tolist()), []
     layouts = [images.processor.layout(image.size) for image in loaded]
-    expanded = expand(rendered.text, literal, images.processor.placeholder, layouts, NOUNS[images.processor.medium])
-    encoded, places = restore(encode_rendered(tokenizer, expanded.text, expanded.literal), expanded, images.processor)
+    expanded = expand(
+        rendered.text,
+        literal,
+        images.processor.placeholder,
+        layouts,
+        NOUNS[images.processor.medium],
+    )
+    encoded, places = restore(
+        encode_rendered(tokenizer, expanded.text, expanded.literal), expanded, images.processor
+    )
     return tuple(encoded.ids.tolist()), [(place.begin, place.end) for place in places]
 
 
@@ -141,13 +151,23 @@ def _render(
         forms=forms_of(plain, True, True),
         variables=variables,
     )
-    if conversation.forms or template.reads_parts or any(message["role"] == "tool" for message in plain):
+    if (
+        conversation.forms
+        or template.reads_parts
+        or any(message["role"] == "tool" for message in plain)
+    ):
         conversation = replace(conversation, tools=None if tools is None else tuple(tools))
         form, rendered = render_form(conversation, template)
-        if lost := next((one for one in rendered.lost if one.where in ("arguments", "result")), None):
-            raise ConversationError(f"message {lost.message}: {lost.text}, so the model would answer without it")
+        if lost := next(
+            (one for one in rendered.lost if one.where in ("arguments", "result")), None
+        ):
+            raise ConversationError(
+                f"message {lost.message}: {lost.text}, so the model would answer without it"
+            )
         messages = form.messages
-    return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+    return template.render(
+        messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+    )
 
 
 def cut_to_continue(rendered: Rendered, number: int, said: str) -> Rendered:
@@ -167,7 +187,9 @@ def cut_to_continue(rendered: Rendered, number: int, said: str) -> Rendered:
             end, written = at + length, written + rendered.text[at : at + length]
         at += length
     if not said.strip():
-        raise ConversationError("the last message has no text that could be continued; give some, or leave it out")
+        raise ConversationError(
+            "the last message has no text that could be continued; give some, or leave it out"
+        )
     if written not in (said, said.strip(), said.lstrip(), said.rstrip()):
         raise ConversationError(
             f"the chat template does not write the last message's text as it is, but {written[-60:]!r} at its end, so "
@@ -215,7 +237,10 @@ def fit_chat(
         refuse_media(messages, {})
     else:
         messages = images.place(messages)
-    head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
+    head = next(
+        (i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES),
+        len(messages),
+    )
     starts = [i for i, message in enumerate(messages) if i > head and message["role"] == "user"]
     cuts = [head, *starts]
 
@@ -231,13 +256,19 @@ def fit_chat(
 
     def prompt(turns: int) -> Prompt:
         ids, places = encode(turns)
-        read = images.read(ids, places, images_of(kept(turns))) if images is not None and places else None
+        read = (
+            images.read(ids, places, images_of(kept(turns)))
+            if images is not None and places
+            else None
+        )
         return Prompt(ids=ids, images=read)
 
     whole = len(encode(0)[0])
     if whole <= room:
         return prompt(0)
-    dropped = bisect_left(range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)[0]) <= room)
+    dropped = bisect_left(
+        range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)[0]) <= room
+    )
     if dropped == len(cuts):
         least = len(encode(len(cuts) - 1)[0])
         raise DoesNotFitError(
@@ -245,12 +276,16 @@ def fit_chat(
             f"{room}; shorten it"
         )
     found = prompt(dropped)
-    return replace(found, messages_dropped=cuts[dropped] - head, tokens_dropped=whole - len(found.ids))
+    return replace(
+        found, messages_dropped=cuts[dropped] - head, tokens_dropped=whole - len(found.ids)
+    )
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+    )
 
 
 def _literal(rendered: Rendered) -> Bool:
@@ -276,7 +311,13 @@ class Reply:
         finish_reason: None until the reply is complete, and if it was stopped.
     """
 
-    def __init__(self, session: "ChatSession", asked: dict[str, object], prompt: Prompt, events: Iterator[Event]) -> None:
+    def __init__(
+        self,
+        session: "ChatSession",
+        asked: dict[str, object],
+        prompt: Prompt,
+        events: Iterator[Event],
+    ) -> None:
         self.prompt = prompt
         self.text = ""
         self.num_tokens = 0
@@ -340,7 +381,9 @@ class ChatSession:
             RecordError: The template refuses the conversation.
         """
         if self._current is not None:
-            raise ConfigError("the last reply is still being generated; read it to its end, or stop() it")
+            raise ConfigError(
+                "the last reply is still being generated; read it to its end, or stop() it"
+            )
         asked: dict[str, Any] = {"role": "user", "content": text}
         if images:
             medium = "image" if self._images is None else self._images.processor.medium
@@ -354,13 +397,18 @@ class ChatSession:
             tools=self._tools,
             images=self._images,
         )
-        events = self._engine.generate([prompt.ids], self._sampling, first_choice=self._number, images=[prompt.images])
+        events = self._engine.generate(
+            [prompt.ids], self._sampling, first_choice=self._number, images=[prompt.images]
+        )
         self._current, self._number = Reply(self, asked, prompt, events), self._number + 1
         return self._current
 
     def whole(self) -> list[dict[str, Any]]:
         """The conversation, including the system message."""
-        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
+        return [
+            *([{"role": "system", "content": self.system}] if self.system else []),
+            *self.messages,
+        ]
 
     def clear(self) -> None:
         """Remove all turns; the system message stays."""
