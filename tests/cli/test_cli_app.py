@@ -84,7 +84,7 @@ def test_errors_of_ours_print_one_line_and_exit_1(monkeypatch, capsys):
     def fail(arguments: list[str]) -> int:
         raise ConfigError("a.yaml: seed is 'x'; due a number")
 
-    monkeypatch.setattr(cli, "_run", fail)
+    monkeypatch.setattr(cli.app, "_run", fail)
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     assert capsys.readouterr().err == "penstock: a.yaml: seed is 'x'; due a number\n"
@@ -94,14 +94,15 @@ def test_foreign_errors_keep_their_traceback(monkeypatch):
     def fail(arguments: list[str]) -> int:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(cli, "_run", fail)
+    monkeypatch.setattr(cli.app, "_run", fail)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         cli.main()
 
 
 def test_ctrl_c_exits_130():
     code = (
-        "import signal, penstock.use.cli as c; c._run = lambda a: (print('on', flush=True), signal.pause()); c.main()"
+        "import signal, penstock.use.cli.app as c\n"
+        "c._run = lambda a: (print('on', flush=True), signal.pause())\nc.main()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -126,7 +127,10 @@ def test_a_stopped_verb_says_so(monkeypatch, capsys):
 
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_closed_pipe_is_quiet(lines):
-    code = f"import penstock.use.cli as c; c._run = lambda a: [print('x' * 80) for _ in range({lines})] and 0; c.main()"
+    code = (
+        "import penstock.use.cli.app as c\n"
+        f"c._run = lambda a: [print('x' * 80) for _ in range({lines})] and 0\nc.main()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

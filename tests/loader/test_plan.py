@@ -18,6 +18,8 @@ from penstock.plan.sampling.shares import UNIT
 class Lengths:
     """A dataset of which only the lengths exist: all that a plan may look at."""
 
+    extras = None
+
     def __init__(self, lengths, name="lengths"):
         pairs = np.stack([lengths, np.maximum(lengths, 1) - 1], 1).astype(np.uint32)
         self.table = SimpleNamespace(

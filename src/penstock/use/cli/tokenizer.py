@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from penstock.core.terminal import safe_console, visible
 from penstock.tokenizers import Tokenizer
 from penstock.use.cli import used
 from penstock.use.cli.options import AsJson, Delimiter, Format, OnDamagedFile, Separator, TextField
+
+if TYPE_CHECKING:
+    from penstock.tokenizers import Tokenizer
 
 app = typer.Typer(help="Train a tokenizer, add control tokens to one, or describe one.", no_args_is_help=True)
 
@@ -133,7 +136,7 @@ def show(
     _show(describe(ps.load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
 
 
-def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+def describe(tokenizer: "Tokenizer") -> dict[str, Any]:
     """Properties of a tokenizer, JSON-ready; `byte_table_reason` is None if the table exists."""
     try:
         reason, _ = None, tokenizer.byte_table

@@ -31,6 +31,7 @@ _MODULES = {
     "config_training": "use.config.training",
     "conversion": "use.config.axolotl.conversion",
     "curve_picture": "learn.training.curve_picture",
+    "datasets": "data.shards.opening",
     "curves": "learn.training.curves",
     "datasets": "data.shards.opening",
     "distributed": "learn.training.distributed",
