@@ -33,7 +33,6 @@ _MODULES = {
     "curve_picture": "learn.training.curve_picture",
     "datasets": "data.shards.opening",
     "curves": "learn.training.curves",
-    "datasets": "data.shards.opening",
     "distributed": "learn.training.distributed",
     "document": "use.config.document",
     "evaluation_results": "learn.evaluation.results",
