@@ -20,7 +20,13 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint, speed_metrics
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.integrations.huggingface.batches import DENOMINATOR, TARGETS, WEIGHTS, Microbatches, batch
+from penstock.integrations.huggingface.batches import (
+    DENOMINATOR,
+    TARGETS,
+    WEIGHTS,
+    Microbatches,
+    batch,
+)
 from penstock.integrations.huggingface.checks import (
     check_ranks,
     fit_batches,
@@ -150,7 +156,10 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, eval_dataset: object = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: object = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Weighted loss per token over one pass of `eval_loader`: exact, over all ranks, reproducible."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -161,7 +170,10 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
             return metrics
         start = time.time()
         losses, tokens, rows, steps = self._evaluate_loader(chosen)
-        metrics = {f"{metric_key_prefix}_loss": losses / max(tokens, 1e-30), f"{metric_key_prefix}_tokens": tokens}
+        metrics = {
+            f"{metric_key_prefix}_loss": losses / max(tokens, 1e-30),
+            f"{metric_key_prefix}_tokens": tokens,
+        }
         metrics.update(speed_metrics(metric_key_prefix, start, num_samples=rows, num_steps=steps))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -238,7 +250,13 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Microbatches of the loader from its current place; Accelerate has nothing to shard."""
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        return Microbatches(self._steps, rows, self.args.per_device_train_batch_size, self.args.device, self._known_ids)
+        return Microbatches(
+            self._steps,
+            rows,
+            self.args.per_device_train_batch_size,
+            self.args.device,
+            self._known_ids,
+        )
 
     def training_step(
         self, model: object, inputs: dict[str, object], num_items_in_batch: object = None
@@ -250,7 +268,11 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         return loss
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """This microbatch's part of the step's loss, times the ranks over which gradients will be averaged."""
         if TARGETS not in inputs:

@@ -121,7 +121,13 @@ def _encode_rendered(
     if images is None or not loaded:
         return tuple(encode_rendered(tokenizer, rendered.text, literal).ids.tolist()), []
     layouts = [images.processor.layout(image.size) for image in loaded]
-    expanded = expand(rendered.text, literal, images.processor.placeholder, layouts, NOUNS[images.processor.medium])
+    expanded = expand(
+        rendered.text,
+        literal,
+        images.processor.placeholder,
+        layouts,
+        NOUNS[images.processor.medium],
+    )
     encoded, places = restore(encode_rendered(tokenizer, expanded.text, expanded.literal), expanded, images.processor)
     return tuple(encoded.ids.tolist()), [(place.begin, place.end) for place in places]
 
@@ -215,7 +221,10 @@ def fit_chat(
         refuse_media(messages, {})
     else:
         messages = images.place(messages)
-    head = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
+    head = next(
+        (i for i, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES),
+        len(messages),
+    )
     starts = [i for i, message in enumerate(messages) if i > head and message["role"] == "user"]
     cuts = [head, *starts]
 
@@ -362,7 +371,10 @@ class ChatSession:
 
     def whole(self) -> list[dict[str, Any]]:
         """The conversation, including the system message."""
-        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
+        return [
+            *([{"role": "system", "content": self.system}] if self.system else []),
+            *self.messages,
+        ]
 
     def clear(self) -> None:
         """Remove all turns; the system message stays."""
