@@ -1,10 +1,12 @@
-"""Draws `docs/benchmarks.md` as bars: how many times as fast as each peer, from `benchmarks/results/*.json`.
+"""Draws `docs/benchmarks.md` as bars: how many times as fast as each peer, from
+`benchmarks/results/*.json`.
 
     python benchmarks/bars.py [--results FOLDER] [--output FOLDER]
 
-A file of results is what a benchmark writes with `--json`, or holds figures of `docs/benchmarks.md`, each with the
-words it was taken from (`quote`). A bar has a ratio [least, most], or the seconds of [ours, the peer's].
-One SVG a group, readable in light and dark; the bar is full up to the least ratio and pale up to the most.
+A file of results is what a benchmark writes with `--json`, or holds figures of
+`docs/benchmarks.md`, each with the words it was taken from (`quote`). A bar has a ratio [least,
+most], or the seconds of [ours, the peer's]. One SVG a group, readable in light and dark; the bar is
+full up to the least ratio and pale up to the most.
 """
 
 import argparse
@@ -28,7 +30,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", san
   text { fill: #e8eff1; } .page { fill: #131b1e; stroke: #2a383d; } .quiet, .tick { fill: #9db0b8; }
   .grid { stroke: #233035; } .one { stroke: #e8eff1; } .more { fill: #52cdd6; } .less { fill: #f5a27a; }
 }
-"""
+"""  # noqa: E501
 
 
 @final
@@ -49,13 +51,19 @@ class Bar:
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high < math.inf:
-            raise ValueError(f"{self.what}: ratio from {self.low} to {self.high}; expected 0 < least ≤ most")
+            raise ValueError(
+                f"{self.what}: ratio from {self.low} to {self.high}; expected 0 < least ≤ most"
+            )
 
 
 def read_bars(folder: Path) -> list[Bar]:
     """The bars of all files of results."""
     files = sorted(folder.glob("*.json"))
-    return [bar_of(each, path) for path in files for each in json.loads(path.read_text(encoding="utf-8"))["bars"]]
+    return [
+        bar_of(each, path)
+        for path in files
+        for each in json.loads(path.read_text(encoding="utf-8"))["bars"]
+    ]
 
 
 def bar_of(each: dict[str, Any], path: Path) -> Bar:
@@ -74,20 +82,33 @@ def draw(group: str, bars: list[Bar]) -> str:
     height = HEAD + LINE * len(bars) + FOOT
 
     def x(ratio: float) -> float:
-        return round(LEFT + math.log(ratio / least) / math.log(most / least) * (WIDTH - LEFT - RIGHT), 2)
+        return round(
+            LEFT + math.log(ratio / least) / math.log(most / least) * (WIDTH - LEFT - RIGHT), 2
+        )
 
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(group)}, against peers">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
+            f'aria-label="{escape(group)}, against peers">'
+        ),
         f"<style>{STYLE}</style>",
         f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="10"/>',
         f'<text class="title" x="{LEFT}" y="27">{escape(group)}</text>',
-        f'<text class="quiet" x="{WIDTH - LEFT}" y="27" text-anchor="end">times as fast as the peer (1 = equal)</text>',
+        (
+            f'<text class="quiet" x="{WIDTH - LEFT}" y="27" text-anchor="end">times as fast as '
+            "the peer (1 = equal)</text>"
+        ),
     ]
     for tick in ticks:
-        lines = f'data-tick="{tick:g}" x1="{x(tick)}" x2="{x(tick)}" y1="{HEAD - 8}" y2="{height - FOOT}"'
+        lines = (
+            f'data-tick="{tick:g}" x1="{x(tick)}" x2="{x(tick)}" y1="{HEAD - 8}" '
+            f'y2="{height - FOOT}"'
+        )
         parts.append(f'<line class="grid" {lines}/>')
-        parts.append(f'<text class="tick" x="{x(tick)}" y="{HEAD - 14}" text-anchor="middle">{tick:g}</text>')
+        parts.append(
+            f'<text class="tick" x="{x(tick)}" y="{HEAD - 14}" text-anchor="middle">{tick:g}</text>'
+        )
     for place, bar in enumerate(bars):
         parts += _drawn(bar, HEAD + LINE * place, x)
     return "\n".join([*parts, "</svg>\n"])
@@ -97,11 +118,13 @@ def _drawn(bar: Bar, top: int, x: Any) -> list[str]:
     inner, outer = sorted((bar.low, bar.high), key=lambda ratio: abs(math.log(ratio)))
     spans = bar.low < 1 < bar.high
     pieces = (
-        [("range", bar.low, 1.0), ("range", 1.0, bar.high)] if spans else [("", 1.0, inner), ("range", inner, outer)]
+        [("range", bar.low, 1.0), ("range", 1.0, bar.high)]
+        if spans
+        else [("", 1.0, inner), ("range", inner, outer)]
     )
     drawn = [
-        f'<rect class="{"more" if max(a, b) > 1 else "less"} {kind}" x="{min(x(a), x(b))}" y="{top + 22}" '
-        f'width="{abs(x(b) - x(a)):.2f}" height="12"/>'
+        f'<rect class="{"more" if max(a, b) > 1 else "less"} {kind}" x="{min(x(a), x(b))}" '
+        f'y="{top + 22}" width="{abs(x(b) - x(a)):.2f}" height="12"/>'
         for kind, a, b in pieces
         if a != b
     ]
@@ -111,7 +134,10 @@ def _drawn(bar: Bar, top: int, x: Any) -> list[str]:
         f'<text x="{LEFT}" y="{top + 15}">{escape(bar.what)} {peer}</text>',
         *drawn,
         f'<line class="one" x1="{x(1.0)}" x2="{x(1.0)}" y1="{top + 19}" y2="{top + 37}"/>',
-        f'<text class="value" x="{max(x(bar.high), x(1.0)) + 8}" y="{top + 33}">{value_text(bar)}</text>',
+        (
+            f'<text class="value" x="{max(x(bar.high), x(1.0)) + 8}" '
+            f'y="{top + 33}">{value_text(bar)}</text>'
+        ),
         "</g>",
     ]
 
@@ -128,7 +154,9 @@ def name_of(group: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--output", type=Path, default=HERE.parent / "docs" / "pictures")
     options = parser.parse_args()

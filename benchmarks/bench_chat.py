@@ -1,20 +1,24 @@
-"""Chats: preparing conversations against TRL, rendering against transformers, the boundary scan against axolotl.
+"""Chats: preparing conversations against TRL, rendering against transformers, the boundary scan
+against axolotl.
 
-Preparing: CPU seconds from JSONL to tokens with loss weights, of both sides start-up not counted (what a quarter of the
-conversations costs is taken off the whole); they must train as many tokens. Ours also makes a certificate of each.
-Their text is Python's standard library, cut into questions of about 240 characters and answers of 1,000.
+Preparing: CPU seconds from JSONL to tokens with loss weights, of both sides start-up not counted
+(what a quarter of the conversations costs is taken off the whole); they must train as many tokens.
+Ours also makes a certificate of each. Their text is Python's standard library, cut into questions
+of about 240 characters and answers of 1,000.
 
-Rendering: CPU time of `Template.render` over that of `apply_chat_template(tokenize=False)`, the median over templates.
+Rendering: CPU time of `Template.render` over that of `apply_chat_template(tokenize=False)`, the
+median over templates.
 
-The scan: nanoseconds a token, one core, 8 rows of 4,096 tokens as in axolotl's own test, with turns as in ordinary
-conversations and very short ones. Both sides give one value a token: ours float32 weights, axolotl's a bool mask; they
-must train the same number of tokens.
+The scan: nanoseconds a token, one core, 8 rows of 4,096 tokens as in axolotl's own test, with turns
+as in ordinary conversations and very short ones. Both sides give one value a token: ours float32
+weights, axolotl's a bool mask; they must train the same number of tokens.
 
-    python benchmarks/bench_chat.py [--trl PYTHON] [--peers PYTHON] [--templates FOLDER] [--tokenizer FOLDER]
+    python benchmarks/bench_chat.py [--trl PYTHON] [--peers PYTHON] [--templates FOLDER]
+    [--tokenizer FOLDER]
 
-`--trl`: a Python with trl; `--peers`: one with axolotl (pip install --no-deps axolotl), torch and transformers;
-`--templates`: a folder of .jinja files to be timed beside ours; `--tokenizer`: a folder with a tokenizer.json that has
-<|im_start|> and <|im_end|>, else one is trained.
+`--trl`: a Python with trl; `--peers`: one with axolotl (pip install --no-deps axolotl), torch and
+transformers; `--templates`: a folder of .jinja files to be timed beside ours; `--tokenizer`: a
+folder with a tokenizer.json that has <|im_start|> and <|im_end|>, else one is trained.
 """
 
 import json
@@ -35,16 +39,17 @@ from penstock.chat.masks.scanning import scan
 
 TEMPLATES = {
     "ChatML": (
-        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
-        "{% if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
-        "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}{% if "
+        "message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% "
+        "endgeneration %}{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' "
+        "}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif "
+        "%}"
     ),
     "headers": (
-        "{{ bos_token }}{% for message in messages %}"
-        "{% set content = '<|start|>' + message['role'] + '<|end|>\\n\\n' + message['content'] | trim + '<|eot|>' %}"
-        "{{ content }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\\n\\n' }}{% endif %}"
+        "{{ bos_token }}{% for message in messages %}{% set content = '<|start|>' + "
+        "message['role'] + '<|end|>\\n\\n' + message['content'] | trim + '<|eot|>' %}{{ "
+        "content }}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<|start|>assistant<|end|>\\n\\n' }}{% endif %}"
     ),
     "instructions": (
         "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
@@ -61,7 +66,9 @@ CALLS = 20
 
 
 def conversations(question: float, answer: float) -> np.ndarray:
-    """Rows of turns with lengths about those, int64 [ROWS, SLOTS]; ids as Qwen's, without its control tokens."""
+    """Rows of turns with lengths about those, int64 [ROWS, SLOTS]; ids as Qwen's, without its
+    control tokens.
+    """
     random = np.random.default_rng(0)
     rows = []
     for _ in range(ROWS):
@@ -104,7 +111,9 @@ def bench_scan(repeats: int, peers: str | None) -> None:
             others = {}
             if peers:
                 others = {
-                    f"axolotl, {kind}": Peer(peers, "axolotl_scan.py", str(path), str(declared), kind)
+                    f"axolotl, {kind}": Peer(
+                        peers, "axolotl_scan.py", str(path), str(declared), kind
+                    )
                     for kind in ("reference", "vectorized")
                 }
             seconds = take_turns(rivals | others, repeats)
@@ -119,7 +128,9 @@ def bench_scan(repeats: int, peers: str | None) -> None:
 
 
 def write_chats(path: Path, pairs: int) -> None:
-    """Conversations of one to four questions with their answers, until there are so many pairs; text never repeats."""
+    """Conversations of one to four questions with their answers, until there are so many pairs;
+    text never repeats.
+    """
     text, at, random = "\n".join(standard_library(pairs * 1300)), 0, np.random.default_rng(0)
 
     def take(mean: int) -> str:
@@ -153,7 +164,7 @@ import sys
 import penstock
 chats, tokenizer, template, output = sys.argv[1:]
 penstock.prepare(chats, tokenizer=tokenizer, template=template, output=output, processes=1, progress=False)
-"""
+"""  # noqa: E501
 
 
 def bench_prepare(folder: Path, tokenizer: Path, trl: str | None, repeats: int) -> None:
@@ -162,25 +173,32 @@ def bench_prepare(folder: Path, tokenizer: Path, trl: str | None, repeats: int) 
     sizes = {"few": 3000, "many": 12_000}
     for name, pairs in sizes.items():
         write_chats(folder / f"{name}.jsonl", pairs)
-    lines = {name: (folder / f"{name}.jsonl").read_text(encoding="utf-8").count("\n") for name in sizes}
+    lines = {
+        name: (folder / f"{name}.jsonl").read_text(encoding="utf-8").count("\n") for name in sizes
+    }
     conversations = lines["many"] - lines["few"]
 
     def ours(name: str) -> float:
         output = folder / "out" / name
         shutil.rmtree(output, ignore_errors=True)
-        return children_seconds(PREPARE, str(folder / f"{name}.jsonl"), str(tokenizer), str(template), str(output))
+        return children_seconds(
+            PREPARE, str(folder / f"{name}.jsonl"), str(tokenizer), str(template), str(output)
+        )
 
     rivals = {f"penstock {name}": lambda name=name: ours(name) for name in sizes}
     peers = {}
     if trl:
         vocabulary = str(tokenizer / "tokenizer.json")
         peers = {
-            f"TRL {name}": Peer(trl, "trl_chat.py", str(folder / f"{name}.jsonl"), vocabulary, str(template))
+            f"TRL {name}": Peer(
+                trl, "trl_chat.py", str(folder / f"{name}.jsonl"), vocabulary, str(template)
+            )
             for name in sizes
         }
     seconds = take_turns(rivals | peers, repeats)
     spent = {
-        who: seconds[f"{who} many"] - seconds[f"{who} few"] for who in (["penstock", "TRL"] if trl else ["penstock"])
+        who: seconds[f"{who} many"] - seconds[f"{who} few"]
+        for who in (["penstock", "TRL"] if trl else ["penstock"])
     }
     trained = int(ps.Dataset.open(folder / "out" / "many").manifest.trained_tokens)
     rows = [
@@ -200,7 +218,10 @@ def bench_render(folder: Path, tokenizer: Path, more: str | None, repeats: int) 
 
     sources = dict(TEMPLATES)
     if more:
-        sources |= {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(more).rglob("*.jinja"))}
+        sources |= {
+            path.stem: path.read_text(encoding="utf-8")
+            for path in sorted(Path(more).rglob("*.jinja"))
+        }
     theirs = PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )
@@ -209,26 +230,46 @@ def bench_render(folder: Path, tokenizer: Path, more: str | None, repeats: int) 
     chats = [json.loads(line)["messages"] for line in lines]
     ratios, rows = [], []
     for name, source in sources.items():
-        template = ps.chat.load_template(source, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+        template = ps.chat.load_template(
+            source, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        )
         try:
             template.render(chats[0])
         except ps.PenstockError:
             continue
         rivals = {
-            "penstock": lambda template=template: cpu_seconds(lambda: [template.render(chat) for chat in chats]),
+            "penstock": lambda template=template: cpu_seconds(
+                lambda: [template.render(chat) for chat in chats]
+            ),
             "transformers": lambda source=source: cpu_seconds(
-                lambda: [theirs.apply_chat_template(chat, chat_template=source, tokenize=False) for chat in chats]
+                lambda: [
+                    theirs.apply_chat_template(chat, chat_template=source, tokenize=False)
+                    for chat in chats
+                ]
             ),
         }
         seconds = take_turns(rivals, repeats)
         ratios.append(seconds["penstock"] / seconds["transformers"])
         if name in TEMPLATES:
-            rows.append((name, f"{seconds['penstock'] / len(chats) * 1e6:.0f} us", f"{ratios[-1]:.2f} x transformers"))
+            rows.append(
+                (
+                    name,
+                    f"{seconds['penstock'] / len(chats) * 1e6:.0f} us",
+                    f"{ratios[-1]:.2f} x transformers",
+                )
+            )
     over = sum(ratio > 2 for ratio in ratios)
     rows.append(
-        (f"median of {len(ratios)} templates", f"{statistics.median(ratios):.2f}", f"due: <= 2; {over} are over 2")
+        (
+            f"median of {len(ratios)} templates",
+            f"{statistics.median(ratios):.2f}",
+            f"due: <= 2; {over} are over 2",
+        )
     )
-    work, median = "render a chat; ours with the origin of each character", statistics.median(ratios)
+    work, median = (
+        "render a chat; ours with the origin of each character",
+        statistics.median(ratios),
+    )
     against("Chats and tokenizers", work, "transformers' plain rendering", ours=median, theirs=1.0)
     table("Rendering with provenance, a conversation", rows)
 
@@ -251,7 +292,11 @@ if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--trl", metavar="PYTHON", help="a Python in which trl is installed")
     parser.add_argument("--templates", metavar="FOLDER", help="more templates to render")
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="with <|im_start|> and <|im_end|>; else one is trained")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="with <|im_start|> and <|im_end|>; else one is trained",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         tokenizer = tokenizer_folder(Path(name), options.tokenizer)

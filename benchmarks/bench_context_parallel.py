@@ -1,9 +1,11 @@
-"""Ranks that share a row: how evenly `row.split` divides its attention, against zigzag, and what a division costs.
+"""Ranks that share a row: how evenly `row.split` divides its attention, against zigzag, and what a
+division costs.
 
-Attention is counted in pairs of query and key, which is exact and the same everywhere: the time of the most loaded rank
-over the mean is what context parallelism loses by waiting. Zigzag cuts a row into two chunks for each rank and gives
-rank i the chunks i and 2n − 1 − i, as torch's `context_parallel` does by default. That is even for one document a row.
-Lengths are lognormal. Each line: rows; most loaded over mean by `split` (median, worst); the same by zigzag.
+Attention is counted in pairs of query and key, which is exact and the same everywhere: the time of
+the most loaded rank over the mean is what context parallelism loses by waiting. Zigzag cuts a row
+into two chunks for each rank and gives rank i the chunks i and 2n − 1 − i, as torch's
+`context_parallel` does by default. That is even for one document a row. Lengths are lognormal. Each
+line: rows; most loaded over mean by `split` (median, worst); the same by zigzag.
 
     python benchmarks/bench_context_parallel.py [--rows 30]
 """
@@ -26,7 +28,9 @@ def lengths_of(random: np.random.Generator, slots: int, mean: int | None) -> np.
     """Lengths of documents that fill a row."""
     if mean is None:
         return np.array([slots])
-    drawn = np.clip(random.lognormal(np.log(mean) - 0.5, 1.0, slots // 8), 8, slots).astype(np.int64)
+    drawn = np.clip(random.lognormal(np.log(mean) - 0.5, 1.0, slots // 8), 8, slots).astype(
+        np.int64
+    )
     ends = np.minimum(np.cumsum(drawn), slots)
     return np.diff(ends[: np.searchsorted(ends, slots) + 1], prepend=0)
 
@@ -60,9 +64,15 @@ def main() -> None:
             each = (process_time() - begun) / len(rows)
             ours = [float(part.loads.max() / part.loads.mean()) for part in parts]
             theirs = [zigzag(lengths, ranks) for lengths in drawn]
-            what = f"{slots:,} slots, {'one document' if mean is None else f'documents of {mean:,}'}"
+            what = (
+                f"{slots:,} slots, {'one document' if mean is None else f'documents of {mean:,}'}"
+            )
             lines.append(
-                (f"{what}, {ranks} ranks", _ratio(ours), f"zigzag {_ratio(theirs)}; {1e3 * each:.1f} ms a division")
+                (
+                    f"{what}, {ranks} ranks",
+                    _ratio(ours),
+                    f"zigzag {_ratio(theirs)}; {1e3 * each:.1f} ms a division",
+                )
             )
     table(f"pairs of the most loaded rank over the mean, {given.rows} rows", lines)
 

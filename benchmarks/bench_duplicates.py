@@ -1,7 +1,8 @@
-"""Duplicates: what hashing adds to a preparation, and time and memory of the search among all hashes. CPU time.
+"""Duplicates: what hashing adds to a preparation, and time and memory of the search among all
+hashes. CPU time.
 
-The search runs on made hashes, sorted in parts as preparations write them; a fifth are duplicates. A plain set of the
-hashes in Python, the obvious way, is timed on the first million.
+The search runs on made hashes, sorted in parts as preparations write them; a fifth are duplicates.
+A plain set of the hashes in Python, the obvious way, is timed on the first million.
 
     python benchmarks/bench_duplicates.py [--documents N]
 """
@@ -55,23 +56,44 @@ def main() -> None:
     first = np.concatenate(parts[:10])
     by_set = cpu_seconds(lambda: slow_search(first))
     rows = [
-        ("search, documents a second", f"{count / search:,.0f}", f"{count:,} documents, {found[0]:,} dropped"),
-        ("a set in Python, documents a second", f"{len(first) / by_set:,.0f}", f"{len(first):,} documents"),
-        ("memory of the search", f"{memory / 1e6:,.0f} MB", "on top of the hashes, which are mapped files"),
+        (
+            "search, documents a second",
+            f"{count / search:,.0f}",
+            f"{count:,} documents, {found[0]:,} dropped",
+        ),
+        (
+            "a set in Python, documents a second",
+            f"{len(first) / by_set:,.0f}",
+            f"{len(first):,} documents",
+        ),
+        (
+            "memory of the search",
+            f"{memory / 1e6:,.0f} MB",
+            "on top of the hashes, which are mapped files",
+        ),
     ]
     texts = standard_library(TEXT_BYTES)
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = ps.train_tokenizer(texts[:200], vocab_size=8000, output=Path(folder) / "t", progress=False)
+        tokenizer = ps.train_tokenizer(
+            texts[:200], vocab_size=8000, output=Path(folder) / "t", progress=False
+        )
         for drop in (False, True, False, True):
-            output, options = Path(folder) / f"{drop}", {"processes": 1, "progress": False, "overwrite": True}
+            output, options = (
+                Path(folder) / f"{drop}",
+                {"processes": 1, "progress": False, "overwrite": True},
+            )
             seconds[drop] = cpu_seconds(
                 lambda output=output, options=options, drop=drop: ps.prepare(
                     iter(texts), tokenizer=tokenizer, output=output, drop_duplicates=drop, **options
                 )
             )
     rows.append(
-        ("prepare with it, times as long", f"{seconds[True] / seconds[False]:.2f}", f"{len(texts):,} files of Python")
+        (
+            "prepare with it, times as long",
+            f"{seconds[True] / seconds[False]:.2f}",
+            f"{len(texts):,} files of Python",
+        )
     )
     table("duplicates", rows)
 

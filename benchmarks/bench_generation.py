@@ -1,22 +1,25 @@
-"""The engine against transformers on the same weights, on the CPU: whole calls, steps at any context, shared prompts.
+"""The engine against transformers on the same weights, on the CPU: whole calls, steps at any
+context, shared prompts.
 
     python benchmarks/bench_generation.py [--threads 1] [--repeats 5]
 
-A Llama of 12 million parameters in float32 (6 layers, width 384, vocabulary of 4,096). CPU time; rivals take turns,
-medians.
+A Llama of 12 million parameters in float32 (6 layers, width 384, vocabulary of 4,096). CPU time;
+rivals take turns, medians.
 
-Whole calls of `generate`: 64 tokens after 64, for 1, 8 and 32 sequences at once, greedily, and with temperature 0.8 and
-top-p 0.95. Neither has a token that ends a sequence, so both write all; prompts are read in the call. `step` is the
-time of the call over the tokens of a sequence, and `ours` how much of it is not the model but choosing, text and
-events.
+Whole calls of `generate`: 64 tokens after 64, for 1, 8 and 32 sequences at once, greedily, and with
+temperature 0.8 and top-p 0.95. Neither has a token that ends a sequence, so both write all; prompts
+are read in the call. `step` is the time of the call over the tokens of a sequence, and `ours` how
+much of it is not the model but choosing, text and events.
 
-Steps: one token for each sequence, at a context of 128, 1,024 and 4,096 tokens, whose keys and values are made up on
-both sides (`extend` and argmax against `forward` with a `DynamicCache` and argmax). `mixed`: one sequence of 2,000
-tokens and seven of 16; transformers pads these to 2,000. Its fair share is the step of eight of 16, and what the step
-of one sequence of 2,000 takes more than that of one of 16.
+Steps: one token for each sequence, at a context of 128, 1,024 and 4,096 tokens, whose keys and
+values are made up on both sides (`extend` and argmax against `forward` with a `DynamicCache` and
+argmax). `mixed`: one sequence of 2,000 tokens and seven of 16; transformers pads these to 2,000.
+Its fair share is the step of eight of 16, and what the step of one sequence of 2,000 takes more
+than that of one of 16.
 
-Shared prompts: eight samples of 16 tokens after one prompt of 1,024. Memory: the process' resident bytes over those of
-the stored keys and values, for a cache of 8 x 4,096 that holds one sequence of 2,000 and seven of 16.
+Shared prompts: eight samples of 16 tokens after one prompt of 1,024. Memory: the process' resident
+bytes over those of the stored keys and values, for a cache of 8 x 4,096 that holds one sequence of
+2,000 and seven of 16.
 """
 
 import cProfile
@@ -50,7 +53,9 @@ WAYS = {
 
 
 def share_of_ours(work: Work) -> float:
-    """How much of the engine's time is not spent in the model; by a profile, which makes Python look slower."""
+    """How much of the engine's time is not spent in the model; by a profile, which makes Python
+    look slower.
+    """
     profile = cProfile.Profile()
     profile.runcall(work)
     spent = {name[2]: total for name, (*_, total, _) in pstats.Stats(profile).stats.items()}  # type: ignore[attr-defined]
@@ -102,8 +107,16 @@ def their_steps(peer: Any, lengths: list[int]) -> Callable[[], float]:
         with torch.inference_mode():
             for _ in range(STEPS):
                 seen = torch.cat([seen, torch.ones(count, 1, dtype=torch.int64)], 1)
-                given = {"attention_mask": seen, "position_ids": seen.sum(1, keepdim=True) - 1} if padded else {}
-                tokens = peer(tokens[:, None], past_key_values=cache, use_cache=True, **given).logits[:, -1].argmax(-1)
+                given = (
+                    {"attention_mask": seen, "position_ids": seen.sum(1, keepdim=True) - 1}
+                    if padded
+                    else {}
+                )
+                tokens = (
+                    peer(tokens[:, None], past_key_values=cache, use_cache=True, **given)
+                    .logits[:, -1]
+                    .argmax(-1)
+                )
 
     def seconds() -> float:
         cache = DynamicCache()
@@ -118,20 +131,33 @@ def step_lines(model: Any, peer: Any, repeats: int) -> list[tuple[str, str, str]
     """Steps at several batches and contexts, and with mixed lengths."""
     lines = []
     mixed = [2000] + [16] * 7
-    cases = {f"{count} at {context:,}": [context] * count for context in (128, 1024, 4096) for count in (1, 8, 32)}
+    cases = {
+        f"{count} at {context:,}": [context] * count
+        for context in (128, 1024, 4096)
+        for count in (1, 8, 32)
+    }
     for name, lengths in {**cases, "1 at 2,000 and 7 at 16": mixed}.items():
-        rivals = {"ours": partial(cpu_seconds, our_steps(model, lengths)), "theirs": their_steps(peer, lengths)}
+        rivals = {
+            "ours": partial(cpu_seconds, our_steps(model, lengths)),
+            "theirs": their_steps(peer, lengths),
+        }
         seconds = take_turns(rivals, repeats)
         mine, other = (1e3 * seconds[who] / STEPS for who in rivals)
-        lines.append((f"a step, {name}", f"{other / mine:.2f} ×", f"{mine:.1f} against {other:.1f} ms"))
+        lines.append(
+            (f"a step, {name}", f"{other / mine:.2f} ×", f"{mine:.1f} against {other:.1f} ms")
+        )
         against("Generation", f"a decoding step, {name}", "transformers", ours=mine, theirs=other)
         del rivals
         gc.collect()
     shares = {"mixed": mixed, "short": [16] * 8, "one": [16], "long": [2000]}
     works = {name: our_steps(model, lengths) for name, lengths in shares.items()}
-    spent = take_turns({name: partial(cpu_seconds, work) for name, work in works.items()}, 3 * repeats)
+    spent = take_turns(
+        {name: partial(cpu_seconds, work) for name, work in works.items()}, 3 * repeats
+    )
     fair = spent["short"] + spent["long"] - spent["one"]
-    lines.append(("the mixed step over its fair share", f"{spent['mixed'] / fair:.2f}", "goal: ≤ 1.3"))
+    lines.append(
+        ("the mixed step over its fair share", f"{spent['mixed'] / fair:.2f}", "goal: ≤ 1.3")
+    )
     return lines
 
 
@@ -147,14 +173,29 @@ def shared_lines(model: Any, peer: Any, tokenizer: Any, repeats: int) -> list[tu
     def theirs() -> None:
         ids = torch.tensor([prompt])
         peer.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, min_new_tokens=16, do_sample=True, top_k=0,
-            num_return_sequences=8, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=16,
+            min_new_tokens=16,
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=8,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
 
-    seconds = take_turns({"ours": partial(cpu_seconds, ours), "theirs": partial(cpu_seconds, theirs)}, repeats)
+    seconds = take_turns(
+        {"ours": partial(cpu_seconds, ours), "theirs": partial(cpu_seconds, theirs)}, repeats
+    )
     note = f"{seconds['ours']:.2f} against {seconds['theirs']:.2f} s"
     against("Generation", "8 samples after one prompt of 1,024 tokens", "transformers", **seconds)
-    return [("8 samples of 16 after one prompt of 1,024", f"{seconds['theirs'] / seconds['ours']:.2f} ×", note)]
+    return [
+        (
+            "8 samples of 16 after one prompt of 1,024",
+            f"{seconds['theirs'] / seconds['ours']:.2f} ×",
+            note,
+        )
+    ]
 
 
 def memory_line(model: Any) -> tuple[str, str, str]:
@@ -188,19 +229,28 @@ def main() -> None:
     model = build_model(SETTINGS, vocab_size=VOCABULARY, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         texts = standard_library(2_000_000)
-        tokenizer = train_tokenizer(texts, vocab_size=VOCABULARY, output=f"{folder}/tokenizer", progress=False)
+        tokenizer = train_tokenizer(
+            texts, vocab_size=VOCABULARY, output=f"{folder}/tokenizer", progress=False
+        )
         export(model, f"{folder}/model")
         peer = AutoModelForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32).eval()
     rows = [memory_line(model)]
     for way, (sampling, options) in WAYS.items():
         for count in (1, 8, 32):
             prompts = torch.randint(
-                0, tokenizer.vocab_size, (count, PROMPT), generator=torch.Generator().manual_seed(count)
+                0,
+                tokenizer.vocab_size,
+                (count, PROMPT),
+                generator=torch.Generator().manual_seed(count),
             )
-            engine = Engine(model, tokenizer, context_length=PROMPT + WRITTEN, forbidden_ids=(), slots=count)
+            engine = Engine(
+                model, tokenizer, context_length=PROMPT + WRITTEN, forbidden_ids=(), slots=count
+            )
             listed = prompts.tolist()
 
-            def ours(engine: Engine = engine, listed: Any = listed, sampling: Sampling = sampling) -> None:
+            def ours(
+                engine: Engine = engine, listed: Any = listed, sampling: Sampling = sampling
+            ) -> None:
                 # Each repeat begins with other tokens, so that no prompt is found in the cache.
                 for prompt in listed:
                     prompt[0] = (prompt[0] + 1) % tokenizer.vocab_size
@@ -208,21 +258,37 @@ def main() -> None:
 
             def theirs(prompts: torch.Tensor = prompts, options: Any = options) -> None:
                 peer.generate(
-                    prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=WRITTEN, min_new_tokens=WRITTEN,
-                    eos_token_id=None, pad_token_id=0, **options,
-                )  # fmt: skip
+                    prompts,
+                    attention_mask=torch.ones_like(prompts),
+                    max_new_tokens=WRITTEN,
+                    min_new_tokens=WRITTEN,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                    **options,
+                )
 
             seconds = take_turns(
-                {"ours": partial(cpu_seconds, ours), "theirs": partial(cpu_seconds, theirs)}, flags.repeats
+                {"ours": partial(cpu_seconds, ours), "theirs": partial(cpu_seconds, theirs)},
+                flags.repeats,
             )
             mine, other = (count * WRITTEN / seconds[name] for name in ("ours", "theirs"))
             step, own = 1e3 * seconds["ours"] / WRITTEN, share_of_ours(ours)
-            note = f"{mine:.0f} against {other:.0f} tokens/s; step {step:.1f} ms, ours {100 * own:.0f} %"
+            note = (
+                f"{mine:.0f} against {other:.0f} tokens/s; step {step:.1f} ms, ours "
+                f"{100 * own:.0f} %"
+            )
             rows.append((f"{way}, {count} at once", f"{mine / other:.2f} ×", note))
-            against("Generation", f"whole calls of generate, {way}, {count} at once", "transformers", **seconds)
+            against(
+                "Generation",
+                f"whole calls of generate, {way}, {count} at once",
+                "transformers",
+                **seconds,
+            )
     rows += step_lines(model, peer, flags.repeats)
     rows += shared_lines(model, peer, tokenizer, flags.repeats)
-    table(f"penstock against transformers.generate, 12 M parameters, {flags.threads} thread(s)", rows)
+    table(
+        f"penstock against transformers.generate, 12 M parameters, {flags.threads} thread(s)", rows
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """The loader against its peers and its limit: tokens a second, one core, CPU time, data in memory.
 
-The public path is what users write: `for step in loader: step.torch()`, from the plan to torch tensors in int64 with
-tokens, targets, positions, document ids and cumulative lengths, checksums checked; also while the last two steps are
-held, as a trainer that prefetches does, and row by row. Against it: nanoGPT's `get_batch` and torch's DataLoader over a
-mapped file, which make tokens and targets and know no documents; Megatron's dataset and Grain, with `--peers`.
+The public path is what users write: `for step in loader: step.torch()`, from the plan to torch
+tensors in int64 with tokens, targets, positions, document ids and cumulative lengths, checksums
+checked; also while the last two steps are held, as a trainer that prefetches does, and row by row.
+Against it: nanoGPT's `get_batch` and torch's DataLoader over a mapped file, which make tokens and
+targets and know no documents; Megatron's dataset and Grain, with `--peers`.
 
-The fill is the kernel alone. It is held against two limits, which make one array of 8 bytes a token where complete rows
-in int64 are four. NumPy's gather makes a batch of rows at random places of a mapped file of tokens, as int64. The bare
-copy is the limit of the machine: the same rows from memory into an array that exists, in the second-level cache all the
-time. Documents are Python's standard library in tokens, ten times over, cut at lognormal lengths (mean 775): 90 MB.
+The fill is the kernel alone. It is held against two limits, which make one array of 8 bytes a token
+where complete rows in int64 are four. NumPy's gather makes a batch of rows at random places of a
+mapped file of tokens, as int64. The bare copy is the limit of the machine: the same rows from
+memory into an array that exists, in the second-level cache all the time. Documents are Python's
+standard library in tokens, ten times over, cut at lognormal lengths (mean 775): 90 MB.
 
     python benchmarks/bench_loader.py [--peers PYTHON]     # a Python with megatron-core and grain
 """
@@ -24,7 +26,16 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from common import Peer, against, arguments, cpu_seconds, lognormal_lengths, standard_library, table, take_turns
+from common import (
+    Peer,
+    against,
+    arguments,
+    cpu_seconds,
+    lognormal_lengths,
+    standard_library,
+    table,
+    take_turns,
+)
 from penstock.data.shards.format._kernels import CHUNK_TOKENS
 from penstock.plan.loader import Plan, PlanSettings
 
@@ -35,9 +46,13 @@ LEAST_TOKENS = 45_000_000
 
 
 def tokens_of(folder: Path) -> np.ndarray:
-    """Token ids of the standard library, by a tokenizer trained on a part of it; so often that no cache holds them."""
+    """Token ids of the standard library, by a tokenizer trained on a part of it; so often that no
+    cache holds them.
+    """
     texts = standard_library(12_000_000)
-    tokenizer = ps.train_tokenizer(texts[:150], vocab_size=8192, output=folder / "tokenizer", progress=False)
+    tokenizer = ps.train_tokenizer(
+        texts[:150], vocab_size=8192, output=folder / "tokenizer", progress=False
+    )
     tokens = np.concatenate([tokenizer.encode(text) for text in texts]).astype(np.uint16)
     return np.tile(tokens, -(-LEAST_TOKENS // len(tokens)))
 
@@ -52,7 +67,9 @@ def fill_work(dataset: ps.Dataset, distances: int, dtype: str = "int64") -> tupl
     need = ps.InputRequirements(
         positions=True, document_ids=True, cu_seqlens=True, dtype=dtype, target_distances=distances
     )
-    loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need)
+    loader = ps.Loader(
+        dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need
+    )
     plans = [loader._planner.next() for _ in range(TURNS * STEPS)]
     written, parts = loader._fill.run_python(plans[0].pieces), turns(plans)
 
@@ -63,13 +80,20 @@ def fill_work(dataset: ps.Dataset, distances: int, dtype: str = "int64") -> tupl
     return work, sum(int(plan.pieces["tokens"].sum()) for plan in plans) // TURNS
 
 
-def public_work(dataset: ps.Dataset, take: Callable[[Any], Any], *, held: int = 0, fields: bool = True) -> object:
-    """Work that takes steps of a loader as a training loop does, and keeps the last `held` of what it took.
+def public_work(
+    dataset: ps.Dataset, take: Callable[[Any], Any], *, held: int = 0, fields: bool = True
+) -> object:
+    """Work that takes steps of a loader as a training loop does, and keeps the last `held` of what
+    it took.
 
     `fields`: with positions, document ids and cu_seqlens, not only tokens and targets.
     """
-    need = ps.InputRequirements(positions=fields, document_ids=fields, cu_seqlens=fields, dtype="int64")
-    steps = iter(ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need))
+    need = ps.InputRequirements(
+        positions=fields, document_ids=fields, cu_seqlens=fields, dtype="int64"
+    )
+    steps = iter(
+        ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need)
+    )
     kept: deque[Any] = deque(maxlen=held)
 
     def work() -> None:
@@ -89,7 +113,9 @@ def get_batch_work(file: Path) -> object:
         for _ in range(STEPS):
             begins = torch.randint(len(mapped) - SLOTS - 1, (ROWS,))
             torch.stack([torch.from_numpy(mapped[i : i + SLOTS].astype(np.int64)) for i in begins])
-            torch.stack([torch.from_numpy(mapped[i + 1 : i + 1 + SLOTS].astype(np.int64)) for i in begins])
+            torch.stack(
+                [torch.from_numpy(mapped[i + 1 : i + 1 + SLOTS].astype(np.int64)) for i in begins]
+            )
 
     return work
 
@@ -123,9 +149,11 @@ def data_loader_work(file: Path) -> object:
 
 
 def consumer_lines(dataset: ps.Dataset, repeats: int) -> list[tuple[str, str, str]]:
-    """What the loader costs a consumer that computes 13 ms a step: CPU time of its thread, and time on the wall.
+    """What the loader costs a consumer that computes 13 ms a step: CPU time of its thread, and time
+    on the wall.
 
-    Over the same computation without a loader, for steps that it fills itself and for steps that a thread fills ahead.
+    Over the same computation without a loader, for steps that it fills itself and for steps that a
+    thread fills ahead.
     """
     import torch
 
@@ -140,7 +168,9 @@ def consumer_lines(dataset: ps.Dataset, repeats: int) -> list[tuple[str, str, st
     need = ps.InputRequirements(positions=True, document_ids=True, cu_seqlens=True, dtype="int64")
     sources: dict[str, Any] = {"no loader": iter(int, 1)}
     for threads in (0, 1):
-        loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=threads, requirements=need)
+        loader = ps.Loader(
+            dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=threads, requirements=need
+        )
         sources[f"threads={threads}"] = (step.torch() for step in loader)
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
     for _ in range(3 * repeats + 1):
@@ -154,7 +184,11 @@ def consumer_lines(dataset: ps.Dataset, repeats: int) -> list[tuple[str, str, st
     alone = medians["no loader"]
     note = f"of {1e3 * alone[0] / 40:.1f} ms a step"
     return [
-        (f"a consumer's CPU; wall time, {name}", "; ".join(f"{100 * x:+.1f} %" for x in found / alone - 1), note)
+        (
+            f"a consumer's CPU; wall time, {name}",
+            "; ".join(f"{100 * x:+.1f} %" for x in found / alone - 1),
+            note,
+        )
         for name, found in medians.items()
         if name != "no loader"
     ]
@@ -190,7 +224,9 @@ def copy_work(tokens: np.ndarray) -> object:
 
 def checked_over_used(dataset: ps.Dataset, packing: str) -> float:
     """Tokens whose checksums are computed over tokens that rows hold, from the pieces of a plan."""
-    loader = ps.Loader(dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, packing=packing)
+    loader = ps.Loader(
+        dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, packing=packing
+    )
     pieces = np.concatenate([loader._planner.next().pieces for _ in range(STEPS)])
     begin, count = pieces["begin"], pieces["tokens"]
     length = dataset.table.lengths[pieces["document"], 0].astype(np.int64)
@@ -206,12 +242,19 @@ RANKS = 1024
 def rank_work(folder: Path) -> tuple[object, int]:
     """Work that plans steps as a rank of 1,024 does, 8 rows for each; and the steps.
 
-    A million documents, whose lengths do not fit the second-level cache: rows of 512 slots hold as many of them as rows
-    of 4,096 of web text, without as many tokens on disk.
+    A million documents, whose lengths do not fit the second-level cache: rows of 512 slots hold as
+    many of them as rows of 4,096 of web text, without as many tokens on disk.
     """
-    ids, lengths = np.arange(512, dtype=np.uint16), lognormal_lengths(1_000_000, mean=97, largest=512)
-    dataset = ps.write_dataset(folder / "many", (ids[:length] for length in lengths), vocab_size=512)
-    loader = ps.Loader(dataset, sequence_length=512, rows_per_step=8 * RANKS, threads=0, data_parallel=(0, RANKS))
+    ids, lengths = (
+        np.arange(512, dtype=np.uint16),
+        lognormal_lengths(1_000_000, mean=97, largest=512),
+    )
+    dataset = ps.write_dataset(
+        folder / "many", (ids[:length] for length in lengths), vocab_size=512
+    )
+    loader = ps.Loader(
+        dataset, sequence_length=512, rows_per_step=8 * RANKS, threads=0, data_parallel=(0, RANKS)
+    )
     for _ in range(3):
         loader._planner.next()
 
@@ -225,7 +268,9 @@ def rank_work(folder: Path) -> tuple[object, int]:
 def plan_work(dataset: ps.Dataset, tokens: int) -> object:
     """Work that plans windows of about `tokens` tokens from a blend of two sources."""
     mixture = ps.Mixture([ps.Source(dataset, 0.7, "a"), ps.Source(dataset, 0.3, "b")])
-    plan = Plan(mixture, [dataset, dataset], PlanSettings(sequence_length=SLOTS, rows_per_step=ROWS))
+    plan = Plan(
+        mixture, [dataset, dataset], PlanSettings(sequence_length=SLOTS, rows_per_step=ROWS)
+    )
     for _ in range(8):
         plan.next_window()
 
@@ -251,11 +296,17 @@ def main() -> None:
         narrow, narrow_tokens = fill_work(dataset, 1, "int32")
         planned = 4_000_000
         wide, wide_steps = rank_work(folder)
-        gather, copy, plan = gather_work(folder / "tokens.npy"), copy_work(tokens), plan_work(dataset, planned)
+        gather, copy, plan = (
+            gather_work(folder / "tokens.npy"),
+            copy_work(tokens),
+            plan_work(dataset, planned),
+        )
         public = {
             "steps to torch": public_work(dataset, lambda step: step.torch()),
             "steps to torch, 2 held": public_work(dataset, lambda step: step.torch(), held=2),
-            "steps to torch, tokens and targets": public_work(dataset, lambda step: step.torch(), fields=False),
+            "steps to torch, tokens and targets": public_work(
+                dataset, lambda step: step.torch(), fields=False
+            ),
             "rows to torch": public_work(dataset, lambda step: [ps.to_torch(row) for row in step]),
             "nanoGPT's get_batch": get_batch_work(folder / "tokens.npy"),
             "torch's DataLoader": data_loader_work(folder / "tokens.npy"),
@@ -292,10 +343,22 @@ def main() -> None:
         rows = [(script, f"{value / 1e6:,.0f} M/s", "") for script, value in rate.items()]
         rows += [
             ("fill / gather", f"{rate['fill'] / rate['gather']:.2f}", "target: ≥ 0.6"),
-            ("fill with 3 distances / gather", f"{rate['fill, 3 distances'] / rate['gather']:.2f}", "target: ≥ 0.45"),
+            (
+                "fill with 3 distances / gather",
+                f"{rate['fill, 3 distances'] / rate['gather']:.2f}",
+                "target: ≥ 0.45",
+            ),
             ("fill / bare copy", f"{rate['fill'] / rate['copy']:.2f}", ""),
-            ("fill with 3 distances / bare copy", f"{rate['fill, 3 distances'] / rate['copy']:.2f}", ""),
-            ("fill in int32, the default / bare copy", f"{rate['fill, int32'] / rate['copy']:.2f}", ""),
+            (
+                "fill with 3 distances / bare copy",
+                f"{rate['fill, 3 distances'] / rate['copy']:.2f}",
+                "",
+            ),
+            (
+                "fill in int32, the default / bare copy",
+                f"{rate['fill, int32'] / rate['copy']:.2f}",
+                "",
+            ),
             ("plan / fill", f"{rate['plan'] / rate['fill']:.2f}", "target: ≥ 2"),
             (
                 "plan of a step of 8,192 rows (1,024 ranks)",
@@ -304,16 +367,25 @@ def main() -> None:
             ),
         ]
         for rival, target in (
-            ("nanoGPT's get_batch", 3), ("torch's DataLoader", 3), ("megatron_gpt", 15), ("grain_concat", 40),
-        ):  # fmt: skip
+            ("nanoGPT's get_batch", 3),
+            ("torch's DataLoader", 3),
+            ("megatron_gpt", 15),
+            ("grain_concat", 40),
+        ):
             same = ("steps to torch, tokens and targets",) if target == 3 else ()
-            for ours in ("steps to torch", "steps to torch, 2 held", *same) if rival in rate else ():
+            for ours in (
+                ("steps to torch", "steps to torch, 2 held", *same) if rival in rate else ()
+            ):
                 ratio = rate[ours] / rate[rival]
                 rows.append((f"{ours} / {rival}", f"{ratio:.1f}", f"target: ≥ {target}"))
                 against("Data", ours, rival, ours=1 / rate[ours], theirs=1 / rate[rival])
         for packing in ("best_fit", "concat"):
             rows.append(
-                (f"tokens checked / used, {packing}", f"{checked_over_used(dataset, packing):.3f}", "target: ≤ 1.1")
+                (
+                    f"tokens checked / used, {packing}",
+                    f"{checked_over_used(dataset, packing):.3f}",
+                    "target: ≤ 1.1",
+                )
             )
         rows += consumer_lines(dataset, flags.repeats)
         table(f"rows of {SLOTS} tokens, tokens a second", rows)

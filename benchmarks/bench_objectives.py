@@ -1,11 +1,13 @@
-"""Denoising against a bare copy, T5's algorithm in NumPy and a jitted JAX function: CPU time, one core, same documents.
+"""Denoising against a bare copy, T5's algorithm in NumPy and a jitted JAX function: CPU time, one
+core, same documents.
 
-The documents have lognormal lengths (mean 775, at most 2,048 tokens), the mixture is UL2R's. The copy is a compiled
-loop that puts each document's stored 2-byte ids into rows of int32: what any loader must do. NumPy and JAX treat one
-document a call, as a `map` over a dataset does; JAX pads to a static length, because shapes must not change.
+The documents have lognormal lengths (mean 775, at most 2,048 tokens), the mixture is UL2R's. The
+copy is a compiled loop that puts each document's stored 2-byte ids into rows of int32: what any
+loader must do. NumPy and JAX treat one document a call, as a `map` over a dataset does; JAX pads to
+a static length, because shapes must not change.
 
     python benchmarks/bench_objectives.py [--repeats N]     # jax is left out where it is not installed
-"""
+"""  # noqa: E501
 
 import os
 import tempfile
@@ -46,7 +48,9 @@ def _write_documents(program, tokens, offsets, keys, ends, out, nothing):
 
 
 def rows_work(dataset: Any, objective: Any) -> tuple[Callable[[], None], int]:
-    """Work that fills planned steps (tokens, targets, weights, prefixes), and the document tokens in them."""
+    """Work that fills planned steps (tokens, targets, weights, prefixes), and the document tokens
+    in them.
+    """
     source = ps.Source(dataset, name="text", objective=objective)
     loader = ps.Loader(ps.Mixture([source]), sequence_length=SLOTS, rows_per_step=ROWS, threads=0)
     plans = [loader._planner.next() for _ in range(60)]
@@ -58,12 +62,18 @@ def rows_work(dataset: Any, objective: Any) -> tuple[Callable[[], None], int]:
     return work, sum(int(plan.pieces["tokens"].sum()) for plan in plans)
 
 
-def kernel_work(tokens: np.ndarray, offsets: np.ndarray) -> tuple[Callable[[], None], Callable[[], None]]:
+def kernel_work(
+    tokens: np.ndarray, offsets: np.ndarray
+) -> tuple[Callable[[], None], Callable[[], None]]:
     """A bare copy of all documents, and the denoising of all."""
     keys = np.arange(len(offsets) - 1, dtype=np.uint64)
     ends = np.concatenate(([0], np.cumsum(OBJECTIVE.measure(np.diff(offsets), keys))))
     copied, written = np.empty(len(tokens), np.int32), np.empty(ends[-1], np.int32)
-    program, stored, nothing = OBJECTIVE.program(), tokens.astype(np.uint16), np.empty(0, np.float32)
+    program, stored, nothing = (
+        OBJECTIVE.program(),
+        tokens.astype(np.uint16),
+        np.empty(0, np.float32),
+    )
 
     def copy() -> None:
         _copy_documents(stored, offsets, copied)
@@ -96,12 +106,17 @@ def main() -> None:
         works["rows, causal"] = rows_work(dataset, ps.Causal())
         works["rows, denoised"] = rows_work(dataset, OBJECTIVE)
         seconds = take_turns(
-            {name: lambda work=work: cpu_seconds(work) for name, (work, _) in works.items()}, flags.repeats
+            {name: lambda work=work: cpu_seconds(work) for name, (work, _) in works.items()},
+            flags.repeats,
         )
     cost = {name: seconds[name] / made * 1e9 for name, (_, made) in works.items()}
     rows = [(name, f"{value:,.2f} ns", "a token of the documents") for name, value in cost.items()]
-    rows.append(("documents denoised / copy", f"{cost['documents denoised'] / cost['copy']:.1f}", ""))
-    rows.append(("rows, denoised / copy", f"{cost['rows, denoised'] / cost['copy']:.1f}", "target: ≤ 10"))
+    rows.append(
+        ("documents denoised / copy", f"{cost['documents denoised'] / cost['copy']:.1f}", "")
+    )
+    rows.append(
+        ("rows, denoised / copy", f"{cost['rows, denoised'] / cost['copy']:.1f}", "target: ≤ 10")
+    )
     rows += [
         (f"{name} / rows, denoised", f"{cost[name] / cost['rows, denoised']:,.0f}", "target: ≥ 20")
         for name in cost
@@ -109,7 +124,9 @@ def main() -> None:
     ]
     for name in cost:
         if name.endswith("a call"):
-            against("Data", "denoised rows (UL2R)", name, ours=cost["rows, denoised"], theirs=cost[name])
+            against(
+                "Data", "denoised rows (UL2R)", name, ours=cost["rows, denoised"], theirs=cost[name]
+            )
     table("UL2R, per token", rows)
 
 

@@ -1,9 +1,11 @@
-"""Time to the first rows of a new process, and its private memory: 100 thousand documents against 100 million.
+"""Time to the first rows of a new process, and its private memory: 100 thousand documents against
+100 million.
 
-The large dataset is one shard of 102,400 short documents under 976 names (hard links), with lengths and batch table
-as long as they would be; so planning and filling touch as many places as with real data. Warm: files are in the
-page cache. Memory is what the process owns (anonymous pages); pages of mapped files are the page cache's, and the
-kernel maps many around each that is touched. Figures are medians; imports are not counted.
+The large dataset is one shard of 102,400 short documents under 976 names (hard links), with lengths
+and batch table as long as they would be; so planning and filling touch as many places as with real
+data. Warm: files are in the page cache. Memory is what the process owns (anonymous pages); pages of
+mapped files are the page cache's, and the kernel maps many around each that is touched. Figures are
+medians; imports are not counted.
 
     python benchmarks/bench_opening.py [--documents 100000000]
 """
@@ -38,11 +40,13 @@ begun = time.perf_counter()
 loader = ps.Loader(sys.argv[1], sequence_length=4096, rows_per_step=8, seed=1, threads=0, requirements=need)
 step = next(iter(loader))
 print(json.dumps({"seconds": time.perf_counter() - begun, "megabytes": private_megabytes(), "rows": len(step)}))
-"""
+"""  # noqa: E501
 
 
 def repeated(folder: Path, target: Path, copies: int, ranged: bool = True) -> None:
-    """A dataset of `copies` times the documents of a dataset of one shard, by links; `ranged`: as new ones are made."""
+    """A dataset of `copies` times the documents of a dataset of one shard, by links; `ranged`: as
+    new ones are made.
+    """
     import penstock as ps
     from penstock.data.shards.format.manifest import LENGTHS, RANGE_CHECKSUMS, add_histograms
     from penstock.data.shards.tables.lengths import RANGE_DOCUMENTS, range_checksums
@@ -63,7 +67,9 @@ def repeated(folder: Path, target: Path, copies: int, ranged: bool = True) -> No
     shards = tuple(replace(shard, file=name) for name in names)
     tables = list(manifest.checksums)
     if ranged and manifest.documents * copies > LAZY_DOCUMENTS:
-        range_checksums([map_file(target / LENGTHS)], RANGE_DOCUMENTS).tofile(target / RANGE_CHECKSUMS)
+        range_checksums([map_file(target / LENGTHS)], RANGE_DOCUMENTS).tofile(
+            target / RANGE_CHECKSUMS
+        )
         tables.append(RANGE_CHECKSUMS)
     replace(
         manifest,
@@ -87,7 +93,9 @@ def grow(folder: Path, copies: int) -> None:
 
 
 def first_rows(folder: Path) -> dict[str, float]:
-    found = subprocess.run([sys.executable, "-c", CHILD, str(folder)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder)], capture_output=True, text=True, check=True
+    )
     return dict(json.loads(found.stdout))
 
 

@@ -1,10 +1,11 @@
 """Prepare against `datasets.map`: CPU seconds from JSONL to shards, with the same byte-level BPE.
 
-The text is what text files this machine has (code, documentation, licences), each once: text that repeats would flatter
-the encoder, which keeps the words that it has seen. Both sides get two processes. `datasets` is timed on the first
-`--peer-mb` of it, less what an almost empty file costs it, and scaled to the whole; penstock is timed on the whole,
-start-up included. What is not encoding is measured in one warm process with the memory settings of a worker, in turns
-with the encoding, medians of each. Prints JSON.
+The text is what text files this machine has (code, documentation, licences), each once: text that
+repeats would flatter the encoder, which keeps the words that it has seen. Both sides get two
+processes. `datasets` is timed on the first `--peer-mb` of it, less what an almost empty file costs
+it, and scaled to the whole; penstock is timed on the whole, start-up included. What is not encoding
+is measured in one warm process with the memory settings of a worker, in turns with the encoding,
+medians of each. Prints JSON.
 
     python benchmarks/bench_prepare.py --mb 1000 --tokenizer tokenizer.json
 """
@@ -34,12 +35,22 @@ LONGEST = 500_000
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--mb", type=float, default=32, help="size of the JSONL; less where there is less text")
-    options.add_argument("--source", action="append", help="folder with text files; by default Python's, then /usr")
-    options.add_argument("--peer-mb", type=float, default=8, help="how much of it datasets.map gets")
-    options.add_argument("--tokenizer", help="tokenizer.json; by default a small one is trained on the same text")
+    options.add_argument(
+        "--mb", type=float, default=32, help="size of the JSONL; less where there is less text"
+    )
+    options.add_argument(
+        "--source", action="append", help="folder with text files; by default Python's, then /usr"
+    )
+    options.add_argument(
+        "--peer-mb", type=float, default=8, help="how much of it datasets.map gets"
+    )
+    options.add_argument(
+        "--tokenizer", help="tokenizer.json; by default a small one is trained on the same text"
+    )
     options.add_argument("--processes", type=int, default=2)
-    options.add_argument("--repeats", type=int, default=5, help="turns of what is not encoding and what is")
+    options.add_argument(
+        "--repeats", type=int, default=5, help="turns of what is not encoding and what is"
+    )
     chosen = with_json(options).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(run(Path(folder), chosen), indent=1))
@@ -83,10 +94,17 @@ def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
 
 
 def find_texts(folders: list[str], size: float) -> list[Path]:
-    """Text files of at least `size` bytes together, no two equal, in an order by content: any beginning is a sample."""
+    """Text files of at least `size` bytes together, no two equal, in an order by content: any
+    beginning is a sample.
+    """
     found: dict[bytes, Path] = {}
     total = 0
-    for path in (Path(place) / name for folder in folders for place, _, names in os.walk(folder) for name in names):
+    for path in (
+        Path(place) / name
+        for folder in folders
+        for place, _, names in os.walk(folder)
+        for name in names
+    ):
         if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
             continue
         if not 0 < path.stat().st_size <= LONGEST:
@@ -118,11 +136,19 @@ def train(folder: Path, texts: Path) -> str:
     return str(folder / "tokenizer")
 
 
-def cpu_seconds(code: str, source: Path, tokenizer: str, output: Path, processes: int) -> tuple[float, float]:
-    """CPU and wall seconds of a child process and its children; a line that it prints replaces the CPU time."""
+def cpu_seconds(
+    code: str, source: Path, tokenizer: str, output: Path, processes: int
+) -> tuple[float, float]:
+    """CPU and wall seconds of a child process and its children; a line that it prints replaces the
+    CPU time.
+    """
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     arguments = [str(source), str(tokenizer), str(output), str(processes)]
-    environment = {**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    environment = {
+        **os.environ,
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    }
     if processes == 1:
         environment |= WORKER_MEMORY
     command = [sys.executable, "-c", code, *arguments]
@@ -182,7 +208,7 @@ def encode(batch):
 if __name__ == "__main__":
     data = datasets.load_dataset("json", data_files=source, split="train", cache_dir=cache)
     data.map(encode, batched=True, num_proc=int(processes), remove_columns=["id", "text"])
-"""
+"""  # noqa: E501
 
 if __name__ == "__main__":
     main()

@@ -1,11 +1,13 @@
-"""What recurrent layers cost over packed rows: against a loop over documents, transformers' code, and padded rows.
+"""What recurrent layers cost over packed rows: against a loop over documents, transformers' code,
+and padded rows.
 
     python benchmarks/bench_recurrent.py [--threads 1] [--repeats 5] [--only operations|models]
 
-Forward and backward, float32, CPU time, medians of interleaved turns. Operations: a row of T slots in equal documents.
-"Loop": the same function once for each document, ours or that of transformers, whichever is faster. One document:
-transformers' function for the whole row. Models: four layers of width 256 with a head, rows of 2,048 slots, 32
-documents of lognormal lengths; the same documents one at a time without padding, and each in a row of 2,048.
+Forward and backward, float32, CPU time, medians of interleaved turns. Operations: a row of T slots
+in equal documents. "Loop": the same function once for each document, ours or that of transformers,
+whichever is faster. One document: transformers' function for the whole row. Models: four layers of
+width 256 with a head, rows of 2,048 slots, 32 documents of lognormal lengths; the same documents
+one at a time without padding, and each in a row of 2,048.
 """
 
 import warnings
@@ -39,18 +41,37 @@ from penstock.plan.inputs.model_input import ModelInput
 DOCUMENTS = {"one document": 0, "of 128 tokens": 128, "of 32 tokens": 32, "of 8 tokens": 8}
 GOALS = {32: 4.0, 128: 1.3, 8: 1.0}
 ALONE = {"gated delta": 1.3, "Mamba-2": 1.3, "KDA": 8.0, "Mamba-1": 8.0, "convolution": 0.9}
-SLOTS, SHARED = 2048, {
-    "vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 768, "head_dim": 64, "max_position_embeddings": 4096,
-}  # fmt: skip
+SLOTS, SHARED = (
+    2048,
+    {
+        "vocab_size": 2048,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 768,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+    },
+)
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {
-        "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    },
     "lfm2": {"layer_types": ["conv", "conv", "conv", "full_attention"]},
-    "falcon_h1": {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1,
-                  "mamba_chunk_size": 128},
-}  # fmt: skip
+    "falcon_h1": {
+        "mamba_d_ssm": 512,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "mamba_n_groups": 1,
+        "mamba_chunk_size": 128,
+    },
+}
 
 
 def numbers(*shape: int) -> Tensor:
@@ -77,7 +98,9 @@ class Operation:
         """CPU seconds of ours, called once for each document."""
 
         def work() -> None:
-            found = [self.ours(*inputs, Borders([0, len(inputs[0])])) for inputs in self.documents(cu)]
+            found = [
+                self.ours(*inputs, Borders([0, len(inputs[0])])) for inputs in self.documents(cu)
+            ]
             torch.cat(found).sum().backward()
 
         return cpu_seconds(work)
@@ -103,7 +126,11 @@ def operations() -> dict[str, Operation]:
     v, g, beta = numbers(total, heads, width), -torch.rand(total, heads), torch.rand(total, heads)
     channel_g = -torch.rand(2048, 2, width)
     keys = [numbers(total, 1, width) for _ in range(2)]
-    decay, weight, decays = -torch.rand(heads), numbers(3 * heads * width, 4), -torch.rand(channels, states)
+    decay, weight, decays = (
+        -torch.rand(heads),
+        numbers(3 * heads * width, 4),
+        -torch.rand(channels, states),
+    )
     small_keys = [numbers(small, states) for _ in range(2)]
 
     def delta(*inputs: Any) -> Tensor:
@@ -116,7 +143,9 @@ def operations() -> dict[str, Operation]:
         return mamba2.mamba2_chunk_scan(x, dt, decay, b, c, chunk_size=64)
 
     def selective(u: Tensor, dt: Tensor, b: Tensor, c: Tensor, borders: Borders) -> Tensor:
-        h, _ = linear_scan((dt[..., None] * decays).exp(), (dt * u)[..., None] * b[:, None], borders, keep=False)
+        h, _ = linear_scan(
+            (dt[..., None] * decays).exp(), (dt * u)[..., None] * b[:, None], borders, keep=False
+        )
         return (h @ c[..., None])[..., 0]
 
     def their_selective(u: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Any:
@@ -138,7 +167,9 @@ def operations() -> dict[str, Operation]:
         "KDA": made([*few, channel_g, beta[:2048, :2]], delta, kimi.chunk_kimi_delta_attention),
         "Mamba-2": made([v, softplus(g), *keys], space, their_space),
         "Mamba-1": made(
-            [numbers(small, channels), torch.rand(small, channels), *small_keys], selective, their_selective
+            [numbers(small, channels), torch.rand(small, channels), *small_keys],
+            selective,
+            their_selective,
         ),
         "convolution": made([numbers(total, 3 * heads * width)], convolution, their_convolution),
     }
@@ -159,7 +190,13 @@ def time_operations(repeats: int) -> None:
             note = ", ".join(f"{rival} {1000 * value:.0f} ms" for rival, value in found.items())
             peer = "a loop over documents" if length else "transformers' function"
             against("Recurrent layers", f"{name}, {title}", peer, ours=found["ours"], theirs=best)
-            rows.append((title, f"{best / found['ours']:.2f} x", f"goal {GOALS.get(length, ALONE[name])}; {note}"))
+            rows.append(
+                (
+                    title,
+                    f"{best / found['ours']:.2f} x",
+                    f"goal {GOALS.get(length, ALONE[name])}; {note}",
+                )
+            )
         table(f"{name}, {one.slots} slots", rows)
 
 
@@ -195,15 +232,33 @@ def time_models(repeats: int, count: int = 32) -> None:
         packed = model.tensors(row_of(lengths.tolist(), SLOTS, tokens))
         found = take_turns(
             {
-                "packed": partial(step, inner, lambda model=model, row=packed: [model.logits(model(row))]),
-                "single": partial(step, inner, lambda inner=inner: (logits(inner, ids) for ids in documents)),
-                "padded": partial(step, inner, lambda inner=inner: (logits(inner, ids) for ids in padded)),
+                "packed": partial(
+                    step, inner, lambda model=model, row=packed: [model.logits(model(row))]
+                ),
+                "single": partial(
+                    step, inner, lambda inner=inner: (logits(inner, ids) for ids in documents)
+                ),
+                "padded": partial(
+                    step, inner, lambda inner=inner: (logits(inner, ids) for ids in padded)
+                ),
             },
             max(1, repeats // 2),
         )
         note = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in found.items())
-        rows.append((f"{kind}: unpadded single documents", f"{found['single'] / found['packed']:.2f} x", "goal 1.3"))
-        rows.append((f"{kind}: a padded row each", f"{found['padded'] / found['packed']:.2f} x", f"goal 5; {note}"))
+        rows.append(
+            (
+                f"{kind}: unpadded single documents",
+                f"{found['single'] / found['packed']:.2f} x",
+                "goal 1.3",
+            )
+        )
+        rows.append(
+            (
+                f"{kind}: a padded row each",
+                f"{found['padded'] / found['packed']:.2f} x",
+                f"goal 5; {note}",
+            )
+        )
     table(f"Hybrids, {count} documents in a row of {SLOTS}", rows)
 
 

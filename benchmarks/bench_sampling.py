@@ -1,4 +1,5 @@
-"""The cipher permutation against `numpy.permutation`: nanoseconds an index, one core, CPU time, and how random it is.
+"""The cipher permutation against `numpy.permutation`: nanoseconds an index, one core, CPU time, and
+how random it is.
 
 python benchmarks/bench_sampling.py
 """
@@ -16,7 +17,9 @@ def main() -> None:
         seconds = take_turns(
             {
                 "cipher": lambda p=permutation: cpu_seconds(p.images),
-                "numpy": lambda n=size: cpu_seconds(lambda: np.random.default_rng(0).permutation(n)),
+                "numpy": lambda n=size: cpu_seconds(
+                    lambda: np.random.default_rng(0).permutation(n)
+                ),
             },
             flags.repeats,
         )
@@ -31,7 +34,11 @@ def main() -> None:
                 ("numpy.permutation", f"{seconds['numpy'] / size * 1e9:.1f} ns", "an index"),
                 ("ratio", f"{seconds['cipher'] / seconds['numpy']:.2f}", "due: at most 2"),
                 ("window deviation over ideal", f"{deviation:.3f}", "due: 0.9 to 1.1"),
-                ("adjacent successors", f"{np.count_nonzero(np.diff(images) == 1)}", "due: at most 10 in a million"),
+                (
+                    "adjacent successors",
+                    f"{np.count_nonzero(np.diff(images) == 1)}",
+                    "due: at most 10 in a million",
+                ),
             ],
         )
 

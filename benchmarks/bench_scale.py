@@ -1,15 +1,19 @@
-"""One rank of a very large run, with synthetic tables: opening, planning, memory, state; and who fetches what.
+"""One rank of a very large run, with synthetic tables: opening, planning, memory, state; and who
+fetches what.
 
-    python benchmarks/bench_scale.py [--documents 1000000000] [--sources 100] [--ranks 1024] [--nodes 128]
+    python benchmarks/bench_scale.py [--documents 1000000000] [--sources 100] [--ranks 1024]
+    [--nodes 128]
 
-Sources of documents of lognormal lengths (mean 775 tokens), whose tables are as long as real ones; the shards are one
-shard under many names (hard links), because planning reads no shard. A process of its own opens a loader as rank 0 and
-plans steps of 8 rows of 4,096 tokens a rank. Warm: the tables are in the page cache, if they fit. "Memory" is what the
-process owns; pages of the mapped tables belong to the page cache, once for all ranks of a node.
+Sources of documents of lognormal lengths (mean 775 tokens), whose tables are as long as real ones;
+the shards are one shard under many names (hard links), because planning reads no shard. A process
+of its own opens a loader as rank 0 and plans steps of 8 rows of 4,096 tokens a rank. Warm: the
+tables are in the page cache, if they fit. "Memory" is what the process owns; pages of the mapped
+tables belong to the page cache, once for all ranks of a node.
 
-Then, by simulation of the plan (no files): documents of one source come in the order of each shuffle; the rows of a
-step are spread over the nodes; counted is how many nodes need each run of 256 documents, and how many bytes each node
-would fetch if it fetched whole runs, or only its documents.
+Then, by simulation of the plan (no files): documents of one source come in the order of each
+shuffle; the rows of a step are spread over the nodes; counted is how many nodes need each run of
+256 documents, and how many bytes each node would fetch if it fetched whole runs, or only its
+documents.
 """
 
 import json
@@ -60,7 +64,7 @@ print(json.dumps({
     "opened": opened, "first": first, "steps": seconds, "megabytes": private_megabytes() - before,
     "state": len(json.dumps(state)), "documents": len(step.pieces) if hasattr(step, "pieces") else 0,
 }))
-"""
+"""  # noqa: E501
 
 
 def synthetic(folder: Path, documents: int, sources: int) -> None:
@@ -71,18 +75,34 @@ def synthetic(folder: Path, documents: int, sources: int) -> None:
     tokens = np.arange(lengths.max()) % 50
     ps.write_dataset(folder / "one", [tokens[:length] for length in lengths], vocab_size=50)
     for number in range(sources):
-        repeated(folder / "one", folder / "sources" / f"{number:03}", max(1, documents // sources // SHARD))
+        repeated(
+            folder / "one",
+            folder / "sources" / f"{number:03}",
+            max(1, documents // sources // SHARD),
+        )
 
 
 def one_rank(folder: Path, ranks: int, shuffle: str, steps: int) -> dict[str, Any]:
     """What a process of its own measures."""
-    command = [sys.executable, "-c", CHILD, str(folder), str(ranks), shuffle, str(SLOTS), str(ROWS_A_RANK), str(steps)]
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        str(folder),
+        str(ranks),
+        shuffle,
+        str(SLOTS),
+        str(ROWS_A_RANK),
+        str(steps),
+    ]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(found.stdout))
 
 
 def fetching(shuffle: str, runs: int, nodes: int, ranks: int, documents: int) -> dict[str, float]:
-    """How many nodes need each run of 256 documents, and how many bytes are fetched for each byte used."""
+    """How many nodes need each run of 256 documents, and how many bytes are fetched for each byte
+    used.
+    """
     from penstock.plan.sampling import Permutation
 
     order = Permutation(size=documents, key=1, shuffle=shuffle, shuffle_runs=runs).images()  # type: ignore[arg-type]
@@ -95,11 +115,15 @@ def fetching(shuffle: str, runs: int, nodes: int, ranks: int, documents: int) ->
     run = order // 256
     pairs = np.unique(run[full] * nodes + node[full])
     counted = np.bincount(pairs // nodes, minlength=documents // 256)
-    complete = np.bincount(run[full], minlength=len(counted)) == np.bincount(run, minlength=len(counted))
+    complete = np.bincount(run[full], minlength=len(counted)) == np.bincount(
+        run, minlength=len(counted)
+    )
     of_run = np.bincount(run, lengths[order], minlength=len(counted))
     used = float((lengths[order] * full).sum())
     return {
-        "nodes": float(counted[complete & (counted > 0)].mean()) if (complete & (counted > 0)).any() else float("nan"),
+        "nodes": float(counted[complete & (counted > 0)].mean())
+        if (complete & (counted > 0)).any()
+        else float("nan"),
         "runs": float((of_run * counted).sum()) / used,
         "requests": len(pairs) / float(full.sum()),
     }
@@ -125,24 +149,38 @@ def main() -> None:
             found = one_rank(Path(name) / "sources", flags.ranks, shuffle, flags.steps)
             step = statistics.median(found["steps"])
             rows += [
-                (f"{shuffle}: open {flags.sources} sources", f"{found['opened']:.2f} s", "manifests, batch tables"),
+                (
+                    f"{shuffle}: open {flags.sources} sources",
+                    f"{found['opened']:.2f} s",
+                    "manifests, batch tables",
+                ),
                 (f"{shuffle}: first step planned", f"{1e3 * found['first']:.0f} ms", ""),
-                (f"{shuffle}: a step of {flags.ranks * ROWS_A_RANK:,} rows", f"{1e3 * step:.1f} ms",
-                 f"{flags.ranks * ROWS_A_RANK * SLOTS / step / 1e9:.1f} G tokens/s"),
+                (
+                    f"{shuffle}: a step of {flags.ranks * ROWS_A_RANK:,} rows",
+                    f"{1e3 * step:.1f} ms",
+                    f"{flags.ranks * ROWS_A_RANK * SLOTS / step / 1e9:.1f} G tokens/s",
+                ),
                 (f"{shuffle}: memory", f"{found['megabytes']:.0f} MB", "of this process"),
                 (f"{shuffle}: state", f"{found['state']:,} B", ""),
-            ]  # fmt: skip
+            ]
     table(f"one rank of {flags.ranks:,}, {flags.sources} sources", rows)
     lines = []
     for shuffle, runs in (("full", 512), ("block", 512), ("block", 4096)):
         found = fetching(shuffle, runs, flags.nodes, flags.ranks, 256 * 65_536)
         label = shuffle if shuffle == "full" else f"{shuffle}, windows of {runs} runs"
         lines += [
-            (f"{label}: nodes that need a run", f"{found['nodes']:.0f}" if found["nodes"] > 0 else "-",
-             f"of {flags.nodes}; - if no run is used up in the steps that are looked at"),
+            (
+                f"{label}: nodes that need a run",
+                f"{found['nodes']:.0f}" if found["nodes"] > 0 else "-",
+                f"of {flags.nodes}; - if no run is used up in the steps that are looked at",
+            ),
             (f"{label}: bytes of whole runs / used", f"{found['runs']:.0f}", ""),
-            (f"{label}: requests / document", f"{found['requests']:.2f}", "if each node fetches each run once"),
-        ]  # fmt: skip
+            (
+                f"{label}: requests / document",
+                f"{found['requests']:.2f}",
+                "if each node fetches each run once",
+            ),
+        ]
     table(f"fetching, {flags.nodes} nodes, one source", lines)
 
 

@@ -1,9 +1,11 @@
-"""64 clients of `penstock serve` at once, for a minute: what they got, how fast, and the server's memory.
+"""64 clients of `penstock serve` at once, for a minute: what they got, how fast, and the server's
+memory.
 
     python benchmarks/bench_serving.py [--seconds 60] [--clients 64] [--threads 1]
 
-The model has 1 M parameters and random weights: 4 layers of width 128, a vocabulary of 1,024, context 256. One client
-in eight leaves midway, one sends rubbish. Memory is read after a tenth of the time and at the end.
+The model has 1 M parameters and random weights: 4 layers of width 128, a vocabulary of 1,024,
+context 256. One client in eight leaves midway, one sends rubbish. Memory is read after a tenth of
+the time and at the end.
 """
 
 import os
@@ -26,7 +28,10 @@ from penstock.models.building import build_model
 from penstock.models.exporting import export
 from serving_load import Load, resident_bytes
 
-SERVE = "import typer; from penstock.use.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
+SERVE = (
+    "import typer; from penstock.use.cli.serve import run; app = typer.Typer(); "
+    "app.command()(run); app()"
+)
 CONTEXT = 256
 
 
@@ -40,19 +45,37 @@ def make_model(folder: Path) -> Path:
         progress=False,
     )
     model = build_model(
-        ModelSettings(layers=4, width=128, heads=4), vocab_size=tokenizer.vocab_size, dtype=torch.float32, seed=0
+        ModelSettings(layers=4, width=128, heads=4),
+        vocab_size=tokenizer.vocab_size,
+        dtype=torch.float32,
+        seed=0,
     )
     export(
-        model, folder / "random", tokenizer=tokenizer, template=load_template("chatml", tokenizer=tokenizer),
-        stop_ids=[tokenizer.special_tokens["<|im_end|>"]], context_length=CONTEXT,
-    )  # fmt: skip
+        model,
+        folder / "random",
+        tokenizer=tokenizer,
+        template=load_template("chatml", tokenizer=tokenizer),
+        stop_ids=[tokenizer.special_tokens["<|im_end|>"]],
+        context_length=CONTEXT,
+    )
     return folder / "random"
 
 
 @contextmanager
 def serving(folder: Path, threads: int) -> Iterator[tuple[str, int]]:
     """(address, process id) of a server."""
-    command = [sys.executable, "-c", SERVE, str(folder), "--port", "0", "--threads", str(threads), "--rate", "0"]
+    command = [
+        sys.executable,
+        "-c",
+        SERVE,
+        str(folder),
+        "--port",
+        "0",
+        "--threads",
+        str(threads),
+        "--rate",
+        "0",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -66,20 +89,43 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     flags = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(make_model(Path(folder)), flags.threads) as (url, process):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(make_model(Path(folder)), flags.threads) as (url, process),
+    ):
         Load(url, "random", flags.clients, flags.seconds / 10).run()
         before = resident_bytes(process)
         report = Load(url, "random", flags.clients, flags.seconds).run()
         after = resident_bytes(process)
         metrics = httpx.get(f"{url}/metrics").text.splitlines()
     cuts = statistics.quantiles(report.first, n=20)
-    gauges = [line for line in metrics if line.startswith(("penstock_sequences", "penstock_requests_waiting"))]
+    gauges = [
+        line
+        for line in metrics
+        if line.startswith(("penstock_sequences", "penstock_requests_waiting"))
+    ]
     rows = [
-        ("answers by code", ", ".join(f"{code}: {count:,}" for code, count in sorted(report.codes.items())), ""),
-        ("complete, left by the client, torn", f"{report.complete:,}, {report.left:,}, {len(report.torn):,}", ""),
+        (
+            "answers by code",
+            ", ".join(f"{code}: {count:,}" for code, count in sorted(report.codes.items())),
+            "",
+        ),
+        (
+            "complete, left by the client, torn",
+            f"{report.complete:,}, {report.left:,}, {len(report.torn):,}",
+            "",
+        ),
         ("tokens a second", f"{report.tokens / flags.seconds:,.0f}", "of complete replies"),
-        ("first token", f"{statistics.median(report.first):.2f} s", f"95 %: {cuts[-1]:.2f} s, the queue included"),
-        ("memory", f"{before / 2**20:.1f} → {after / 2**20:.1f} MiB", f"{(after - before) / 2**10:+,.0f} KiB"),
+        (
+            "first token",
+            f"{statistics.median(report.first):.2f} s",
+            f"95 %: {cuts[-1]:.2f} s, the queue included",
+        ),
+        (
+            "memory",
+            f"{before / 2**20:.1f} → {after / 2**20:.1f} MiB",
+            f"{(after - before) / 2**10:+,.0f} KiB",
+        ),
         ("left on the server", " ".join(line.split()[-1] for line in gauges), "running, waiting"),
     ]
     table(f"{flags.clients} clients for {flags.seconds:g} s, {flags.threads} thread(s)", rows)

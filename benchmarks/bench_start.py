@@ -1,8 +1,10 @@
-"""CPU seconds until a new process is ready: imports, the first step, the command line, the first step of training.
+"""CPU seconds until a new process is ready: imports, the first step, the command line, the first
+step of training.
 
-Each figure is the median of processes run one after another. "Cold" has no compiled kernels; "warm" reads those of an
-earlier process. Where `make kernels` has put kernels next to the sources, as in a wheel, cold reads these. Python's
-bytecode and the page cache are warm. torch's line is what anybody pays: its import and its first fused AdamW.
+Each figure is the median of processes run one after another. "Cold" has no compiled kernels; "warm"
+reads those of an earlier process. Where `make kernels` has put kernels next to the sources, as in a
+wheel, cold reads these. Python's bytecode and the page cache are warm. torch's line is what anybody
+pays: its import and its first fused AdamW.
 
     python benchmarks/bench_start.py [--repeats 5]
 """
@@ -36,7 +38,7 @@ need = ps.InputRequirements(
 loader = ps.Loader(source, sequence_length=256, rows_per_step=4, requirements=need)
 if sys.argv[3] == "step":
     next(iter(loader))
-"""
+"""  # noqa: E501
 TRAIN = """
 import sys
 import penstock as ps
@@ -56,7 +58,7 @@ import sys
 import penstock as ps
 folder = sys.argv[1]
 ps.prepare(folder + "/texts.jsonl", tokenizer=folder + "/tokenizer", output=sys.argv[2], processes=1, progress=False)
-"""
+"""  # noqa: E501
 
 
 NEW = "a new folder"
@@ -65,9 +67,16 @@ NEW = "a new folder"
 
 def cpu_seconds(*words: str, cache: Path) -> float:
     """CPU time of one process and its children, to its end."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {
+        **os.environ,
+        "NUMBA_CACHE_DIR": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = subprocess.run([sys.executable, *words], env=environment, check=False, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, *words], env=environment, check=False, capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -77,10 +86,19 @@ def make_data(folder: Path) -> None:
     import penstock as ps
 
     texts = [text[:2000] for text in standard_library(400_000)]
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     special = [f"<extra_{number}>" for number in range(400)]
-    ps.train_tokenizer(texts, vocab_size=800, output=folder / "tokenizer", special_tokens=special, progress=False)
-    ps.prepare(folder / "texts.jsonl", tokenizer=folder / "tokenizer", output=folder / "data", progress=False)
+    ps.train_tokenizer(
+        texts, vocab_size=800, output=folder / "tokenizer", special_tokens=special, progress=False
+    )
+    ps.prepare(
+        folder / "texts.jsonl",
+        tokenizer=folder / "tokenizer",
+        output=folder / "data",
+        progress=False,
+    )
 
 
 def main() -> None:
@@ -98,7 +116,9 @@ def main() -> None:
                 return cpu_seconds(*given, cache=new if note == "cold" else warm)
 
             once()  # writes bytecode and, unless cold, kernels
-            rows.append((what, f"{statistics.median(once() for _ in range(options.repeats)):.2f} s", note))
+            rows.append(
+                (what, f"{statistics.median(once() for _ in range(options.repeats)):.2f} s", note)
+            )
 
         measure("python -c pass", "", "-c", "pass")
         measure("import penstock", "", "-c", "import penstock")
@@ -114,7 +134,10 @@ def main() -> None:
         measure("ps.prepare, 0.4 MB", "warm", "-c", PREPARE, str(folder), NEW)
         measure("torch, first fused AdamW", "", "-c", TORCH)
         measure("ps.train, 1 step, 0.1 M parameters", "warm", "-c", TRAIN, data, NEW)
-    table(f"CPU seconds of a new process, Python {platform.python_version()}, {platform.machine()}", rows)
+    table(
+        f"CPU seconds of a new process, Python {platform.python_version()}, {platform.machine()}",
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""MB/s of `Tokenizer.encode_batch`, with and without gigatoken, against the `tokenizers` package; CPU time of training.
+"""MB/s of `Tokenizer.encode_batch`, with and without gigatoken, against the `tokenizers` package;
+CPU time of training.
 
-One thread, one process, the same blocks in turn. Encoding is done by gigatoken, so its figure is gigatoken's, with what
-we add to it.
+One thread, one process, the same blocks in turn. Encoding is done by gigatoken, so its figure is
+gigatoken's, with what we add to it.
 
-The text is Python's standard library (sources and documentation strings), cut in documents of 3 kB, shuffled; the
-vocabulary is trained on a part of it. Every block of a megabyte is new to both, for gigatoken keeps the words it has
-seen: encoding the same text again would be twice as fast. Figures are medians over the blocks after the first two,
-of CPU time; the first block is shown apart.
+The text is Python's standard library (sources and documentation strings), cut in documents of 3 kB,
+shuffled; the vocabulary is trained on a part of it. Every block of a megabyte is new to both, for
+gigatoken keeps the words it has seen: encoding the same text again would be twice as fast. Figures
+are medians over the blocks after the first two, of CPU time; the first block is shown apart.
 
-Training is timed as a whole, from an iterator of texts to the finished tokenizer: ours, the trainer of the `tokenizers`
-package, which learns the same merges, and rustbpe, with our pattern. rustbpe breaks ties between pairs differently. Our
-kernels are compiled before.
+Training is timed as a whole, from an iterator of texts to the finished tokenizer: ours, the trainer
+of the `tokenizers` package, which learns the same merges, and rustbpe, with our pattern. rustbpe
+breaks ties between pairs differently. Our kernels are compiled before.
 
     python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json FILE]
     python benchmarks/bench_tokenizers.py --train [--megabytes 22] [--repeats 3] [--peers PYTHON]   # with rustbpe
-"""
+"""  # noqa: E501
 
 import os
 
@@ -50,10 +51,15 @@ def standard_library(num_blocks: int) -> list[list[str]]:
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
         if "site-packages" not in path.parts:
             text = path.read_text(encoding="utf-8", errors="ignore")
-            documents += [text[at : at + DOCUMENT_CHARACTERS] for at in range(0, len(text), DOCUMENT_CHARACTERS)]
+            documents += [
+                text[at : at + DOCUMENT_CHARACTERS]
+                for at in range(0, len(text), DOCUMENT_CHARACTERS)
+            ]
     random.Random(1).shuffle(documents)
     per_block = 1_000_000 * len(documents) // sum(map(len, documents))
-    return [documents[at : at + per_block] for at in range(0, len(documents), per_block)][:num_blocks]
+    return [documents[at : at + per_block] for at in range(0, len(documents), per_block)][
+        :num_blocks
+    ]
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -67,11 +73,14 @@ def measure(tokenizer: Tokenizer, blocks: list[list[str]]) -> dict[str, Any]:
     from tokenizers import Tokenizer as Theirs
 
     theirs = Theirs.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
-    slow = Tokenizer(tokenizer.name, tokenizer.source_bytes, fallback_reason="to measure what it costs")
+    slow = Tokenizer(
+        tokenizer.name, tokenizer.source_bytes, fallback_reason="to measure what it costs"
+    )
     for one in (tokenizer, slow):
         one.encode("load it")
     rates: dict[str, list[float]] = {
-        name: [] for name in ("penstock", "penstock, without gigatoken", "tokenizers", "tokenizers, fast")
+        name: []
+        for name in ("penstock", "penstock, without gigatoken", "tokenizers", "tokenizers, fast")
     }
     for documents in blocks:
         megabytes = sum(len(document.encode()) for document in documents) / 1e6
@@ -86,11 +95,16 @@ def measure(tokenizer: Tokenizer, blocks: list[list[str]]) -> dict[str, Any]:
             rates[name].append(megabytes / seconds(work))
     medians = {name: statistics.median(values[2:]) for name, values in rates.items()}
     return {
-        "tokenizer": f"{tokenizer.name}, {tokenizer.kind}, {tokenizer.vocab_size} ids, by {tokenizer.encoder}",
+        "tokenizer": (
+            f"{tokenizer.name}, {tokenizer.kind}, {tokenizer.vocab_size} ids, by "
+            f"{tokenizer.encoder}"
+        ),
         "blocks": len(blocks),
         "mb_per_s": {name: round(rate, 1) for name, rate in medians.items()},
         "first_mb_per_s": round(rates["penstock"][0], 1),
-        "ratio_without_gigatoken": round(medians["penstock"] / medians["penstock, without gigatoken"], 1),
+        "ratio_without_gigatoken": round(
+            medians["penstock"] / medians["penstock, without gigatoken"], 1
+        ),
         "ratio": round(medians["penstock"] / medians["tokenizers"], 1),
         "ratio_fast": round(medians["penstock"] / medians["tokenizers, fast"], 1),
     }
@@ -106,30 +120,51 @@ def measure_training(megabytes: int, repeats: int, peers: str | None) -> None:
         for vocab_size in (4096, 32768):
 
             def ours(ids: int = vocab_size) -> None:
-                train_tokenizer(iter(texts), vocab_size=ids, output=f"{folder}/ours", overwrite=True, progress=False)
+                train_tokenizer(
+                    iter(texts),
+                    vocab_size=ids,
+                    output=f"{folder}/ours",
+                    overwrite=True,
+                    progress=False,
+                )
 
             def theirs(ids: int = vocab_size) -> None:
-                _train_small([text.encode() for text in texts], ["<|bos|>", "<|eos|>", "<|pad|>"], ids)
+                _train_small(
+                    [text.encode() for text in texts], ["<|bos|>", "<|eos|>", "<|pad|>"], ids
+                )
 
-            rivals = {"penstock": partial(cpu_seconds, ours), "tokenizers": partial(cpu_seconds, theirs)}
+            rivals = {
+                "penstock": partial(cpu_seconds, ours),
+                "tokenizers": partial(cpu_seconds, theirs),
+            }
             if peers:
                 rivals["rustbpe"] = Peer(
-                    peers, "rustbpe_train.py", f"{folder}/texts.json", str(vocab_size), SPLIT_PATTERN
+                    peers,
+                    "rustbpe_train.py",
+                    f"{folder}/texts.json",
+                    str(vocab_size),
+                    SPLIT_PATTERN,
                 )
             seconds = take_turns(rivals, repeats)
             for name, spent in seconds.items():
                 if name != "penstock":
                     work = f"training a byte-level BPE of {vocab_size:,} ids"
-                    against("Chats and tokenizers", work, name, ours=seconds["penstock"], theirs=spent)
+                    against(
+                        "Chats and tokenizers", work, name, ours=seconds["penstock"], theirs=spent
+                    )
                 ratio = f"{spent / seconds['penstock']:.2f} x penstock"
                 rows.append((f"{vocab_size} ids, {name}", f"{spent:.2f} s", ratio))
     table(f"training on {size:.1f} MB of the standard library, CPU seconds", rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--blocks", type=int, default=10, help="megabytes of text")
-    parser.add_argument("--tokenizer", help="a tokenizer.json or its folder; trained here if not given")
+    parser.add_argument(
+        "--tokenizer", help="a tokenizer.json or its folder; trained here if not given"
+    )
     with_json(parser)
     parser.add_argument("--train", action="store_true", help="measure training instead")
     parser.add_argument("--megabytes", type=int, default=22, help="text to train on")
@@ -144,12 +179,16 @@ def main() -> None:
         tokenizer = (
             load_tokenizer(options.tokenizer)
             if options.tokenizer
-            else train_tokenizer(blocks[0] + blocks[1], vocab_size=16000, output=f"{folder}/trained", progress=False)
+            else train_tokenizer(
+                blocks[0] + blocks[1], vocab_size=16000, output=f"{folder}/trained", progress=False
+            )
         )
         found = measure(tokenizer, blocks)
     for name in ("tokenizers", "tokenizers, fast"):
         ours, theirs = (1 / found["mb_per_s"][who] for who in ("penstock", name))
-        against("Chats and tokenizers", "encoding new text, one thread", name, ours=ours, theirs=theirs)
+        against(
+            "Chats and tokenizers", "encoding new text, one thread", name, ours=ours, theirs=theirs
+        )
     print(f"{found['tokenizer']}; {found['blocks']} MB of the standard library, one thread")
     for name, rate in found["mb_per_s"].items():
         print(f"  {name:27} {rate:8.1f} MB/s")

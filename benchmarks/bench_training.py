@@ -1,26 +1,30 @@
-"""Tokens per CPU second of training: penstock's trainer against loops and trainers that users choose.
+"""Tokens per CPU second of training: penstock's trainer against loops and trainers that users
+choose.
 
-    python benchmarks/bench_training.py [--tables loops,chats] [--sizes 1,10,30] [--lengths 256,1024,2048]
+    python benchmarks/bench_training.py [--tables loops,chats] [--sizes 1,10,30] [--lengths
+    256,1024,2048]
         [--chats FILE] [--repeats 3] [--threads 1] [--peers PYTHON]        # a Python with trl
 
-All train the same model from the same weights in float32, with fused AdamW and clipping. CPU time is of all threads;
-first steps are not counted. Rivals take turns; medians.
+All train the same model from the same weights in float32, with fused AdamW and clipping. CPU time
+is of all threads; first steps are not counted. Rivals take turns; medians.
 
-`loops`: text, 8 rows a step, all of `ps.train` (packing, documents kept apart, checks, metrics) against a plain loop of
-the same module: rows cut anywhere, in one batch [8, T], causal attention over the whole row, all logits at once. Both
-also with `torch.compile`. `of the peak`: floating-point operations of the linear layers and the head (6 for each weight
-and slot; attention is not counted) over those of a product of two 1,024 x 1,024 matrices in the same time, then the
-functions in which penstock spends its time. `one row a pass`: penstock with `rows_per_pass=1`. Tokens are slots,
-padding among them (under 1 % with best fit).
+`loops`: text, 8 rows a step, all of `ps.train` (packing, documents kept apart, checks, metrics)
+against a plain loop of the same module: rows cut anywhere, in one batch [8, T], causal attention
+over the whole row, all logits at once. Both also with `torch.compile`. `of the peak`:
+floating-point operations of the linear layers and the head (6 for each weight and slot; attention
+is not counted) over those of a product of two 1,024 x 1,024 matrices in the same time, then the
+functions in which penstock spends its time. `one row a pass`: penstock with `rows_per_pass=1`.
+Tokens are slots, padding among them (under 1 % with best fit).
 
-`chats`: conversations with loss on the assistant's words only; useful tokens, which are all but padding. `bare`: our
-model, loader and loss in the shortest loop. The others train our model exported to LlamaForCausalLM with Hugging Face's
-Trainer. `padded`: batches of 8 conversations padded to the longest; `grouped`: batches of about the same length;
-`flattened`: 8 conversations end to end by DataCollatorWithFlattening; `trl`: SFTTrainer with packing (bfd). Steps have
-about as many useful tokens for each. At the end, where penstock's time goes.
+`chats`: conversations with loss on the assistant's words only; useful tokens, which are all but
+padding. `bare`: our model, loader and loss in the shortest loop. The others train our model
+exported to LlamaForCausalLM with Hugging Face's Trainer. `padded`: batches of 8 conversations
+padded to the longest; `grouped`: batches of about the same length; `flattened`: 8 conversations end
+to end by DataCollatorWithFlattening; `trl`: SFTTrainer with packing (bfd). Steps have about as many
+useful tokens for each. At the end, where penstock's time goes.
 
-`--chats`: conversations in any layout that `penstock prepare` reads, such as OASST trees; else they are made up, with
-lengths as in OASST (log-normal, most under 500 tokens, a few far above).
+`--chats`: conversations in any layout that `penstock prepare` reads, such as OASST trees; else they
+are made up, with lengths as in OASST (log-normal, most under 500 tokens, a few far above).
 """
 
 import cProfile
@@ -92,8 +96,12 @@ def made_up_chats(path: Path, count: int = 600) -> Path:
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
             turns = chance.choice([1, 1, 2, 2, 3])
-            messages = [m for _ in range(turns) for m in (("user", cut(150)), ("assistant", cut(700)))]
-            file.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in messages]}) + "\n")
+            messages = [
+                m for _ in range(turns) for m in (("user", cut(150)), ("assistant", cut(700)))
+            ]
+            file.write(
+                json.dumps({"messages": [{"role": r, "content": c} for r, c in messages]}) + "\n"
+            )
     return path
 
 
@@ -104,7 +112,9 @@ def documents(data: Path) -> list[dict[str, list[int]]]:
     for number in range(len(dataset)):
         one = dataset[number]
         tokens, weights = one.tokens[:SLOTS].astype(np.int64), one.loss_weights[:SLOTS]
-        found.append({"input_ids": tokens.tolist(), "labels": np.where(weights > 0, tokens, -100).tolist()})
+        found.append(
+            {"input_ids": tokens.tolist(), "labels": np.where(weights > 0, tokens, -100).tolist()}
+        )
     return found
 
 
@@ -143,7 +153,10 @@ def ours(trainer: Trainer) -> Iterator[int]:
 
 def bare(trainer: Trainer) -> Iterator[int]:
     model, weights = trainer.model, list(trainer.model.parameters())
-    decayed = [{"params": [p for p in weights if p.ndim > 1]}, {"params": [p for p in weights if p.ndim < 2]}]
+    decayed = [
+        {"params": [p for p in weights if p.ndim > 1]},
+        {"params": [p for p in weights if p.ndim < 2]},
+    ]
     optimizer = torch.optim.AdamW(decayed, lr=0.001, betas=(0.9, 0.95), fused=True)
     for step in trainer.loader:
         for row in step:
@@ -157,11 +170,17 @@ def bare(trainer: Trainer) -> Iterator[int]:
 def make(folder: Path, data: Path, size: str, threads: int, **options: Any) -> Trainer:
     """A trainer as `penstock train` makes it; options are those of `RUN_FILE`."""
     given = {
-        "slots": SLOTS, "rows": CHAT_ROWS, "too_long": "truncate", "rows_per_pass": "null", "compile": "false",
+        "slots": SLOTS,
+        "rows": CHAT_ROWS,
+        "too_long": "truncate",
+        "rows_per_pass": "null",
+        "compile": "false",
         **options,
-    }  # fmt: skip
+    }
     path = folder / "run.yaml"
-    path.write_text(RUN_FILE.format(data=data, model=json.dumps(SIZES[size]), threads=threads, **given))
+    path.write_text(
+        RUN_FILE.format(data=data, model=json.dumps(SIZES[size]), threads=threads, **given)
+    )
     return make_trainer(
         load_run(path), run_file=str(path), text=resolved_text(path), output=None, resume=False,
         ranks=Ranks(torch.device("cpu")), say=lambda _: None,
@@ -169,7 +188,9 @@ def make(folder: Path, data: Path, size: str, threads: int, **options: Any) -> T
 
 
 def plain_loop(tokens: np.ndarray, size: str, slots: int, compiled: bool) -> Iterator[int]:
-    """What a first script does: a batch of rows cut anywhere, causal attention, the mean of all cross entropies."""
+    """What a first script does: a batch of rows cut anywhere, causal attention, the mean of all
+    cross entropies.
+    """
     model = build_model(ModelSettings(**SIZES[size]), vocab_size=LOOP_VOCABULARY)
     for block in model.blocks if compiled else ():
         block.compile()
@@ -183,7 +204,12 @@ def plain_loop(tokens: np.ndarray, size: str, slots: int, compiled: bool) -> Ite
     while True:
         starts = chance.integers(0, len(tokens) - slots - 1, LOOP_ROWS)
         inputs, targets = (
-            torch.stack([torch.from_numpy(tokens[i + shift : i + shift + slots].astype(np.int64)) for i in starts])
+            torch.stack(
+                [
+                    torch.from_numpy(tokens[i + shift : i + shift + slots].astype(np.int64))
+                    for i in starts
+                ]
+            )
             for shift in (0, 1)
         )
         logits = model.logits(model.run(inputs, positions, attend)[0])
@@ -205,15 +231,21 @@ def loops(folder: Path, sizes: list[str], lengths: list[int], repeats: int, thre
     texts = cut(standard_library(12_000_000))
     lines = folder / "texts.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    train_tokenizer(texts[:400], vocab_size=LOOP_VOCABULARY, output=folder / "tokenizer", progress=False)
-    prepare(lines, tokenizer=folder / "tokenizer", output=folder / "data", processes=1, progress=False)
+    train_tokenizer(
+        texts[:400], vocab_size=LOOP_VOCABULARY, output=folder / "tokenizer", progress=False
+    )
+    prepare(
+        lines, tokenizer=folder / "tokenizer", output=folder / "data", processes=1, progress=False
+    )
     dataset = open_dataset(folder / "data")
     tokens = np.concatenate([dataset[number].tokens for number in range(len(dataset))])
     for size in sizes:
         for slots in lengths:
             options = {"slots": slots, "rows": LOOP_ROWS, "too_long": "split"}
 
-            def run(options: dict[str, Any] = options, size: str = size, **more: Any) -> Iterator[int]:
+            def run(
+                options: dict[str, Any] = options, size: str = size, **more: Any
+            ) -> Iterator[int]:
                 return slots_of(make(folder, folder / "data", size, threads, **options, **more))
 
             runs = {
@@ -225,14 +257,21 @@ def loops(folder: Path, sizes: list[str], lengths: list[int], repeats: int, thre
             }
             for each in (*runs.values(), *runs.values()):
                 next(each)
-            rates = rates_of({name: lambda run=run: one_step(run) for name, run in runs.items()}, repeats)
+            rates = rates_of(
+                {name: lambda run=run: one_step(run) for name, run in runs.items()}, repeats
+            )
             for each in runs.values():
                 each.close()  # type: ignore[attr-defined]
-            title = f"{size} M parameters, rows of {slots}, {threads} thread(s): slots per CPU second"
+            title = (
+                f"{size} M parameters, rows of {slots}, {threads} thread(s): slots per CPU second"
+            )
             report(title, rates, LOOP_GOALS)
             peak, needed = peak_operations(), 6 * linear_weights(size)
             for name in ("penstock", "plain loop"):
-                print(f"    {name}: {100 * needed * statistics.median(rates[name]) / peak:.0f} % of the peak")
+                print(
+                    f"    {name}: {100 * needed * statistics.median(rates[name]) / peak:.0f} "
+                    "% of the peak"
+                )
             where(lambda run=run: turn_of_steps(run(), 1))
 
 
@@ -265,7 +304,9 @@ def linear_weights(size: str) -> int:
 
 
 def cut(texts: list[str]) -> list[str]:
-    """The texts end to end, cut into documents whose lengths are log-normal, about 775 tokens on average."""
+    """The texts end to end, cut into documents whose lengths are log-normal, about 775 tokens on
+    average.
+    """
     whole, chance, found = "".join(texts), random.Random(0), []
     at = 0
     while at < len(whole):
@@ -294,7 +335,13 @@ def report(title: str, rates: dict[str, list[float]], goals: dict[str, tuple[str
         note = f"{min(found):.0f} to {max(found):.0f}"
         if goal:
             note += f"; {ours} is {medians[ours] / medians[rival]:.2f} × this (goal: {goal})"
-            against("Training", f"{title}, {ours}", rival, ours=1 / medians[ours], theirs=1 / medians[rival])
+            against(
+                "Training",
+                f"{title}, {ours}",
+                rival,
+                ours=1 / medians[ours],
+                theirs=1 / medians[rival],
+            )
         lines.append((rival, f"{medians[rival]:.0f} tok/s", note))
     table(title, lines)
 
@@ -314,16 +361,28 @@ def huggingface(folder: Path, docs: list[Any], steps: int, tokens: int, kind: st
         mask = named.get("attention_mask")
         now[0] += int(named["input_ids"].numel() if mask is None else mask.sum())
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa"
+    )
     model.register_forward_pre_hook(count, with_kwargs=True)
     mean = statistics.mean(len(one["input_ids"]) for one in docs)
     settings = transformers.TrainingArguments(
-        str(folder / "out"), max_steps=steps + 1, per_device_train_batch_size=8, use_cpu=True, report_to=[],
+        str(folder / "out"),
+        max_steps=steps + 1,
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        report_to=[],
         seed=random.randrange(1000),
-        gradient_accumulation_steps=max(1, round(tokens / (8 * mean))), learning_rate=1e-3, max_grad_norm=1.0,
-        optim="adamw_torch_fused", lr_scheduler_type="constant", logging_strategy="no", save_strategy="no",
-        disable_tqdm=True, train_sampling_strategy="group_by_length" if kind == "grouped" else "random",
-    )  # fmt: skip
+        gradient_accumulation_steps=max(1, round(tokens / (8 * mean))),
+        learning_rate=1e-3,
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        lr_scheduler_type="constant",
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        train_sampling_strategy="group_by_length" if kind == "grouped" else "random",
+    )
     collator = transformers.DataCollatorWithFlattening() if kind == "flattened" else pad
     trainer = transformers.Trainer(
         model=model, args=settings, train_dataset=docs, data_collator=collator, callbacks=[Clock()]
@@ -333,15 +392,32 @@ def huggingface(folder: Path, docs: list[Any], steps: int, tokens: int, kind: st
     return seen[-1][0] - seen[0][0], seen[-1][1] - seen[0][1]
 
 
-def chats(folder: Path, given: Path | None, sizes: list[str], repeats: int, threads: int, peers: str | None) -> None:
+def chats(
+    folder: Path,
+    given: Path | None,
+    sizes: list[str],
+    repeats: int,
+    threads: int,
+    peers: str | None,
+) -> None:
     """The table `chats`."""
     path = given or made_up_chats(folder / "chats.jsonl")
     train_tokenizer(
-        path.read_text(encoding="utf-8").splitlines()[:2000], vocab_size=VOCABULARY, output=folder / "tokenizer",
-        special_tokens=["<|im_start|>", "<|im_end|>"], progress=False,
-    )  # fmt: skip
+        path.read_text(encoding="utf-8").splitlines()[:2000],
+        vocab_size=VOCABULARY,
+        output=folder / "tokenizer",
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        progress=False,
+    )
     data = folder / "data"
-    prepare(path, tokenizer=folder / "tokenizer", output=data, template="chatml", processes=1, progress=False)
+    prepare(
+        path,
+        tokenizer=folder / "tokenizer",
+        output=data,
+        template="chatml",
+        processes=1,
+        progress=False,
+    )
     docs = documents(data)
     lengths = [len(one["input_ids"]) for one in docs]
     mean, median = statistics.mean(lengths), statistics.median(lengths)
@@ -351,7 +427,12 @@ def chats(folder: Path, given: Path | None, sizes: list[str], repeats: int, thre
         steps = CHAT_STEPS[size]
         first = make(folder, data, size, threads)
         exported = folder / f"llama-{size}"
-        export(first.model, exported, tokenizer=ps.load_tokenizer(folder / "tokenizer"), context_length=SLOTS)
+        export(
+            first.model,
+            exported,
+            tokenizer=ps.load_tokenizer(folder / "tokenizer"),
+            context_length=SLOTS,
+        )
         tokens = next(ours(first))
 
         def trainer(size: str = size) -> Trainer:
@@ -362,17 +443,27 @@ def chats(folder: Path, given: Path | None, sizes: list[str], repeats: int, thre
             "bare": lambda steps=steps: turn_of_steps(bare(trainer()), steps),
         }
         for kind in ("padded", "grouped", "flattened"):
-            rivals[kind] = lambda kind=kind, tokens=tokens, exported=exported, steps=steps: huggingface(
-                exported, docs, steps, tokens, kind
+            rivals[kind] = lambda kind=kind, tokens=tokens, exported=exported, steps=steps: (
+                huggingface(exported, docs, steps, tokens, kind)
             )
         if peers:
             peer = Peer(
-                peers, "trl_training.py", str(exported), str(folder / "docs.json"), str(SLOTS), str(CHAT_ROWS),
-                str(steps), str(threads),
-            )  # fmt: skip
+                peers,
+                "trl_training.py",
+                str(exported),
+                str(folder / "docs.json"),
+                str(SLOTS),
+                str(CHAT_ROWS),
+                str(steps),
+                str(threads),
+            )
             rivals["trl"] = lambda peer=peer: _spent(peer)
         rates = rates_of(rivals, repeats)
-        report(f"{size} M parameters, {threads} thread(s), useful tokens per CPU second", rates, CHAT_GOALS)
+        report(
+            f"{size} M parameters, {threads} thread(s), useful tokens per CPU second",
+            rates,
+            CHAT_GOALS,
+        )
         where(lambda: turn_of_steps(ours(trainer()), 1))
 
 
@@ -397,7 +488,9 @@ def main() -> None:
     parser.add_argument("--tables", default="loops,chats")
     parser.add_argument("--sizes", default="1,10,30", help="millions of parameters")
     parser.add_argument("--lengths", default="256,1024,2048", help="loops: slots of a row")
-    parser.add_argument("--chats", type=Path, help="conversations, in any layout that prepare reads")
+    parser.add_argument(
+        "--chats", type=Path, help="conversations, in any layout that prepare reads"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.set_defaults(repeats=3)
     flags = parser.parse_args()
@@ -406,7 +499,13 @@ def main() -> None:
     for name in flags.tables.split(","):
         with tempfile.TemporaryDirectory() as scratch:
             if name == "loops":
-                loops(Path(scratch), sizes, [int(n) for n in flags.lengths.split(",")], flags.repeats, flags.threads)
+                loops(
+                    Path(scratch),
+                    sizes,
+                    [int(n) for n in flags.lengths.split(",")],
+                    flags.repeats,
+                    flags.threads,
+                )
             else:
                 chats(Path(scratch), flags.chats, sizes, flags.repeats, flags.threads, flags.peers)
 

@@ -1,14 +1,16 @@
 """What prefix trees save: steps, stored bytes, and TRL's DPO on the same pairs.
 
-    python benchmarks/bench_trees.py [--threads 1] [--oasst FILE --tokenizer FOLDER --template FILE] [--peers PYTHON]
+    python benchmarks/bench_trees.py [--threads 1] [--oasst FILE --tokenizer FOLDER --template FILE]
+    [--peers PYTHON]
 
-The same answers, stored as trees and each by itself, through the same trainer's loss: `simpo` for pairs, on-policy
-GRPO for groups, so that no reference model blurs the ratio. A transformer of 4 layers of 256, 4 heads, float32, rows of
-about 4,096 slots. "Trunk": forward and backward without the head, the loss and the optimizer. "Step": all of a step of
-the trainer but the optimizer, with a head of 8,192 ids. CPU time; rivals in turn. The slot ratio is what a tree can
-save at best. With --oasst, ranked replies
-of real conversations; with --peers, TRL's DPOTrainer on the best and the worst reply of each question, padded, 4 pairs
-a batch, which computes the same loss (compared first).
+The same answers, stored as trees and each by itself, through the same trainer's loss: `simpo` for
+pairs, on-policy GRPO for groups, so that no reference model blurs the ratio. A transformer of 4
+layers of 256, 4 heads, float32, rows of about 4,096 slots. "Trunk": forward and backward without
+the head, the loss and the optimizer. "Step": all of a step of the trainer but the optimizer, with a
+head of 8,192 ids. CPU time; rivals in turn. The slot ratio is what a tree can save at best. With
+--oasst, ranked replies of real conversations; with --peers, TRL's DPOTrainer on the best and the
+worst reply of each question, padded, 4 pairs a batch, which computes the same loss (compared
+first).
 """
 
 import json
@@ -52,23 +54,33 @@ def write(folder: Path, groups: list[tuple[int, list[list[int]]]], share: bool) 
         build_tree(
             paths,
             [[0.0] * prompt + [1.0] * (len(path) - prompt) for path in paths],
-            values={"rank": list(range(len(paths))), "reward": [float(number % 2) for number in range(len(paths))]},
+            values={
+                "rank": list(range(len(paths))),
+                "reward": [float(number % 2) for number in range(len(paths))],
+            },
             share=share,
         )
         for prompt, paths in groups
     ]
     return ps.write_dataset(
-        folder, [one.tokens for one in made], spans=[weight_spans(one.loss_weights) for one in made],
-        trees=[one.tree for one in made], vocab_size=VOCAB,
-    )  # fmt: skip
+        folder,
+        [one.tokens for one in made],
+        spans=[weight_spans(one.loss_weights) for one in made],
+        trees=[one.tree for one in made],
+        vocab_size=VOCAB,
+    )
 
 
-def random_groups(prompt: int, answer: int, count: int, documents: int) -> list[tuple[int, list[list[int]]]]:
+def random_groups(
+    prompt: int, answer: int, count: int, documents: int
+) -> list[tuple[int, list[list[int]]]]:
     draw = np.random.default_rng(0)
     groups = []
     for _ in range(documents):
         start = draw.integers(0, VOCAB, prompt).tolist()
-        groups.append((prompt, [start + draw.integers(0, VOCAB, answer).tolist() for _ in range(count)]))
+        groups.append(
+            (prompt, [start + draw.integers(0, VOCAB, answer).tolist() for _ in range(count)])
+        )
     return groups
 
 
@@ -79,11 +91,15 @@ def rivals(dataset: Dataset, pairs: bool, trunk: bool) -> Callable[[], float]:
     sizes = np.unique(dataset.table.lengths[:, 0])
     slots = int(sizes[0]) * max(1, SLOTS // int(sizes[0])) if len(sizes) == 1 else SLOTS
     loader = ps.Loader(
-        ps.Source(dataset, name="x", shuffle="none", max_epochs=1), sequence_length=slots, rows_per_step=1,
-        requirements=model.requirements(), threads=0,
-    )  # fmt: skip
+        ps.Source(dataset, name="x", shuffle="none", max_epochs=1),
+        sequence_length=slots,
+        rows_per_step=1,
+        requirements=model.requirements(),
+        threads=0,
+    )
     settings = TrainSettings(
-        preference=PreferenceSettings(kind="simpo") if pairs else None, policy=None if pairs else PolicySettings()
+        preference=PreferenceSettings(kind="simpo") if pairs else None,
+        policy=None if pairs else PolicySettings(),
     )
     training = PathTraining(model, loader, settings, torch.device("cpu"))
     steps = list(loader)
@@ -108,38 +124,70 @@ def rivals(dataset: Dataset, pairs: bool, trunk: bool) -> Callable[[], float]:
     return run
 
 
-def compare(name: str, groups: list[tuple[int, list[list[int]]]], pairs: bool, goal: float, repeats: int) -> list[Any]:
+def compare(
+    name: str, groups: list[tuple[int, list[list[int]]]], pairs: bool, goal: float, repeats: int
+) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         tree, apart = (write(Path(folder) / str(share), groups, share) for share in (True, False))
         slots = apart.num_tokens / tree.num_tokens
         # Of many documents: a file's own head takes a few kilobytes.
         many = groups * (1 + STORED // len(groups))
-        size = [write(Path(folder) / f"many-{share}", many, share).manifest.shards[0].bytes for share in (True, False)]
-        lines = [(name, f"{slots:.2f} ×", f"slot ratio: {tree.num_tokens:,} slots for {apart.num_tokens:,}")]
+        size = [
+            write(Path(folder) / f"many-{share}", many, share).manifest.shards[0].bytes
+            for share in (True, False)
+        ]
+        lines = [
+            (
+                name,
+                f"{slots:.2f} ×",
+                f"slot ratio: {tree.num_tokens:,} slots for {apart.num_tokens:,}",
+            )
+        ]
         for what, trunk in (("trunk", True), ("step", False)):
-            seconds = take_turns({"tree": rivals(tree, pairs, trunk), "apart": rivals(apart, pairs, trunk)}, repeats)
+            seconds = take_turns(
+                {"tree": rivals(tree, pairs, trunk), "apart": rivals(apart, pairs, trunk)}, repeats
+            )
             ratio = seconds["apart"] / seconds["tree"]
             due = f"; goal {goal}" if not trunk else ""
-            lines.append((f"  {what}", f"{ratio:.2f} ×", f"{ratio / slots:.2f} of the slot ratio{due}"))
+            lines.append(
+                (f"  {what}", f"{ratio:.2f} ×", f"{ratio / slots:.2f} of the slot ratio{due}")
+            )
         stored = size[1] / size[0]
-        lines.append(("  stored bytes", f"{stored:.2f} ×", f"{stored / slots:.2f} of the slot ratio; goal 0.95"))
+        lines.append(
+            (
+                "  stored bytes",
+                f"{stored:.2f} ×",
+                f"{stored / slots:.2f} of the slot ratio; goal 0.95",
+            )
+        )
     return lines
 
 
-def oasst_pairs(file: str, tokenizer: str, template: str, most: int) -> list[tuple[int, list[list[int]]]]:
-    """The best and the worst reply of each question as (prompt tokens, paths of at most `most` tokens), shuffled."""
+def oasst_pairs(
+    file: str, tokenizer: str, template: str, most: int
+) -> list[tuple[int, list[list[int]]]]:
+    """The best and the worst reply of each question as (prompt tokens, paths of at most `most`
+    tokens), shuffled.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ps.prepare(
-            file, tokenizer=tokenizer, template=template, output=f"{folder}/d", answers="tree", oasst_paths="ranked",
+            file,
+            tokenizer=tokenizer,
+            template=template,
+            output=f"{folder}/d",
+            answers="tree",
+            oasst_paths="ranked",
             progress=False,
-        )  # fmt: skip
+        )
         groups = []
         for document in ps.open_dataset(f"{folder}/d"):
             tree = document.tree
             order = np.argsort(tree.value("rank"), kind="stable").tolist()
             slots = [tree.slots(path) for path in (order[0], order[-1])]
             # The first trained target of any path: what stands before it is the prompt.
-            prompt = min(int(np.argmax(document.loss_weights[one[:-1] + 1] != 0)) + 1 for one in slots)
+            prompt = min(
+                int(np.argmax(document.loss_weights[one[:-1] + 1] != 0)) + 1 for one in slots
+            )
             paths = [document.tokens[one] % VOCAB for one in slots]
             if max(map(len, paths)) <= most:
                 groups.append((prompt, [path.tolist() for path in paths]))
@@ -147,8 +195,12 @@ def oasst_pairs(file: str, tokenizer: str, template: str, most: int) -> list[tup
     return groups
 
 
-def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats: int, threads: int) -> list[Any]:
-    """DPO by TRL with padding, 4 pairs a batch; the same pairs through ours. Both with a frozen reference model."""
+def against_trl(
+    python: str, groups: list[tuple[int, list[list[int]]]], repeats: int, threads: int
+) -> list[Any]:
+    """DPO by TRL with padding, 4 pairs a batch; the same pairs through ours. Both with a frozen
+    reference model.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = {
@@ -158,7 +210,11 @@ def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats:
         for one, model in models.items():
             export(model, folder / one)
         pairs = [
-            {"prompt_ids": paths[0][:prompt], "chosen_ids": paths[0][prompt:], "rejected_ids": paths[1][prompt:]}
+            {
+                "prompt_ids": paths[0][:prompt],
+                "chosen_ids": paths[0][prompt:],
+                "rejected_ids": paths[1][prompt:],
+            }
             for prompt, paths in groups
         ]
         (folder / "pairs.json").write_text(json.dumps(pairs))
@@ -166,9 +222,12 @@ def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats:
         data = write(folder / "data", groups, share=True)
         model = models["policy"]
         loader = ps.Loader(
-            ps.Source(data, name="x", shuffle="none", max_epochs=1), sequence_length=2048, rows_per_step=1,
-            requirements=model.requirements(), threads=0,
-        )  # fmt: skip
+            ps.Source(data, name="x", shuffle="none", max_epochs=1),
+            sequence_length=2048,
+            rows_per_step=1,
+            requirements=model.requirements(),
+            threads=0,
+        )
 
         def loss_of(kind: str, smoothing: float = 0.0) -> float:
             """Mean over the first four pairs, as TRL reports for its first batch."""
@@ -180,7 +239,9 @@ def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats:
                 requirements=model.requirements(),
                 threads=0,
             )
-            settings = TrainSettings(preference=PreferenceSettings(kind=kind, label_smoothing=smoothing))
+            settings = TrainSettings(
+                preference=PreferenceSettings(kind=kind, label_smoothing=smoothing)
+            )
             training = PathTraining(model, few, settings, torch.device("cpu"), reference)
             (step,) = list(few)
             training.begin(list(step), step, CPU)
@@ -188,7 +249,11 @@ def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats:
 
         reference = Reference("initial", models["reference"], torch.device("cpu"))
         training = PathTraining(
-            model, loader, TrainSettings(preference=PreferenceSettings()), torch.device("cpu"), reference
+            model,
+            loader,
+            TrainSettings(preference=PreferenceSettings()),
+            torch.device("cpu"),
+            reference,
         )
         steps = list(loader)
 
@@ -205,39 +270,59 @@ def against_trl(python: str, groups: list[tuple[int, list[list[int]]]], repeats:
         theirs = peer.last["losses"]
         lines = []
         for kind, other, smoothing in (
-            ("dpo", "sigmoid", 0.0), ("hinge", "hinge", 0.0), ("robust", "robust", 0.1), ("ipo", "ipo", 0.0),
+            ("dpo", "sigmoid", 0.0),
+            ("hinge", "hinge", 0.0),
+            ("robust", "robust", 0.1),
+            ("ipo", "ipo", 0.0),
             ("sigmoid_norm", "sigmoid_norm", 0.0),
-        ):  # fmt: skip
+        ):
             mine = loss_of(kind, smoothing)
             lines.append(
                 (
                     f"loss {kind}",
                     f"{mine:.8f}",
-                    f"TRL {theirs[other]:.8f}, relative difference {abs(mine / theirs[other] - 1):.1e}",
+                    (
+                        f"TRL {theirs[other]:.8f}, relative difference "
+                        f"{abs(mine / theirs[other] - 1):.1e}"
+                    ),
                 )
             )
         ratio = seconds["trl"] / seconds["ours"]
-        against("Training", "DPO on pairs, reference included", "TRL", ours=seconds["ours"], theirs=seconds["trl"])
+        against(
+            "Training",
+            "DPO on pairs, reference included",
+            "TRL",
+            ours=seconds["ours"],
+            theirs=seconds["trl"],
+        )
         padded = peer.last["tokens"]
         lines.append(
             (
                 "DPO, 4 pairs a batch",
                 f"{ratio:.2f} ×",
-                f"{seconds['ours']:.1f} s, {data.num_tokens:,} slots; {seconds['trl']:.1f} s, {padded:,}; goal 2.5",
+                (
+                    f"{seconds['ours']:.1f} s, {data.num_tokens:,} slots; {seconds['trl']:.1f} s, "
+                    f"{padded:,}; goal 2.5"
+                ),
             )
         )
     return lines
 
 
 def columns(repeats: int) -> list[Any]:
-    """What a float32 column costs the loader: time for its bytes, over the time of the bytes that rows have anyway."""
+    """What a float32 column costs the loader: time for its bytes, over the time of the bytes that
+    rows have anyway.
+    """
     draw = np.random.default_rng(0)
     documents = [draw.integers(0, 50_000, int(size)) for size in draw.integers(100, 1500, 12_000)]
     with tempfile.TemporaryDirectory() as folder:
         data = {
             "plain": ps.write_dataset(f"{folder}/a", documents, vocab_size=50_000),
             "column": ps.write_dataset(
-                f"{folder}/b", documents, vocab_size=50_000, columns={"x": [draw.random(len(one)) for one in documents]}
+                f"{folder}/b",
+                documents,
+                vocab_size=50_000,
+                columns={"x": [draw.random(len(one)) for one in documents]},
             ),
         }
 
@@ -248,13 +333,23 @@ def columns(repeats: int) -> list[Any]:
             return lambda: cpu_seconds(lambda: [next(steps).arrays() for _ in range(100)])
 
         seconds = take_turns({name: rival(dataset) for name, dataset in data.items()}, repeats)
-        step = next(iter(ps.Loader(data["plain"], sequence_length=4096, rows_per_step=8, threads=0))).arrays()
+        step = next(
+            iter(ps.Loader(data["plain"], sequence_length=4096, rows_per_step=8, threads=0))
+        ).arrays()
         size = [sum(shard.bytes for shard in data[name].manifest.shards) for name in data]
     moved = sum(value.nbytes for value in step.values() if isinstance(value, np.ndarray)) / 8 / 4096
     extra = seconds["column"] / seconds["plain"] - 1
     return [
-        ("a float32 column, time of a step", f"+ {100 * extra:.0f} %", f"{100 * 4 / moved:.0f} % more bytes in rows"),
-        ("bytes on the disk over 4 a token", f"{(size[1] - size[0]) / 4 / data['plain'].num_tokens:.3f}", "goal 1.2"),
+        (
+            "a float32 column, time of a step",
+            f"+ {100 * extra:.0f} %",
+            f"{100 * 4 / moved:.0f} % more bytes in rows",
+        ),
+        (
+            "bytes on the disk over 4 a token",
+            f"{(size[1] - size[0]) / 4 / data['plain'].num_tokens:.3f}",
+            "goal 1.2",
+        ),
     ]
 
 
@@ -268,14 +363,19 @@ def main() -> None:
     torch.set_num_threads(flags.threads)
     rows = columns(flags.repeats)
     for name, (prompt, answer, count, documents, goal) in SHAPES.items():
-        rows += compare(name, random_groups(prompt, answer, count, documents), count == 2, goal, flags.repeats)
+        rows += compare(
+            name, random_groups(prompt, answer, count, documents), count == 2, goal, flags.repeats
+        )
     if flags.oasst:
         pairs = oasst_pairs(flags.oasst, flags.tokenizer, flags.template, SLOTS // 2)[:PAIRS]
         rows += compare("OASST, best and worst reply", pairs, True, 1.25, flags.repeats)
     table(f"Trees against the same answers apart, {flags.threads} thread(s)", rows)
     if flags.oasst and flags.peers:
         pairs = oasst_pairs(flags.oasst, flags.tokenizer, flags.template, 1024)
-        table("Against TRL", against_trl(flags.peers, pairs[:PAIRS], min(flags.repeats, 2), flags.threads))
+        table(
+            "Against TRL",
+            against_trl(flags.peers, pairs[:PAIRS], min(flags.repeats, 2), flags.threads),
+        )
 
 
 if __name__ == "__main__":

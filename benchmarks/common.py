@@ -1,4 +1,6 @@
-"""What benchmarks share: CPU time, turns between rivals, medians, peers in their own Python, and text to work on."""
+"""What benchmarks share: CPU time, turns between rivals, medians, peers in their own Python, and
+text to work on.
+"""
 
 import argparse
 import atexit
@@ -26,7 +28,9 @@ def cpu_seconds(work: Work) -> float:
 
 
 def take_turns(rivals: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """Median seconds of each rival, run in turn; a rival returns its own seconds. The first turn is not counted."""
+    """Median seconds of each rival, run in turn; a rival returns its own seconds. The first turn is
+    not counted.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     for turn in range(repeats + 1):
         for name, run in rivals.items():
@@ -37,7 +41,8 @@ def take_turns(rivals: dict[str, Callable[[], float]], repeats: int) -> dict[str
 
 
 class Peer:
-    """A peer library in its own Python: a script that gets arguments, and does one repeat for each line it reads.
+    """A peer library in its own Python: a script that gets arguments, and does one repeat for each
+    line it reads.
 
     It answers each line with a line of JSON that holds at least `seconds`.
     """
@@ -45,7 +50,10 @@ class Peer:
     def __init__(self, python: str, script: str, *arguments: str) -> None:
         path = Path(__file__).parent / "peers" / script
         self._process = subprocess.Popen(
-            [python, str(path), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, str(path), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.last: dict[str, Any] = {}
 
@@ -72,14 +80,20 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     """The flags that all benchmarks have."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--peers", metavar="PYTHON", help="a Python in which the peers are installed")
+    parser.add_argument(
+        "--peers", metavar="PYTHON", help="a Python in which the peers are installed"
+    )
     return with_json(parser)
 
 
 def with_json(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the flag that keeps what `against` and `table` get."""
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", action=_Kept, help="also write comparisons and tables there"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        action=_Kept,
+        help="also write comparisons and tables there",
     )
     return parser
 
@@ -91,7 +105,9 @@ _TABLES: list[dict[str, Any]] = []
 class _Kept(argparse.Action):
     """Writes what was compared when the benchmark has ended without an error."""
 
-    def __call__(self, parser: Any, options: argparse.Namespace, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, options: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
         setattr(options, self.dest, values)
         atexit.register(_write, values)
 
@@ -134,7 +150,9 @@ def standard_library(most_bytes: int) -> list[str]:
     return [text for text in texts if text]
 
 
-def lognormal_lengths(count: int, mean: float = 775.0, sigma: float = 1.0, largest: int = 4096) -> Any:
+def lognormal_lengths(
+    count: int, mean: float = 775.0, sigma: float = 1.0, largest: int = 4096
+) -> Any:
     """Document lengths as in web text, int64."""
     lengths = np.exp(np.random.default_rng(0).normal(np.log(mean) - sigma**2 / 2, sigma, count))
     return np.clip(lengths, 1, largest).astype(np.int64)

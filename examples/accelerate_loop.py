@@ -2,7 +2,8 @@
 
 accelerate launch --num_processes 2 --cpu examples/accelerate_loop.py DATASET CHECKPOINTS --steps 40
 
-The dataset must come with its tokenizer's size; the model is a small Llama of transformers with random weights.
+The dataset must come with its tokenizer's size; the model is a small Llama of transformers with
+random weights.
 """
 
 import argparse
@@ -20,9 +21,14 @@ def small_model(vocab_size):
     """A Llama that learns something in a minute."""
     set_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
     return transformers.LlamaForCausalLM(config).train()
 
 
@@ -32,9 +38,13 @@ def train(accelerator, dataset, folder, steps, every=10):
     ps.check_isolation(model, sequence_length=64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = ps.Loader(
-        dataset, sequence_length=64, rows_per_step=4, seed=1, requirements=ps.huggingface.REQUIREMENTS,
+        dataset,
+        sequence_length=64,
+        rows_per_step=4,
+        seed=1,
+        requirements=ps.huggingface.REQUIREMENTS,
         data_parallel=(accelerator.process_index, accelerator.num_processes),
-    )  # fmt: skip
+    )
     data = ps.accelerate.AcceleratorSteps(accelerator, loader)
     model, optimizer = accelerator.prepare(model, optimizer)
     if (folder / "newest").is_dir():
@@ -61,7 +71,9 @@ def train(accelerator, dataset, folder, steps, every=10):
 
 def main():
     """Read the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dataset")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=40)

@@ -1,11 +1,14 @@
-"""A small model learns to add, first from examples and then from rewards: `python examples/arithmetic.py`.
+"""A small model learns to add, first from examples and then from rewards: `python
+examples/arithmetic.py`.
 
-The closed loop of reinforcement learning with a reward that can be computed: the model answers each problem eight
-times, an answer that is right is worth 1, and the policy gradient of GRPO makes right answers more likely. Sampling and
-training take turns: round i samples with the weights of round i − 1, trains on what it sampled, and is a run folder of
-its own. Each folder is complete or is made again, so the script may be killed at any moment, and goes on where it was.
+The closed loop of reinforcement learning with a reward that can be computed: the model answers each
+problem eight times, an answer that is right is worth 1, and the policy gradient of GRPO makes right
+answers more likely. Sampling and training take turns: round i samples with the weights of round i −
+1, trains on what it sampled, and is a run folder of its own. Each folder is complete or is made
+again, so the script may be killed at any moment, and goes on where it was.
 
-A warm start on a few hundred examples teaches the format, and some problems. The rest is learned from rewards alone.
+A warm start on a few hundred examples teaches the format, and some problems. The rest is learned
+from rewards alone.
 """
 
 import argparse
@@ -31,8 +34,12 @@ SHOWN = 5
 def main() -> None:
     """Run the loop from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("arithmetic"), help="folder of everything that is made")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of sampling and training")
+    parser.add_argument(
+        "--output", type=Path, default=Path("arithmetic"), help="folder of everything that is made"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="rounds of sampling and training"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     arguments = parser.parse_args()
     folder: Path = arguments.output
@@ -41,13 +48,23 @@ def main() -> None:
     Random(0).shuffle(problems)
     run = warm_start(folder, problems[:WARM_EXAMPLES], arguments.threads)
     held_out = problems[-HELD_OUT:]
-    print(f"after the examples: {accuracy(run, held_out):.0%} of {len(held_out)} problems are right")
+    print(
+        f"after the examples: {accuracy(run, held_out):.0%} of {len(held_out)} problems are right"
+    )
     began = time.monotonic()
     for number in range(1, arguments.rounds + 1):
-        run, mean = learn(folder / f"round-{number:02}", run, problems[:-HELD_OUT], number, arguments.threads)
+        run, mean = learn(
+            folder / f"round-{number:02}", run, problems[:-HELD_OUT], number, arguments.threads
+        )
         if number % SHOWN == 0 or number == 1:
-            print(f"round {number:2}: mean reward {mean:.2f}, after {time.monotonic() - began:.0f} s", flush=True)
-    print(f"after {arguments.rounds} rounds: {accuracy(run, held_out):.0%} of problems that it never saw are right")
+            print(
+                f"round {number:2}: mean reward {mean:.2f}, after {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+    print(
+        f"after {arguments.rounds} rounds: {accuracy(run, held_out):.0%} of problems that it "
+        "never saw are right"
+    )
 
 
 def question(problem: tuple[int, int]) -> str:
@@ -68,16 +85,28 @@ def warm_start(folder: Path, problems: list[tuple[int, int]], threads: int) -> p
     (folder / "warm").mkdir()
     texts = [f"{question((a, b))}{a + b}" for a, b in problems]
     source = folder / "warm" / "examples.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    source.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"
+    )
     # Bytes alone are the vocabulary: each digit is a token.
     ps.train_tokenizer(texts, vocab_size=260, output=folder / "warm" / "tokenizer")
     tokenizer = ps.load_tokenizer(folder / "warm" / "tokenizer")
-    ps.prepare(str(source), tokenizer=tokenizer, output=folder / "warm" / "data", add_eos="yes", progress=False)
+    ps.prepare(
+        str(source),
+        tokenizer=tokenizer,
+        output=folder / "warm" / "data",
+        add_eos="yes",
+        progress=False,
+    )
     run = ps.train(
         ps.build_model(vocab_size=tokenizer.vocab_size, **MODEL),
         ps.Loader(folder / "warm" / "data", sequence_length=256, rows_per_step=8),
-        output=folder / "warm" / "run", steps=WARM_STEPS, learning_rate=2e-3, threads=threads, progress=False,
-    )  # fmt: skip
+        output=folder / "warm" / "run",
+        steps=WARM_STEPS,
+        learning_rate=2e-3,
+        threads=threads,
+        progress=False,
+    )
     (folder / "warm" / "done").touch()
     return run
 
@@ -91,15 +120,32 @@ def learn(
         folder.mkdir()
         asked = [{"prompt": question(problem), "sum": sum(problem)} for problem in problems]
         found = run.rollouts(
-            asked, reward, folder / "data", samples=SAMPLES, max_tokens=4, seed=number << 20, threads=threads,
+            asked,
+            reward,
+            folder / "data",
+            samples=SAMPLES,
+            max_tokens=4,
+            seed=number << 20,
+            threads=threads,
             progress=False,
-        )  # fmt: skip
+        )
         ps.train(
             str(run.path),
-            ps.Loader(ps.Source(folder / "data", max_epochs=1), sequence_length=512, rows_per_step=2, seed=number),
-            output=folder / "run", policy={"clip_high": 0.28, "normalise": "token"},
-            learning_rate=4e-5, warmup_steps=1, schedule="constant", weight_decay=0.0, threads=threads, progress=False,
-        )  # fmt: skip
+            ps.Loader(
+                ps.Source(folder / "data", max_epochs=1),
+                sequence_length=512,
+                rows_per_step=2,
+                seed=number,
+            ),
+            output=folder / "run",
+            policy={"clip_high": 0.28, "normalise": "token"},
+            learning_rate=4e-5,
+            warmup_steps=1,
+            schedule="constant",
+            weight_decay=0.0,
+            threads=threads,
+            progress=False,
+        )
         (folder / "reward").write_text(str(found.mean_reward))
         (folder / "done").touch()
     return ps.open_run(folder / "run"), float((folder / "reward").read_text())
@@ -108,7 +154,10 @@ def learn(
 def accuracy(run: ps.Run, problems: list[tuple[int, int]]) -> float:
     """Share of problems whose most likely answer is right."""
     answers = run.generate([question(problem) for problem in problems], temperature=0, max_tokens=4)
-    right = [answer.strip() == str(sum(problem)) for answer, problem in zip(answers, problems, strict=True)]
+    right = [
+        answer.strip() == str(sum(problem))
+        for answer, problem in zip(answers, problems, strict=True)
+    ]
     return sum(right) / len(problems)
 
 

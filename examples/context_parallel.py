@@ -1,9 +1,11 @@
-"""Data parallel × context parallel training on one page: ranks with neighbouring numbers share each row.
+"""Data parallel × context parallel training on one page: ranks with neighbouring numbers share each
+row.
 
     torchrun --standalone --nproc-per-node 4 examples/context_parallel.py DATASET --share 2
 
-With 4 processes and `--share 2`, two groups get different rows, and the two ranks of a group have half of the slots of
-each row. The losses printed are those of one process (`python examples/context_parallel.py DATASET`), to rounding.
+With 4 processes and `--share 2`, two groups get different rows, and the two ranks of a group have
+half of the slots of each row. The losses printed are those of one process (`python
+examples/context_parallel.py DATASET`), to rounding.
 """
 
 import argparse
@@ -23,7 +25,12 @@ def train(dataset, steps, mesh):
     rank, size = (0, 1) if cp is None else (cp.get_local_rank(), cp.size())
     model = ps.build_model(vocab_size=ps.open_dataset(dataset).tokenizer.vocab_size, **SIZE)
     loader = ps.Loader(
-        dataset, sequence_length=256, rows_per_step=4, seed=1, requirements=model.requirements(), data_parallel=mesh
+        dataset,
+        sequence_length=256,
+        rows_per_step=4,
+        seed=1,
+        requirements=model.requirements(),
+        data_parallel=mesh,
     )
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
     for step in loader:
@@ -61,7 +68,11 @@ def main():
         return
     dist.init_process_group("gloo")
     groups = dist.get_world_size() // given.share
-    train(given.dataset, given.steps, init_device_mesh("cpu", (groups, given.share), mesh_dim_names=("dp", "cp")))
+    train(
+        given.dataset,
+        given.steps,
+        init_device_mesh("cpu", (groups, given.share), mesh_dim_names=("dp", "cp")),
+    )
     dist.destroy_process_group()
 
 

@@ -1,12 +1,14 @@
-"""From text to a small model that you can chat with, on two cores, in a few minutes: `make demo [SOURCE=path]`.
+"""From text to a small model that you can chat with, on two cores, in a few minutes: `make demo
+[SOURCE=path]`.
 
-Text that every Python machine has (the standard library's functions and documentation strings), or your own, becomes
-a tokenizer, datasets, packed rows, and a transformer that trains on them. Half-way it is given up, as by a kill; a new
-trainer goes on from the checkpoint, and what it does is compared with an uninterrupted run, to the last bit.
+Text that every Python machine has (the standard library's functions and documentation strings), or
+your own, becomes a tokenizer, datasets, packed rows, and a transformer that trains on them.
+Half-way it is given up, as by a kill; a new trainer goes on from the checkpoint, and what it does
+is compared with an uninterrupted run, to the last bit.
 
-Then chats about the standard library become a dataset in which only the assistant's words are trained, with a proof for
-each. A second run starts with the weights of the first and learns to answer; it is exported, answers a few questions,
-and a page shows what it saw, token by token.
+Then chats about the standard library become a dataset in which only the assistant's words are
+trained, with a proof for each. A second run starts with the weights of the first and learns to
+answer; it is exported, answers a few questions, and a page shows what it saw, token by token.
 """
 
 import argparse
@@ -59,10 +61,13 @@ def main() -> None:
     """Run the demo from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="a text file, JSONL file or folder of your own")
-    parser.add_argument("--seconds", type=float, default=TRAINING_SECONDS, help="aim for the time of training")
+    parser.add_argument(
+        "--seconds", type=float, default=TRAINING_SECONDS, help="aim for the time of training"
+    )
     arguments = parser.parse_args()
     began = time.monotonic()
-    # Threads that wait without spinning: on a machine that does other work besides, several times as fast.
+    # Threads that wait without spinning: on a machine that does other work besides, several times
+    # as fast.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
@@ -74,7 +79,10 @@ def main() -> None:
     fine_tune(step_seconds, threads)
     answer(threads)
     page = write_page()
-    print(f"\nAll of it took {time.monotonic() - began:.0f} s; what was made is in {FOLDER}/. To go on:\n")
+    print(
+        f"\nAll of it took {time.monotonic() - began:.0f} s; what was made is in {FOLDER}/. "
+        "To go on:\n"
+    )
     command = Path(".venv/bin/penstock")
     print(f"  {command} chat {FOLDER / 'chat'}            chat with the model yourself")
     print(f"  {command} plot {FOLDER / 'run'} {FOLDER / 'chat'}  draw both runs' curves")
@@ -82,7 +90,8 @@ def main() -> None:
     print(f"\nThe chats, token by token, with any browser: {page.resolve()}")
 
 
-# -- text to datasets --------------------------------------------------------------------------------------------------
+# -- text to datasets
+# --------------------------------------------------------------------------------------------------
 
 
 def prepare_python() -> list[dict[str, Any]]:
@@ -90,20 +99,30 @@ def prepare_python() -> list[dict[str, Any]]:
     title("Text: the standard library of this Python")
     modules = list(standard_library())
     code, docs = FOLDER / "code.jsonl", FOLDER / "docs.jsonl"
-    with code.open("w", encoding="utf-8") as code_file, docs.open("w", encoding="utf-8") as docs_file:
+    with (
+        code.open("w", encoding="utf-8") as code_file,
+        docs.open("w", encoding="utf-8") as docs_file,
+    ):
         for text in topics.values():
             docs_file.write(json.dumps({"text": text}) + "\n")
         for path in modules:
             for kind, text in definitions(path.read_text(encoding="utf-8")):
                 file = code_file if kind == "code" else docs_file
                 file.write(json.dumps({"text": text, "module": path.stem}) + "\n")
-    print(f"{len(modules)} modules: {size(code)} of functions, {size(docs)} of documentation strings")
+    print(
+        f"{len(modules)} modules: {size(code)} of functions, {size(docs)} of documentation strings"
+    )
     title("A tokenizer, trained on both")
-    make_tokenizer([json.loads(line)["text"] for path in (code, docs) for line in path.open(encoding="utf-8")])
+    make_tokenizer(
+        [json.loads(line)["text"] for path in (code, docs) for line in path.open(encoding="utf-8")]
+    )
     title("Two datasets")
     for path in (code, docs):
         ps.prepare(str(path), tokenizer=FOLDER / "tokenizer", output=FOLDER / path.stem)
-    return [{"path": str(FOLDER / "code"), "share": 0.7}, {"path": str(FOLDER / "docs"), "share": 0.3}]
+    return [
+        {"path": str(FOLDER / "code"), "share": 0.7},
+        {"path": str(FOLDER / "docs"), "share": 0.3},
+    ]
 
 
 def prepare_own(source: Path) -> list[dict[str, Any]]:
@@ -123,7 +142,9 @@ def prepare_own(source: Path) -> list[dict[str, Any]]:
     title(f"A tokenizer, trained on {taken / 1e6:.1f} MB of it")
     make_tokenizer(texts)
     title("A dataset")
-    ps.prepare(str(source), tokenizer=FOLDER / "tokenizer", output=FOLDER / "own", separator=separator)
+    ps.prepare(
+        str(source), tokenizer=FOLDER / "tokenizer", output=FOLDER / "own", separator=separator
+    )
     return [{"path": str(FOLDER / "own")}]
 
 
@@ -134,11 +155,15 @@ def make_tokenizer(texts: list[str]) -> None:
     )
     sample = texts[0][:60]
     ids = tokenizer.encode(sample)
-    print(f"{tokenizer.vocab_size} tokens; {sample[:24]!r} becomes {tokenizer.encode(sample[:24]).tolist()[:8]} …")
+    print(
+        f"{tokenizer.vocab_size} tokens; {sample[:24]!r} becomes "
+        f"{tokenizer.encode(sample[:24]).tolist()[:8]} …"
+    )
     assert tokenizer.decode(ids) == sample
 
 
-# -- run files ---------------------------------------------------------------------------------------------------------
+# -- run files
+# --------------------------------------------------------------------------------------------------
 
 
 def write_run_file(name: str, sources: list[dict[str, Any]], **sections: Any) -> Path:
@@ -176,40 +201,62 @@ def show_row(sources: list[dict[str, Any]]) -> None:
     console.print(style.legend())
 
 
-# -- rows to a model ---------------------------------------------------------------------------------------------------
+# -- rows to a model
+# --------------------------------------------------------------------------------------------------
 
 
 def train(sources: list[dict[str, Any]], seconds: float) -> tuple[float, int]:
-    """Train a small transformer, give it up half-way, go on, and compare; (seconds of a step, threads)."""
+    """Train a small transformer, give it up half-way, go on, and compare; (seconds of a step,
+    threads).
+    """
     title("A small transformer learns")
     step_seconds, threads = measure(write_run_file("run", sources))
     steps = min(STEPS[1], max(STEPS[0], int(seconds / step_seconds)))
     half = steps // 2
     run_file = write_run_file(
-        "run", sources, model=MODEL, training=training(steps, threads, learning_rate=4e-3, every=half)
+        "run",
+        sources,
+        model=MODEL,
+        training=training(steps, threads, learning_rate=4e-3, every=half),
     )
     digests, counts = uninterrupted(run_file, steps)
     unigram = unigram_loss(counts)
-    print(f"as by `penstock train {run_file} --output {FOLDER / 'run'}`: {steps} steps, {counts.sum():,} targets")
+    print(
+        f"as by `penstock train {run_file} --output {FOLDER / 'run'}`: {steps} steps, "
+        f"{counts.sum():,} targets"
+    )
     print(f"Loss in nats per token; │ is a unigram model of these very targets: {unigram:.2f}\n")
     chart = Chart(steps, unigram)
     first = train_part(run_file, chart, until=half + REPEATED)
-    print(f"           given up after step {half + REPEATED}; a new trainer goes on from the checkpoint of step {half}")
+    print(
+        f"           given up after step {half + REPEATED}; a new trainer goes on from the "
+        f"checkpoint of step {half}"
+    )
     second = train_part(run_file, chart, resume=True)
     lost, again = first.figures[half:], second.figures[:REPEATED]
     rows = half * LOADER["rows_per_step"]
     same = lost == again and first.digests[:rows] + second.digests == digests
     begin, end = fmean(chart.losses[:5]), fmean(chart.losses[-20:])
-    print(f"\nLoss fell from {begin:.2f} to {end:.2f} nats per token; a unigram model has {unigram:.2f}")
-    print(f"Rows, and losses of the steps that were done twice: {'the same to the last bit' if same else 'DIFFERENT'}")
+    print(
+        f"\nLoss fell from {begin:.2f} to {end:.2f} nats per token; a unigram model has "
+        f"{unigram:.2f}"
+    )
+    print(
+        "Rows, and losses of the steps that were done twice: "
+        f"{'the same to the last bit' if same else 'DIFFERENT'}"
+    )
     print(f"  step {half + 1}: {lost[0][0]!r} before, {again[0][0]!r} after")
     if not same:
-        raise SystemExit("what was trained after the restart is not what an uninterrupted run trains")
+        raise SystemExit(
+            "what was trained after the restart is not what an uninterrupted run trains"
+        )
     return second.step_seconds, threads
 
 
 def measure(run_file: Path) -> tuple[float, int]:
-    """(seconds of a step, threads) on this machine: two, or one where other work leaves no second core."""
+    """(seconds of a step, threads) on this machine: two, or one where other work leaves no second
+    core.
+    """
     import torch
 
     from penstock.learn.training import row_loss
@@ -232,7 +279,9 @@ def measure(run_file: Path) -> tuple[float, int]:
 
 
 def uninterrupted(run_file: Path, steps: int) -> tuple[list[str], np.ndarray[Any, Any]]:
-    """Digests of the rows of a run that nothing stops, and how often each token is a target in it."""
+    """Digests of the rows of a run that nothing stops, and how often each token is a target in
+    it.
+    """
     digests, counts = [], np.zeros(VOCAB_SIZE, np.int64)
     for step in make_loader(load_run(run_file).data):
         if step.index == steps:
@@ -245,7 +294,9 @@ def uninterrupted(run_file: Path, steps: int) -> tuple[list[str], np.ndarray[Any
 
 
 class Part:
-    """What a trainer did: digests of its rows, (loss, gradient norm) of its steps, and the usual seconds of one."""
+    """What a trainer did: digests of its rows, (loss, gradient norm) of its steps, and the usual
+    seconds of one.
+    """
 
     def __init__(self) -> None:
         self.digests: list[str] = []
@@ -258,8 +309,12 @@ class Part:
         return median(self.seconds)
 
 
-def train_part(run_file: Path, chart: "Chart", *, resume: bool = False, until: int | None = None) -> Part:
-    """Train as the run file says, from the newest checkpoint when resuming; given up after step `until`."""
+def train_part(
+    run_file: Path, chart: "Chart", *, resume: bool = False, until: int | None = None
+) -> Part:
+    """Train as the run file says, from the newest checkpoint when resuming; given up after step
+    `until`.
+    """
     import torch
 
     from penstock.learn.training.distributed import Ranks
@@ -269,11 +324,18 @@ def train_part(run_file: Path, chart: "Chart", *, resume: bool = False, until: i
 
     output = FOLDER / run_file.stem
     trainer = make_trainer(
-        load_run(run_file), run_file=str(run_file), text=resolved_text(run_file), output=output, resume=resume,
-        ranks=Ranks(torch.device("cpu")), say=lambda sentence: None,
-    )  # fmt: skip
+        load_run(run_file),
+        run_file=str(run_file),
+        text=resolved_text(run_file),
+        output=output,
+        resume=resume,
+        ranks=Ranks(torch.device("cpu")),
+        say=lambda sentence: None,
+    )
     part, done = Part(), trainer.loader.step
-    trainer.model.register_forward_pre_hook(lambda model, given: part.digests.extend(row_digests(given[0].tokens)))
+    trainer.model.register_forward_pre_hook(
+        lambda model, given: part.digests.extend(row_digests(given[0].tokens))
+    )
     with Metrics(output, total_steps=trainer.steps, done=done) as metrics:
         for record in trainer.train():
             metrics.see(record)
@@ -293,7 +355,9 @@ class Chart:
         self.losses: list[float] = []
 
     def add(self, step: int, loss: float) -> None:
-        """One step's loss, in place of what it had before it was lost; now and then a line with the average."""
+        """One step's loss, in place of what it had before it was lost; now and then a line with the
+        average.
+        """
         again = step <= len(self.losses)
         self.losses[step - 1 :] = [loss]
         if step % self.every == 0 and not again:
@@ -309,27 +373,43 @@ def write_some(prompt: str) -> None:
     from penstock.use.cli.generate import run as generate
 
     title("What it writes")
-    generate(str(FOLDER / "run"), prompt=[prompt], temperature=0.7, top_k=40, min_tokens=60, max_tokens=60)
+    generate(
+        str(FOLDER / "run"),
+        prompt=[prompt],
+        temperature=0.7,
+        top_k=40,
+        min_tokens=60,
+        max_tokens=60,
+    )
 
 
-# -- chats -------------------------------------------------------------------------------------------------------------
+# -- chats
+# --------------------------------------------------------------------------------------------------
 
 
 def prepare_chats() -> None:
-    """Conversations about the standard library as a dataset that trains the assistant's words alone."""
+    """Conversations about the standard library as a dataset that trains the assistant's words
+    alone.
+    """
     title("Chats: questions about the standard library, its documentation as the answers")
     raw = FOLDER / "chats.jsonl"
     with raw.open("w", encoding="utf-8") as file:
         for record in conversations(modules_of(standard_library())):
             file.write(json.dumps(record) + "\n")
     report = ps.prepare(
-        str(raw), tokenizer=FOLDER / "tokenizer", template=CHAT_TEMPLATE, output=FOLDER / "chats", **CHAT_LENGTHS
+        str(raw),
+        tokenizer=FOLDER / "tokenizer",
+        template=CHAT_TEMPLATE,
+        output=FOLDER / "chats",
+        **CHAT_LENGTHS,
     )
     print(report.as_text())
 
 
 def fine_tune(step_seconds: float, threads: int) -> None:
-    """A second run starts with the weights of the first; its loss is that of the assistant's words alone."""
+    """A second run starts with the weights of the first; its loss is that of the assistant's words
+    alone.
+    """
     title("The model learns to answer")
     steps = min(CHAT_STEPS[1], max(CHAT_STEPS[0], int(CHAT_SECONDS / step_seconds)))
     run_file = write_run_file(
@@ -338,11 +418,19 @@ def fine_tune(step_seconds: float, threads: int) -> None:
         model=f"from:{FOLDER / 'run'}",
         training=training(steps, threads, learning_rate=2e-3, every=steps),
     )
-    print(f"as by `penstock train {run_file} --output {FOLDER / 'chat'}`, from the weights of {FOLDER / 'run'}")
-    print("Loss in nats per token that is trained: the assistant's words, calls, and where it stops\n")
+    print(
+        f"as by `penstock train {run_file} --output {FOLDER / 'chat'}`, from the weights of "
+        f"{FOLDER / 'run'}"
+    )
+    print(
+        "Loss in nats per token that is trained: the assistant's words, calls, and where it stops\n"
+    )
     chart = Chart(steps)
     train_part(run_file, chart)
-    print(f"\nLoss of the assistant's words fell from {fmean(chart.losses[:5]):.2f} to {fmean(chart.losses[-5:]):.2f}")
+    print(
+        f"\nLoss of the assistant's words fell from {fmean(chart.losses[:5]):.2f} to "
+        f"{fmean(chart.losses[-5:]):.2f}"
+    )
 
 
 def answer(threads: int) -> None:
@@ -354,7 +442,9 @@ def answer(threads: int) -> None:
 
     title("It is exported for transformers, vLLM and llama.cpp, and answers")
     export(str(FOLDER / "chat"), output=FOLDER / "exported")
-    writer = load_writer(str(FOLDER / "exported"), context_length=None, device="cpu", threads=threads, slots=1)
+    writer = load_writer(
+        str(FOLDER / "exported"), context_length=None, device="cpu", threads=threads, slots=1
+    )
     sampling = Sampling(temperature=0.2, top_k=40, min_tokens=1, max_tokens=48)
     for questions in QUESTIONS:
         session = ChatSession(writer.engine, writer.template, sampling=sampling)
@@ -381,7 +471,9 @@ def write_page() -> Path:
         ChatSettings(template=CHAT_TEMPLATE).merge(CHAT_LENGTHS),
     )
     loader = make_loader(load_run(FOLDER / "chat.yaml").data)
-    rows = view_rows(loader, 0, list(range(LOADER["rows_per_step"])), lambda dataset: tokenizer, lines=True)
+    rows = view_rows(
+        loader, 0, list(range(LOADER["rows_per_step"])), lambda dataset: tokenizer, lines=True
+    )
     page = FOLDER / "chats.html"
     write_html(page, page_of_conversations("Chats about the standard library", shown, rows=rows))
     print(f"{len(shown.documents)} conversations and {len(rows)} packed rows, {size(page)}")
@@ -399,7 +491,9 @@ def row_digests(tokens: Any) -> list[str]:
 
 
 def unigram_loss(counts: np.ndarray[Any, Any]) -> float:
-    """Nats per token of always predicting each token's frequency: what a model without context can reach at best."""
+    """Nats per token of always predicting each token's frequency: what a model without context can
+    reach at best.
+    """
     rates = counts[counts > 0] / counts.sum()
     return float(-(rates * np.log(rates)).sum())
 
@@ -411,7 +505,10 @@ def size(path: Path) -> str:
 
 def title(text: str) -> None:
     """A heading with the next number."""
-    print(f"\n── {next(NUMBERS)}  {text} ".ljust(min(100, shutil.get_terminal_size().columns), "─"), flush=True)
+    print(
+        f"\n── {next(NUMBERS)}  {text} ".ljust(min(100, shutil.get_terminal_size().columns), "─"),
+        flush=True,
+    )
 
 
 NUMBERS = iter(range(1, 100))

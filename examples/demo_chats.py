@@ -1,8 +1,9 @@
-"""Conversations about the standard library, out of its own documentation; the same on every machine of one Python.
+"""Conversations about the standard library, out of its own documentation; the same on every machine
+of one Python.
 
-Of every documented function comes one conversation, of a kind that its name decides: a question with its documentation
-as the answer; the same with a second question, about its arguments; or a question that the assistant answers after it
-has called a function that looks the documentation up.
+Of every documented function comes one conversation, of a kind that its name decides: a question
+with its documentation as the answer; the same with a second question, about its arguments; or a
+question that the assistant answers after it has called a function that looks the documentation up.
 """
 
 import ast
@@ -13,14 +14,20 @@ from pathlib import Path
 from typing import Any
 
 CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
-"""What the template `chat.jinja` writes around turns; the tokenizer must know them as control tokens."""
+"""What the template `chat.jinja` writes around turns; the tokenizer must know them as control
+tokens.
+"""
 QUESTIONS = ("What does {name} do?", "Explain {name}.", "What is {name} for?")
 LOOK_UP = {
     "type": "function",
     "function": {
         "name": "look_up",
         "description": "The documentation of a function.",
-        "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+        },
     },
 }
 ANSWER_CHARACTERS = (25, 400)
@@ -28,17 +35,23 @@ ANSWER_CHARACTERS = (25, 400)
 
 
 def conversations(modules: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """A record in OpenAI's layout for every documented function of some modules, given as (name, source)."""
+    """A record in OpenAI's layout for every documented function of some modules, given as (name,
+    source).
+    """
     least, most = ANSWER_CHARACTERS
     for module, source in modules:
         for name, function in functions(ast.parse(source), module):
             answer = " ".join((ast.get_docstring(function) or "").split("\n\n")[0].split())
             if least <= len(answer) <= most:
-                yield conversation(name, ast.unparse(function.args).removeprefix("self").lstrip(", "), answer)
+                yield conversation(
+                    name, ast.unparse(function.args).removeprefix("self").lstrip(", "), answer
+                )
 
 
 def functions(owner: ast.Module | ast.ClassDef, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The public functions of a module and the public methods of its classes, with their full names."""
+    """The public functions of a module and the public methods of its classes, with their full
+    names.
+    """
     for node in owner.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             full = f"{name}.{node.name}"

@@ -1,6 +1,8 @@
-"""The demo's text: functions of the standard library of this Python, and their documentation strings.
+"""The demo's text: functions of the standard library of this Python, and their documentation
+strings.
 
-The same on every machine that has the same Python: modules are taken in an order that depends on their names alone.
+The same on every machine that has the same Python: modules are taken in an order that depends on
+their names alone.
 """
 
 import ast
@@ -18,7 +20,11 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2t
 def standard_library() -> Iterator[Path]:
     """Modules of the standard library without its tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [path for path in root.rglob("*.py") if not LEFT_OUT.intersection(path.relative_to(root).parts)]
+    paths = [
+        path
+        for path in root.rglob("*.py")
+        if not LEFT_OUT.intersection(path.relative_to(root).parts)
+    ]
     paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
     total = 0
     for path in paths:
@@ -40,5 +46,8 @@ def definitions(source: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, documented) and len(text := ast.get_docstring(node) or "") > 80:
             yield "docs", text
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.end_lineno or 0) - node.lineno >= 3:
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and (node.end_lineno or 0) - node.lineno >= 3
+        ):
             yield "code", textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno]))

@@ -1,9 +1,11 @@
-"""FSDP2 and torch.distributed.checkpoint in a plain loop; killed and started again, with any number of ranks.
+"""FSDP2 and torch.distributed.checkpoint in a plain loop; killed and started again, with any number
+of ranks.
 
 torchrun --nproc-per-node 2 examples/fsdp_loop.py DATASET CHECKPOINTS --steps 40
 
-A checkpoint holds weights and optimizer in shards, and the loader's place after the last trained step. The losses of a
-run that was stopped are those of one that was not; other ranks change only the order of additions.
+A checkpoint holds weights and optimizer in shards, and the loader's place after the last trained
+step. The losses of a run that was stopped are those of one that was not; other ranks change only
+the order of additions.
 """
 
 import argparse
@@ -23,7 +25,9 @@ SIZE = {"layers": 2, "width": 64, "heads": 4}
 
 
 def sharded_model(vocab_size, mesh):
-    """A model whose gradients are summed over ranks: a loss is divided by the denominator of the whole step."""
+    """A model whose gradients are summed over ranks: a loss is divided by the denominator of the
+    whole step.
+    """
     model = ps.build_model(vocab_size=vocab_size, **SIZE).to(mesh.device_type)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -38,7 +42,10 @@ def sharded_model(vocab_size, mesh):
 def save(folder, done, model, optimizer, place):
     """A checkpoint is complete once it has its `.metadata`, which is written last."""
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state, "loader": place}, checkpoint_id=folder / f"step-{done:06d}")
+    dcp.save(
+        {"model": weights, "optimizer": state, "loader": place},
+        checkpoint_id=folder / f"step-{done:06d}",
+    )
 
 
 def resume(folder, model, optimizer, place):
@@ -53,12 +60,19 @@ def resume(folder, model, optimizer, place):
 
 def train(dataset, folder, steps, every=10):
     """Train to a step; the loss of each step that was trained here."""
-    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(
+        "cuda" if torch.cuda.is_available() else "cpu", (dist.get_world_size(),)
+    )
     torch.manual_seed(0)
     model = sharded_model(ps.open_dataset(dataset).tokenizer.vocab_size, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = ps.Loader(
-        dataset, sequence_length=64, rows_per_step=4, seed=1, requirements=model.requirements(), data_parallel=mesh
+        dataset,
+        sequence_length=64,
+        rows_per_step=4,
+        seed=1,
+        requirements=model.requirements(),
+        data_parallel=mesh,
     )
     place = ps.integrations.LoaderState(loader)
     resume(folder, model, optimizer, place)
@@ -88,7 +102,9 @@ def train(dataset, folder, steps, every=10):
 
 def main():
     """Read the command line, and train among the processes that torchrun started."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dataset")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=40)

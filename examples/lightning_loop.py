@@ -22,9 +22,14 @@ class SmallLlama(pl.LightningModule):
     def __init__(self, vocab_size):
         super().__init__()
         config = transformers.LlamaConfig(
-            vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, attn_implementation="sdpa",
-        )  # fmt: skip
+            vocab_size=vocab_size,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            attn_implementation="sdpa",
+        )
         self.model = transformers.LlamaForCausalLM(config).train()
         ps.check_isolation(self.model, sequence_length=64)
         self.losses = []
@@ -43,7 +48,9 @@ class SmallLlama(pl.LightningModule):
 
 
 def train(dataset, folder, steps, processes=1, every=10):
-    """Train to a step, from the last checkpoint in the folder if there is one; what this rank has of each loss."""
+    """Train to a step, from the last checkpoint in the folder if there is one; what this rank has
+    of each loss.
+    """
     pl.seed_everything(0, verbose=False)
     model = SmallLlama(ps.open_dataset(dataset).tokenizer.vocab_size)
     data = ps.lightning.LoaderDataModule(
@@ -57,19 +64,29 @@ def train(dataset, folder, steps, processes=1, every=10):
         )
     )
     trainer = pl.Trainer(
-        max_steps=steps, accelerator="auto", devices=processes, strategy="ddp" if processes > 1 else "auto",
-        logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        max_steps=steps,
+        accelerator="auto",
+        devices=processes,
+        strategy="ddp" if processes > 1 else "auto",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
         callbacks=[ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)],
-    )  # fmt: skip
+    )
     last = folder / "last.ckpt"
     trainer.fit(model, data, ckpt_path=last if last.exists() else None)
-    trainer.print(f"step {trainer.global_step}: loss {trainer.callback_metrics.get('loss', float('nan')):.4f}")
+    trainer.print(
+        f"step {trainer.global_step}: loss {trainer.callback_metrics.get('loss', float('nan')):.4f}"
+    )
     return model.losses
 
 
 def main():
     """Read the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dataset")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=40)

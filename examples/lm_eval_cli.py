@@ -1,8 +1,11 @@
-"""lm-eval's own command line, with all of its options, on a run of penstock (or a folder in the Hugging Face layout).
+"""lm-eval's own command line, with all of its options, on a run of penstock (or a folder in the
+Hugging Face layout).
 
-    python examples/lm_eval_cli.py run --model penstock --model_args path=runs/mine,context_length=1024 --tasks arc_easy
+    python examples/lm_eval_cli.py run --model penstock --model_args
+    path=runs/mine,context_length=1024 --tasks arc_easy
 
-lm-eval knows models of other packages only once they are registered in its process, which this does.
+lm-eval knows models of other packages only once they are registered in its process, which this
+does.
 """
 
 from typing import Any
@@ -27,7 +30,12 @@ def open_subject(path: str, context_length: int = 1024, device: str = "auto") ->
     template = None if run.template is None else load_template(run.template, tokenizer=tokenizer)
     model: Any = load_model(run.model, local_device(device))
     return Subject(
-        model.eval(), tokenizer, context_length=context_length, stop_ids=run.stop_ids, template=template, slots=16
+        model.eval(),
+        tokenizer,
+        context_length=context_length,
+        stop_ids=run.stop_ids,
+        template=template,
+        slots=16,
     )
 
 
@@ -36,12 +44,18 @@ class OpenedByPath(LM):
     """What lm-eval calls with `--model_args`; the model that it gets is an `LmEvalModel`."""
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Any:
-        """See the class; lm-eval's batch size and device (cuda:0 where nobody says) do not count."""
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> Any:
+        """See the class; lm-eval's batch size and device (cuda:0 where nobody says) do not
+        count.
+        """
         return LmEvalModel(open_subject(**arg_dict))
 
     @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Any:
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> Any:
         """The same from `key=value,…`."""
         arguments: dict[str, Any] = dict(one.split("=", 1) for one in arg_string.split(",") if one)
         if "context_length" in arguments:

@@ -1,11 +1,12 @@
-"""A GPT of Megatron-Core on packed rows, tensor- and data-parallel; stop it at any time and start it again.
+"""A GPT of Megatron-Core on packed rows, tensor- and data-parallel; stop it at any time and start
+it again.
 
     penstock prepare web/*.jsonl --tokenizer tokenizer.json --output data/web
     torchrun --nproc-per-node 4 examples/megatron_packed.py data/web run --tensor 2
 
-Needs `pip install 'penstock[train]' megatron-core`. On GPUs, attention is Transformer Engine's where it is installed.
-Else (and on CPUs, to try it) it is the few lines below. Megatron's own schedules take the same `Batches` and
-`step_loss`.
+Needs `pip install 'penstock[train]' megatron-core`. On GPUs, attention is Transformer Engine's
+where it is installed. Else (and on CPUs, to try it) it is the few lines below. Megatron's own
+schedules take the same `Batches` and `step_loss`.
 """
 
 import argparse
@@ -35,7 +36,9 @@ class DocumentAttention(torch.nn.Module):
     def __init__(self, config: Any, *_: Any, **__: Any) -> None:
         super().__init__()
 
-    def forward(self, query: Any, key: Any, value: Any, *_: Any, packed_seq_params: Any, **__: Any) -> torch.Tensor:
+    def forward(
+        self, query: Any, key: Any, value: Any, *_: Any, packed_seq_params: Any, **__: Any
+    ) -> torch.Tensor:
         """[slots, heads, width] → [slots, heads · width]."""
         sizes = packed_seq_params.cu_seqlens_q.diff().tolist()
         parts = zip(*(one.split(sizes) for one in (query, key, value)), strict=True)
@@ -47,10 +50,18 @@ class DocumentAttention(torch.nn.Module):
 def make_model(vocab_size: int, slots: int, tensor_ranks: int) -> Any:
     """A small GPT; learned positions on CPUs, because Megatron makes rotary ones on a GPU."""
     config = TransformerConfig(
-        num_layers=4, hidden_size=128, num_attention_heads=4, use_cpu_initialization=True, hidden_dropout=0.0,
-        attention_dropout=0.0, tensor_model_parallel_size=tensor_ranks, masked_softmax_fusion=False,
-        bias_activation_fusion=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
-    )  # fmt: skip
+        num_layers=4,
+        hidden_size=128,
+        num_attention_heads=4,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=tensor_ranks,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+    )
     if ON_GPU and find_spec("transformer_engine"):
         spec = get_gpt_layer_with_transformer_engine_spec()
     else:
@@ -58,13 +69,21 @@ def make_model(vocab_size: int, slots: int, tensor_ranks: int) -> Any:
         spec.submodules.self_attention.submodules.core_attention = DocumentAttention
     kind = "rope" if ON_GPU else "learned_absolute"
     padded = -(-vocab_size // (128 * tensor_ranks)) * 128 * tensor_ranks
-    return GPTModel(config, spec, vocab_size=padded, max_sequence_length=slots, position_embedding_type=kind)
+    return GPTModel(
+        config, spec, vocab_size=padded, max_sequence_length=slots, position_embedding_type=kind
+    )
 
 
-def main(data: str, run: Path, tensor: int, steps: int, sequence_length: int, rows_per_step: int) -> None:
+def main(
+    data: str, run: Path, tensor: int, steps: int, sequence_length: int, rows_per_step: int
+) -> None:
     """Train up to `steps` steps, from the checkpoint in `run` if there is one."""
     dist.init_process_group("nccl" if ON_GPU else "gloo")
-    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if ON_GPU else torch.device("cpu")
+    device = (
+        torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        if ON_GPU
+        else torch.device("cpu")
+    )
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor)
     if ON_GPU:
         torch.cuda.set_device(device)
@@ -74,7 +93,11 @@ def main(data: str, run: Path, tensor: int, steps: int, sequence_length: int, ro
     dataset, loader = ps.open_dataset(data), None
     if parallel_state.get_tensor_model_parallel_rank() == 0:
         loader = ps.Loader(
-            dataset, sequence_length=sequence_length, rows_per_step=rows_per_step, seed=7, data_parallel=place
+            dataset,
+            sequence_length=sequence_length,
+            rows_per_step=rows_per_step,
+            seed=7,
+            data_parallel=place,
         )
     group = parallel_state.get_tensor_model_parallel_group()
     batches = ps.megatron.Batches(loader, rows_per_microbatch=2, group=group, device=device)
@@ -113,15 +136,23 @@ def main(data: str, run: Path, tensor: int, steps: int, sequence_length: int, ro
             print(f"step {number}: loss {loss.item():.4f}", flush=True)
         if (number + 1) % 20 == 0 or number + 1 == steps:
             run.mkdir(parents=True, exist_ok=True)
-            saved = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": number + 1}
-            torch.save({**saved, "batches": batches.state_dict()}, checkpoint.with_suffix(".partial"))
+            saved = {
+                "model": model.state_dict(),
+                "optimiser": optimiser.state_dict(),
+                "step": number + 1,
+            }
+            torch.save(
+                {**saved, "batches": batches.state_dict()}, checkpoint.with_suffix(".partial")
+            )
             checkpoint.with_suffix(".partial").replace(checkpoint)
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data")
     parser.add_argument("run", type=Path)
     parser.add_argument("--tensor", type=int, default=1)

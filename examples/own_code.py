@@ -1,6 +1,7 @@
 """Your own loss, evaluator, model and `on_step`, each the smallest that is useful.
 
-In Python they are objects, `ps.train(make_model(vocab_size), loader, loss=focal_loss, …)`; in a run file names:
+In Python they are objects, `ps.train(make_model(vocab_size), loader, loss=focal_loss, …)`; in a run
+file names:
 
     model: examples/own_code.py:make_model
     training:
@@ -19,11 +20,14 @@ from torch.nn.functional import log_softmax
 
 import penstock as ps
 
-# A loss: (model, row, denominators) → the row's share of the step's loss ------------------------------------------
+# A loss: (model, row, denominators) → the row's share of the step's loss
+# ------------------------------------------
 
 
 def focal_loss(model, row, denominators):
-    """Easy targets count less (Lin et al. 2017, arXiv:1708.02002): −(1 − p)² log p instead of −log p."""
+    """Easy targets count less (Lin et al. 2017, arXiv:1708.02002): −(1 − p)² log p instead of −log
+    p.
+    """
     places = row.targets[0] >= 0
     logits = model.logits(model(row)[0][places])
     log_p = log_softmax(logits, -1).gather(-1, row.targets[0][places, None])[:, 0]
@@ -33,18 +37,24 @@ def focal_loss(model, row, denominators):
     return share, {"cross_entropy": -(weights * log_p.detach()).sum()}
 
 
-# An evaluator: (model, ranks) → figures ---------------------------------------------------------------------------
+# An evaluator: (model, ranks) → figures
+# ---------------------------------------------------------------------------
 
 
 def calibration(model, ranks):
-    """How much probability the model gives to its likeliest first token, on this rank's share of all tokens."""
+    """How much probability the model gives to its likeliest first token, on this rank's share of
+    all tokens.
+    """
     text = torch.arange(ranks.place.rank, model.vocab_size, ranks.place.size, device=model.device)
-    logits = model.extend(text[:, None], torch.ones(len(text), dtype=torch.int64), model.new_cache(len(text), 2))
+    logits = model.extend(
+        text[:, None], torch.ones(len(text), dtype=torch.int64), model.new_cache(len(text), 2)
+    )
     total, count = ranks.sum([float(logits.softmax(-1).amax(-1).sum()), len(text)])
     return {"confidence": total / count}
 
 
-# Something after each step, with a state that checkpoints keep ----------------------------------------------------
+# Something after each step, with a state that checkpoints keep
+# ----------------------------------------------------
 
 
 class MeanWeights:
@@ -72,7 +82,8 @@ class MeanWeights:
         self.means = dict(state)
 
 
-# A model: a torch module with vocab_size, forward(row) → hidden states and logits(hidden) -------------------------
+# A model: a torch module with vocab_size, forward(row) → hidden states and logits(hidden)
+# -------------------------
 
 
 class Gru(nn.Module):

@@ -1,8 +1,9 @@
-"""An objective of your own: some documents are read from back to front, behind a token that says so.
+"""An objective of your own: some documents are read from back to front, behind a token that says
+so.
 
-After "Reverse Training to Nurse the Reversal Curse" (Golovneva et al. 2024, arXiv:2403.13799), by tokens.
-`python examples/reverse_training.py` tries the contract; use it as
-`ps.Source("data/web", objective=ReverseTraining(marker=128002))`.
+After "Reverse Training to Nurse the Reversal Curse" (Golovneva et al. 2024, arXiv:2403.13799), by
+tokens. `python examples/reverse_training.py` tries the contract; use it as `ps.Source("data/web",
+objective=ReverseTraining(marker=128002))`.
 """
 
 from dataclasses import dataclass
@@ -29,11 +30,16 @@ class ReverseTraining:
         return lengths + self.is_reversed(keys)
 
     def write(self, tokens, weights, key):
-        """The document as it is, or the marker and the document from back to front, each token with its weight."""
+        """The document as it is, or the marker and the document from back to front, each token with
+        its weight.
+        """
         if not self.is_reversed(np.uint64(key)):
             return Written(tokens=tokens, weights=weights)
         counts = np.ones(len(tokens)) if weights is None else weights[::-1]
-        return Written(tokens=np.append(self.marker, tokens[::-1]), weights=np.append(0, counts).astype(np.float32))
+        return Written(
+            tokens=np.append(self.marker, tokens[::-1]),
+            weights=np.append(0, counts).astype(np.float32),
+        )
 
     def is_reversed(self, keys):
         """Everything random comes from the key, which is another in each epoch."""

@@ -1,7 +1,8 @@
 """A small model learns to say what is in a picture: `python examples/shapes.py`.
 
-Everything is made here: pictures of coloured shapes and digits, a tokenizer, a dataset of chats with images, and a
-transformer with a small vision tower, trained from nothing on packed rows. It answers for pictures that it never saw.
+Everything is made here: pictures of coloured shapes and digits, a tokenizer, a dataset of chats
+with images, and a transformer with a small vision tower, trained from nothing on packed rows. It
+answers for pictures that it never saw.
 """
 
 import argparse
@@ -18,7 +19,12 @@ import penstock as ps
 from penstock.media import PatchProcessor
 from penstock.plan.inputs import IGNORE
 
-COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (230, 200, 40)}
+COLOURS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (50, 80, 220),
+    "yellow": (230, 200, 40),
+}
 SHAPES = ("circle", "square", "triangle")
 DIGITS = "0123456789"
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<image>"]
@@ -32,7 +38,9 @@ STEPS = 1500
 def main() -> None:
     """Make everything, train, and count right answers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("shapes"), help="folder of everything that is made")
+    parser.add_argument(
+        "--output", type=Path, default=Path("shapes"), help="folder of everything that is made"
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of training")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     arguments = parser.parse_args()
@@ -44,11 +52,23 @@ def main() -> None:
     processor = make_processor(folder)
     for name in ("train", "held-out"):
         ps.prepare(
-            folder / name / "chats.jsonl", tokenizer=folder / "processor", processor=folder / "processor",
-            template="auto", output=folder / "data" / name,
-        )  # fmt: skip
-    vision = {"image_token": processor.slot_id, "image_size": SIDE, "patch": 8, "layers": 2, "width": 96, "heads": 4}
-    model = ps.build_model(vocab_size=processor.tokenizer.vocab_size, layers=3, width=96, heads=4, vision=vision)
+            folder / name / "chats.jsonl",
+            tokenizer=folder / "processor",
+            processor=folder / "processor",
+            template="auto",
+            output=folder / "data" / name,
+        )
+    vision = {
+        "image_token": processor.slot_id,
+        "image_size": SIDE,
+        "patch": 8,
+        "layers": 2,
+        "width": 96,
+        "heads": 4,
+    }
+    model = ps.build_model(
+        vocab_size=processor.tokenizer.vocab_size, layers=3, width=96, heads=4, vision=vision
+    )
     loader = ps.Loader(str(folder / "data" / "train"), sequence_length=512, rows_per_step=4)
     run = ps.train(
         model,
@@ -62,7 +82,8 @@ def main() -> None:
     )
     share, wrong = right_answers(ps.load_model(run.path), folder / "data" / "held-out")
     print(
-        f"{share:.1%} of {HELD_OUT} pictures that it never saw are described right ({time.monotonic() - began:.0f} s)"
+        f"{share:.1%} of {HELD_OUT} pictures that it never saw are described right "
+        f"({time.monotonic() - began:.0f} s)"
     )
     for text in wrong[:5]:
         print(f"  wrong: {text}")
@@ -77,7 +98,10 @@ def write_chats(folder: Path, count: int, seed: int) -> None:
         picture, answer = draw(random)
         name = f"{number:05}.png"
         picture.save(folder / name)
-        asked = [{"type": "image", "image": name}, {"type": "text", "text": "What is in the picture?"}]
+        asked = [
+            {"type": "image", "image": name},
+            {"type": "text", "text": "What is in the picture?"},
+        ]
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         lines.append(json.dumps({"messages": messages}))
     (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
@@ -85,7 +109,9 @@ def write_chats(folder: Path, count: int, seed: int) -> None:
 
 def draw(random: Random) -> tuple[Image.Image, str]:
     """A picture of a coloured shape or digit somewhere on a noisy ground, and what it shows."""
-    ground = np.random.default_rng(random.getrandbits(32)).integers(180, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    ground = np.random.default_rng(random.getrandbits(32)).integers(
+        180, 256, (SIDE, SIDE, 3), dtype=np.uint8
+    )
     picture = Image.fromarray(ground)
     pen = ImageDraw.Draw(picture)
     colour = random.choice(list(COLOURS))
@@ -108,11 +134,21 @@ def draw(random: Random) -> tuple[Image.Image, str]:
 
 
 def make_processor(folder: Path) -> PatchProcessor:
-    """A tokenizer trained on all answers, with a control token for images, and the processor that uses it."""
+    """A tokenizer trained on all answers, with a control token for images, and the processor that
+    uses it.
+    """
     if not (folder / "processor" / "patch_processor.json").is_file():
-        texts = [f"A {colour} {shape}. What is in the picture?" for colour in COLOURS for shape in SHAPES]
-        texts += [f"The digit {digit} in {colour}. user assistant" for colour in COLOURS for digit in DIGITS]
-        tokenizer = ps.train_tokenizer(texts, vocab_size=320, special_tokens=CONTROLS, output=folder / "tokenizer")
+        texts = [
+            f"A {colour} {shape}. What is in the picture?" for colour in COLOURS for shape in SHAPES
+        ]
+        texts += [
+            f"The digit {digit} in {colour}. user assistant"
+            for colour in COLOURS
+            for digit in DIGITS
+        ]
+        tokenizer = ps.train_tokenizer(
+            texts, vocab_size=320, special_tokens=CONTROLS, output=folder / "tokenizer"
+        )
         PatchProcessor(tokenizer, image_size=SIDE, patch=8).save(folder / "processor")
     found = ps.media.load_processor(folder / "processor")
     assert isinstance(found, PatchProcessor)

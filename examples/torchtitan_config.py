@@ -1,11 +1,14 @@
-"""A configuration of torchtitan whose data come from prepared datasets; torchtitan's own command trains it.
+"""A configuration of torchtitan whose data come from prepared datasets; torchtitan's own command
+trains it.
 
     penstock prepare web/*.jsonl --tokenizer tokenizer.json --output data/web
     PYTHONPATH=examples torchrun --nproc-per-node 8 -m torchtitan.train --module torchtitan_config \
-        --config llama3_packed --dataloader.dataset_path data/web --hf_assets_path data/web/tokenizer
+        --config llama3_packed --dataloader.dataset_path data/web --hf_assets_path
+        data/web/tokenizer
 
-Needs `pip install 'penstock[train]' torchtitan`, and GPUs: torchtitan has no attention with documents for CPUs. In a
-configuration of your own, a mixture is a line: `mixture={"data/web": 0.7, "data/code": 0.3}`.
+Needs `pip install 'penstock[train]' torchtitan`, and GPUs: torchtitan has no attention with
+documents for CPUs. In a configuration of your own, a mixture is a line: `mixture={"data/web": 0.7,
+"data/code": 0.3}`.
 """
 
 from torchtitan.models.llama3 import model_registry
@@ -24,6 +27,10 @@ def llama3_packed() -> Trainer.Config:
     config.training.local_batch_size, config.training.global_batch_size = 8, GLOBAL_BATCH_SIZE
     config.training.seq_len, config.training.steps = 2048, 1000
     config.dataloader = ps.torchtitan.DataLoader.Config(rows_per_step=GLOBAL_BATCH_SIZE, seed=7)
-    config.checkpoint.enable, config.checkpoint.interval, config.checkpoint.last_save_model_only = True, 100, False
+    config.checkpoint.enable, config.checkpoint.interval, config.checkpoint.last_save_model_only = (
+        True,
+        100,
+        False,
+    )
     config.validator.enable = False
     return config

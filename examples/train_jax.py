@@ -1,13 +1,14 @@
-"""Trains a small transformer with Flax on a loader, on one device or many, in one process or several; resumes exactly.
+"""Trains a small transformer with Flax on a loader, on one device or many, in one process or
+several; resumes exactly.
 
     python examples/train_jax.py DATASET RUN --steps 40
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python examples/train_jax.py DATASET RUN
     python examples/train_jax.py DATASET RUN --coordinator localhost:1234 --processes 2 --process 0    # and --process 1
 
-Stopped anywhere and started again, it goes on after the last checkpoint with the batches and losses of a run that was
-never stopped, also on another number of devices or processes (losses are then equal up to rounding). Needs
-`pip install flax optax orbax-checkpoint`.
-"""
+Stopped anywhere and started again, it goes on after the last checkpoint with the batches and losses
+of a run that was never stopped, also on another number of devices or processes (losses are then
+equal up to rounding). Needs `pip install flax optax orbax-checkpoint`.
+"""  # noqa: E501
 
 import argparse
 import hashlib
@@ -33,7 +34,9 @@ def rotate(x, positions):
     half = x.shape[-1] // 2
     angles = positions[:, :, None, None] * 10_000.0 ** (-jnp.arange(half) / half)
     a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate([a * jnp.cos(angles) - b * jnp.sin(angles), b * jnp.cos(angles) + a * jnp.sin(angles)], -1)
+    return jnp.concatenate(
+        [a * jnp.cos(angles) - b * jnp.sin(angles), b * jnp.cos(angles) + a * jnp.sin(angles)], -1
+    )
 
 
 class Block(nnx.Module):
@@ -49,8 +52,11 @@ class Block(nnx.Module):
     def __call__(self, x, positions, mask):
         """[B, T, width] → the same."""
         q, k, v = jnp.split(self.qkv(self.norms[0](x)).reshape(*x.shape[:2], HEADS, -1), 3, axis=-1)
-        # The mask keeps documents apart. On TPUs: psj.splash_attention(q, k, v, batch.segment_ids, batch.prefix).
-        seen = jax.nn.dot_product_attention(rotate(q, positions), rotate(k, positions), v, mask=mask)
+        # The mask keeps documents apart. On TPUs: psj.splash_attention(q, k, v, batch.segment_ids,
+        # batch.prefix).
+        seen = jax.nn.dot_product_attention(
+            rotate(q, positions), rotate(k, positions), v, mask=mask
+        )
         x = x + self.out(seen.reshape(x.shape))
         return x + self.down(nnx.gelu(self.up(self.norms[1](x))))
 
@@ -74,7 +80,9 @@ class Transformer(nnx.Module):
 
 
 def loss_of(model, batch):
-    """Cross entropy over the denominator of the whole step: the sum over devices and processes is the step's loss."""
+    """Cross entropy over the denominator of the whole step: the sum over devices and processes is
+    the step's loss.
+    """
     logits = model(batch).astype(jnp.float32)
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
     return (nats * batch.loss_weights).sum() / batch.loss_denominator
@@ -95,10 +103,16 @@ def digest(batch):
 
 
 def train(dataset, run, steps, save_every=5):
-    """Train to a number of steps, from the last checkpoint of the run if there is one; yields (step, loss, digest)."""
+    """Train to a number of steps, from the last checkpoint of the run if there is one; yields
+    (step, loss, digest).
+    """
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     loader = ps.Loader(
-        dataset, sequence_length=SLOTS, rows_per_step=ROWS, seed=1, data_parallel=psj.data_parallel(mesh)
+        dataset,
+        sequence_length=SLOTS,
+        rows_per_step=ROWS,
+        seed=1,
+        data_parallel=psj.data_parallel(mesh),
     )
     batches = psj.BatchIterator(loader, mesh=mesh, max_documents=SLOTS, prefix=True)
     vocab_size = ps.open_dataset(dataset).tokenizer.vocab_size
@@ -111,8 +125,11 @@ def train(dataset, run, steps, save_every=5):
         if (last := manager.latest_step()) is not None:
             restored = manager.restore(
                 last,
-                # The loader's state is JSON and the same in every process, so it fits any number of processes.
-                args=ocp.args.Composite(state=ocp.args.StandardRestore(state), data=ocp.args.JsonRestore()),
+                # The loader's state is JSON and the same in every process, so it fits any number of
+                # processes.
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(state), data=ocp.args.JsonRestore()
+                ),
             )
             state = restored["state"]
             batches.set_state(restored["data"])

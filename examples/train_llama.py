@@ -1,11 +1,12 @@
-"""Train a small Llama on a prepared dataset with a loop of your own; stop it at any time and start it again.
+"""Train a small Llama on a prepared dataset with a loop of your own; stop it at any time and start
+it again.
 
     penstock prepare web/*.jsonl --tokenizer tokenizer.json --output data/web
     python examples/train_llama.py data/web run
 
-Needs `pip install 'penstock[huggingface]'`. One process; for several, ps.huggingface.Trainer does what is needed. The
-loader's state is saved with the weights, so a restart trains exactly the steps that are left, on exactly the rows that
-they would have had.
+Needs `pip install 'penstock[huggingface]'`. One process; for several, ps.huggingface.Trainer does
+what is needed. The loader's state is saved with the weights, so a restart trains exactly the steps
+that are left, on exactly the rows that they would have had.
 """
 
 import argparse
@@ -21,7 +22,9 @@ import penstock as ps
 def main(data: str, run: Path, steps: int, sequence_length: int, rows_per_step: int) -> None:
     """Train up to `steps` steps, from the checkpoint in `run` if there is one."""
     dataset = ps.open_dataset(data)
-    loader = ps.Loader(ps.Source(dataset), sequence_length=sequence_length, rows_per_step=rows_per_step, seed=7)
+    loader = ps.Loader(
+        ps.Source(dataset), sequence_length=sequence_length, rows_per_step=rows_per_step, seed=7
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(7)
     model = LlamaForCausalLM(
@@ -59,13 +62,19 @@ def main(data: str, run: Path, steps: int, sequence_length: int, rows_per_step: 
         print(f"step {step.index}: loss {loss:.4f}, {step.num_tokens} tokens", flush=True)
         if (step.index + 1) % 20 == 0 or step.index + 1 == steps:
             run.mkdir(parents=True, exist_ok=True)
-            saved = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "loader": step.resume_state}
+            saved = {
+                "model": model.state_dict(),
+                "optimiser": optimiser.state_dict(),
+                "loader": step.resume_state,
+            }
             torch.save(saved, run / "checkpoint.new")
             os.replace(run / "checkpoint.new", checkpoint)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", help="a folder that `penstock prepare` wrote")
     parser.add_argument("run", type=Path, help="where the checkpoint is kept")
     parser.add_argument("--steps", type=int, default=100)

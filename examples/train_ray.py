@@ -2,11 +2,12 @@
 
     python examples/train_ray.py DATASET RUN --steps 40 --workers 1 2
 
-`--workers 1 2` is elastic: training begins with what is there, goes on with fewer workers if one is lost, and takes
-more when they come back. Each step has the same rows for any number of workers, and its gradients are those of the
-whole step. The loader's state is part of Ray's checkpoint; it is the same on every worker, so one copy fits any number.
-Needs `pip install 'penstock[train]' 'ray[train]'`. With RAY_ADDRESS it runs on that cluster, whose nodes must see the
-dataset and RUN (or an `s3://…` for RUN).
+`--workers 1 2` is elastic: training begins with what is there, goes on with fewer workers if one is
+lost, and takes more when they come back. Each step has the same rows for any number of workers, and
+its gradients are those of the whole step. The loader's state is part of Ray's checkpoint; it is the
+same on every worker, so one copy fits any number. Needs `pip install 'penstock[train]'
+'ray[train]'`. With RAY_ADDRESS it runs on that cluster, whose nodes must see the dataset and RUN
+(or an `s3://…` for RUN).
 """
 
 import argparse
@@ -33,9 +34,13 @@ def train(settings):
     model = ps.build_model(vocab_size=vocab_size, layers=2, width=64, heads=4).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = ps.Loader(
-        settings["dataset"], sequence_length=64, rows_per_step=settings["rows"], seed=1, data_parallel=(rank, size),
+        settings["dataset"],
+        sequence_length=64,
+        rows_per_step=settings["rows"],
+        seed=1,
+        data_parallel=(rank, size),
         requirements=model.requirements(),
-    )  # fmt: skip
+    )
     ps.integrations.check_ranks(loader)  # every worker plans by itself: refuse one with other data
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
@@ -46,7 +51,8 @@ def train(settings):
     for step in islice(loader, settings["steps"] - loader.step):
         nats = torch.zeros(1, device=device)
         for row in step:
-            # Divided by the targets of the whole step, so gradients are summed over workers, not averaged.
+            # Divided by the targets of the whole step, so gradients are summed over workers, not
+            # averaged.
             part = ps.training.row_loss(model, row, step.loss_denominators)
             part.loss.backward()
             nats += part.loss.detach()
@@ -66,12 +72,28 @@ def train(settings):
             if rank == 0 and (done % settings["save_every"] == 0 or done == settings["steps"]):
                 # The place after this very step, whatever the loader has prepared ahead.
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save({**state, "loader": json.dumps(step.resume_state)}, Path(folder) / "state.pt")
+                torch.save(
+                    {**state, "loader": json.dumps(step.resume_state)}, Path(folder) / "state.pt"
+                )
                 saved = ray.train.Checkpoint.from_directory(folder)
-            ray.train.report({"step": step.index, "loss": float(nats), "workers": size}, checkpoint=saved)
+            ray.train.report(
+                {"step": step.index, "loss": float(nats), "workers": size}, checkpoint=saved
+            )
 
 
-def run(dataset, folder, steps, workers, *, rows=4, save_every=10, failures=3, interval=30.0, gpu=False, on_step=None):
+def run(
+    dataset,
+    folder,
+    steps,
+    workers,
+    *,
+    rows=4,
+    save_every=10,
+    failures=3,
+    interval=30.0,
+    gpu=False,
+    on_step=None,
+):
     """Train on a cluster that Ray is connected to; returns Ray's result.
 
     `on_step` is called on each worker with the step, its rank, the number of workers and the loss.
@@ -79,7 +101,13 @@ def run(dataset, folder, steps, workers, *, rows=4, save_every=10, failures=3, i
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    settings = {"dataset": dataset, "steps": steps, "rows": rows, "save_every": save_every, "on_step": on_step}
+    settings = {
+        "dataset": dataset,
+        "steps": steps,
+        "rows": rows,
+        "save_every": save_every,
+        "on_step": on_step,
+    }
     trainer = TorchTrainer(
         train,
         train_loop_config=settings,
@@ -90,7 +118,9 @@ def run(dataset, folder, steps, workers, *, rows=4, save_every=10, failures=3, i
         ),
         run_config=RunConfig(
             name=Path(folder).name,
-            storage_path=str(Path(folder).absolute().parent) if "://" not in str(folder) else str(folder),
+            storage_path=str(Path(folder).absolute().parent)
+            if "://" not in str(folder)
+            else str(folder),
             failure_config=FailureConfig(max_failures=failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
@@ -106,11 +136,21 @@ def main():
     parser.add_argument("dataset")
     parser.add_argument("run")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="a number, or the least and the most")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2], help="a number, or the least and the most"
+    )
     parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
     given = parser.parse_args()
     ray.init(address=os.environ.get("RAY_ADDRESS") or "local")
-    print(run(str(Path(given.dataset).absolute()), given.run, given.steps, given.workers, gpu=given.gpu).metrics)
+    print(
+        run(
+            str(Path(given.dataset).absolute()),
+            given.run,
+            given.steps,
+            given.workers,
+            gpu=given.gpu,
+        ).metrics
+    )
 
 
 if __name__ == "__main__":

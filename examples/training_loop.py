@@ -1,7 +1,8 @@
-"""The trainer's own algorithm on one page: `python examples/training_loop.py DATASET RUN`, killed and started again.
+"""The trainer's own algorithm on one page: `python examples/training_loop.py DATASET RUN`, killed
+and started again.
 
-`ps.train` does the same and more (metrics, evaluators, several processes, teachers); a test compares the two, bit for
-bit.
+`ps.train` does the same and more (metrics, evaluators, several processes, teachers); a test
+compares the two, bit for bit.
 """
 
 import json
@@ -28,7 +29,9 @@ def learning_rate(step):
 def make_optimizer(model):
     """AdamW; only the matrices between the embedding and the output shrink."""
     named = dict(model.named_parameters())
-    decays = [weight for name, weight in named.items() if weight.ndim >= 2 and "embedding" not in name]
+    decays = [
+        weight for name, weight in named.items() if weight.ndim >= 2 and "embedding" not in name
+    ]
     others = [weight for name, weight in named.items() if weight.ndim < 2 or "embedding" in name]
     groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95), eps=1e-8, fused=True)
@@ -39,7 +42,9 @@ def train(dataset, folder, until=STEPS):
     torch.use_deterministic_algorithms(True)
     folder.mkdir(parents=True, exist_ok=True)
     model = ps.build_model(vocab_size=ps.open_dataset(dataset).tokenizer.vocab_size, **SIZE)
-    loader = ps.Loader(dataset, sequence_length=64, rows_per_step=4, seed=1, requirements=model.requirements())
+    loader = ps.Loader(
+        dataset, sequence_length=64, rows_per_step=4, seed=1, requirements=model.requirements()
+    )
     optimizer, losses, checkpoint = make_optimizer(model), [], folder / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint)
@@ -50,11 +55,13 @@ def train(dataset, folder, until=STEPS):
     for step in loader:
         if step.index >= until:
             break
-        # Random numbers, such as dropout's, are a function of the step: a resumed run draws the same.
+        # Random numbers, such as dropout's, are a function of the step: a resumed run draws the
+        # same.
         torch.manual_seed(key_for(0, "step", step.index, 0) >> 1)
         nats = 0.0
         for row in step:
-            # Divided by the targets of the whole step, so the gradients of its rows add up to the step's.
+            # Divided by the targets of the whole step, so the gradients of its rows add up to the
+            # step's.
             part = ps.training.row_loss(model, row, step.loss_denominators)
             part.loss.backward()
             nats += float(part.cross_entropy[0])
@@ -65,9 +72,15 @@ def train(dataset, folder, until=STEPS):
         optimizer.zero_grad()
         losses.append(nats / step.loss_denominator)
         if (step.index + 1) % 10 == 0 or step.index + 1 == until:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "losses": losses,
+            }
             # The place after this very step, whatever the loader has prepared ahead.
-            torch.save({**state, "loader": json.dumps(step.resume_state)}, checkpoint.with_suffix(".new"))
+            torch.save(
+                {**state, "loader": json.dumps(step.resume_state)}, checkpoint.with_suffix(".new")
+            )
             checkpoint.with_suffix(".new").replace(checkpoint)
             print(f"step {step.index + 1}: loss {losses[-1]:.4f}")
     return losses

@@ -18,7 +18,9 @@ from trl import SFTConfig
 import penstock as ps
 
 
-def main(data: str, run: str, model: str | None, steps: int, sequence_length: int, rows_per_step: int) -> None:
+def main(
+    data: str, run: str, model: str | None, steps: int, sequence_length: int, rows_per_step: int
+) -> None:
     """Train up to `steps` steps, from the last checkpoint in `run` if there is one."""
     dataset = ps.Dataset.open(data)
     source = ps.Source(dataset, too_long="drop")
@@ -32,23 +34,39 @@ def main(data: str, run: str, model: str | None, steps: int, sequence_length: in
     torch.manual_seed(7)
     if model is None:
         config = LlamaConfig(
-            vocab_size=dataset.tokenizer.vocab_size, hidden_size=128, intermediate_size=344, num_hidden_layers=4,
-            num_attention_heads=4, max_position_embeddings=sequence_length,
-        )  # fmt: skip
+            vocab_size=dataset.tokenizer.vocab_size,
+            hidden_size=128,
+            intermediate_size=344,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            max_position_embeddings=sequence_length,
+        )
         trained = LlamaForCausalLM(config)
     else:
         trained = AutoModelForCausalLM.from_pretrained(model)
     arguments = SFTConfig(
-        run, max_steps=steps, save_steps=20, logging_steps=1, learning_rate=1e-3, report_to=[], seed=7,
-        bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(), gradient_checkpointing=False,
-    )  # fmt: skip
+        run,
+        max_steps=steps,
+        save_steps=20,
+        logging_steps=1,
+        learning_rate=1e-3,
+        report_to=[],
+        seed=7,
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        gradient_checkpointing=False,
+    )
     tokenizer = AutoTokenizer.from_pretrained(model or dataset.path / "tokenizer")
-    trainer = ps.trl.SFTTrainer(trained, arguments, loader=loader, rows_per_microbatch=2, processing_class=tokenizer)
+    trainer = ps.trl.SFTTrainer(
+        trained, arguments, loader=loader, rows_per_microbatch=2, processing_class=tokenizer
+    )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(run))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data")
     parser.add_argument("run")
     parser.add_argument("--model")

@@ -17,9 +17,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run the tests that are marked slow, as CI does")
-    parser.addoption("--real", action="store_true", help="run the tests of real models: make test-real")
-    parser.addoption("--write", action="store_true", help="with --real: write what they measure into the documentation")
+    parser.addoption(
+        "--slow", action="store_true", help="also run the tests that are marked slow, as CI does"
+    )
+    parser.addoption(
+        "--real", action="store_true", help="run the tests of real models: make test-real"
+    )
+    parser.addoption(
+        "--write",
+        action="store_true",
+        help="with --real: write what they measure into the documentation",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,8 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The shared folder of real tokenizers, chats and texts; the test is skipped where it is absent."""
-    folder = Path(os.environ.get("PENSTOCK_REAL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    """The shared folder of real tokenizers, chats and texts; the test is skipped where it is
+    absent.
+    """
+    folder = Path(
+        os.environ.get("PENSTOCK_REAL_DATA", Path(__file__).parents[2] / "shared" / "data")
+    )
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}; set PENSTOCK_REAL_DATA")
     return folder
@@ -58,7 +70,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs `penstock` with the given words in this process: exit code, standard output and standard error.
+    """Runs `penstock` with the given words in this process: exit code, standard output and standard
+    error.
 
     Without the line that kernels are compiled, which depends on what ran before.
     """

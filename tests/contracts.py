@@ -1,4 +1,6 @@
-"""Promises that hold for anything that iterates, packs or plans; each test of a room calls them on what it builds."""
+"""Promises that hold for anything that iterates, packs or plans; each test of a room calls them on
+what it builds.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -13,7 +15,15 @@ from penstock.core.errors import StateError
 from penstock.media.rows import RowMedia
 from penstock.plan.loader import Step
 
-ARRAYS = ("tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "source_ids")
+ARRAYS = (
+    "tokens",
+    "targets",
+    "loss_weights",
+    "positions",
+    "document_ids",
+    "cu_seqlens",
+    "source_ids",
+)
 
 
 def assert_same_row(left: ModelInput, right: ModelInput) -> None:
@@ -48,7 +58,9 @@ def assert_same_step(left: Step, right: Step) -> None:
 
 
 def assert_exact_resume(build: Callable[[], Loader], num_steps: int) -> list[Step]:
-    """Restore after every step, through JSON, and compare the whole tail; returns the uninterrupted steps."""
+    """Restore after every step, through JSON, and compare the whole tail; returns the uninterrupted
+    steps.
+    """
     whole = list(islice(build(), num_steps))
     states = [build().state_dict()] + [json.loads(json.dumps(step.resume_state)) for step in whole]
     for done, state in enumerate(states):
@@ -61,7 +73,9 @@ def assert_exact_resume(build: Callable[[], Loader], num_steps: int) -> list[Ste
     return whole
 
 
-def assert_ranks_share_steps(build: Callable[[tuple[int, int]], Loader], sizes: Iterable[int], num_steps: int) -> None:
+def assert_ranks_share_steps(
+    build: Callable[[tuple[int, int]], Loader], sizes: Iterable[int], num_steps: int
+) -> None:
     """The rows of all ranks, in order, are those of one rank, whatever their number."""
     whole = list(islice(build((0, 1)), num_steps))
     for size in sizes:
@@ -78,7 +92,9 @@ def assert_ranks_share_steps(build: Callable[[tuple[int, int]], Loader], sizes: 
 
 
 def assert_no_token_lost(loader: Loader) -> None:
-    """Tokens in rows, and those that the last state counts as left out, are all tokens of all epochs of each source."""
+    """Tokens in rows, and those that the last state counts as left out, are all tokens of all
+    epochs of each source.
+    """
     plan = loader.new_plan()
     placed = np.zeros(len(plan.datasets), np.int64)
     for window in plan.windows():
@@ -87,21 +103,29 @@ def assert_no_token_lost(loader: Loader) -> None:
     left_out = end.skipped["dropped_tokens"] + end.skipped["truncated_tokens"]
     if end.untrained is not None:
         left_out = left_out + end.untrained["tokens"]
-    for number, (source, dataset) in enumerate(zip(loader.mixture.sources, loader.datasets, strict=True)):
+    for number, (source, dataset) in enumerate(
+        zip(loader.mixture.sources, loader.datasets, strict=True)
+    ):
         assert source.max_epochs is not None
-        assert placed[number] + left_out[number] == source.max_epochs * source.count_tokens(dataset), source.name
+        assert placed[number] + left_out[number] == source.max_epochs * source.count_tokens(
+            dataset
+        ), source.name
 
 
 def assert_other_plans_are_refused(
     build: Callable[..., Loader], changes: dict[str, tuple[dict[str, Any], str]]
 ) -> None:
-    """A state fits its own loader; with each change it is refused, both ways, and the message says what changed.
+    """A state fits its own loader; with each change it is refused, both ways, and the message says
+    what changed.
 
     Args:
         build: Makes a loader, given what is changed.
         changes: What is changed.
     """
-    saved = {name: build(**change).state_dict() for name, (change, _) in {**changes, "": ({}, "")}.items()}
+    saved = {
+        name: build(**change).state_dict()
+        for name, (change, _) in {**changes, "": ({}, "")}.items()
+    }
     for name, (change, message) in changes.items():
         build(**change).load_state_dict(json.loads(json.dumps(saved[name])))
         for loader, state in ((build(), saved[name]), (build(**change), saved[""])):

@@ -1,9 +1,11 @@
-"""Notebooks and pictures of tutorials: `python tests/notebooks.py [NAME …]` runs the pages and writes them again.
+"""Notebooks and pictures of tutorials: `python tests/notebooks.py [NAME …]` runs the pages and
+writes them again.
 
 Pages of which only words have changed need no run: `python tests/notebooks.py --words`.
 
-A notebook has the cells of its page, with the output that they gave here: what they printed, and the value of a last
-expression as HTML and as text. Nothing of Jupyter is needed. A test compares the cells with those of the page.
+A notebook has the cells of its page, with the output that they gave here: what they printed, and
+the value of a last expression as HTML and as text. Nothing of Jupyter is needed. A test compares
+the cells with those of the page.
 """
 
 import base64
@@ -69,7 +71,13 @@ def _markdown(text: str) -> str:
 
 
 def _source(block: Block) -> str:
-    first = f"%%writefile {block.title}\n" if block.title else "%%bash\n" if block.language == "bash" else ""
+    first = (
+        f"%%writefile {block.title}\n"
+        if block.title
+        else "%%bash\n"
+        if block.language == "bash"
+        else ""
+    )
     return (first + block.code).rstrip("\n")
 
 
@@ -84,12 +92,19 @@ def notebook(page: Path, outputs: dict[int, Output], folder: Path) -> dict[str, 
     cells: list[dict[str, Any]] = []
     count = 0
     for number, (source, block) in enumerate(cells_of(page)):
-        cell: dict[str, Any] = {"cell_type": "markdown", "id": f"cell-{number}", "metadata": {}, "source": source}
+        cell: dict[str, Any] = {
+            "cell_type": "markdown",
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": source,
+        }
         if block is not None:
             count += 1
             found = _outputs(outputs.get(block.line, Output()), count, (str(folder), str(page)))
             if block.title:
-                found = [{"output_type": "stream", "name": "stdout", "text": f"Writing {block.title}\n"}]
+                found = [
+                    {"output_type": "stream", "name": "stdout", "text": f"Writing {block.title}\n"}
+                ]
             if block.fails:
                 cell["metadata"] = {"tags": ["raises-exception"]}
             cell |= {"cell_type": "code", "execution_count": count, "outputs": found}
@@ -108,7 +123,14 @@ def _outputs(output: Output, count: int, private: tuple[str, str]) -> list[dict[
         found.append({"output_type": "stream", "name": "stdout", "text": public(output.printed)})
     if output.shown:
         data = {kind: public(text) for kind, text in output.shown.items()}
-        found.append({"output_type": "execute_result", "execution_count": count, "data": data, "metadata": {}})
+        found.append(
+            {
+                "output_type": "execute_result",
+                "execution_count": count,
+                "data": data,
+                "metadata": {},
+            }
+        )
     return found
 
 
@@ -152,7 +174,10 @@ def write_words(name: str) -> None:
     kept = [cell for cell in old["cells"] if cell["cell_type"] == "code"]
     fresh = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
     if [cell["source"] for cell in kept] != [cell["source"] for cell in fresh]:
-        raise ValueError(f"{page.name}: code has changed since its notebook was made; run tests/notebooks.py {name}")
+        raise ValueError(
+            f"{page.name}: code has changed since its notebook was made; run "
+            f"tests/notebooks.py {name}"
+        )
     for cell, before in zip(fresh, kept, strict=True):
         cell["outputs"] = before["outputs"]
     _save(path, made)
@@ -171,11 +196,23 @@ def take_picture(browser: Browser, html: Path, target: Path) -> None:
     from PIL import Image
 
     width, height = SIZE
-    browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1.5, mobile=False)
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=height,
+        deviceScaleFactor=1.5,
+        mobile=False,
+    )
     browser.call("Page.navigate", url=html.as_uri())
-    browser.call("Runtime.evaluate", expression="new Promise(done => setTimeout(done, 1500))", awaitPromise=True)
+    browser.call(
+        "Runtime.evaluate",
+        expression="new Promise(done => setTimeout(done, 1500))",
+        awaitPromise=True,
+    )
     content = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
-    Image.open(io.BytesIO(content)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
+    Image.open(io.BytesIO(content)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+        target, optimize=True
+    )
     print(f"{target.relative_to(DOCS.parent)}: {target.stat().st_size:,} bytes")
 
 

@@ -10,11 +10,15 @@ PATIENCE_SECONDS = 900
 
 
 def wait_for(
-    happened: Callable[[], Any], process: "subprocess.Popen[Any] | None" = None, seconds: float = PATIENCE_SECONDS
+    happened: Callable[[], Any],
+    process: "subprocess.Popen[Any] | None" = None,
+    seconds: float = PATIENCE_SECONDS,
 ) -> None:
     """Wait until something has happened; `process` must live until then."""
     end = time.monotonic() + seconds
     while not happened():
-        assert process is None or process.poll() is None or happened(), f"it ended first: {process.args}"
+        assert process is None or process.poll() is None or happened(), (
+            f"it ended first: {process.args}"
+        )
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.01)

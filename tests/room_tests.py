@@ -1,8 +1,10 @@
-"""The tests that a change in one room can break: `python tests/room_tests.py loader` prints their files.
+"""The tests that a change in one room can break: `python tests/room_tests.py loader` prints their
+files.
 
-A room's change reaches the rooms that import it, directly or through others. A file of tests is listed if it, its
-folder's `conftest.py` or the makers that it imports use such a room, or if it lies in the folder of one. Tests of the
-whole project (directly in `tests/`) and of the tutorials are always listed.
+A room's change reaches the rooms that import it, directly or through others. A file of tests is
+listed if it, its folder's `conftest.py` or the makers that it imports use such a room, or if it
+lies in the folder of one. Tests of the whole project (directly in `tests/`) and of the tutorials
+are always listed.
 """
 
 import ast
@@ -31,7 +33,9 @@ def files_of(room: str) -> list[Path]:
     return [
         path
         for path in sorted(TESTS.rglob("test_*.py"))
-        if path.parent in WHOLE or path.relative_to(TESTS).parts[0] in reached or used_by(path) & reached
+        if path.parent in WHOLE
+        or path.relative_to(TESTS).parts[0] in reached
+        or used_by(path) & reached
     ]
 
 
@@ -96,14 +100,18 @@ def _named(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "penstock":
             yield from (f"{node.module}.{one.name}" for one in node.names)
         elif (
-            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("ps", "penstock")
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("ps", "penstock")
         ):
             yield f"penstock.{node.attr}"
 
 
 @cache
 def used_by(path: Path) -> set[str]:
-    """The rooms that a file of tests uses, itself, in its `conftest.py`, or by the files of `tests` that it imports."""
+    """The rooms that a file of tests uses, itself, in its `conftest.py`, or by the files of `tests`
+    that it imports.
+    """
     seen: set[Path] = set()
     waiting = [path, path.parent / "conftest.py"]
     while waiting:

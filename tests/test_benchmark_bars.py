@@ -53,10 +53,17 @@ def test_bars_are_as_long_as_their_ratios(group):
     drawn = []
     for each in page.iter(f"{SVG}g"):
         expected = (float(each.get("data-low")), float(each.get("data-high")))
-        pieces = [(float(r.get("x")), float(r.get("x")) + float(r.get("width"))) for r in each.iter(f"{SVG}rect")]
+        pieces = [
+            (float(r.get("x")), float(r.get("x")) + float(r.get("width")))
+            for r in each.iter(f"{SVG}rect")
+        ]
         ends = [*(ratio(x) for piece in pieces for x in piece), 1.0]
-        assert (min(ends), max(ends)) == pytest.approx((min(1, expected[0]), max(1, expected[1])), rel=2e-3)
-        assert ratio(float(each.find(f"{SVG}line[@class='one']").get("x1"))) == pytest.approx(1, rel=2e-3)
+        assert (min(ends), max(ends)) == pytest.approx(
+            (min(1, expected[0]), max(1, expected[1])), rel=2e-3
+        )
+        assert ratio(float(each.find(f"{SVG}line[@class='one']").get("x1"))) == pytest.approx(
+            1, rel=2e-3
+        )
         words = "".join(each.itertext())
         assert f"{expected[0]:.3g}" in words
         assert f"{expected[1]:.3g} ×" in words
@@ -66,7 +73,9 @@ def test_bars_are_as_long_as_their_ratios(group):
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_no_figure_is_invented(path):
-    """What was not measured by `--json` is quoted from the page, with its numbers in the quotation."""
+    """What was not measured by `--json` is quoted from the page, with its numbers in the
+    quotation.
+    """
     found = json.loads(path.read_text(encoding="utf-8"))
     assert {"command", "machine", "entered", "source", "bars"} <= set(found)
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", found["entered"])
@@ -97,8 +106,12 @@ def test_bars_that_cannot_be_drawn_are_refused(tmp_path):
 
 
 def test_a_slower_one_points_to_the_left():
-    page = Xml.fromstring(bars.draw("Data", [bars.Bar(group="Data", what="a <b>", peer="p", low=0.5, high=0.8)]))
-    (one,) = {float(line.get("x1")) for line in page.iter(f"{SVG}line") if line.get("class") == "one"}
+    page = Xml.fromstring(
+        bars.draw("Data", [bars.Bar(group="Data", what="a <b>", peer="p", low=0.5, high=0.8)])
+    )
+    (one,) = {
+        float(line.get("x1")) for line in page.iter(f"{SVG}line") if line.get("class") == "one"
+    }
     assert all(float(r.get("x")) < one for r in page.find(f"{SVG}g").iter(f"{SVG}rect"))
     assert "less" in page.find(f".//{SVG}g/{SVG}rect").get("class")
 
@@ -116,8 +129,15 @@ table("title", [("what", "figure", "note")])
 
 @pytest.mark.parametrize("end", ["", "raise SystemError('no')"])
 def test_a_benchmark_writes_what_bars_are_drawn_from(tmp_path, end):
-    (tmp_path / "bench_packing.py").write_text(BENCHMARK.format(folder=str(ROOT / "benchmarks"), end=end))
-    command = [sys.executable, str(tmp_path / "bench_packing.py"), "--json", str(tmp_path / "a.json")]
+    (tmp_path / "bench_packing.py").write_text(
+        BENCHMARK.format(folder=str(ROOT / "benchmarks"), end=end)
+    )
+    command = [
+        sys.executable,
+        str(tmp_path / "bench_packing.py"),
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if end:
         assert "SystemError" in done.stderr

@@ -1,4 +1,6 @@
-"""The demo's conversations: the same each time, of all three kinds, and every one proven with the demo's template."""
+"""The demo's conversations: the same each time, of all three kinds, and every one proven with the
+demo's template.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -68,7 +70,9 @@ def test_all_are_proven_and_only_the_assistant_is_trained(chats, records, tmp_pa
         assert chat.certificate.problems == ()
         assert chat.certificate.checks == ("boundaries of chatml agree",)
         trained = [text for _, text in chat.trained_text]
-        said = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
+        said = [
+            message["content"] for message in record["messages"] if message["role"] == "assistant"
+        ]
         assert all(text.endswith("<|im_end|>") for text in trained)
         assert [text for text in said if text] == [
             text.removesuffix("<|im_end|>") for text in trained if not text.startswith("<call>")

@@ -1,4 +1,6 @@
-"""The documentation holds together without being built: links and anchors, generated references, drawings."""
+"""The documentation holds together without being built: links and anchors, generated references,
+drawings.
+"""
 
 import re
 import subprocess
@@ -30,14 +32,25 @@ from markdown_links import anchor, anchors, links, requests  # noqa: E402
 from repository_pages import ROOT as REPOSITORY  # noqa: E402
 from repository_pages import moved_links, place  # noqa: E402
 
-WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+WRITTEN = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(DOCS.rglob("*.md")),
+]
 
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     """Place below `docs` → Markdown, of all pages of the site but those of single files."""
-    written = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
-    return {**written, **{name: text for name, text in generated_pages().items() if name.endswith(".md")}}
+    written = {
+        path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8")
+        for path in DOCS.rglob("*.md")
+    }
+    return {
+        **written,
+        **{name: text for name, text in generated_pages().items() if name.endswith(".md")},
+    }
 
 
 def _dead(folder: Path, text: str, own: str, pages: dict[str, str]) -> Iterator[str]:
@@ -45,12 +58,20 @@ def _dead(folder: Path, text: str, own: str, pages: dict[str, str]) -> Iterator[
     for line, link in links(text):
         path, sign, wanted = link.partition("#")
         target = (folder / path).resolve() if path else None
-        inside = target.relative_to(DOCS).as_posix() if target and target.is_relative_to(DOCS) else None
+        inside = (
+            target.relative_to(DOCS).as_posix() if target and target.is_relative_to(DOCS) else None
+        )
         if target and inside not in pages and not target.exists():
             yield f"{line}: {link} does not exist"
         elif sign:
-            there = own if target is None else pages.get(inside or "") or target.read_text(encoding="utf-8")
-            if wanted not in anchors(there) and not re.search(rf"^::: {re.escape(wanted)}$", there, re.MULTILINE):
+            there = (
+                own
+                if target is None
+                else pages.get(inside or "") or target.read_text(encoding="utf-8")
+            )
+            if wanted not in anchors(there) and not re.search(
+                rf"^::: {re.escape(wanted)}$", there, re.MULTILINE
+            ):
                 yield f"{line}: {link} has no such heading"
 
 
@@ -62,7 +83,9 @@ def test_links_and_anchors_lead_somewhere(page, pages):
 
 def test_links_of_generated_pages_lead_somewhere(pages):
     made = {name: text for name, text in generated_pages().items() if name.endswith(".md")}
-    dead = {name: list(_dead((DOCS / name).parent, text, text, pages)) for name, text in made.items()}
+    dead = {
+        name: list(_dead((DOCS / name).parent, text, text, pages)) for name, text in made.items()
+    }
     assert {name: found for name, found in dead.items() if found} == {}
 
 
@@ -88,7 +111,9 @@ def test_every_page_is_reached_from_the_first(pages):
         found.add(name)
         folder = (DOCS / name).parent
         targets = [(folder / link.partition("#")[0]).resolve() for _, link in links(pages[name])]
-        waiting += [place(one.relative_to(ROOT).as_posix()) for one in targets if one.is_relative_to(ROOT)]
+        waiting += [
+            place(one.relative_to(ROOT).as_posix()) for one in targets if one.is_relative_to(ROOT)
+        ]
         if name.endswith("/index.md"):
             waiting += [other for other in pages if Path(other).parent == Path(name).parent]
             waiting += [other for other in pages if Path(other).parent.parent == Path(name).parent]
@@ -98,19 +123,29 @@ def test_every_page_is_reached_from_the_first(pages):
 def test_each_page_has_one_title(pages):
     """Fences are skipped, where a comment begins like a title."""
     titles = {
-        name: len(re.findall(r"^# ", re.sub(r"^(`{3,}).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE))
+        name: len(
+            re.findall(
+                r"^# ",
+                re.sub(r"^(`{3,}).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL),
+                re.MULTILINE,
+            )
+        )
         for name, text in pages.items()
     }
     assert {name: count for name, count in titles.items() if count != 1} == {}
 
 
 def test_nothing_generated_is_checked_in():
-    listed = subprocess.run(["git", "ls-files", "docs"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "docs"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
     assert set(listed.split()) & {f"docs/{name}" for name in generated_pages()} == set()
 
 
 def test_every_public_name_has_one_entry():
-    """Compared with what the doors list when they are imported; those that need a trainer, by their source."""
+    """Compared with what the doors list when they are imported; those that need a trainer, by their
+    source.
+    """
     entries = [
         line.removeprefix("::: ")
         for name, text in generated_pages().items()
@@ -129,7 +164,9 @@ def test_every_public_name_has_one_entry():
     missing = {
         name
         for name in wanted
-        if name not in entries and name not in doors and _module_home(name) not in {*entries, *doors}
+        if name not in entries
+        and name not in doors
+        and _module_home(name) not in {*entries, *doors}
     }
     assert missing == set()
     assert len(entries) == len(set(entries))
@@ -144,7 +181,9 @@ def _module_home(path: str) -> str:
 def test_the_map_has_every_file():
     files = sorted(path.name for path in (ROOT / "src").rglob("*.py"))
     rows = [
-        line.split(" | ") for line in file_pages.file_pages()[file_pages.PAGE].splitlines() if line.startswith("| `")
+        line.split(" | ")
+        for line in file_pages.file_pages()[file_pages.PAGE].splitlines()
+        if line.startswith("| `")
     ]
     assert sorted(name.strip("|` ") for name, *_ in rows) == files
     assert [name for name, text in rows if len(text) < 12] == []
@@ -152,20 +191,24 @@ def test_the_map_has_every_file():
 
 def test_first_sentences():
     assert public_names.first_sentence("One line.") == "One line."
-    assert public_names.first_sentence("Spans (Raffel et al. 2020), e.g. two.\nMore here. No.\n\nNo.") == (
-        "Spans (Raffel et al. 2020), e.g. two."
-    )
+    assert public_names.first_sentence(
+        "Spans (Raffel et al. 2020), e.g. two.\nMore here. No.\n\nNo."
+    ) == ("Spans (Raffel et al. 2020), e.g. two.")
     assert public_names.first_sentence("Of version 0.1") == "Of version 0.1"
     assert public_names.first_sentence(None) == ""
 
 
 def test_every_option_of_every_command_is_in_the_reference():
     page = generated_pages()[cli_pages.PAGE]
-    sections = dict(re.findall(r"^##+ (penstock[a-z -]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    sections = dict(
+        re.findall(r"^##+ (penstock[a-z -]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+    )
     command = get_command(build_app([]))
     commands = {f"penstock {verb}": command.commands[verb] for verb in VERBS}
     for name, one in list(commands.items()):
-        commands |= {f"{name} {inner}": made for inner, made in getattr(one, "commands", {}).items()}
+        commands |= {
+            f"{name} {inner}": made for inner, made in getattr(one, "commands", {}).items()
+        }
     assert set(sections) == set(commands)
     missing = [
         f"{name} {option}"
@@ -198,10 +241,14 @@ def test_examples_of_help_texts_become_code(text, left, examples):
 def test_every_key_of_the_run_file_is_in_the_reference():
     page, schema = generated_pages()[run_file_pages.PAGE], run_schema()
     shown = set(re.findall(r"^\| \[?`(\w+)`", page, re.MULTILINE))
-    keys = {key for settings in (schema, *schema["$defs"].values()) for key in settings["properties"]}
+    keys = {
+        key for settings in (schema, *schema["$defs"].values()) for key in settings["properties"]
+    }
     assert keys - shown == set()
     rows = sum(len(settings["properties"]) for settings in (schema, *schema["$defs"].values()))
-    assert len(re.findall(r"^\| \[?`\w+`", page, re.MULTILINE)) == rows, "each class is described once"
+    assert len(re.findall(r"^\| \[?`\w+`", page, re.MULTILINE)) == rows, (
+        "each class is described once"
+    )
     assert "| `share` | number or `tokens` | `1.0` | Share of the tokens" in page
     assert "| `path` | text or list of: text | **required** |" in page
 
@@ -216,7 +263,12 @@ def test_the_run_file_of_the_reference_is_one(tmp_path):
 
 def test_anchors_are_those_of_the_site():
     markdown = pytest.importorskip("markdown.extensions.toc")
-    for heading in ("Équal, and `more`", "a_b c--d  e", "data.sources[].objective: denoise", "1,024 ranks (×2)"):
+    for heading in (
+        "Équal, and `more`",
+        "a_b c--d  e",
+        "data.sources[].objective: denoise",
+        "1,024 ranks (×2)",
+    ):
         assert anchor(heading) == markdown.slugify(heading, "-")
     text = "# One\n## Two `x`\n## Two x\n```\n# not\n```\n## [Named](a.md) {#own}\n"
     assert anchors(text) == {"own", "one", "two-x", "two-x_1", "named"}
@@ -227,13 +279,19 @@ def test_links_to_files_of_the_repository_lead_to_their_pages():
     assert moved_links(text, "docs/how-to/load.md", "how-to/load.md") == (
         "[a](examples/run.yaml.md) [b](storage.md#x) [c](../project/changelog.md) [d](../../no.py)"
     )
-    assert moved_links("[e](docs/log.md#a)", "CHANGELOG.md", "project/changelog.md") == "[e](../log.md#a)"
+    assert (
+        moved_links("[e](docs/log.md#a)", "CHANGELOG.md", "project/changelog.md")
+        == "[e](../log.md#a)"
+    )
     assert REPOSITORY == ROOT
 
 
 def test_names_in_text_become_links_and_others_stay():
     once = "<code>ps.train</code>"
-    html = f"<p>{once} <code>Loader</code> <code>x</code></p><h2>{once}</h2><pre>{once}</pre><a href='x'>{once}</a>"
+    html = (
+        f"<p>{once} <code>Loader</code> <code>x</code></p><h2>{once}</h2><pre>{once}</pre><a "
+        f"href='x'>{once}</a>"
+    )
     found = name_links.link_names(html, "../api/", inside_reference=False)
     assert found.count('class="name"') == 1
     assert '<a class="name" href="../api/train/#penstock.train"><code>ps.train</code></a>' in found
@@ -243,22 +301,33 @@ def test_names_in_text_become_links_and_others_stay():
     )
 
 
-@pytest.mark.parametrize("path", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda path: path.stem
+)
 def test_drawings_say_what_they_show_and_need_nothing_else(path):
-    """With the colours of the site for each class that they use, as the site puts them into its pages."""
+    """With the colours of the site for each class that they use, as the site puts them into its
+    pages.
+    """
     root = ElementTree.parse(path).getroot()
     if root.get("class") != "drawing":
         pytest.skip("not a drawing of these pages")
     assert len(root.get("aria-label", "")) > 40
     text = path.read_text(encoding="utf-8")
     assert re.findall(r"(?:href|src)=\"(?!#)|url\((?!#)|@import", text) == []
-    used = {name for element in root.iter() for name in element.get("class", "").split()} - {"drawing"}
+    used = {name for element in root.iter() for name in element.get("class", "").split()} - {
+        "drawing"
+    }
     styles = (DOCS / "assets" / "site.css").read_text(encoding="utf-8")
-    assert {name for name in used if f".drawing .{name} " not in styles or f".{name}{{" not in text} == set()
+    assert {
+        name for name in used if f".drawing .{name} " not in styles or f".{name}{{" not in text
+    } == set()
 
 
 def test_requests_to_other_hosts_are_found():
-    own = '<link rel="canonical" href="https://a.b/"><script src="x.js"></script><a href="https://a.b">a</a>'
+    own = (
+        '<link rel="canonical" href="https://a.b/"><script src="x.js"></script><a '
+        'href="https://a.b">a</a>'
+    )
     asked = [
         '<script async src="https://a.b/c.js">',
         "<link rel=stylesheet href=//a.b/c.css>",
@@ -277,4 +346,7 @@ def test_the_site_takes_nothing_from_other_hosts():
     assert settings["theme"]["font"] is False
     assert settings["strict"] is True
     assert [key for key in ("repo_url", "extra_javascript", "site_url") if key in settings] == []
-    assert re.findall(r"url\(|@import", (DOCS / "assets" / "site.css").read_text(encoding="utf-8")) == []
+    assert (
+        re.findall(r"url\(|@import", (DOCS / "assets" / "site.css").read_text(encoding="utf-8"))
+        == []
+    )

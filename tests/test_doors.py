@@ -1,4 +1,6 @@
-"""The doors of all rooms: what `dir` shows, what `__all__` lists and what type checkers see are the same names."""
+"""The doors of all rooms: what `dir` shows, what `__all__` lists and what type checkers see are the
+same names.
+"""
 
 import ast
 import json
@@ -17,7 +19,10 @@ from penstock.core.errors import MissingExtraError
 from penstock.core.lazy_imports import lazy
 
 PACKAGE = Path(penstock.__file__).parent
-DOORS = sorted(".".join(["penstock", *path.relative_to(PACKAGE).parts[:-1]]) for path in PACKAGE.rglob("__init__.py"))
+DOORS = sorted(
+    ".".join(["penstock", *path.relative_to(PACKAGE).parts[:-1]])
+    for path in PACKAGE.rglob("__init__.py")
+)
 TOOLS = {"lazy", "public_names", "short_addresses", "MissingExtraError", "__version__"}
 """What doors import for themselves; everything else that they import from penstock is public."""
 
@@ -40,13 +45,21 @@ def _imported(statements: list[ast.stmt]) -> dict[str, str]:
 
 def _guarded(door: str) -> dict[str, str]:
     """The names that are imported for type checkers only."""
-    guards = [node for node in _body(door) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    guards = [
+        node
+        for node in _body(door)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
     return {name: module for guard in guards for name, module in _imported(guard.body).items()}
 
 
 def _defined(statements: list[ast.stmt]) -> set[str]:
-    functions = {node.name for node in statements if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    targets = [target for node in statements if isinstance(node, ast.Assign) for target in node.targets]
+    functions = {
+        node.name for node in statements if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    targets = [
+        target for node in statements if isinstance(node, ast.Assign) for target in node.targets
+    ]
     names = functions | {target.id for target in targets if isinstance(target, ast.Name)}
     return {name for name in names if not name.startswith("_")}
 
@@ -84,7 +97,9 @@ def test_lazy_names_are_those_that_type_checkers_see(door):
 
 
 def _get(room: ModuleType, name: str) -> object:
-    """A public name of a room; None: it needs a trainer that is not installed here, which no extra brings."""
+    """A public name of a room; None: it needs a trainer that is not installed here, which no extra
+    brings.
+    """
     try:
         return getattr(room, name)
     except MissingExtraError:
@@ -94,12 +109,18 @@ def _get(room: ModuleType, name: str) -> object:
 
 
 def _public() -> Iterator[tuple[str, str, object]]:
-    """(door, name, object) of all public names. Constants are left out: equal numbers are the same object."""
+    """(door, name, object) of all public names. Constants are left out: equal numbers are the same
+    object.
+    """
     for door in DOORS:
         if not door.endswith(".jax") or find_spec("jax") is not None:
             room = import_module(door)
             objects = ((name, _get(room, name)) for name in room.__all__)
-            yield from ((door, name, one) for name, one in objects if isinstance(one, ModuleType) or callable(one))
+            yield from (
+                (door, name, one)
+                for name, one in objects
+                if isinstance(one, ModuleType) or callable(one)
+            )
 
 
 def test_a_public_object_has_one_address():
@@ -110,39 +131,53 @@ def test_a_public_object_has_one_address():
 
 
 def test_a_name_of_the_top_means_nothing_else_in_a_room():
-    """Except `ps.huggingface.loss`: the module names whose loss it is, as in `ps.huggingface.Trainer`."""
-    other = {f"{door}.{name}" for door, name, _ in _public() if door != "penstock" and name in penstock.__all__}
+    """Except `ps.huggingface.loss`: the module names whose loss it is, as in
+    `ps.huggingface.Trainer`.
+    """
+    other = {
+        f"{door}.{name}"
+        for door, name, _ in _public()
+        if door != "penstock" and name in penstock.__all__
+    }
     assert other == {"penstock.integrations.huggingface.loss"}
 
 
 @pytest.mark.slow
 def test_lazy_names_are_the_objects_that_type_checkers_see():
-    """With all modules imported: Python puts each of them into its room, where it must not hide a public name."""
+    """With all modules imported: Python puts each of them into its room, where it must not hide a
+    public name.
+    """
     wanted = {door: _guarded(door) for door in DOORS}
     code = (
-        "import importlib, json, pkgutil, sys, penstock\n"
-        "for module in pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n"
-        "    if module.name.endswith('__main__'): continue\n"
-        "    try: importlib.import_module(module.name)\n"
-        # Trainers of others, which no extra brings.
-        "    except penstock.errors.MissingExtraError:\n"
-        "        if '.integrations.' not in module.name: raise\n"
-        "for door, names in json.loads(sys.argv[1]).items():\n"
-        "    for name, home in names.items():\n"
-        "        if '.integrations.' in home and home not in sys.modules: continue\n"
-        "        module = sys.modules.get(f'{home}.{name}') if home == door else getattr(sys.modules[home], name)\n"
-        "        if getattr(sys.modules[door], name) is not module: print(door, name)\n"
+        "import importlib, json, pkgutil, sys, penstock\nfor module in "
+        "pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n    if "
+        "module.name.endswith('__main__'): continue\n    try: "
+        "importlib.import_module(module.name)\n    except "
+        "penstock.errors.MissingExtraError:\n        if '.integrations.' not in module.name: "
+        "raise\nfor door, names in json.loads(sys.argv[1]).items():\n    for name, home in "
+        "names.items():\n        if '.integrations.' in home and home not in sys.modules: "
+        "continue\n        module = sys.modules.get(f'{home}.{name}') if home == door else "
+        "getattr(sys.modules[home], name)\n        if getattr(sys.modules[door], name) is not "
+        "module: print(door, name)\n"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(wanted)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, json.dumps(wanted)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (found.stdout, found.returncode) == ("", 0), found.stderr[-2000:]
 
 
 def test_a_misspelt_name_is_answered_with_the_right_one():
     code = "import penstock as ps; ps.Laoder"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "AttributeError: module 'penstock' has no attribute 'Laoder'. Did you mean: 'Loader'?" in found.stderr
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (
+        "AttributeError: module 'penstock' has no attribute 'Laoder'. Did you mean: 'Loader'?"
+        in found.stderr
+    )
 
 
 @pytest.fixture
@@ -150,7 +185,9 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package with lazy names, of which some modules lack a package."""
     package = tmp_path / "lazyroom"
     package.mkdir()
-    (package / "__init__.py").write_text("from math import pi\n__all__ = ['pi', 'found', 'plain']\n")
+    (package / "__init__.py").write_text(
+        "from math import pi\n__all__ = ['pi', 'found', 'plain']\n"
+    )
     (package / "plain.py").write_text("found = 3\n")
     (package / "with_torch.py").write_text("import torch\n")
     (package / "with_unknown.py").write_text("import no_such_package\n")

@@ -1,4 +1,6 @@
-"""The gallery: its pictures are there, small, made by the list that makes them, and need nothing from elsewhere."""
+"""The gallery: its pictures are there, small, made by the list that makes them, and need nothing
+from elsewhere.
+"""
 
 import importlib.util
 import re
@@ -19,14 +21,19 @@ SHOWN = re.compile(r"!\[[^\]]+\]\(([^)]+)\)\n\n\*(.+?)\*\n\n```bash\npenstock ",
 def make(monkeypatch):
     """`examples/pictures/make.py` as a module."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    spec = importlib.util.spec_from_file_location("make", ROOT / "examples" / "pictures" / "make.py")
+    spec = importlib.util.spec_from_file_location(
+        "make", ROOT / "examples" / "pictures" / "make.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_each_picture_has_a_caption_and_a_command_and_is_made(make):
-    shown = [(GALLERY.parent / path).resolve() for path, _ in SHOWN.findall(GALLERY.read_text(encoding="utf-8"))]
+    shown = [
+        (GALLERY.parent / path).resolve()
+        for path, _ in SHOWN.findall(GALLERY.read_text(encoding="utf-8"))
+    ]
     assert len(shown) == GALLERY.read_text(encoding="utf-8").count("![")
     assert {path.stem for path in shown} == {each.__name__ for each in make.MADE}
     for path in shown:
@@ -37,7 +44,9 @@ def test_each_picture_has_a_caption_and_a_command_and_is_made(make):
 def test_every_picture_is_on_a_page():
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    assert {path.name for path in PICTURES.iterdir() if f"pictures/{path.name}" not in text} == set()
+    assert {
+        path.name for path in PICTURES.iterdir() if f"pictures/{path.name}" not in text
+    } == set()
 
 
 @pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.name)

@@ -1,4 +1,6 @@
-"""How-to pages: run files that load, commands and code that exist, both sides of a migration that mean the same."""
+"""How-to pages: run files that load, commands and code that exist, both sides of a migration that
+mean the same.
+"""
 
 import ast
 import re
@@ -27,20 +29,37 @@ COMMANDS: Any = get_command(build_app([]))
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Words of every penstock command of a page, in blocks of shell and in the heads of run files."""
+    """Words of every penstock command of a page, in blocks of shell and in the heads of run
+    files.
+    """
     text = "\n".join([*blocks(page, "bash"), *blocks(page, "yaml")]).replace("\\\n", " ")
-    found = [line for line in text.splitlines() if re.search(rf"penstock ({'|'.join(VERBS)}) ", line)]
+    found = [
+        line for line in text.splitlines() if re.search(rf"penstock ({'|'.join(VERBS)}) ", line)
+    ]
     plain = [re.sub(r" [|>&].*", "", line) for line in found]  # without where its output goes
-    return [shlex.split(line[re.search(r"penstock [a-z]", line).start() :], comments=True) for line in plain]  # type: ignore[union-attr]
+    return [
+        shlex.split(line[re.search(r"penstock [a-z]", line).start() :], comments=True)
+        for line in plain
+    ]  # type: ignore[union-attr]
 
 
 def test_there_is_a_page_for_each_way_here() -> None:
     assert "real-model" in {page.stem for page in NOT_RUN}
-    assert {page.stem for page in PAGES} >= {"axolotl", "trl", "megatron", "fast-llm", "nemo-rl", "nanochat", "recipes"}
+    assert {page.stem for page in PAGES} >= {
+        "axolotl",
+        "trl",
+        "megatron",
+        "fast-llm",
+        "nemo-rl",
+        "nanochat",
+        "recipes",
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -88,7 +107,9 @@ def test_both_sides_of_the_axolotl_page_mean_the_same(tmp_path: Path) -> None:
     theirs, ours = blocks(FOLDER / "migrate" / "axolotl.md", "yaml")
     (tmp_path / "axolotl.yaml").write_text(theirs)
     (tmp_path / "ours.yaml").write_text(ours)
-    (tmp_path / "made.yaml").write_text(import_axolotl(tmp_path / "axolotl.yaml").text("axolotl.yaml"))
+    (tmp_path / "made.yaml").write_text(
+        import_axolotl(tmp_path / "axolotl.yaml").text("axolotl.yaml")
+    )
     assert load_run(tmp_path / "made.yaml") == load_run(tmp_path / "ours.yaml")
 
 
@@ -106,7 +127,9 @@ def test_code_of_the_loss_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_spans_of_fast_llm_become_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code of its page: characters are trained that no span covers, the end of a span included in it."""
+    """The code of its page: characters are trained that no span covers, the end of a span included
+    in it.
+    """
     from makers.texts import make_texts, write_json_lines
     from makers.tokenizers import tiny_tokenizer
 
@@ -115,9 +138,17 @@ def test_spans_of_fast_llm_become_ranges(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "made" / "tokenizer.json").rename("tokenizer.json")
     text = "hello world, grün"
     spans: list[Any] = [
-        [[0, 4]], [], None, [[0, len(text) - 1]], [[6, 6], [12, 30]], [[9, 11], [3, 4], [4, 10]], [[0, 0], [1, 1]]
-    ]  # fmt: skip
-    write_json_lines(tmp_path / "raw.jsonl", [{"text": text, "loss_masking_spans": one} for one in spans])
+        [[0, 4]],
+        [],
+        None,
+        [[0, len(text) - 1]],
+        [[6, 6], [12, 30]],
+        [[9, 11], [3, 4], [4, 10]],
+        [[0, 0], [1, 1]],
+    ]
+    write_json_lines(
+        tmp_path / "raw.jsonl", [{"text": text, "loss_masking_spans": one} for one in spans]
+    )
     names: dict[str, Any] = {}
     exec(blocks(FOLDER / "migrate" / "fast-llm.md", "python")[0], names)
     for given in spans:
@@ -131,18 +162,28 @@ def test_spans_of_fast_llm_become_ranges(tmp_path: Path, monkeypatch: pytest.Mon
     assert trained == [True, True, True, False, True, True, True]
 
 
-def test_a_tokenizer_of_nanochat_keeps_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_of_nanochat_keeps_its_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The code of its page, on a small encoding of the same form."""
     tiktoken = pytest.importorskip("tiktoken")
     import pickle
 
     monkeypatch.chdir(tmp_path)
-    ranks = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"the": 257, b" the": 258, b"ee": 259}
+    ranks = {bytes([byte]): byte for byte in range(256)} | {
+        b"th": 256,
+        b"the": 257,
+        b" the": 258,
+        b"ee": 259,
+    }
     pattern = (
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| "
+        r"?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
     )
     special = {"<|bos|>": 260, "<|user_start|>": 261}
-    encoding = tiktoken.Encoding("rustbpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    encoding = tiktoken.Encoding(
+        "rustbpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+    )
     Path("tokenizer.pkl").write_bytes(pickle.dumps(encoding))
     exec(blocks(FOLDER / "migrate" / "nanochat.md", "python")[0], {})
     tokenizer = ps.load_tokenizer("tokenizer")

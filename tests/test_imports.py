@@ -11,7 +11,9 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 IN_FUNCTIONS = 150
-"""Imports in functions are for optional packages, and for what most users of a module do not need."""
+"""Imports in functions are for optional packages, and for what most users of a module do not
+need.
+"""
 
 
 def _name(path: Path) -> str:
@@ -38,13 +40,18 @@ def _modules(statement: ast.stmt) -> Iterator[str]:
         yield from (alias.name for alias in statement.names if alias.name in FILES)
     elif isinstance(statement, ast.ImportFrom) and statement.module:
         names = [f"{statement.module}.{alias.name}" for alias in statement.names]
-        yield from (name if name in FILES else statement.module for name in names if statement.module in FILES)
+        yield from (
+            name if name in FILES else statement.module
+            for name in names
+            if statement.module in FILES
+        )
 
 
 def _graph(sources: dict[str, str]) -> dict[str, set[str]]:
     """Module → the modules that it imports, in functions and for type checkers too."""
     return {
-        name: {other for statement, _ in _imports(ast.parse(text)) for other in _modules(statement)} - {name}
+        name: {other for statement, _ in _imports(ast.parse(text)) for other in _modules(statement)}
+        - {name}
         for name, text in sources.items()
     }
 

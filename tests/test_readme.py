@@ -24,10 +24,14 @@ def test_sixty_seconds_of_code_train_a_model_that_answers(tmp_path: Path) -> Non
     folder = tmp_path / "quick"
     folder.mkdir()
     assert _print_of_first_block(folder).splitlines()[-1] == "Tokyo."
-    assert _print_of_first_block(folder).splitlines()[-1] == "Tokyo.", "run again, the answer is the same"
+    assert _print_of_first_block(folder).splitlines()[-1] == "Tokyo.", (
+        "run again, the answer is the same"
+    )
 
 
 def test_pictures_and_pages_that_are_linked_exist() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8"))
     assert "docs/pictures/packed-row.png" in links
-    assert [link for link in links if "://" not in link and not (README.parent / link).exists()] == []
+    assert [
+        link for link in links if "://" not in link and not (README.parent / link).exists()
+    ] == []

@@ -1,4 +1,6 @@
-"""`make test ROOM=loader` runs what a change in that room can break, and leaves out what it cannot."""
+"""`make test ROOM=loader` runs what a change in that room can break, and leaves out what it
+cannot.
+"""
 
 import subprocess
 import sys
@@ -33,7 +35,9 @@ def test_files_are_those_that_use_a_reached_room():
     found = {path.relative_to(TESTS).as_posix() for path in files_of("packing")}
     assert {"packing/test_packing.py", "loader/test_plan.py", "test_doors.py"} <= found
     assert not {name for name in found if name.startswith(("sampling/", "sources/"))}
-    assert set(TESTS.rglob("test_*.py")) - set(files_of("core")) == set((TESTS / "real").glob("test_real_tutorial.py"))
+    assert set(TESTS.rglob("test_*.py")) - set(files_of("core")) == set(
+        (TESTS / "real").glob("test_real_tutorial.py")
+    )
 
 
 def test_every_folder_of_tests_is_run_for_its_room():
@@ -46,7 +50,10 @@ def test_an_unknown_room_is_refused():
     with pytest.raises(ValueError, match=r"'lodaer'.*loader"):
         files_of("lodaer")
     found = subprocess.run(
-        [sys.executable, str(TESTS / "room_tests.py"), "lodaer"], capture_output=True, text=True, check=False
+        [sys.executable, str(TESTS / "room_tests.py"), "lodaer"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 1
     assert "'lodaer'" in found.stderr

@@ -29,22 +29,32 @@ def test_other_names_come_before_spelling_and_a_list_comes_last(given, end):
 
 
 def test_names_in_capitals_and_what_is_said_where_nothing_resembles():
-    assert did_you_mean("meanweight", ["focal_loss", "MeanWeights"]) == "did you mean 'MeanWeights'?"
+    assert (
+        did_you_mean("meanweight", ["focal_loss", "MeanWeights"]) == "did you mean 'MeanWeights'?"
+    )
     assert did_you_mean("zzz", OPTIONS, "check the name") == "check the name"
 
 
 def test_only_unknown_names_are_refused():
     refuse_unknown(OPTIONS, OPTIONS, "an option of train")
-    with pytest.raises(ConfigError, match=r"^'lr' is not an option of train; did you mean 'learning_rate'\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^'lr' is not an option of train; did you mean 'learning_rate'\?$"
+    ):
         refuse_unknown(["steps", "lr"], OPTIONS, "an option of train")
 
 
 def _public():
-    """Functions and classes that users call by keyword; `ModelInput`, `Dataset` and `Run` are made by others."""
+    """Functions and classes that users call by keyword; `ModelInput`, `Dataset` and `Run` are made
+    by others.
+    """
     for name in ps.__all__:
         given = getattr(ps, name)
         made_by_others = given in (ps.ModelInput, ps.Dataset, ps.Run)
-        if not callable(given) or made_by_others or (isinstance(given, type) and issubclass(given, (Exception, dict))):
+        if (
+            not callable(given)
+            or made_by_others
+            or (isinstance(given, type) and issubclass(given, (Exception, dict)))
+        ):
             continue
         yield pytest.param(given, id=name)
 
@@ -64,9 +74,14 @@ def test_every_public_call_says_which_keyword_was_meant(call, tmp_path, monkeypa
 
 
 def test_a_loader_knows_the_words_of_others():
-    with pytest.raises(ConfigError, match=r"^Loader: unknown argument 'batch_size'; did you mean 'rows_per_step'\?$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^Loader: unknown argument 'batch_size'; did you mean 'rows_per_step'\?$",
+    ):
         ps.Loader("data", batch_size=2)
-    with pytest.raises(ConfigError, match=r"^Source: unknown argument 'epochs'; did you mean 'max_epochs'\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^Source: unknown argument 'epochs'; did you mean 'max_epochs'\?$"
+    ):
         ps.Source("data", epochs=2)
 
 

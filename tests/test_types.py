@@ -22,13 +22,20 @@ torch.optim.AdamW(model.parameters())
 model.load_state_dict(model.state_dict())
 step.torch()["token"]
 ps.Source("d", epochs=2)
-"""
+"""  # noqa: E501
 
 
 def test_values_and_methods_have_types(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(CODE)
-    words = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", tmp_path / "user.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--no-incremental",
+        "--follow-imports=silent",
+        tmp_path / "user.py",
+    ]
     words[4:4] = ["--config-file", tmp_path / "none.ini"]
     (tmp_path / "none.ini").write_text("[mypy]\nignore_missing_imports = true\n")
     said = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False).stdout

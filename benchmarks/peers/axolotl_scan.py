@@ -1,4 +1,6 @@
-"""axolotl's scanners for role boundaries. Arguments: ids.npy [rows, n], boundaries.json, reference or vectorized."""
+"""axolotl's scanners for role boundaries. Arguments: ids.npy [rows, n], boundaries.json, reference
+or vectorized.
+"""
 
 import json
 import sys

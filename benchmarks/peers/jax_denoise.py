@@ -1,4 +1,6 @@
-"""Denoising as a jitted JAX function of one padded document, as training libraries on JAX map it over a dataset."""
+"""Denoising as a jitted JAX function of one padded document, as training libraries on JAX map it
+over a dataset.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,7 +43,9 @@ def _denoise(tokens: Any, length: Any, task: Any, key: Any, *, sentinels: np.nda
     keys = jax.random.split(key, 4)
 
     def span_of(total: Any, parts: Any, key: Any) -> Any:
-        """Which part each of `total` items is in: the ones of a shuffled row of booleans begin parts."""
+        """Which part each of `total` items is in: the ones of a shuffled row of booleans begin
+        parts.
+        """
         order = jnp.argsort(jnp.where(place < total - 1, jax.random.uniform(key, (size,)), 2.0))
         begins = jnp.zeros(size, jnp.int32).at[order + 1].set(place < parts - 1, mode="drop")
         return jnp.cumsum(begins)
@@ -50,11 +54,17 @@ def _denoise(tokens: Any, length: Any, task: Any, key: Any, *, sentinels: np.nda
         noise = jnp.clip(jnp.round(length * rate).astype(jnp.int32), 1, length - 1)
         parts = jnp.maximum(jnp.round(noise / mean).astype(jnp.int32), 1)
         counts = [
-            jnp.zeros(size, jnp.int32).at[span_of(total, parts, key)].add(place < total, mode="drop")
+            jnp.zeros(size, jnp.int32)
+            .at[span_of(total, parts, key)]
+            .add(place < total, mode="drop")
             for total, key in ((length - noise, keys[0]), (noise, keys[1]))
         ]
         starts = jnp.cumsum(jnp.stack(counts, axis=1).reshape(-1))
-        begins = jnp.zeros(size, jnp.int32).at[jnp.where(starts < length, starts, size)].add(1, mode="drop")
+        begins = (
+            jnp.zeros(size, jnp.int32)
+            .at[jnp.where(starts < length, starts, size)]
+            .add(1, mode="drop")
+        )
         mask = jnp.cumsum(begins) % 2 == 1
         offset = jax.random.randint(keys[2], (), 0, length)
         return mask[(place + offset) % length]
@@ -66,7 +76,9 @@ def _denoise(tokens: Any, length: Any, task: Any, key: Any, *, sentinels: np.nda
     real = place < length
 
     def part(taken: Any) -> tuple[Any, Any, Any]:
-        """What stands at each place when runs of `taken` become sentinels, whether anything does, and how many do."""
+        """What stands at each place when runs of `taken` become sentinels, whether anything does,
+        and how many do.
+        """
         first = taken & ~jnp.concatenate([jnp.zeros(1, bool), taken[:-1]])
         ids = jnp.asarray(sentinels)[jnp.clip(jnp.cumsum(first) - 1, 0, len(sentinels) - 1)]
         stays = real & (~taken | first)
@@ -76,4 +88,6 @@ def _denoise(tokens: Any, length: Any, task: Any, key: Any, *, sentinels: np.nda
     targets, target_stays, _ = part(real & ~mask)
     out = jnp.zeros(slots, jnp.int32).at[0].set(mode.astype(jnp.int32))
     out = out.at[jnp.where(in_stays, jnp.cumsum(in_stays), slots)].set(inputs, mode="drop")
-    return out.at[jnp.where(target_stays, in_count + jnp.cumsum(target_stays), slots)].set(targets, mode="drop")
+    return out.at[jnp.where(target_stays, in_count + jnp.cumsum(target_stays), slots)].set(
+        targets, mode="drop"
+    )

@@ -1,6 +1,8 @@
-"""Megatron-core's GPTDataset with torch's default collate. Arguments: folder with tokens.npy and lengths.npy, slots.
+"""Megatron-core's GPTDataset with torch's default collate. Arguments: folder with tokens.npy and
+lengths.npy, slots.
 
-Rows carry tokens, labels, loss mask and position ids, as Megatron makes them; it cuts documents at row edges.
+Rows carry tokens, labels, loss mask and position ids, as Megatron makes them; it cuts documents at
+row edges.
 """
 
 import json
@@ -33,15 +35,33 @@ class Tokenizer:
 
 
 config = GPTDatasetConfig(
-    random_seed=1, sequence_length=slots, blend=([prefix], None), split="100,0,0", reset_position_ids=True,
-    reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False, tokenizer=Tokenizer(),
-    path_to_cache=str(folder / "cache"), mid_level_dataset_surplus=0.005,
-)  # fmt: skip
+    random_seed=1,
+    sequence_length=slots,
+    blend=([prefix], None),
+    split="100,0,0",
+    reset_position_ids=True,
+    reset_attention_mask=False,
+    eod_mask_loss=False,
+    create_attention_mask=False,
+    tokenizer=Tokenizer(),
+    path_to_cache=str(folder / "cache"),
+    mid_level_dataset_surplus=0.005,
+)
 rows = int(ends[-1]) // slots - 1
-data = GPTDataset(IndexedDataset(prefix), prefix, np.arange(len(lengths), dtype=np.int32), rows, Split.train, config)
+data = GPTDataset(
+    IndexedDataset(prefix),
+    prefix,
+    np.arange(len(lengths), dtype=np.int32),
+    rows,
+    Split.train,
+    config,
+)
 order = np.random.default_rng(0).permutation(len(data))[:400].tolist()
 for _ in sys.stdin:
     begun = time.process_time()
     for first in range(0, len(order), 8):
         default_collate([data[i] for i in order[first : first + 8]])
-    print(json.dumps({"seconds": time.process_time() - begun, "tokens": len(order) * slots}), flush=True)
+    print(
+        json.dumps({"seconds": time.process_time() - begun, "tokens": len(order) * slots}),
+        flush=True,
+    )

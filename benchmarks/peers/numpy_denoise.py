@@ -1,7 +1,9 @@
-"""T5's span corruption and prefix language modelling in NumPy, one document a call: the reference to be faster than.
+"""T5's span corruption and prefix language modelling in NumPy, one document a call: the reference
+to be faster than.
 
-Written from the description of `random_spans_noise_mask` (Raffel et al. 2020): both token counts are cut into spans by
-shuffling a row of booleans, spans are interleaved, and the mask decides what is input and what is target.
+Written from the description of `random_spans_noise_mask` (Raffel et al. 2020): both token counts
+are cut into spans by shuffling a row of booleans, spans are interleaved, and the mask decides what
+is input and what is target.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +25,10 @@ def noise_mask(length: int, rate: float, mean: float, random: np.random.Generato
     """Which tokens are noise, bool [length]."""
     noise = min(max(round(length * rate), 1), length - 1)
     spans = max(round(noise / mean), 1)
-    masked, kept = segment_lengths(noise, spans, random), segment_lengths(length - noise, spans, random)
+    masked, kept = (
+        segment_lengths(noise, spans, random),
+        segment_lengths(length - noise, spans, random),
+    )
     starts = np.cumsum(np.stack([kept, masked], axis=1).reshape(-1))[:-1]
     begins = np.zeros(length, np.int64)
     begins[starts] = 1
@@ -38,7 +43,9 @@ def sentinels_for(tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray) -
     return marked[~(mask & after)]
 
 
-def denoise(tokens: np.ndarray, task: int, sentinels: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def denoise(
+    tokens: np.ndarray, task: int, sentinels: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
     """Mode token, inputs, targets."""
     rate, mean, mode = TASKS[task]
     if len(tokens) < 2:

@@ -10,7 +10,11 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 
 import rustbpe
 
-texts, vocab_size, pattern = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), sys.argv[3]
+texts, vocab_size, pattern = (
+    json.loads(Path(sys.argv[1]).read_text()),
+    int(sys.argv[2]),
+    sys.argv[3],
+)
 for _ in sys.stdin:
     begun = time.process_time()
     tokenizer = rustbpe.Tokenizer()

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def answer_lines(batches_of: Callable[[str, int], Iterable[Any]], close: Callable[[], None] = lambda: None) -> None:
-    """Read an epoch for each line of the input, a number of workers, and print what it took as a line of JSON.
+def answer_lines(
+    batches_of: Callable[[str, int], Iterable[Any]], close: Callable[[], None] = lambda: None
+) -> None:
+    """Read an epoch for each line of the input, a number of workers, and print what it took as a
+    line of JSON.
 
     Args:
-        batches_of: Folder for copies, and number of workers → integer tensors; called within the time.
+        batches_of: Folder for copies, and number of workers → integer tensors; called within the
+            time.
         close: Called after each epoch, when its batches are let go; neither is timed.
     """
     for line in sys.stdin:
@@ -29,8 +33,12 @@ def answer_lines(batches_of: Callable[[str, int], Iterable[Any]], close: Callabl
                 first, early = time.monotonic() - begun, count
         seconds = time.monotonic() - begun
         answer = {
-            "seconds": seconds, "tokens": count, "first": first, "rest": count - early, "cpu": _cpu_seconds() - cpu,
-        }  # fmt: skip
+            "seconds": seconds,
+            "tokens": count,
+            "first": first,
+            "rest": count - early,
+            "cpu": _cpu_seconds() - cpu,
+        }
         print(json.dumps(answer), flush=True)
         del batches, batch
         close()

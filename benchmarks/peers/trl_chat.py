@@ -1,7 +1,8 @@
-"""TRL's preparation of conversations with assistant_only_loss. Arguments: chats.jsonl, tokenizer.json, template.jinja.
+"""TRL's preparation of conversations with assistant_only_loss. Arguments: chats.jsonl,
+tokenizer.json, template.jinja.
 
-CPU seconds of all processes: reading, rendering, tokens and masks, as its SFTTrainer does it. The tokenizer's EOS is
-<|im_end|>, as in the template.
+CPU seconds of all processes: reading, rendering, tokens and masks, as its SFTTrainer does it. The
+tokenizer's EOS is <|im_end|>, as in the template.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""TRL's DPOTrainer on given pairs of token ids: its losses on the first batch, then passes over all batches.
+"""TRL's DPOTrainer on given pairs of token ids: its losses on the first batch, then passes over all
+batches.
 
 Arguments: folder with `policy`, `reference` and `pairs.json`, pairs of a batch, threads.
 """
@@ -26,15 +27,25 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", e
 
 
 def load(name: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32, attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_pretrained(
+        folder / name, dtype=torch.float32, attn_implementation="sdpa"
+    )
 
 
 def trainer(kind: str, smoothing: float) -> Any:
     settings = DPOConfig(
-        output_dir=str(folder / "out"), report_to="none", use_cpu=True, bf16=False, per_device_train_batch_size=size,
-        gradient_checkpointing=False, beta=0.1, disable_tqdm=True, loss_type=[kind], label_smoothing=smoothing,
+        output_dir=str(folder / "out"),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=size,
+        gradient_checkpointing=False,
+        beta=0.1,
+        disable_tqdm=True,
+        loss_type=[kind],
+        label_smoothing=smoothing,
         max_length=None,
-    )  # fmt: skip
+    )
     some = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "a"}] * size)
     return DPOTrainer(
         model=load("policy"), ref_model=load("reference"), args=settings, train_dataset=some,
@@ -43,7 +54,13 @@ def trainer(kind: str, smoothing: float) -> Any:
 
 
 losses = {}
-for kind, smoothing in (("sigmoid", 0.0), ("hinge", 0.0), ("robust", 0.1), ("ipo", 0.0), ("sigmoid_norm", 0.0)):
+for kind, smoothing in (
+    ("sigmoid", 0.0),
+    ("hinge", 0.0),
+    ("robust", 0.1),
+    ("ipo", 0.0),
+    ("sigmoid_norm", 0.0),
+):
     one = trainer(kind, smoothing)
     with torch.no_grad():
         losses[kind] = float(one.compute_loss(one.model, one.data_collator(pairs[:size])))
@@ -55,4 +72,7 @@ for _ in sys.stdin:
     for batch in batches:
         one.compute_loss(one.model, batch).backward()
     one.model.zero_grad()
-    print(json.dumps({"seconds": time.process_time() - begun, "losses": losses, "tokens": tokens}), flush=True)
+    print(
+        json.dumps({"seconds": time.process_time() - begun, "losses": losses, "tokens": tokens}),
+        flush=True,
+    )

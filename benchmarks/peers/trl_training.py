@@ -1,6 +1,7 @@
 """TRL's SFTTrainer with packing on conversations with loss on some tokens.
 
-Arguments: model folder, documents (JSON: input_ids and labels), slots, rows of a step, steps of a turn, threads.
+Arguments: model folder, documents (JSON: input_ids and labels), slots, rows of a step, steps of a
+turn, threads.
 """
 
 import json
@@ -18,7 +19,9 @@ disable_progress_bars()
 folder, docs = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
 slots, rows, steps, threads = map(int, sys.argv[3:])
 torch.set_num_threads(threads)
-model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+model = AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32, attn_implementation="sdpa"
+)
 tokens = 0
 
 
@@ -40,17 +43,34 @@ class Turns(TrainerCallback):  # type: ignore[misc]
         if state.global_step % (steps + 1) == 1:
             tokens, self.begun = 0, time.process_time()
         elif state.global_step % (steps + 1) == 0:
-            print(json.dumps({"seconds": time.process_time() - self.begun, "tokens": tokens}), flush=True)
+            print(
+                json.dumps({"seconds": time.process_time() - self.begun, "tokens": tokens}),
+                flush=True,
+            )
             control.should_training_stop = not sys.stdin.readline()
 
 
 model.register_forward_pre_hook(count, with_kwargs=True)
 settings = SFTConfig(
-    f"{folder}/trl", max_steps=1_000_000, per_device_train_batch_size=rows, learning_rate=1e-3, max_grad_norm=1.0,
-    use_cpu=True, bf16=False, gradient_checkpointing=False, optim="adamw_torch_fused", lr_scheduler_type="constant",
-    logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, packing=True, packing_strategy="bfd",
-    max_length=slots, dataset_kwargs={"skip_prepare_dataset": False},
-)  # fmt: skip
+    f"{folder}/trl",
+    max_steps=1_000_000,
+    per_device_train_batch_size=rows,
+    learning_rate=1e-3,
+    max_grad_norm=1.0,
+    use_cpu=True,
+    bf16=False,
+    gradient_checkpointing=False,
+    optim="adamw_torch_fused",
+    lr_scheduler_type="constant",
+    logging_strategy="no",
+    save_strategy="no",
+    report_to=[],
+    disable_tqdm=True,
+    packing=True,
+    packing_strategy="bfd",
+    max_length=slots,
+    dataset_kwargs={"skip_prepare_dataset": False},
+)
 trainer = SFTTrainer(
     model=model, args=settings, train_dataset=Dataset.from_list(docs), callbacks=[Turns()],
     processing_class=AutoTokenizer.from_pretrained(folder),

@@ -1,7 +1,9 @@
-"""The pages of the Python reference: every public name, on the page of what one wants to do with it.
+"""The pages of the Python reference: every public name, on the page of what one wants to do with
+it.
 
-A page has directives of mkdocstrings, which reads the source with griffe and imports nothing. A name that `penstock`
-lists goes to the page of the room that defines it; a new room without a page gets the page `other`.
+A page has directives of mkdocstrings, which reads the source with griffe and imports nothing. A
+name that `penstock` lists goes to the page of the room that defines it; a new room without a page
+gets the page `other`.
 """
 
 from collections.abc import Iterator
@@ -40,8 +42,11 @@ TOPICS = (
     Topic(
         file="chats",
         title="Chats and their masks",
-        text="Conversations become tokens with loss weights and a certificate. How: [prepare chats]"
-        "(../../how-to/chats.md); why it can be trusted: [how masks are proven](../../explanation/masks.md).",
+        text=(
+            "Conversations become tokens with loss weights and a certificate. How: [prepare "
+            "chats](../../how-to/chats.md); why it can be trusted: [how masks are "
+            "proven](../../explanation/masks.md)."
+        ),
         rooms=("chat",),
     ),
     Topic(
@@ -53,22 +58,28 @@ TOPICS = (
     Topic(
         file="datasets",
         title="Read and write datasets",
-        text="Documents of tokens on disk or in a store: open, write, check, copy and convert them. How: "
-        "[object stores](../../how-to/storage.md).",
+        text=(
+            "Documents of tokens on disk or in a store: open, write, check, copy and convert "
+            "them. How: [object stores](../../how-to/storage.md)."
+        ),
         rooms=("shards",),
     ),
     Topic(
         file="load",
         title="Mix, pack and load",
-        text="Datasets become steps of packed rows. How: [load rows](../../how-to/load.md); why it is exact: "
-        "[how a mixture is planned](../../explanation/mixtures.md).",
+        text=(
+            "Datasets become steps of packed rows. How: [load rows](../../how-to/load.md); why it "
+            "is exact: [how a mixture is planned](../../explanation/mixtures.md)."
+        ),
         rooms=("loader", "inputs", "packing", "sampling"),
     ),
     Topic(
         file="objectives",
         title="Objectives",
-        text="What is trained on a document: the next token, denoising, infilling, or your own. How: "
-        "[objectives](../../how-to/objectives.md).",
+        text=(
+            "What is trained on a document: the next token, denoising, infilling, or your own. "
+            "How: [objectives](../../how-to/objectives.md)."
+        ),
         rooms=("objectives",),
     ),
     Topic(
@@ -87,14 +98,19 @@ TOPICS = (
     Topic(
         file="train",
         title="Train, and use what was trained",
-        text="How: [training from Python](../../how-to/training.md). Each setting is also a key of the "
-        "[run file](../run-file.md).",
+        text=(
+            "How: [training from Python](../../how-to/training.md). Each setting is also a key of "
+            "the [run file](../run-file.md)."
+        ),
         rooms=("runs", "training", "config"),
     ),
     Topic(
         file="distill",
         title="Distill",
-        text="Learn from teachers, whatever their tokenizers. How: [distillation](../../how-to/distillation.md).",
+        text=(
+            "Learn from teachers, whatever their tokenizers. How: "
+            "[distillation](../../how-to/distillation.md)."
+        ),
         rooms=("distillation",),
     ),
     Topic(
@@ -106,19 +122,28 @@ TOPICS = (
     Topic(
         file="evaluate",
         title="Evaluate",
-        text="Tasks, scores and their standard errors. How: [evaluation](../../how-to/evaluation.md).",
+        text=(
+            "Tasks, scores and their standard errors. How: "
+            "[evaluation](../../how-to/evaluation.md)."
+        ),
         rooms=("evaluation",),
     ),
     Topic(
         file="trainers",
         title="Other people's trainers",
-        text="Working parts for trainers and frameworks. How: [one page for each](../../how-to/trainers/index.md).",
+        text=(
+            "Working parts for trainers and frameworks. How: [one page for "
+            "each](../../how-to/trainers/index.md)."
+        ),
         rooms=("integrations",),
     ),
     Topic(
         file="errors",
         title="Errors",
-        text="What penstock raises on purpose. A message says where, what was found, what was expected, and the cure.",
+        text=(
+            "What penstock raises on purpose. A message says where, what was found, what was "
+            "expected, and the cure."
+        ),
         rooms=("core",),
     ),
     Topic(
@@ -128,7 +153,12 @@ TOPICS = (
         rooms=("cli",),
     ),
 )
-MOVED = {"check_isolation": "models", "build_model": "models", "load_model": "models", "inspect": "look"}
+MOVED = {
+    "check_isolation": "models",
+    "build_model": "models",
+    "load_model": "models",
+    "inspect": "look",
+}
 """Name at the top → its page, where another room defines it."""
 
 
@@ -136,7 +166,11 @@ def topic_of(name: PublicName) -> Topic:
     """The page of a name."""
     rooms = (name.home if name.door == TOP else name.door).split(".")[1:3]
     wanted = MOVED.get(name.name) if name.door == TOP else None
-    found = (topic for topic in TOPICS if topic.file == wanted or (wanted is None and {*rooms} & {*topic.rooms}))
+    found = (
+        topic
+        for topic in TOPICS
+        if topic.file == wanted or (wanted is None and {*rooms} & {*topic.rooms})
+    )
     return next(found, TOPICS[-1])
 
 
@@ -161,14 +195,19 @@ def all_names() -> tuple[PublicName, ...]:
 def _index() -> Iterator[str]:
     yield "# Python reference"
     yield ""
-    yield "Every public name, by what one wants to do. `import penstock as ps` loads a name when it is first used, so"
+    yield (
+        "Every public name, by what one wants to do. `import penstock as ps` loads a name when it "
+        "is first used, so"
+    )
     yield "it takes milliseconds and needs neither torch nor transformers."
     for topic in TOPICS:
         yield f"\n## [{topic.title}]({topic.file}.md)\n"
         yield "| name | what it is |"
         yield "|---|---|"
         for name in _names_of(topic):
-            yield f"| [`{name.shown}`]({topic.file}.md#{entry_anchor(name)}) | {cell(name.summary)} |"
+            yield (
+                f"| [`{name.shown}`]({topic.file}.md#{entry_anchor(name)}) | {cell(name.summary)} |"
+            )
 
 
 def _names_of(topic: Topic) -> list[PublicName]:
@@ -194,7 +233,9 @@ def _order(name: PublicName) -> tuple[bool, bool]:
 
 
 def entry_anchor(name: PublicName) -> str:
-    """What mkdocstrings calls the entry of a name: a module is shown at the place that defines it."""
+    """What mkdocstrings calls the entry of a name: a module is shown at the place that defines
+    it.
+    """
     return name.home if name.kind == "module" else name.path
 
 

@@ -1,4 +1,6 @@
-"""The page of the command line, made from the commands themselves: every verb with all its arguments and options."""
+"""The page of the command line, made from the commands themselves: every verb with all its
+arguments and options.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,8 +36,14 @@ def _groups() -> Mapping[str, Iterable[str]]:
 
 def _page(top: Any, groups: Mapping[str, Iterable[str]]) -> Iterator[str]:
     yield "# Command line"
-    yield "\nMade from the commands themselves; `penstock VERB --help` shows the same in the terminal."
-    yield "[Work from the shell](../how-to/command-line.md) shows them in use. Exit codes: 0 success; 1 an error,"
+    yield (
+        "\nMade from the commands themselves; `penstock VERB --help` shows the same in the "
+        "terminal."
+    )
+    yield (
+        "[Work from the shell](../how-to/command-line.md) shows them in use. Exit codes: 0 "
+        "success; 1 an error,"
+    )
     yield "printed without a traceback; 2 a wrong command line; 130 stopped by Ctrl-C."
     for group, verbs in groups.items():
         yield f"\n**{group}**\n"
@@ -72,7 +80,9 @@ def split_examples(help_text: str) -> tuple[str, str]:
     found = re.search(r"^Examples?:\n((?:[ ]{2,}\S.*\n?|\n)+)", help_text, re.MULTILINE)
     if found is None:
         return help_text, ""
-    return (help_text[: found.start()] + help_text[found.end() :]).strip(), cleandoc("\n" + found[1]).strip()
+    return (help_text[: found.start()] + help_text[found.end() :]).strip(), cleandoc(
+        "\n" + found[1]
+    ).strip()
 
 
 def _usage(command: Any, name: str) -> str:
@@ -107,7 +117,11 @@ def _options(command: Any) -> Iterator[str]:
         yield "| option | value | meaning |"
         yield "|---|---|---|"
         for param in params:
-            names = sorted([*param.opts, *param.secondary_opts], key=lambda name: name.startswith("--"), reverse=True)
+            names = sorted(
+                [*param.opts, *param.secondary_opts],
+                key=lambda name: name.startswith("--"),
+                reverse=True,
+            )
             shown = ", ".join(f"`{name}`" for name in names)
             value = code(param.metavar) if param.metavar else ""
             yield f"| {shown} | {value} | {cell(param.help or '')}{_default(param)} |"

@@ -16,10 +16,17 @@ def file_pages() -> dict[str, str]:
     files = sorted(PACKAGE.rglob("*.py"), key=lambda path: (path.parent.parts, path.name))
     lines = [
         "# Files",
-        "\nEvery module, with the first line of its docstring. [The rooms](../architecture.md#the-rooms).",
+        (
+            "\nEvery module, with the first line of its docstring. [The "
+            "rooms](../architecture.md#the-rooms)."
+        ),
     ]
     for folder, inside in groupby(files, key=lambda path: path.parent):
-        lines += [f"\n## {folder.relative_to(PACKAGE.parent).as_posix()}\n", "| file | what it does |", "|---|---|"]
+        lines += [
+            f"\n## {folder.relative_to(PACKAGE.parent).as_posix()}\n",
+            "| file | what it does |",
+            "|---|---|",
+        ]
         lines += [f"| `{path.name}` | {cell(first_line(path))} |" for path in inside]
     return {PAGE: "\n".join(lines) + "\n"}
 

@@ -16,7 +16,9 @@ _NAMED_ONLY = re.compile(r"\brel=[\"']?(?:canonical|prev|next|alternate)\b")
 
 
 def requests(html: str) -> list[str]:
-    """The tags of a page for which a browser asks another host; links that a reader follows are no such tags."""
+    """The tags of a page for which a browser asks another host; links that a reader follows are no
+    such tags.
+    """
     return [tag for tag in _REQUEST.findall(html) if not _NAMED_ONLY.search(tag)]
 
 
@@ -28,7 +30,9 @@ def anchor(heading: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page: its headings, and ids that are written out."""
-    found: list[str] = re.findall(r"\bid=\"([^\"]+)\"", text) + re.findall(r"\{ *#([\w.-]+)[^}]*\}", text)
+    found: list[str] = re.findall(r"\bid=\"([^\"]+)\"", text) + re.findall(
+        r"\{ *#([\w.-]+)[^}]*\}", text
+    )
     seen = set(found)
     for heading in _headings(text):
         name, number = anchor(heading), 0

@@ -1,4 +1,6 @@
-"""Names in running text lead to their entries: `ps.train` on every page, and `TrainSettings` within the reference."""
+"""Names in running text lead to their entries: `ps.train` on every page, and `TrainSettings` within
+the reference.
+"""
 
 import re
 from collections import Counter
@@ -13,7 +15,8 @@ _TOKEN = re.compile(
 
 
 def link_names(html: str, url: str, *, inside_reference: bool) -> str:
-    """HTML in which the names of the reference are links, except in headings, links and blocks of code.
+    """HTML in which the names of the reference are links, except in headings, links and blocks of
+    code.
 
     Args:
         html: The content of a page.

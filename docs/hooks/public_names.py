@@ -1,4 +1,6 @@
-"""The public names of penstock, read from the source without importing it: each with door and first sentence."""
+"""The public names of penstock, read from the source without importing it: each with door and first
+sentence.
+"""
 
 import ast
 import re
@@ -37,7 +39,9 @@ class PublicName:
 
     @property
     def shown(self) -> str:
-        """Its address as users write it, such as `ps.chat.encode`; full where `ps` has no such room."""
+        """Its address as users write it, such as `ps.chat.encode`; full where `ps` has no such
+        room.
+        """
         return f"{_address(self.door)}.{self.name}"
 
 
@@ -86,17 +90,27 @@ def _public(door: str, name: str, home: tuple[str, str]) -> PublicName:
     if _path(f"{module}.{original}").exists():
         path = f"{module}.{original}"
         return PublicName(
-            door=door, name=name, home=path, kind="module", summary=first_sentence(module_docstring(path))
+            door=door,
+            name=name,
+            home=path,
+            kind="module",
+            summary=first_sentence(module_docstring(path)),
         )
     body = _tree(module).body
     for number, node in enumerate(body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == original:
             kind: Kind = "class" if isinstance(node, ast.ClassDef) else "function"
             return PublicName(
-                door=door, name=name, home=module, kind=kind, summary=first_sentence(ast.get_docstring(node))
+                door=door,
+                name=name,
+                home=module,
+                kind=kind,
+                summary=first_sentence(ast.get_docstring(node)),
             )
         if original in _assigned(node):
-            return PublicName(door=door, name=name, home=module, kind="value", summary=_text_after(body, number))
+            return PublicName(
+                door=door, name=name, home=module, kind="value", summary=_text_after(body, number)
+            )
     if original in (again := _imports(_tree(module))):
         return _public(door, name, again[original])
     raise LookupError(f"{door}.{name}: not found in {module}")
@@ -111,12 +125,20 @@ def _text_after(body: list[ast.stmt], number: int) -> str:
 
 
 def _assigned(node: ast.stmt) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """Name → (module, name there) of all that a module imports from penstock, for type checkers too."""
+    """Name → (module, name there) of all that a module imports from penstock, for type checkers
+    too.
+    """
     return {
         alias.asname or alias.name: (node.module, alias.name)
         for node in ast.walk(tree)

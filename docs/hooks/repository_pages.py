@@ -1,6 +1,8 @@
-"""Files of the repository as pages of the site: the examples, the changelog, and whatever else a page links to.
+"""Files of the repository as pages of the site: the examples, the changelog, and whatever else a
+page links to.
 
-Pages link to such files by their path, as readers of the repository need it; the site gets the same link to its page.
+Pages link to such files by their path, as readers of the repository need it; the site gets the same
+link to its page.
 """
 
 import ast
@@ -15,12 +17,21 @@ EXAMPLES = "how-to/examples"
 DOCUMENTS = {"CHANGELOG.md": "project/changelog.md", "CONTRIBUTING.md": "project/contributing.md"}
 """File of the repository → its place in the site."""
 HOME = "index.md"
-_LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".jinja": "jinja"}
+_LANGUAGES = {
+    ".py": "python",
+    ".sh": "bash",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".toml": "toml",
+    ".jinja": "jinja",
+}
 
 
 def repository_pages() -> dict[str, str]:
     """Place below `docs` → Markdown."""
-    examples = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file() and _is_text(path))
+    examples = sorted(
+        path for path in (ROOT / "examples").rglob("*") if path.is_file() and _is_text(path)
+    )
     names = [path.relative_to(ROOT).as_posix() for path in examples]
     linked = {name for name in _linked() if name not in DOCUMENTS and name != "README.md"}
     pages = {place(name): _code_page(name) for name in {*names, *linked}}
@@ -44,7 +55,9 @@ def place(name: str) -> str:
 
 
 def moved_links(text: str, name: str, where: str) -> str:
-    """The text of the file `name` with links for its page at `where`; links inside `docs` are kept from there."""
+    """The text of the file `name` with links for its page at `where`; links inside `docs` are kept
+    from there.
+    """
 
     def moved(found: re.Match[str]) -> str:
         path, sign, rest = found[3].partition("#")
@@ -80,13 +93,16 @@ def _code_page(name: str) -> str:
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     language = _LANGUAGES.get(path.suffix, "docker" if path.name == "Dockerfile" else "text")
     return (
-        f"# {path.relative_to(ROOT / path.relative_to(ROOT).parts[0])}\n\n{_purpose(path, text)}\n\n"
+        f"# "
+        f"{path.relative_to(ROOT / path.relative_to(ROOT).parts[0])}\n\n{_purpose(path, text)}\n\n"
         f'{fence}{language} title="{name}"\n{text.rstrip()}\n{fence}\n'
     )
 
 
 def _purpose(path: Path, text: str) -> str:
-    """What a file says about itself: the first paragraph of its docstring, or of the comment that it begins with."""
+    """What a file says about itself: the first paragraph of its docstring, or of the comment that
+    it begins with.
+    """
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]
     comment = []
@@ -103,11 +119,18 @@ def _examples_page(names: list[str]) -> str:
     rows = []
     for name in names:
         path = ROOT / name
-        purpose = " ".join(_purpose(path, path.read_text(encoding="utf-8")).split()).replace("|", "&#124;")
+        purpose = " ".join(_purpose(path, path.read_text(encoding="utf-8")).split()).replace(
+            "|", "&#124;"
+        )
         shown = name.removeprefix("examples/")
         rows.append(f"| [`{shown}`]({shown}.md) | {purpose} |")
-    text = "Whole programs and configurations, from the folder `examples` of the repository. They run as they stand."
-    return "\n".join([f"# Examples\n\n{text}\n", "| file | what it does |", "|---|---|", *rows]) + "\n"
+    text = (
+        "Whole programs and configurations, from the folder `examples` of the repository. They "
+        "run as they stand."
+    )
+    return (
+        "\n".join([f"# Examples\n\n{text}\n", "| file | what it does |", "|---|---|", *rows]) + "\n"
+    )
 
 
 def _is_text(path: Path) -> bool:

@@ -1,6 +1,8 @@
-"""The page of the run file, made from its JSON Schema (`penstock schema`): every key with type, default and meaning.
+"""The page of the run file, made from its JSON Schema (`penstock schema`): every key with type,
+default and meaning.
 
-A class of settings becomes a section of the page, at the first key that takes it; later keys link there.
+A class of settings becomes a section of the page, at the first key that takes it; later keys link
+there.
 """
 
 from collections.abc import Iterator
@@ -42,7 +44,9 @@ class _Page:
                 yield from self._section(name, key, shown=len(classes) > 1)
 
     def _section(self, name: str, place: str, *, shown: bool) -> Iterator[str]:
-        """The keys of a class of settings, then the classes that these take, each described once."""
+        """The keys of a class of settings, then the classes that these take, each described
+        once.
+        """
         settings = self._schema["$defs"][name]
         if shown:
             yield f"\n**{name}**\n"
@@ -52,7 +56,11 @@ class _Page:
             inside = f"{place}.{key}{_index(value)}"
             for inner in self._classes(value):
                 if inner not in self._sections:
-                    heading = inside if len(self._classes(value)) == 1 else f"{inside}: {_kind(self._schema, inner)}"
+                    heading = (
+                        inside
+                        if len(self._classes(value)) == 1
+                        else f"{inside}: {_kind(self._schema, inner)}"
+                    )
                     self._sections[inner] = anchor(heading)
                     below.append((inner, heading, inside))
         yield from self._table(settings, place)
@@ -67,7 +75,10 @@ class _Page:
         for key, value in settings["properties"].items():
             default = "**required**" if key in required else _shown(value.get("default"))
             link = f"[`{key}`](#{anchor(key)})" if not place else f"`{key}`"
-            yield f"| {link} | {self._type(value)} | {default} | {cell(value.get('description', ''))} |"
+            yield (
+                f"| {link} | {self._type(value)} | {default} | "
+                f"{cell(value.get('description', ''))} |"
+            )
 
     def _type(self, value: dict[str, Any]) -> str:
         """The type of a value in words."""
@@ -80,7 +91,9 @@ class _Page:
         if "enum" in value or "const" in value:
             return ", ".join(f"`{choice}`" for choice in value.get("enum", [value.get("const")]))
         if "prefixItems" in value:
-            return f"list of {len(value['prefixItems'])}: " + ", ".join(map(self._type, value["prefixItems"]))
+            return f"list of {len(value['prefixItems'])}: " + ", ".join(
+                map(self._type, value["prefixItems"])
+            )
         kind = value.get("type")
         if kind == "array":
             return f"list of: {self._type(value.get('items', {}))}"
@@ -93,7 +106,9 @@ class _Page:
         if isinstance(value, dict):
             if "$ref" in value:
                 return [value["$ref"].rsplit("/", 1)[1]]
-            return list(dict.fromkeys(name for part in value.values() for name in self._classes(part)))
+            return list(
+                dict.fromkeys(name for part in value.values() for name in self._classes(part))
+            )
         if isinstance(value, list):
             return list(dict.fromkeys(name for part in value for name in self._classes(part)))
         return []
@@ -119,16 +134,24 @@ def _shown(value: Any) -> str:
 
 
 def _summary(name: str) -> str:
-    """What a public class of this name says about itself; schemas of several kinds do not repeat it."""
+    """What a public class of this name says about itself; schemas of several kinds do not repeat
+    it.
+    """
     return next((one.summary for one in all_names() if one.name == name), "")
 
 
 def _index(value: dict[str, Any]) -> str:
-    """What follows a key whose values are entries of a list or of a mapping with names of the user's choice."""
+    """What follows a key whose values are entries of a list or of a mapping with names of the
+    user's choice.
+    """
     members = [value, *value.get("anyOf", [])]
     if any(member.get("type") == "array" for member in members):
         return "[]"
-    return ".NAME" if any(isinstance(member.get("additionalProperties"), dict) for member in members) else ""
+    return (
+        ".NAME"
+        if any(isinstance(member.get("additionalProperties"), dict) for member in members)
+        else ""
+    )
 
 
 def _kind(schema: dict[str, Any], name: str) -> str:
@@ -155,4 +178,4 @@ training:
   steps: 2000
   optimizer: {kind: adamw, learning_rate: 0.001}
 ```
-"""
+"""  # noqa: E501

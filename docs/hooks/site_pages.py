@@ -1,4 +1,6 @@
-"""Hooks of MkDocs: generated pages, links to files of the repository, drawings, and the selector of versions."""
+"""Hooks of MkDocs: generated pages, links to files of the repository, drawings, and the selector of
+versions.
+"""
 
 import os
 import re
@@ -38,7 +40,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     where = page.file.src_uri
     if where in generated_pages():
         return markdown
-    text = _DRAWING.sub(lambda found: _drawing(where, *found.groups()), moved_links(markdown, f"docs/{where}", where))
+    text = _DRAWING.sub(
+        lambda found: _drawing(where, *found.groups()),
+        moved_links(markdown, f"docs/{where}", where),
+    )
     if 'class="picture"' in text:
         page.meta.setdefault("hide", []).append("toc")
     return text
@@ -48,13 +53,17 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Link the names of the reference, and leave source code and labels out of the search."""
     url = get_relative_url(f"{FOLDER}/", page.url)
     html = re.sub(
-        r'<(details class="mkdocstrings-source"|small class="doc doc-labels")', r"<\1 data-search-exclude", html
+        r'<(details class="mkdocstrings-source"|small class="doc doc-labels")',
+        r"<\1 data-search-exclude",
+        html,
     )
     return link_names(html, url, inside_reference=page.file.src_uri.startswith("reference/"))
 
 
 def on_post_build(config: Any) -> None:
-    """Refuse a site that asks another host for anything; links that a reader follows are no such thing."""
+    """Refuse a site that asks another host for anything; links that a reader follows are no such
+    thing.
+    """
     for page in Path(config.site_dir).rglob("*.html"):
         if found := requests(page.read_text(encoding="utf-8")):
             raise PluginError(f"{page}: asks another host: {found[0]}")

@@ -1,8 +1,10 @@
-"""Makes the pictures of `docs/gallery.md`: `make pictures`, or some of them, `make pictures ARGS="curves tree"`.
+"""Makes the pictures of `docs/gallery.md`: `make pictures`, or some of them, `make pictures
+ARGS="curves tree"`.
 
-Everything is made here: conversations about water, a tokenizer, three small runs, pages, and pictures of them in a
-headless Chromium (on the path, or named in PENSTOCK_BROWSER). What is made once is kept in `.pictures/`; training takes
-two minutes. A test compares the gallery with this list.
+Everything is made here: conversations about water, a tokenizer, three small runs, pages, and
+pictures of them in a headless Chromium (on the path, or named in PENSTOCK_BROWSER). What is made
+once is kept in `.pictures/`; training takes two minutes. A test compares the gallery with this
+list.
 """
 
 import argparse
@@ -42,7 +44,13 @@ def row(camera: shots.Camera) -> None:
 
 def proof(camera: shots.Camera) -> None:
     """A conversation with a call of a function, and the proof of its mask."""
-    page = _page("proof", WORK / "chats.jsonl", tokenizer=WORK / "tokenizer", template="chat.jinja", document=range(24))
+    page = _page(
+        "proof",
+        WORK / "chats.jsonl",
+        tokenizer=WORK / "tokenizer",
+        template="chat.jinja",
+        document=range(24),
+    )
     camera.look(page, 1100, 800, "show(3)")
     camera.save(PICTURES / "proof.png")
 
@@ -64,7 +72,12 @@ def chat(camera: shots.Camera) -> None:
     try:
         ready.wait()
         camera.look(
-            server.address, 1100, 640, "temperature.value = 0", *_say("What is a penstock?", 1), *_say("And a weir?", 2)
+            server.address,
+            1100,
+            640,
+            "temperature.value = 0",
+            *_say("What is a penstock?", 1),
+            *_say("And a weir?", 2),
         )
         camera.save(PICTURES / "chat.png")
     finally:
@@ -112,10 +125,23 @@ def audit(camera: shots.Camera) -> None:
 def terminal(camera: shots.Camera) -> None:
     """Raw conversations in a terminal: a list, then one of them in full."""
     common = f"penstock inspect {WORK}/chats.jsonl -t {WORK}/tokenizer --template chat.jinja"
-    shots.session(PICTURES / "terminal.svg", "inspect", [f"{common} --list --documents 8", f"{common} --document 3"])
+    shots.session(
+        PICTURES / "terminal.svg",
+        "inspect",
+        [f"{common} --list --documents 8", f"{common} --document 3"],
+    )
 
 
-MADE: tuple[Callable[[shots.Camera], None], ...] = (row, proof, chat, curves, tree, image, audit, terminal)
+MADE: tuple[Callable[[shots.Camera], None], ...] = (
+    row,
+    proof,
+    chat,
+    curves,
+    tree,
+    image,
+    audit,
+    terminal,
+)
 """Each makes the picture of its name."""
 
 
@@ -128,9 +154,18 @@ def _page(name: str, target: Path, **options: Any) -> str:
 def main() -> None:
     """Make the data that is missing, then the pictures."""
     names = [each.__name__ for each in MADE]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"pictures to make: {', '.join(names)}; default: all")
-    parser.add_argument("--work", type=Path, default=ROOT / ".pictures", help="folder of data, runs and pages")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"pictures to make: {', '.join(names)}; default: all",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".pictures", help="folder of data, runs and pages"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"no picture {', '.join(sorted(unknown))}; there are {', '.join(names)}")

@@ -30,11 +30,27 @@ LINES = 60
 THEME = TerminalTheme(
     (19, 27, 30),
     (216, 226, 229),
-    [(42, 56, 61), (255, 138, 128), (127, 212, 145), (242, 185, 95), (132, 185, 249), (196, 165, 247), (82, 205, 214),
-     (216, 226, 229)],
-    [(110, 128, 136), (255, 170, 160), (160, 230, 175), (255, 210, 130), (165, 205, 255), (215, 190, 255),
-     (120, 225, 232), (255, 255, 255)],
-)  # fmt: skip
+    [
+        (42, 56, 61),
+        (255, 138, 128),
+        (127, 212, 145),
+        (242, 185, 95),
+        (132, 185, 249),
+        (196, 165, 247),
+        (82, 205, 214),
+        (216, 226, 229),
+    ],
+    [
+        (110, 128, 136),
+        (255, 170, 160),
+        (160, 230, 175),
+        (255, 210, 130),
+        (165, 205, 255),
+        (215, 190, 255),
+        (120, 225, 232),
+        (255, 255, 255),
+    ],
+)
 
 
 def find_chromium() -> str:
@@ -48,8 +64,8 @@ def find_chromium() -> str:
     found = find_browser()
     if found is None:
         raise SystemExit(
-            f"pictures: no Chromium ({', '.join(NAMES)}) on the path; install one (Debian: apt install chromium), "
-            "or name its file in PENSTOCK_BROWSER"
+            f"pictures: no Chromium ({', '.join(NAMES)}) on the path; install one (Debian: "
+            "apt install chromium), or name its file in PENSTOCK_BROWSER"
         )
     return found
 
@@ -60,18 +76,25 @@ class Camera:
     def __init__(self, browser: Any) -> None:
         self.browser = browser
 
-    def look(self, address: str, width: int, height: int, *steps: str, scheme: str = "light") -> None:
+    def look(
+        self, address: str, width: int, height: int, *steps: str, scheme: str = "light"
+    ) -> None:
         """Open a page and prepare it.
 
         Args:
             address: A URL.
             width: Of the window; likewise `height`.
-            steps: What is done then: `hover SELECTOR`, a script, or `until SCRIPT`, which waits until it is true.
+            steps: What is done then: `hover SELECTOR`, a script, or `until SCRIPT`, which waits
+                until it is true.
             scheme: light or dark.
         """
         self.browser.look(width=width, height=height, scheme=scheme)
         self.browser.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2,
+            mobile=False,
         )
         self.browser.call("Page.navigate", url="about:blank")
         self.browser.call("Page.navigate", url=address)
@@ -87,7 +110,9 @@ class Camera:
         end = time.monotonic() + 120
         while not self.browser.run(code):
             if time.monotonic() > end:
-                raise SystemExit(f"pictures: {code!r} did not become true: {self.browser.complaints()}")
+                raise SystemExit(
+                    f"pictures: {code!r} did not become true: {self.browser.complaints()}"
+                )
             time.sleep(0.05)
 
     def save(self, path: Path) -> None:
@@ -102,7 +127,9 @@ class Camera:
 def check_size(path: Path) -> None:
     """Refuse what is too large for the repository."""
     if path.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"pictures: {path} has {path.stat().st_size:,} bytes, at most {MOST_BYTES:,} are wanted")
+        raise SystemExit(
+            f"pictures: {path} has {path.stat().st_size:,} bytes, at most {MOST_BYTES:,} are wanted"
+        )
 
 
 @contextmanager
@@ -119,17 +146,23 @@ def camera() -> Iterator[Camera]:
 
 
 def session(path: Path, title: str, commands: Sequence[str], width: int = 100) -> None:
-    """Run commands as in a terminal, and write what they print as an SVG without anything from elsewhere.
+    """Run commands as in a terminal, and write what they print as an SVG without anything from
+    elsewhere.
 
     Args:
         path: The SVG.
         title: Of its window.
-        commands: As one types them; `penstock` is this Python's, and its notices of progress are left out.
+        commands: As one types them; `penstock` is this Python's, and its notices of progress are
+            left out.
         width: Columns.
     """
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
     for place, command in enumerate(commands):
-        console.print(Text.assemble(("" if place == 0 else "\n"), ("$ ", "bold cyan"), (command, "bold")))
+        console.print(
+            Text.assemble(("" if place == 0 else "\n"), ("$ ", "bold cyan"), (command, "bold"))
+        )
         console.print(Text.from_ansi(_output(command, width)))
     text = console.export_svg(title=title, theme=THEME, code_format=_format(), unique_id=path.stem)
     path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", encoding="utf-8")
@@ -141,7 +174,9 @@ def _output(command: str, width: int) -> str:
     if words[0] != "penstock":
         raise ValueError(f"{command}: only penstock is run")
     colours = {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm-256color"}
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | colours
+    environment = {
+        name: value for name, value in os.environ.items() if name != "NO_COLOR"
+    } | colours
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *words[1:]],
         env=environment, capture_output=True, text=True,
@@ -155,4 +190,6 @@ def _output(command: str, width: int) -> str:
 def _format() -> str:
     """rich's picture of a terminal, without the fonts that it would fetch."""
     plain = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    return plain.replace("Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono")
+    return plain.replace(
+        "Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono"
+    )

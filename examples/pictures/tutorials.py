@@ -1,7 +1,8 @@
-"""The pictures of three tutorials, from their own data: `python examples/pictures/tutorials.py [FOLDER]`.
+"""The pictures of three tutorials, from their own data: `python examples/pictures/tutorials.py
+[FOLDER]`.
 
-chunks.svg: one sentence in two tokenizations, one above the other, and the chunks that both agree on.
-slots.svg: a chat with an image as its tokens, with the patches of the image in their slots.
+chunks.svg: one sentence in two tokenizations, one above the other, and the chunks that both agree
+on. slots.svg: a chat with an image as its tokens, with the patches of the image in their slots.
 branches.svg: a pair of answers as a prefix tree. Each comes out the same on every machine.
 """
 
@@ -31,7 +32,9 @@ CONTROLS = ["<|im_start|>", "<|im_end|>", "<image>"]
 def main() -> None:
     """Write all pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs/pictures"), help="where they are written")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("docs/pictures"), help="where they are written"
+    )
     folder: Path = parser.parse_args().folder
     with tempfile.TemporaryDirectory() as work:
         for name, draw in {"chunks": chunks, "slots": slots, "branches": branches}.items():
@@ -39,7 +42,8 @@ def main() -> None:
             print(folder / f"{name}.svg")
 
 
-# -- the pictures ------------------------------------------------------------------------------------------------------
+# -- the pictures
+# --------------------------------------------------------------------------------------------------
 
 
 def chunks(work: Path) -> str:
@@ -48,9 +52,14 @@ def chunks(work: Path) -> str:
     words = sentence.split()
     short, long = (f"{work}/{name}" for name in ("student", "teacher"))
     student = ps.train_tokenizer(
-        ["on day on day et", "goes to the station for a " * 9], vocab_size=290, output=short, progress=False
+        ["on day on day et", "goes to the station for a " * 9],
+        vocab_size=290,
+        output=short,
+        progress=False,
     )
-    teacher = ps.train_tokenizer([sentence] * 9 + words, vocab_size=400, output=long, progress=False)
+    teacher = ps.train_tokenizer(
+        [sentence] * 9 + words, vocab_size=400, output=long, progress=False
+    )
     ours, theirs = student.encode(sentence), teacher.encode(sentence)
     found = ps.tokenizers.align(ours, theirs, student, teacher)
     wide = 11.5
@@ -65,21 +74,42 @@ def chunks(work: Path) -> str:
             for token in ids[begin:end].tolist():
                 text = tokenizer.decode([token])
                 width = wide * len(text)
-                parts.append(_box(x, top, width - 2, CHUNKS[number % 2], _spaces(text), spacing=wide - CHARACTER))
+                parts.append(
+                    _box(
+                        x,
+                        top,
+                        width - 2,
+                        CHUNKS[number % 2],
+                        _spaces(text),
+                        spacing=wide - CHARACTER,
+                    )
+                )
                 x += width
     x = left
     for number, (begin, end) in enumerate(found.teacher_bounds.tolist()):
         width = wide * len(teacher.decode(theirs[begin:end]))
         fill = CHUNKS[number % 2]
-        parts.append(f'<path d="M{x:.1f} 48H{x + width - 2:.1f}V84H{x:.1f}Z" fill="{fill}" opacity=".55"/>')
+        parts.append(
+            f'<path d="M{x:.1f} 48H{x + width - 2:.1f}V84H{x:.1f}Z" fill="{fill}" opacity=".55"/>'
+        )
         x += width
-    counts = f"{len(ours)} and {len(theirs)} tokens: {len(found.kinds)} chunks, each of the same bytes on both sides"
+    counts = (
+        f"{len(ours)} and {len(theirs)} tokens: {len(found.kinds)} chunks, each of the same bytes "
+        "on both sides"
+    )
     parts.append(_text(left, 138, counts, GREY))
-    return _svg(x + MARGIN, 156, parts, "One sentence in two tokenizations, and the chunks that spell the same bytes")
+    return _svg(
+        x + MARGIN,
+        156,
+        parts,
+        "One sentence in two tokenizations, and the chunks that spell the same bytes",
+    )
 
 
 def slots(work: Path) -> str:
-    """A chat with an image: its tokens in a line, and each patch of the image at the slot that it fills."""
+    """A chat with an image: its tokens in a line, and each patch of the image at the slot that it
+    fills.
+    """
     picture = Image.new("RGB", (24, 24), "white")
     ImageDraw.Draw(picture).ellipse((4, 3, 19, 18), (50, 80, 220))
     texts = ["A blue circle. What is it? user assistant"] * 9
@@ -89,12 +119,22 @@ def slots(work: Path) -> str:
     processor = ps.media.PatchProcessor(tokenizer, image_size=24, patch=8)
     processor.save(work / "processor")
     picture.save(work / "circle.png")
-    asked = [{"type": "image", "image": str(work / "circle.png")}, {"type": "text", "text": "What is it?"}]
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A blue circle."}]
+    asked = [
+        {"type": "image", "image": str(work / "circle.png")},
+        {"type": "text", "text": "What is it?"},
+    ]
+    messages = [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": "A blue circle."},
+    ]
     ps.prepare(
-        [{"messages": messages}], tokenizer=work / "processor", processor=work / "processor", template="auto",
-        output=work / "data", progress=False,
-    )  # fmt: skip
+        [{"messages": messages}],
+        tokenizer=work / "processor",
+        processor=work / "processor",
+        template="auto",
+        output=work / "data",
+        progress=False,
+    )
     document = ps.open_dataset(work / "data")[0]
     parts, x, patch, top = [], float(MARGIN), 0, 150
     for token, weight in zip(document.tokens.tolist(), document.loss_weights.tolist(), strict=True):
@@ -104,14 +144,24 @@ def slots(work: Path) -> str:
             px, py = MARGIN + 150 + 34 * column, 16 + 34 * row
             parts.append(_image(cut, px, py, 32))
             parts.append(
-                f'<path d="M{px + 16} {py + 32}L{x + 12:.1f} {top}" stroke="{GREY}" stroke-width=".7" opacity=".55"/>'
+                f'<path d="M{px + 16} {py + 32}L{x + 12:.1f} {top}" stroke="{GREY}" '
+                'stroke-width=".7" opacity=".55"/>'
             )
             parts.append(_image(cut, x, top, 26))
             x, patch = x + 26 + GAP, patch + 1
             continue
         text = tokenizer.decode([token])
         width = CHARACTER * max(len(text), 1) + 6
-        parts.append(_box(x, top, width, CHUNKS[0] if weight else PALE, _spaces(text), line=TEAL if weight else ""))
+        parts.append(
+            _box(
+                x,
+                top,
+                width,
+                CHUNKS[0] if weight else PALE,
+                _spaces(text),
+                line=TEAL if weight else "",
+            )
+        )
         x += width + GAP
     lines = sorted((part for part in parts if part.startswith("<path d")), reverse=True)
     parts = lines + [part for part in parts if not part.startswith("<path d")]
@@ -119,21 +169,33 @@ def slots(work: Path) -> str:
     parts.append(_text(MARGIN + 270, 60, "each fills a slot of the row", INK))
     parts.append(_text(MARGIN, 208, "underlined: trained. Slots of an image never are.", GREY))
     return _svg(
-        x + MARGIN, 226, parts, "A chat with an image as a row of slots; the patches of the image fill nine of them"
+        x + MARGIN,
+        226,
+        parts,
+        "A chat with an image as a row of slots; the patches of the image fill nine of them",
     )
 
 
 def branches(work: Path) -> str:
     """A better and a worse answer to one prompt: what both begin with is there once."""
-    texts = ["What is the capital of France? Paris, on the map. What a question! user assistant"] * 9
-    ps.train_tokenizer(texts, vocab_size=360, special_tokens=CONTROLS, output=f"{work}/pairs", progress=False)
+    texts = [
+        "What is the capital of France? Paris, on the map. What a question! user assistant"
+    ] * 9
+    ps.train_tokenizer(
+        texts, vocab_size=360, special_tokens=CONTROLS, output=f"{work}/pairs", progress=False
+    )
     pair = {
         "prompt": "What is the capital of France?",
         "chosen": "Paris, on the map.",
         "rejected": "Paris. What a question!",
     }
     ps.prepare(
-        [pair], tokenizer=f"{work}/pairs", template="chatml", answers="tree", output=work / "tree", progress=False
+        [pair],
+        tokenizer=f"{work}/pairs",
+        template="chatml",
+        answers="tree",
+        output=work / "tree",
+        progress=False,
     )
     return _svg_of_tree(ps.open_dataset(work / "tree")[0], ps.load_tokenizer(f"{work}/pairs"))
 
@@ -150,7 +212,9 @@ def _svg_of_tree(document: Document, tokenizer: Tokenizer) -> str:
         top = 44 + 66 * number
         x = places[parent][fork] if parent >= 0 else float(MARGIN)
         if parent >= 0:
-            parts.append(f'<path d="M{x + 4:.1f} {44 + HEIGHT}V{top}" stroke="{BROWN}" stroke-width="1.5"/>')
+            parts.append(
+                f'<path d="M{x + 4:.1f} {44 + HEIGHT}V{top}" stroke="{BROWN}" stroke-width="1.5"/>'
+            )
         places.append([])
         for slot in range(begin, begins[number + 1]):
             text = tokenizer.decode([ids[slot]])
@@ -164,9 +228,14 @@ def _svg_of_tree(document: Document, tokenizer: Tokenizer) -> str:
     parts.append(_text(MARGIN, 28, "the better answer, with the prompt", TEAL, weight=600))
     begins_at = places[1][0]
     parts.append(_text(begins_at - 250, 129, "the worse answer, from the fork", BROWN, weight=600))
-    parts.append(_text(MARGIN, 172, f"{len(ids)} slots; as two documents {_separate(document)}.", GREY))
+    parts.append(
+        _text(MARGIN, 172, f"{len(ids)} slots; as two documents {_separate(document)}.", GREY)
+    )
     return _svg(
-        right + MARGIN, 190, parts, "Two answers to one prompt as a prefix tree: what both begin with is there once"
+        right + MARGIN,
+        190,
+        parts,
+        "Two answers to one prompt as a prefix tree: what both begin with is there once",
     )
 
 
@@ -176,31 +245,42 @@ def _separate(document: Document) -> int:
     return int(document.tree.paths[:, 1].sum())
 
 
-# -- what they are made of ---------------------------------------------------------------------------------------------
+# -- what they are made of
+# ---------------------------------------------------------------------------------------------
 
 
 def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:
     """A picture on a white card, so that it can be read on dark pages too."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'role="img" font-family="{html.escape(FONT)}" font-size="{SIZE}"><title>{html.escape(title)}</title>'
-        f'<rect width="100%" height="100%" rx="10" fill="#fff"/>{"".join(parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" role="img" font-family="{html.escape(FONT)}" '
+        f'font-size="{SIZE}"><title>{html.escape(title)}</title><rect width="100%" '
+        f'height="100%" rx="10" fill="#fff"/>{"".join(parts)}</svg>\n'
     )
 
 
-def _box(x: float, top: float, width: float, fill: str, text: str, *, line: str = "", spacing: float = 0) -> str:
+def _box(
+    x: float, top: float, width: float, fill: str, text: str, *, line: str = "", spacing: float = 0
+) -> str:
     """A token; `line`: colour of the line under it; `spacing`: pixels between its characters."""
     middle = x + (width + spacing) / 2
-    under = f'<path d="M{x:.1f} {top + HEIGHT - 1}h{width:.1f}" stroke="{line}" stroke-width="2.5"/>' if line else ""
+    under = (
+        f'<path d="M{x:.1f} {top + HEIGHT - 1}h{width:.1f}" stroke="{line}" stroke-width="2.5"/>'
+        if line
+        else ""
+    )
     return (
-        f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="3" fill="{fill}"/>{under}'
-        f'<text x="{middle:.1f}" y="{top + 19}" text-anchor="middle" fill="{INK}" letter-spacing="{spacing:.1f}" '
+        f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="3" '
+        f'fill="{fill}"/>{under}<text x="{middle:.1f}" y="{top + 19}" text-anchor="middle" '
+        f'fill="{INK}" letter-spacing="{spacing:.1f}" '
         f'xml:space="preserve">{html.escape(text)}</text>'
     )
 
 
 def _text(x: float, y: float, text: str, fill: str, *, weight: int = 400) -> str:
-    return f'<text x="{x:.1f}" y="{y}" fill="{fill}" font-weight="{weight}">{html.escape(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y}" fill="{fill}" font-weight="{weight}">{html.escape(text)}</text>'
+    )
 
 
 def _image(picture: Image.Image, x: float, y: float, side: int) -> str:
@@ -209,9 +289,10 @@ def _image(picture: Image.Image, x: float, y: float, side: int) -> str:
     picture.save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
     return (
-        f'<image x="{x:.1f}" y="{y}" width="{side}" height="{side}" style="image-rendering:pixelated" '
-        f'href="data:image/png;base64,{data}"/><rect x="{x:.1f}" y="{y}" width="{side}" height="{side}" fill="none" '
-        f'stroke="{GREY}" stroke-width=".8"/>'
+        f'<image x="{x:.1f}" y="{y}" width="{side}" height="{side}" '
+        f'style="image-rendering:pixelated" href="data:image/png;base64,{data}"/><rect '
+        f'x="{x:.1f}" y="{y}" width="{side}" height="{side}" fill="none" stroke="{GREY}" '
+        'stroke-width=".8"/>'
     )
 
 

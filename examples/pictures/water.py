@@ -1,4 +1,6 @@
-"""What the pictures show: conversations about water, made here, the same on every machine, and runs that learn them."""
+"""What the pictures show: conversations about water, made here, the same on every machine, and runs
+that learn them.
+"""
 
 import json
 import random
@@ -34,7 +36,11 @@ LOOK_UP = {
     "function": {
         "name": "level",
         "description": "The level of a river.",
-        "parameters": {"type": "object", "properties": {"river": {"type": "string"}}, "required": ["river"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"river": {"type": "string"}},
+            "required": ["river"],
+        },
     },
 }
 RIVERS = {"Aare": 431, "Inn": 388, "Rhône": 274, "Salzach": 512}
@@ -44,7 +50,9 @@ STEPS = 160
 
 
 def conversations(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Questions and answers; some with a system message, some with a function that the assistant calls."""
+    """Questions and answers; some with a system message, some with a function that the assistant
+    calls.
+    """
     draw = random.Random(seed)
     for number in range(count):
         if number % 5 == 3:
@@ -53,7 +61,10 @@ def conversations(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         messages = [{"role": "system", "content": SYSTEM}] if number % 3 == 0 else []
         for place, thing in enumerate(draw.sample(list(THINGS), draw.choice((1, 2, 2, 3)))):
             asked = draw.choice(LATER if place else QUESTIONS).format(thing)
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": THINGS[thing]}]
+            messages += [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": THINGS[thing]},
+            ]
         yield {"messages": messages}
 
 
@@ -80,20 +91,34 @@ def rankings() -> Iterator[dict[str, Any]]:
             good[:-1] + ", or so I think.",
             " ".join(words[:2]) + " thing.",
         ]
-        yield {"prompt": QUESTIONS[0].format(thing), "responses": [good, *worse], "scores": [4, 1, 3, 2]}
+        yield {
+            "prompt": QUESTIONS[0].format(thing),
+            "responses": [good, *worse],
+            "scores": [4, 1, 3, 2],
+        }
 
 
 def write(path: Path, records: Iterable[dict[str, Any]]) -> Path:
     """A file of JSON lines."""
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records),
+        encoding="utf-8",
+    )
     return path
 
 
 def words_of(count: int) -> list[str]:
     """All texts of conversations, to train tokenizers on."""
     return [
-        message["content"] for record in conversations(count) for message in record["messages"] if message["content"]
-    ] + ["system user assistant tool", '<call>level {"river": "Aare"}</call>', LOOK_UP["function"]["description"]]  # type: ignore[index]
+        message["content"]
+        for record in conversations(count)
+        for message in record["messages"]
+        if message["content"]
+    ] + [
+        "system user assistant tool",
+        '<call>level {"river": "Aare"}</call>',
+        LOOK_UP["function"]["description"],
+    ]  # type: ignore[index]
 
 
 def make_data(folder: Path) -> None:
@@ -102,15 +127,36 @@ def make_data(folder: Path) -> None:
     chats = write(folder / "chats.jsonl", conversations(400))
     write(folder / "rankings.jsonl", rankings())
     ps.train_tokenizer(
-        words_of(400), vocab_size=512, special_tokens=CONTROLS, output=folder / "tokenizer", overwrite=True
+        words_of(400),
+        vocab_size=512,
+        special_tokens=CONTROLS,
+        output=folder / "tokenizer",
+        overwrite=True,
     )
     other = [f"{text} {number * 37 % 1000}" for number, text in enumerate(words_of(200))]
-    ps.train_tokenizer(other, vocab_size=900, special_tokens=CONTROLS, output=folder / "teacher", overwrite=True)
+    ps.train_tokenizer(
+        other, vocab_size=900, special_tokens=CONTROLS, output=folder / "teacher", overwrite=True
+    )
     write(folder / "texts.jsonl", ({"text": text} for text in other[::3]))
-    common: dict[str, Any] = {"tokenizer": folder / "tokenizer", "template": CHATML_WITH_TOOLS, "progress": False}
+    common: dict[str, Any] = {
+        "tokenizer": folder / "tokenizer",
+        "template": CHATML_WITH_TOOLS,
+        "progress": False,
+    }
     ps.prepare(chats, output=folder / "chats", overwrite=True, **common)
-    ps.prepare(write(folder / "held.jsonl", conversations(40, 1)), output=folder / "held", overwrite=True, **common)
-    ps.prepare(folder / "rankings.jsonl", output=folder / "rankings", answers="tree", overwrite=True, **common)
+    ps.prepare(
+        write(folder / "held.jsonl", conversations(40, 1)),
+        output=folder / "held",
+        overwrite=True,
+        **common,
+    )
+    ps.prepare(
+        folder / "rankings.jsonl",
+        output=folder / "rankings",
+        answers="tree",
+        overwrite=True,
+        **common,
+    )
 
 
 def make_runs(folder: Path) -> None:
@@ -118,10 +164,15 @@ def make_runs(folder: Path) -> None:
     for name, rate in RATES.items():
         loader = ps.Loader({folder / "chats": 1.0}, sequence_length=256, rows_per_step=8, seed=3)
         ps.train(
-            ps.build_model(layers=2, width=128, heads=4, vocab_size=512, seed=1), loader, steps=STEPS,
-            learning_rate=rate, output=folder / name, resume=True, progress=False,
+            ps.build_model(layers=2, width=128, heads=4, vocab_size=512, seed=1),
+            loader,
+            steps=STEPS,
+            learning_rate=rate,
+            output=folder / name,
+            resume=True,
+            progress=False,
             evaluators={"held": {"kind": "loss", "data": str(folder / "held"), "every": 20}},
-        )  # fmt: skip
+        )
 
 
 def make_shapes(folder: Path) -> None:
@@ -133,6 +184,11 @@ def make_shapes(folder: Path) -> None:
     shapes.make_processor(folder / "shapes")
     processor = folder / "shapes" / "processor"
     ps.prepare(
-        folder / "shapes" / "chats.jsonl", tokenizer=processor, processor=processor, template="auto",
-        output=folder / "pictures", overwrite=True, progress=False,
-    )  # fmt: skip
+        folder / "shapes" / "chats.jsonl",
+        tokenizer=processor,
+        processor=processor,
+        template="auto",
+        output=folder / "pictures",
+        overwrite=True,
+        progress=False,
+    )

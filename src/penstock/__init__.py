@@ -1,6 +1,7 @@
 """penstock: raw text, chats and images into the exact tensors that a language model trains on.
 
-Names are loaded on first use, so that `import penstock` takes milliseconds and needs neither torch nor transformers.
+Names are loaded on first use, so that `import penstock` takes milliseconds and needs neither torch
+nor transformers.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
     from penstock.data.shards.dataset import Dataset
     from penstock.data.shards.memory import write_dataset
     from penstock.data.shards.opening import open_dataset
-    from penstock.integrations import accelerate, huggingface, jax, lightning, megatron, torchtitan, trl
+    from penstock.integrations import (
+        accelerate,
+        huggingface,
+        jax,
+        lightning,
+        megatron,
+        torchtitan,
+        trl,
+    )
     from penstock.learn import distillation, evaluation, generation, training
     from penstock.learn.training.losses import loss
     from penstock.models.isolation.check import check_isolation
@@ -100,7 +109,9 @@ _MODULES = {
     "training": "learn.training",
     "trl": "integrations.trl",
 }
-"""Public name → the module that it is; `from penstock.objectives import Written` finds it by that name, too."""
+"""Public name → the module that it is; `from penstock.objectives import Written` finds it by that
+name, too.
+"""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)

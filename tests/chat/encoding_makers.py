@@ -9,7 +9,22 @@ from makers.tokenizers import BYTE_LEVEL, added_token, tiny_tokenizer, tokenizer
 from penstock import load_tokenizer
 from penstock.tokenizers import Tokenizer
 
-WORDS = ["the", "pump", "water", "don't", "Zürich", "水", "12", "345", "def", "x = 1", "hi", "a", "\n\n", "user\n"]
+WORDS = [
+    "the",
+    "pump",
+    "water",
+    "don't",
+    "Zürich",
+    "水",
+    "12",
+    "345",
+    "def",
+    "x = 1",
+    "hi",
+    "a",
+    "\n\n",
+    "user\n",
+]
 CONTROLS = ["<|s|>", "<|e|>", "<a>", "<<a>", "<a><|s|>", "<think>\n", "<think>", "WORD", "[X]"]
 
 
@@ -23,14 +38,30 @@ def train_base(folder: Path) -> dict[str, Any]:
 
 def add(base: dict[str, Any], entries: dict[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
     """`base` with added entries, text → flags."""
-    first = 1 + max([*base["model"]["vocab"].values(), *(entry["id"] for entry in base["added_tokens"])])
-    added = [added_token(text, first + i, **flags) for i, (text, flags) in enumerate(entries.items())]
+    first = 1 + max(
+        [*base["model"]["vocab"].values(), *(entry["id"] for entry in base["added_tokens"])]
+    )
+    added = [
+        added_token(text, first + i, **flags) for i, (text, flags) in enumerate(entries.items())
+    ]
     return {**base, "added_tokens": [*base["added_tokens"], *added], **changes}
 
 
 def metaspace_base(scheme: str) -> dict[str, Any]:
-    """A BPE over `▁` with byte fallback; `scheme`: "first", "always", or "normalizer" for Llama's first way."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁thepumwar", "水", "▁t", "th", "he", "▁the", "▁▁"]
+    """A BPE over `▁` with byte fallback; `scheme`: "first", "always", or "normalizer" for Llama's
+    first way.
+    """
+    pieces = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *"▁thepumwar",
+        "水",
+        "▁t",
+        "th",
+        "he",
+        "▁the",
+        "▁▁",
+    ]
     merges = ["▁ t", "t h", "h e", "▁t he", "▁ ▁"]
     model = {"type": "BPE", "vocab": {piece: i for i, piece in enumerate(pieces)}, "merges": merges}
     spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
@@ -47,13 +78,43 @@ def metaspace_base(scheme: str) -> dict[str, Any]:
 
 def word_piece_base() -> dict[str, Any]:
     """BERT's way: lower case, no whitespace, unknown words."""
-    pieces = ["[UNK]", "the", "pump", "##s", "water", "hi", "a", "##a", "1", "##2", "[", "]", "<", ">", "|", "s", "##x"]
-    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-             "max_input_chars_per_word": 100, "vocab": {piece: i for i, piece in enumerate(pieces)}}  # fmt: skip
-    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
-                  "lowercase": True}  # fmt: skip
+    pieces = [
+        "[UNK]",
+        "the",
+        "pump",
+        "##s",
+        "water",
+        "hi",
+        "a",
+        "##a",
+        "1",
+        "##2",
+        "[",
+        "]",
+        "<",
+        ">",
+        "|",
+        "s",
+        "##x",
+    ]
+    model = {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": {piece: i for i, piece in enumerate(pieces)},
+    }
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": True,
+    }
     added = [added_token("[UNK]", 0)]
-    return tokenizer_json(model, added, normalizer=normalizer, pre_tokenizer={"type": "BertPreTokenizer"})
+    return tokenizer_json(
+        model, added, normalizer=normalizer, pre_tokenizer={"type": "BertPreTokenizer"}
+    )
 
 
 def make_variants(folder: Path) -> dict[str, dict[str, Any]]:
@@ -61,11 +122,17 @@ def make_variants(folder: Path) -> dict[str, dict[str, Any]]:
     base = train_base(folder)
     plain: dict[str, dict[str, Any]] = {text: {} for text in CONTROLS}
     spaces = {"  ": {"special": False}, "   ": {"special": False}}
-    strips = {"<|s|>": {"rstrip": True}, "<|e|>": {"lstrip": True}, "<a>": {"lstrip": True, "rstrip": True}}
+    strips = {
+        "<|s|>": {"rstrip": True},
+        "<|e|>": {"lstrip": True},
+        "<a>": {"lstrip": True, "rstrip": True},
+    }
     late_strip = {"<|s|>": {"normalized": True, "rstrip": True}}
     nfc, lower = {"type": "NFC"}, {"type": "Lowercase"}
     later = {text: {**flags, "normalized": True} for text, flags in spaces.items()}
-    every: Callable[[str], dict[str, dict[str, Any]]] = lambda flag: {text: {flag: True} for text in CONTROLS}  # noqa: E731
+    every: Callable[[str], dict[str, dict[str, Any]]] = lambda flag: {  # noqa: E731
+        text: {flag: True} for text in CONTROLS
+    }  # noqa: E731, RUF100
     return {
         "plain": add(base, plain),
         "nfc": add(base, plain, normalizer=nfc),
@@ -74,7 +141,9 @@ def make_variants(folder: Path) -> dict[str, dict[str, Any]]:
         "space runs": add(base, plain | spaces),
         "space runs later": add(base, plain | later),
         "two passes": add(base, {"<|s|>": {}, "<|e|>": {"normalized": True}, "[X]": {}}),
-        "two passes meet": add(base, plain | {"<a>": {"normalized": True}, "<|e|>": {"normalized": True}}),
+        "two passes meet": add(
+            base, plain | {"<a>": {"normalized": True}, "<|e|>": {"normalized": True}}
+        ),
         "strips and runs": add(base, plain | strips | spaces),
         "single words": add(base, every("single_word")),
         "normalized": add(base, every("normalized"), normalizer=lower),
@@ -86,7 +155,7 @@ def make_variants(folder: Path) -> dict[str, dict[str, Any]]:
         "prepend": add(metaspace_base("normalizer"), plain | strips),
         "word piece": add(word_piece_base(), plain),
         "word piece normalized": add(word_piece_base(), every("normalized")),
-    }  # fmt: skip
+    }
 
 
 def open_variant(parsed: dict[str, Any], folder: Path) -> Tokenizer:

@@ -1,7 +1,8 @@
-"""Small templates that merge messages in one loop and write them in another, as those of Mistral's models do.
+"""Small templates that merge messages in one loop and write them in another, as those of Mistral's
+models do.
 
-Each is made from a `Style`; what it writes for a reply is told in plain Python by `reply_text`, so that tests compare
-masks with that and not with another render.
+Each is made from a `Style`; what it writes for a reply is told in plain Python by `reply_text`, so
+that tests compare masks with that and not with another render.
 """
 
 import html
@@ -30,7 +31,9 @@ class Style:
 
     @property
     def name(self) -> str:
-        return " ".join([self.version, "spm" if self.spaces else "tekken", self.joint, self.merging])
+        return " ".join(
+            [self.version, "spm" if self.spaces else "tekken", self.joint, self.merging]
+        )
 
 
 BASES = (
@@ -71,7 +74,7 @@ _FLUSH = """
   {%- set kept.group = [m] %}{%- set kept.role = m.role %}
 {%- else %}{%- set kept.group = kept.group + [m] %}{%- endif %}
 {%- endfor %}
-"""
+"""  # noqa: E501
 _REPLACE = """
 {%- for m in kept.messages %}
 {%- if kept.merged and kept.role == m.role and m.role not in ['system', 'tool'] %}
@@ -86,7 +89,7 @@ _REPLACE = """
 {%- endif %}
 {%- set kept.role = m.role %}
 {%- endfor %}
-"""
+"""  # noqa: E501
 
 
 def make_template(style: Style) -> str:
@@ -95,17 +98,29 @@ def make_template(style: Style) -> str:
     own = style.system == "own"
     lines = [
         "{{- bos_token }}",
-        "{%- set kept = namespace(system='', messages=[], merged=[], group=[], role='', users=0, seen=0) %}",
+        (
+            "{%- set kept = namespace(system='', messages=[], merged=[], group=[], role='', "
+            "users=0, seen=0) %}"
+        ),
         "{%- for m in messages %}",
         "{%- if false %}" if own else "{%- if m.role == 'system' %}",
         "{%- set kept.system = (kept.system ~ '\n\n' if kept.system else '') ~ m.content %}",
         "{%- else %}{%- set kept.messages = kept.messages + [m] %}{%- endif %}{%- endfor %}",
         _FLUSH if style.merging == "flush" else _REPLACE,
-        "{%- for m in kept.merged %}{%- if m.role == 'user' %}{%- set kept.users = kept.users + 1 %}",
-        "{%- if loop.index0 and loop.previtem.role == 'user' %}{{ raise_exception('two questions') }}{%- endif %}",
+        (
+            "{%- for m in kept.merged %}{%- if m.role == 'user' %}{%- set kept.users = kept.users "
+            "+ 1 %}"
+        ),
+        (
+            "{%- if loop.index0 and loop.previtem.role == 'user' %}{{ raise_exception('two "
+            "questions') }}{%- endif %}"
+        ),
         "{%- endif %}{%- endfor %}",
         "{%- for m in kept.merged %}",
-        f"{{%- if m.role == 'system' %}}{{{{- '[SYSTEM_PROMPT]{space}' ~ m.content ~ '[/SYSTEM_PROMPT]' }}}}",
+        (
+            f"{{%- if m.role == 'system' %}}{{{{- '[SYSTEM_PROMPT]{space}' ~ m.content ~ "
+            "'[/SYSTEM_PROMPT]' }}"
+        ),
         "{%- elif m.role == 'user' %}{%- set kept.seen = kept.seen + 1 %}",
         _user(style, space),
         "{%- elif m.role == 'assistant' %}",
@@ -122,29 +137,60 @@ def _user(style: Style, space: str) -> str:
     where = {"first": "kept.seen == 1", "last": "kept.seen == kept.users"}
     text = ""
     if style.calls:
-        settings = '[MODEL_SETTINGS]{"effort": "low"}[/MODEL_SETTINGS]' if style.version == "v15" else ""
-        text += f"{{%- if tools and {where[style.tools]} %}}{{{{- '[AVAILABLE_TOOLS]{space}' ~ (tools | tojson) "
+        settings = (
+            '[MODEL_SETTINGS]{"effort": "low"}[/MODEL_SETTINGS]' if style.version == "v15" else ""
+        )
+        text += (
+            f"{{%- if tools and {where[style.tools]} %}}{{{{- '[AVAILABLE_TOOLS]{space}' ~ (tools "
+            "| tojson) "
+        )
         text += f"~ '[/AVAILABLE_TOOLS]' }}}}{{{{- '{settings}' }}}}{{%- endif %}}"
-    text += "{{- '[INST] ' }}" if style.version in ("v1", "v2", "v3") else "{{- '[INST]" + space + "' }}"
+    text += (
+        "{{- '[INST] ' }}"
+        if style.version in ("v1", "v2", "v3")
+        else "{{- '[INST]" + space + "' }}"
+    )
     if style.system != "own":
-        text += f"{{%- if kept.system and {where[style.system]} %}}{{{{- kept.system ~ '\n\n' }}}}{{%- endif %}}"
-    text += "{{- m.content }}" + ("{{- ' [/INST]' }}" if style.version == "v1" else "{{- '[/INST]' }}")
+        text += (
+            f"{{%- if kept.system and {where[style.system]} %}}{{{{- kept.system ~ '\n\n' "
+            "}}{%- endif %}"
+        )
+    text += "{{- m.content }}" + (
+        "{{- ' [/INST]' }}" if style.version == "v1" else "{{- '[/INST]' }}"
+    )
     # Only the oldest puts the space behind the question, and only where more follows.
-    return text + ("{%- if not loop.last %}{{- ' ' }}{%- endif %}" if style.spaces and style.version == "v1" else "")
+    return text + (
+        "{%- if not loop.last %}{{- ' ' }}{%- endif %}"
+        if style.spaces and style.version == "v1"
+        else ""
+    )
 
 
 def _assistant(style: Style, space: str) -> str:
     lead = space if style.version != "v1" else ""
     text = f"{{%- if m.content %}}{{{{- '{lead}' ~ m.content }}}}{{%- endif %}}"
     if style.calls == "json":
-        parts = ['\'{"name": "\'', "call.function.name", '\'", "arguments": \'', "arguments", '\', "id": "\'']
+        parts = [
+            '\'{"name": "\'',
+            "call.function.name",
+            '\'", "arguments": \'',
+            "arguments",
+            '\', "id": "\'',
+        ]
         call = f" {style.joint} ".join([*parts, "call.id", "'\"}'"])
-        text += f"{{%- if m.tool_calls %}}{{{{- '[TOOL_CALLS]{space}[' }}}}{{%- for call in m.tool_calls %}}"
-        text += f"{_ARGUMENTS}{{{{- {call} }}}}{{%- if not loop.last %}}{{{{- ', ' }}}}{{%- endif %}}"
+        text += (
+            f"{{%- if m.tool_calls %}}{{{{- '[TOOL_CALLS]{space}[' }}}}{{%- for call in "
+            "m.tool_calls %}"
+        )
+        text += (
+            f"{_ARGUMENTS}{{{{- {call} }}}}{{%- if not loop.last %}}{{{{- ', ' }}}}{{%- endif %}}"
+        )
         text += "{%- endfor %}{{- ']' }}{%- endif %}"
     elif style.calls:
         number = ["'[CALL_ID]'", "call.id"] if style.calls == "id and args" else []
-        call = f" {style.joint} ".join(["'[TOOL_CALLS]'", "call.function.name", *number, "'[ARGS]'", "arguments"])
+        call = f" {style.joint} ".join(
+            ["'[TOOL_CALLS]'", "call.function.name", *number, "'[ARGS]'", "arguments"]
+        )
         text += f"{{%- for call in m.tool_calls %}}{_ARGUMENTS}{{{{- {call} }}}}{{%- endfor %}}"
     return text + "{{- eos_token }}"
 
@@ -179,7 +225,10 @@ def _calls_text(style: Style, calls: Sequence[Mapping[str, Any]], space: str) ->
         return ""
     if style.calls == "json":
         return f"[TOOL_CALLS]{space}[" + ", ".join(_json_call(style, call) for call in calls) + "]"
-    ids = {call["id"]: f"[CALL_ID]{call['id']}" if style.calls == "id and args" else "" for call in calls}
+    ids = {
+        call["id"]: f"[CALL_ID]{call['id']}" if style.calls == "id and args" else ""
+        for call in calls
+    }
     return "".join(
         f"[TOOL_CALLS]{call['function']['name']}{ids[call['id']]}[ARGS]{_spelled(call['function']['arguments'])}"
         for call in calls
@@ -191,7 +240,10 @@ def _json_call(style: Style, call: Mapping[str, Any]) -> str:
     # Only what |safe marks escapes what is added to it; text of the record is marked by nothing.
     escapes = style.joint == "+" and not isinstance(arguments, str)
     escaped = (lambda text: html.escape(text).replace("&quot;", "&#34;")) if escapes else str
-    before, after = f'{{"name": "{call["function"]["name"]}", "arguments": ', f', "id": "{call["id"]}"}}'
+    before, after = (
+        f'{{"name": "{call["function"]["name"]}", "arguments": ',
+        f', "id": "{call["id"]}"}}',
+    )
     return escaped(before) + _spelled(arguments) + escaped(after)
 
 

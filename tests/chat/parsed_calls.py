@@ -1,4 +1,6 @@
-"""Calls as a server reads them back from a model's text: a small parser for each syntax, without provenance."""
+"""Calls as a server reads them back from a model's text: a small parser for each syntax, without
+provenance.
+"""
 
 import ast
 import json
@@ -15,7 +17,15 @@ class Raw(str):
 
 def parsed_calls(text: str) -> list[tuple[str, Any]]:
     """(name, arguments) of all calls in a text, in order; arguments may hold `Raw` values."""
-    for parse in (_in_tags, _in_argument_tags, _of_gemma, _to_functions, _in_code_blocks, _in_python, _in_json):
+    for parse in (
+        _in_tags,
+        _in_argument_tags,
+        _of_gemma,
+        _to_functions,
+        _in_code_blocks,
+        _in_python,
+        _in_json,
+    ):
         if found := list(parse(text)):
             return found
     return []
@@ -56,7 +66,9 @@ def _in_argument_tags(text: str) -> Iterator[tuple[str, Any]]:
     if "<tool_call>" not in text or re.search(r"<tool_call>\s*\{", text):
         return
     for call in re.finditer(r"<tool_call>([^\n<{]+)\n(.*?)</tool_call>", text, re.DOTALL):
-        pairs = re.findall(r"<arg_key>(.*?)</arg_key>\n<arg_value>(.*?)</arg_value>", call[2], re.DOTALL)
+        pairs = re.findall(
+            r"<arg_key>(.*?)</arg_key>\n<arg_value>(.*?)</arg_value>", call[2], re.DOTALL
+        )
         yield call[1], {key: Raw(value) for key, value in pairs}
 
 
@@ -127,7 +139,9 @@ def _in_json(text: str) -> Iterator[tuple[str, Any]]:
             at += 1
             continue
         name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
-        arguments = value.get("arguments", value.get("parameters")) if isinstance(value, dict) else None
+        arguments = (
+            value.get("arguments", value.get("parameters")) if isinstance(value, dict) else None
+        )
         if isinstance(name, str) and arguments is not None:
             yield name, arguments
             at = end

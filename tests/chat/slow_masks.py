@@ -1,8 +1,10 @@
-"""What must be trained, found by plain renders alone: what each prompt lacks of the text with its reply.
+"""What must be trained, found by plain renders alone: what each prompt lacks of the text with its
+reply.
 
-For the reply at place i, the prompt is the render of the messages before it with the generation prompt, and the answer
-the render up to it. Where the whole text begins with both, the characters between them are what the model must produce;
-whitespace after the answer is not its, nor what the template writes at the end of every text.
+For the reply at place i, the prompt is the render of the messages before it with the generation
+prompt, and the answer the render up to it. Where the whole text begins with both, the characters
+between them are what the model must produce; whitespace after the answer is not its, nor what the
+template writes at the end of every text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +29,23 @@ ALWAYS_PROMPTS = {
 
 @dataclass(frozen=True)
 class Slow:
-    """Characters to train of each reply for which the method works, and why it does not for the others."""
+    """Characters to train of each reply for which the method works, and why it does not for the
+    others.
+    """
 
     spans: dict[int, tuple[int, int]]
     failures: dict[int, str]
 
 
-def slow_spans(template: Template, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Slow:
+def slow_spans(
+    template: Template, messages: Sequence[Mapping[str, Any]], tools: Any = None
+) -> Slow:
     whole = template.render_plain(messages, tools=tools)
-    found = {place: _find(template, list(messages), place, tools, whole) for place, message in enumerate(messages)
-             if message["role"] == "assistant"}  # fmt: skip
+    found = {
+        place: _find(template, list(messages), place, tools, whole)
+        for place, message in enumerate(messages)
+        if message["role"] == "assistant"
+    }
     return Slow(
         {place: span for place, span in found.items() if isinstance(span, tuple)},
         {place: why for place, why in found.items() if isinstance(why, str)},
@@ -69,14 +78,20 @@ def _find(template, messages, place, tools, whole) -> tuple[int, int] | str:
 
 def _header(template, messages, place, tools, prompt) -> str:
     """What a template that knows no generation prompt writes before the words of any reply."""
-    words = [{"type": "text", "text": "QZ"}] if isinstance(messages[place]["content"], list) else "QZ"
-    told = template.render_plain([*messages[:place], {"role": "assistant", "content": words}], tools=tools)
+    words = (
+        [{"type": "text", "text": "QZ"}] if isinstance(messages[place]["content"], list) else "QZ"
+    )
+    told = template.render_plain(
+        [*messages[:place], {"role": "assistant", "content": words}], tools=tools
+    )
     header = told[len(prompt) :].partition("QZ")[0]
     return header if told.startswith(prompt) and header.strip() else ""
 
 
 def _without_tail(answer: str, prompt: str, unprompted: str) -> str:
-    """`answer` without what the template writes at the end of every text that it does not continue (Phi-3: EOS)."""
+    """`answer` without what the template writes at the end of every text that it does not continue
+    (Phi-3: EOS).
+    """
     tail = unprompted[common_length(prompt, unprompted) :]
     # Both may go on with a marker, of which the first characters are the same.
     while tail and not tail[0].isspace() and tail[0] != "<" and len(tail) < len(unprompted):
@@ -96,16 +111,27 @@ def slow_tokens(chat: EncodedChat, spans: Mapping[int, tuple[int, int]]) -> Any:
     for begin, end in spans.values():
         wanted[begin:end] = True
     # A control token may take the whitespace after it along.
-    ends = [begin + len(chat.text[begin:end].rstrip()) if control else end
-            for begin, end, control in zip(chat.begins, chat.ends, chat.is_control, strict=True)]  # fmt: skip
-    return np.array([end > begin and wanted[end - 1] for begin, end in zip(chat.begins, ends, strict=True)])
+    ends = [
+        begin + len(chat.text[begin:end].rstrip()) if control else end
+        for begin, end, control in zip(chat.begins, chat.ends, chat.is_control, strict=True)
+    ]
+    return np.array(
+        [end > begin and wanted[end - 1] for begin, end in zip(chat.begins, ends, strict=True)]
+    )
 
 
-def with_next_control(chat: EncodedChat, spans: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-    """The spans with the control token that follows each: in some families a model stops by beginning the next turn."""
+def with_next_control(
+    chat: EncodedChat, spans: Mapping[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """The spans with the control token that follows each: in some families a model stops by
+    beginning the next turn.
+    """
     longer = {}
     for place, (begin, end) in spans.items():
-        after = [last for first, last, control in zip(chat.begins, chat.ends, chat.is_control, strict=True)
-                 if control and first == end]  # fmt: skip
+        after = [
+            last
+            for first, last, control in zip(chat.begins, chat.ends, chat.is_control, strict=True)
+            if control and first == end
+        ]
         longer[place] = (begin, int(after[0]) if after else end)
     return longer

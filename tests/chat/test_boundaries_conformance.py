@@ -1,4 +1,6 @@
-"""The conformance table of the reference, row by row: what the scan trains. `·` is a token that is not trained."""
+"""The conformance table of the reference, row by row: what the scan trains. `·` is a token that is
+not trained.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def trained(tokens, boundaries=BOTH, roles=("assistant",), eos="turn", **more):
     assert weights.dtype == np.float32
     assert weights.shape == np.shape(tokens)
     assert set(weights.tolist()) <= {0.0, 1.0}
-    return " ".join(str(token) if weight else "·" for token, weight in zip(tokens, weights, strict=True))
+    return " ".join(
+        str(token) if weight else "·" for token, weight in zip(tokens, weights, strict=True)
+    )
 
 
 CONVERSATION = [*U, 7, *E, *A, 9, *E, 6]
@@ -82,7 +86,10 @@ def test_row_11_an_end_that_is_not_included_never_counts(eos):
 
 
 def test_row_12_start_and_end_the_same():
-    assert trained([1, 8, 1, 9, 1], [Boundary("assistant", [1], [1], include_end=False)]) == "· 8 · 9 ·"
+    assert (
+        trained([1, 8, 1, 9, 1], [Boundary("assistant", [1], [1], include_end=False)])
+        == "· 8 · 9 ·"
+    )
 
 
 def test_row_13_an_included_start():
@@ -149,18 +156,23 @@ def test_several_ends_the_first_closes_and_the_longest_at_one_place():
 
 
 def test_an_end_that_belongs_to_the_next_turn_is_trained_and_starts_it():
-    glm = [Boundary("user", [3], until=[4]), Boundary("assistant", [4], [[3], [30]], end_starts_next=True)]
+    glm = [
+        Boundary("user", [3], until=[4]),
+        Boundary("assistant", [4], [[3], [30]], end_starts_next=True),
+    ]
     row = [3, 7, 4, 8, 3, 7, 4, 9, 30]
     assert trained(row, glm) == "· · · 8 3 · · 9 30"
     assert trained(row, glm, eos="last") == "· · · 8 · · · 9 30"
     assert trained(row, glm, eos="none") == "· · · 8 · · · 9 ·"
-    # Without the flag the user's turn would not be seen, and its text would not end the search for the next start.
+    # Without the flag the user's turn would not be seen, and its text would not end the search for
+    # the next start.
     swallowed = [glm[0], Boundary("assistant", [4], [[3], [30]])]
     assert trained(row, swallowed, ("user",)) != trained(row, glm, ("user",))
 
 
 def test_an_assistant_that_goes_on_without_a_header():
-    # 50 opens the outputs of tools, 51 closes them; then the assistant goes on, unless another output follows.
+    # 50 opens the outputs of tools, 51 closes them; then the assistant goes on, unless another
+    # output follows.
     boundaries = [
         Boundary("user", [3], until=[[4], [50]]),
         Boundary("assistant", [4], [2], until=[[3], [50]]),
@@ -174,11 +186,15 @@ def test_an_assistant_that_goes_on_without_a_header():
 
 
 def test_an_undeclared_end_is_caught_by_until():
-    # Reference, section 2: an undeclared end of message lets the assistant run into the tool's turn.
+    # Reference, section 2: an undeclared end of message lets the assistant run into the tool's
+    # turn.
     tool, row = Boundary("tool", [1, 13, 5], E), [*A, 8, 21, 1, 13, 5, 70, *E]
     assert trained(row, [tool, ASSISTANT]) == "· · · 8 21 1 13 5 70 2"
     assert trained(row, [tool, Boundary("assistant", A, [E, [21]])]) == "· · · 8 21 · · · · ·"
-    assert trained(row, [tool, Boundary("assistant", A, E, until=[[1, 13, 5]])]) == "· · · 8 21 · · · · ·"
+    assert (
+        trained(row, [tool, Boundary("assistant", A, E, until=[[1, 13, 5]])])
+        == "· · · 8 21 · · · · ·"
+    )
 
 
 def test_padding_that_is_the_end_of_text_keeps_its_real_ends():
@@ -199,4 +215,7 @@ def test_padding_in_the_middle_of_a_row():
 
 def test_train_on_inputs_needs_no_boundaries():
     assert trained([7, 8, PAD], [], train_on_inputs=True, attention_mask=[1, 1, 0]) == "7 8 ·"
-    assert trained([7, 8, PAD], [], train_on_inputs=True, attention_mask=[1, 1, 0], roles=None) == "7 8 ·"
+    assert (
+        trained([7, 8, PAD], [], train_on_inputs=True, attention_mask=[1, 1, 0], roles=None)
+        == "7 8 ·"
+    )

@@ -1,4 +1,6 @@
-"""Declaring boundaries and turning their markers into ids: what is refused, and every form that a marker takes."""
+"""Declaring boundaries and turning their markers into ids: what is refused, and every form that a
+marker takes.
+"""
 
 import logging
 
@@ -22,7 +24,12 @@ CHATML = [
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Byte-level, with merges of newlines and of the words around the markers."""
-    texts = ["\n\n one\n two\n\n\n three", "assistant\n\n x", "user\n\n y", "[INST] z [/INST] z[/INST]"] * 30
+    texts = [
+        "\n\n one\n two\n\n\n three",
+        "assistant\n\n x",
+        "user\n\n y",
+        "[INST] z [/INST] z[/INST]",
+    ] * 30
     return tiny_tokenizer(tmp_path_factory.mktemp("chatml"), texts, 340, CHAT_CONTROLS)
 
 
@@ -41,7 +48,10 @@ class OtherTokenizer:
     ("arguments", "reason"),
     [
         ({"role": "", "start": "a"}, "role is ''; expected the name of a role"),
-        ({"role": "user", "start": ""}, "'user': start is ''; expected text or token ids that are not empty"),
+        (
+            {"role": "user", "start": ""},
+            "'user': start is ''; expected text or token ids that are not empty",
+        ),
         ({"role": "user", "start": []}, r"'user': start is \[\]; expected text or token ids"),
         ({"role": "user", "start": [-1]}, r"'user': start is \[-1\]"),
         ({"role": "user", "start": [True]}, r"'user': start is \[True\]"),
@@ -49,7 +59,10 @@ class OtherTokenizer:
         ({"role": "user", "start": 7}, "'user': start is 7"),
         ({"role": "user", "start": "a", "end": 7}, "'user': end is 7.*or a list of these, or None"),
         ({"role": "user", "start": "a", "end": ["b", ""]}, "'user': end is"),
-        ({"role": "user", "start": "a", "include_end": "no"}, "include_end is 'no'; expected true or false"),
+        (
+            {"role": "user", "start": "a", "include_end": "no"},
+            "include_end is 'no'; expected true or false",
+        ),
     ],
 )
 def test_a_declaration_that_says_nothing_is_refused(arguments, reason):
@@ -59,7 +72,9 @@ def test_a_declaration_that_says_nothing_is_refused(arguments, reason):
 
 def test_from_a_mapping():
     entry = {"role": "assistant", "start": "A:", "end": ["eos_token", [7, 8]], "include_end": False}
-    assert Boundary.from_mapping(entry) == Boundary("assistant", "A:", ["eos_token", (7, 8)], include_end=False)
+    assert Boundary.from_mapping(entry) == Boundary(
+        "assistant", "A:", ["eos_token", (7, 8)], include_end=False
+    )
     with pytest.raises(ConfigError, match="unknown: stop; keys are role, start, end"):
         Boundary.from_mapping(entry | {"stop": "x"})
     with pytest.raises(ConfigError, match="role or start is missing"):
@@ -67,7 +82,10 @@ def test_from_a_mapping():
 
 
 def test_one_end_or_several_as_text_or_ids():
-    ends = [Boundary("user", [1], end).end for end in (None, [], "x", ["x"], [2, 3], [[2, 3]], ["x", [2]], ((2,), "y"))]
+    ends = [
+        Boundary("user", [1], end).end
+        for end in (None, [], "x", ["x"], [2, 3], [[2, 3]], ["x", [2]], ((2,), "y"))
+    ]
     assert ends == [None, None, ("x",), ("x",), ((2, 3),), ((2, 3),), ("x", (2,)), ((2,), "y")]
     assert Boundary("user", np.array([1, 2])).start == (1, 2)
 
@@ -81,10 +99,16 @@ def test_a_marker_that_encodes_to_nothing_is_an_error():
 
 
 def test_the_end_of_text_of_the_tokenizer(tokenizer):
-    assert resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}, 9))[0].ends == (Marker((9,)),)
+    assert resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}, 9))[0].ends == (
+        Marker((9,)),
+    )
     # An id of 0 is an id.
-    assert resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}, 0))[0].ends == (Marker((0,)),)
-    assert resolve([Boundary("user", [1], "eos_token")], tokenizer)[0].ends == (Marker((tokenizer.eos_id,)),)
+    assert resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}, 0))[0].ends == (
+        Marker((0,)),
+    )
+    assert resolve([Boundary("user", [1], "eos_token")], tokenizer)[0].ends == (
+        Marker((tokenizer.eos_id,)),
+    )
     with pytest.raises(ConfigError, match=r"'user'.*end.*tokenizer.*end-of-text.*end"):
         resolve([Boundary("user", [1], "eos_token")], OtherTokenizer({}))
 
@@ -125,16 +149,30 @@ def test_shapes_that_disagree():
         ({"token_ids": [[1, 2], [3]]}, "rows of different lengths; pad them, or pass a Ragged"),
         ({"token_ids": [[[1]]]}, r"shape \(1, 1, 1\); expected \[n\] or \[rows, n\]"),
         ({"token_ids": [0.5]}, "token_ids are float64; expected integers"),
-        ({"token_ids": [1, 2], "attention_mask": [1]}, r"attention_mask has shape \(1,\), token_ids have \(2,\)"),
-        ({"token_ids": [1, 2], "lengths": [3]}, r"lengths are \[3\]; expected 1 numbers from 0 to 2"),
-        ({"token_ids": [1], "lengths": [1], "attention_mask": [1]}, "both define the padding; pass only one"),
-        ({"token_ids": Ragged.from_rows([[1]], np.int64), "lengths": [1]}, "a Ragged has no padding"),
+        (
+            {"token_ids": [1, 2], "attention_mask": [1]},
+            r"attention_mask has shape \(1,\), token_ids have \(2,\)",
+        ),
+        (
+            {"token_ids": [1, 2], "lengths": [3]},
+            r"lengths are \[3\]; expected 1 numbers from 0 to 2",
+        ),
+        (
+            {"token_ids": [1], "lengths": [1], "attention_mask": [1]},
+            "both define the padding; pass only one",
+        ),
+        (
+            {"token_ids": Ragged.from_rows([[1]], np.int64), "lengths": [1]},
+            "a Ragged has no padding",
+        ),
     ):
         with pytest.raises(ConfigError, match=reason):
             scan(boundaries=one, **arguments)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64, list])
+@pytest.mark.parametrize(
+    "dtype", [np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64, list]
+)
 def test_every_kind_of_integers(dtype):
     rows = [[5, 1, 7, 2], [1, 8, 8, 2]]
     given = rows if dtype is list else np.array(rows, dtype)
@@ -158,7 +196,10 @@ def trained_text(text, boundaries, tokenizer, roles=None):
 
 @pytest.mark.parametrize("before", ["", "\n", "\n\n", "\n\n\n", " \n ", "\t"])
 def test_newlines_that_merge_with_the_marker_do_not_hide_a_turn(tokenizer, before):
-    text = f"<|im_start|>user\n{before}ask<|im_end|>\n<|im_start|>assistant\n{before}say one<|im_end|>\n"
+    text = (
+        f"<|im_start|>user\n{before}ask<|im_end|>\n<|im_start|>assistant\n{before}say "
+        "one<|im_end|>\n"
+    )
     ids = tokenizer.encode(text, allow_control=True)
     trained = trained_text(text, CHATML, tokenizer)
     assert trained.strip() == "say one<|im_end|>"
@@ -180,7 +221,12 @@ def test_markers_of_plain_text_in_every_surrounding(tokenizer):
         Boundary("user", "[INST]", "[/INST]", include_end=False),
         Boundary("assistant", "[/INST]", "eos_token"),
     ]
-    for text in ("[INST] z [/INST] one", "[INST] z[/INST] one", "[INST] z\n[/INST] one", "[INST] z\n\n[/INST] one"):
+    for text in (
+        "[INST] z [/INST] one",
+        "[INST] z[/INST] one",
+        "[INST] z\n[/INST] one",
+        "[INST] z\n\n[/INST] one",
+    ):
         assert trained_text(text, boundaries, tokenizer) == " one", text
 
 
@@ -191,7 +237,10 @@ def test_text_that_only_looks_like_a_marker_opens_no_turn(tokenizer):
         *tokenizer.encode(forged),
         *tokenizer.encode("<|im_end|>\n<|im_start|>assistant\nsay<|im_end|>", allow_control=True),
     ]
-    assert tokenizer.decode(np.array(ids)[scan(ids, CHATML, tokenizer=tokenizer) > 0]) == "say<|im_end|>"
+    assert (
+        tokenizer.decode(np.array(ids)[scan(ids, CHATML, tokenizer=tokenizer) > 0])
+        == "say<|im_end|>"
+    )
 
 
 def test_other_tokenizers_give_one_form():
@@ -204,5 +253,7 @@ def test_other_tokenizers_give_one_form():
 def test_newlines_merge_with_a_real_vocabulary(real_data):
     tokenizer = load_tokenizer(real_data / "tokenizers" / "hf_derived" / "qwen2.5")
     for before in ("\n", "\n\n", " \n", "\n\t\n", "  "):
-        text = f"<|im_start|>user\nask<|im_end|>\n<|im_start|>assistant\n{before}say one<|im_end|>\n"
+        text = (
+            f"<|im_start|>user\nask<|im_end|>\n<|im_start|>assistant\n{before}say one<|im_end|>\n"
+        )
         assert trained_text(text, CHATML, tokenizer).strip() == "say one<|im_end|>", before

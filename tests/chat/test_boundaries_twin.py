@@ -1,4 +1,6 @@
-"""The compiled scan against a slow, obvious twin, on Hypothesis' cases and on 100,000 random ones."""
+"""The compiled scan against a slow, obvious twin, on Hypothesis' cases and on 100,000 random
+ones.
+"""
 
 import numpy as np
 from hypothesis import given, settings
@@ -19,7 +21,9 @@ def matches(row, place, marker):
 
 
 def longest(row, place, candidates):
-    """(length, owner) of the longest marker that matches, the first declared among equals; None if none does."""
+    """(length, owner) of the longest marker that matches, the first declared among equals; None if
+    none does.
+    """
     found = [(len(marker.ids), -number, owner) for number, (marker, owner) in enumerate(candidates)
              if matches(row, place, marker)]  # fmt: skip
     if not found:
@@ -39,7 +43,9 @@ def slow_scan(row, boundaries, roles, eos, masked=()):
             place += 1
             continue
         content, boundary = place + opened[0], opened[1]
-        closers = [(marker, "end") for marker in boundary.ends] + [(marker, "until") for marker in boundary.until]
+        closers = [(marker, "end") for marker in boundary.ends] + [
+            (marker, "until") for marker in boundary.until
+        ]
         close, closed = content, None
         while close < len(row) and (closed := longest(row, close, closers)) is None:
             close += 1
@@ -67,12 +73,18 @@ def slow_scan(row, boundaries, roles, eos, masked=()):
 
 def random_marker(random, tails=False):
     ids = tuple(random.integers(0, 5, random.choice([1, 1, 2, 3])).tolist())
-    more = tuple(sorted(set(random.integers(0, 5, 2).tolist()))) if tails and random.random() < 0.3 else ()
+    more = (
+        tuple(sorted(set(random.integers(0, 5, 2).tolist())))
+        if tails and random.random() < 0.3
+        else ()
+    )
     return Marker(ids, more)
 
 
 def random_boundaries(random):
-    """Up to five boundaries over five token values (and 64 more, which share their lowest bits with the first)."""
+    """Up to five boundaries over five token values (and 64 more, which share their lowest bits with
+    the first).
+    """
     boundaries, taken = [], {}
     for _ in range(random.integers(0, 6)):
         role = ROLES[random.integers(3)]
@@ -107,7 +119,11 @@ def test_equal_to_the_twin_on_100_000_random_rows():
         rows = Ragged(values.astype(dtype), np.concatenate(([0], np.cumsum(lengths))))
         got = scan(rows, boundaries, roles, eos, masked_ids=masked)
         for row, weights in zip(rows, got, strict=True):
-            assert weights.tolist() == slow_scan(row.tolist(), boundaries, roles, eos, masked), (row, boundaries, eos)
+            assert weights.tolist() == slow_scan(row.tolist(), boundaries, roles, eos, masked), (
+                row,
+                boundaries,
+                eos,
+            )
         checked += len(rows)
         trained += int(got.values.sum())
     assert checked == 100_000
@@ -115,7 +131,9 @@ def test_equal_to_the_twin_on_100_000_random_rows():
 
 
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
-MARKERS = st.builds(Marker, IDS, st.lists(st.integers(0, 5), max_size=2, unique=True).map(sorted).map(tuple))
+MARKERS = st.builds(
+    Marker, IDS, st.lists(st.integers(0, 5), max_size=2, unique=True).map(sorted).map(tuple)
+)
 PLAIN = st.lists(st.builds(Marker, IDS), max_size=3).map(tuple)
 
 
@@ -137,14 +155,18 @@ def declared_boundaries(draw):
 @settings(deadline=None, max_examples=200)
 @given(
     declared_boundaries(),
-    st.integers(0, 12).flatmap(lambda n: st.lists(st.lists(st.integers(0, 5), min_size=n, max_size=n), min_size=1)),
+    st.integers(0, 12).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 5), min_size=n, max_size=n), min_size=1)
+    ),
     st.sampled_from(EOS_MODES),
     st.sets(st.integers(0, 5), max_size=2),
     st.data(),
 )
 def test_equal_to_the_twin_with_padding_on_either_side(boundaries, rows, eos, masked, data):
     width = len(rows[0])
-    spans = [sorted(data.draw(st.tuples(st.integers(0, width), st.integers(0, width)))) for _ in rows]
+    spans = [
+        sorted(data.draw(st.tuples(st.integers(0, width), st.integers(0, width)))) for _ in rows
+    ]
     mask = [[int(begin <= place < end) for place in range(width)] for begin, end in spans]
     roles = [boundary.role for boundary in boundaries if boundary.role != "tool"]
     got = scan(rows, boundaries, roles, eos, attention_mask=mask, masked_ids=masked)

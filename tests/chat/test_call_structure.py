@@ -1,4 +1,6 @@
-"""Calls and results that are trained hold every name, key and value, in every template, however records write them."""
+"""Calls and results that are trained hold every name, key and value, in every template, however
+records write them.
+"""
 
 import json
 from collections import Counter
@@ -19,15 +21,38 @@ from penstock.core.errors import ConversationError
 
 VALUES: dict[str, dict[str, Any]] = {
     "text": {"city": "Oslo", "unit": "C"},
-    "numbers": {"n": 3, "x": 0.5, "big": 12345678901234567890, "minus": -7, "small": 1e-07, "zero": 0},
+    "numbers": {
+        "n": 3,
+        "x": 0.5,
+        "big": 12345678901234567890,
+        "minus": -7,
+        "small": 1e-07,
+        "zero": 0,
+    },
     "words": {"yes": True, "no": False, "nothing": None, "last": "z"},
     "word last": {"city": "Oslo", "hot": True},
     "null alone": {"zone": None},
-    "nested": {"where": {"city": "Oslo", "at": [1, 2.5, "three", True, None]}, "deep": {"a": {"b": {"c": [{}, []]}}}},
+    "nested": {
+        "where": {"city": "Oslo", "at": [1, 2.5, "three", True, None]},
+        "deep": {"a": {"b": {"c": [{}, []]}}},
+    },
     "unicode": {"stadt": "Zürich 東京 😀", "größe": "e\u0301"},
     "quotes": {"said": 'He said "no" & left\\', "code": "if a < b:\n\treturn '{x}'\n"},
-    "looks like json": {"one": "true", "two": "3", "three": '{"a": 1}', "four": "null", "five": "None"},
-    "names": {"name": "Ann", "type": "t", "role": "user", "arguments": "x", "thinking": "hm", "reasoning": "so"},
+    "looks like json": {
+        "one": "true",
+        "two": "3",
+        "three": '{"a": 1}',
+        "four": "null",
+        "five": "None",
+    },
+    "names": {
+        "name": "Ann",
+        "type": "t",
+        "role": "user",
+        "arguments": "x",
+        "thinking": "hm",
+        "reasoning": "so",
+    },
     "dots": {"a.b": "one", "a": {"b": "two"}},
     "none": {},
 }
@@ -42,7 +67,9 @@ FORMS = ("object", "text", "tight text")
 def as_form(arguments, form):
     if form == "object":
         return arguments
-    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":") if form == "tight text" else None)
+    return json.dumps(
+        arguments, ensure_ascii=False, separators=(",", ":") if form == "tight text" else None
+    )
 
 
 def calling(*calls, result: Any = "rainy at 3", content: Any = None):
@@ -50,7 +77,11 @@ def calling(*calls, result: Any = "rainy at 3", content: Any = None):
     tools = [
         {
             "type": "function",
-            "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {}}},
+            "function": {
+                "name": name,
+                "description": "d",
+                "parameters": {"type": "object", "properties": {}},
+            },
         }
         for name in names
     ]
@@ -90,7 +121,9 @@ def judge(own, record, calls, result="rainy at 3"):
     trained = "".join(text for message, text in chat.trained_text if message == 1)
     found = parsed_calls(trained)
     names = [name for name, _ in found] == [name for name, _ in calls]
-    if not names or not all(is_same(*pair) for pair in zip((a for _, a in found), (a for _, a in calls), strict=True)):
+    if not names or not all(
+        is_same(*pair) for pair in zip((a for _, a in found), (a for _, a in calls), strict=True)
+    ):
         return f"wrong: {trained}"
     if "None" in trained and "None" not in json.dumps(calls) and "[weather(" not in trained:
         return f"None: {trained}"
@@ -108,14 +141,16 @@ def has_result(text, result):
         json.dumps(result, indent=4),
         json.dumps(result, separators=(",", ":")),
     ]
-    return any(spelling in text or json.dumps(spelling)[1:-1] in text for spelling in spellings) or is_gemma(
-        text, result
-    )
+    return any(
+        spelling in text or json.dumps(spelling)[1:-1] in text for spelling in spellings
+    ) or is_gemma(text, result)
 
 
 def is_gemma(text, result):
     """response:name{temp:37,…}."""
-    return "<|tool_response>" in text and all(f"{key}:" in text for key in (result if isinstance(result, dict) else ()))
+    return "<|tool_response>" in text and all(
+        f"{key}:" in text for key in (result if isinstance(result, dict) else ())
+    )
 
 
 def sources(real_data):
@@ -125,34 +160,62 @@ def sources(real_data):
 
 
 # Small templates: those that write all of a call, and what breaks each of them.
-HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
-END = "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+HEAD = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in "
+    "m.tool_calls or [] %}"
+)
+END = (
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% "
+    "endif %}"
+)
 ITEMS = "{% for k, v in c.function.arguments.items() %}"
 WRITTEN = "{{ v if v is string else v | tojson }}"
 BODIES = {
-    "json": '<call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</call>',
+    "json": (
+        '<call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | '
+        "tojson }}}</call>"
+    ),
     "indented": "<call>{{ c.function | tojson(indent=2) }}</call>",
-    "sorted": "<call>{{ c.function.name }} {{ c.function.arguments | tojson(sort_keys=true) }}</call>",
-    "ascii": "<call>{{ c.function.name }} {{ c.function.arguments | tojson(ensure_ascii=true) }}</call>",
-    "tags": "<call={{ c.function.name }}>" + ITEMS + "<p={{ k }}>\n" + WRITTEN + "\n</p>{% endfor %}</call>",
-    "sorted tags": "<call={{ c.function.name }}>{% for k, v in c.function.arguments | dictsort %}<p={{ k }}>" + WRITTEN
+    "sorted": (
+        "<call>{{ c.function.name }} {{ c.function.arguments | tojson(sort_keys=true) }}</call>"
+    ),
+    "ascii": (
+        "<call>{{ c.function.name }} {{ c.function.arguments | tojson(ensure_ascii=true) }}</call>"
+    ),
+    "tags": "<call={{ c.function.name }}>"
+    + ITEMS
+    + "<p={{ k }}>\n"
+    + WRITTEN
+    + "\n</p>{% endfor %}</call>",
+    "sorted tags": (
+        "<call={{ c.function.name }}>{% for k, v in c.function.arguments | dictsort %}<p={{ k }}>"
+    )
+    + WRITTEN
     + "</p>{% endfor %}</call>",
     "joined": "{{ '<call>' ~ c.function.name ~ (c.function.arguments | tojson) ~ '</call>' }}",
-}  # fmt: skip
+}
 BROKEN = {
     "python": "<call>{{ c.function.name }} {{ c.function.arguments }}</call>",
     "keys": "<call>{{ c.function.name }}" + ITEMS + "<p={{ k }}></p>{% endfor %}</call>",
     "values": "<call>{{ c.function.name }}" + ITEMS + "<p>" + WRITTEN + "</p>{% endfor %}</call>",
     "no name": "<call>{{ c.function.arguments | tojson }}</call>",
     "first call": "{% if loop.first %}<call>{{ c.function | tojson }}</call>{% endif %}",
-    "a key less": "<call>{{ c.function.name }}" + ITEMS + "{% if not loop.last %}<p={{ k }}>" + WRITTEN
+    "a key less": "<call>{{ c.function.name }}"
+    + ITEMS
+    + "{% if not loop.last %}<p={{ k }}>"
+    + WRITTEN
     + "</p>{% endif %}{% endfor %}</call>",
-    "values in python": "<call>{{ c.function.name }}" + ITEMS + "<p={{ k }}>{{ v }}</p>{% endfor %}</call>",
-    "shifted": "<call>{{ c.function.name }}{% set ns = namespace(v='') %}" + ITEMS + "<p={{ k }}>{{ ns.v }}</p>"
-    "{% set ns.v = v if v is string else v | tojson %}{% endfor %}</call>",
-    "cut": "<call>{{ c.function.name }}" + ITEMS + "<p={{ k }}>{{ (v if v is string else v | tojson)[:4] }}</p>"
-    "{% endfor %}</call>",
-}  # fmt: skip
+    "values in python": "<call>{{ c.function.name }}"
+    + ITEMS
+    + "<p={{ k }}>{{ v }}</p>{% endfor %}</call>",
+    "shifted": "<call>{{ c.function.name }}{% set ns = namespace(v='') %}"
+    + ITEMS
+    + "<p={{ k }}>{{ ns.v }}</p>{% set ns.v = v if v is string else v | tojson %}{% endfor "
+    "%}</call>",
+    "cut": "<call>{{ c.function.name }}"
+    + ITEMS
+    + "<p={{ k }}>{{ (v if v is string else v | tojson)[:4] }}</p>{% endfor %}</call>",
+}
 BACKWARDS = BODIES["json"].replace("c.function", "m.tool_calls[loop.revindex0].function")
 
 TEXTS = st.text(st.sampled_from("ab \"\\\n{}'é水&<"), max_size=6)
@@ -160,7 +223,9 @@ NAMES = st.text(st.sampled_from("abn_. é"), min_size=1, max_size=4).filter(str.
 NUMBERS = st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
 SCALARS = st.one_of(TEXTS, NUMBERS, st.booleans(), st.none())
 TREES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
 )
 ARGUMENTS = st.dictionaries(NAMES, TREES, max_size=4)
 
@@ -168,7 +233,11 @@ ARGUMENTS = st.dictionaries(NAMES, TREES, max_size=4)
 def lost_in(body, *calls, **more):
     record = calling(*calls, **more)
     template = Template(source=HEAD + body + END, variables=TOKENS)
-    return list(find_lost(record["messages"], template.render(record["messages"], tools=record["tools"]), ["</s>"]))
+    return list(
+        find_lost(
+            record["messages"], template.render(record["messages"], tools=record["tools"]), ["</s>"]
+        )
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -218,10 +287,16 @@ def test_results_in_another_order_are_reported(folder):
         if swapped:
             record["messages"][2:4] = record["messages"][3], record["messages"][2]
         [chat] = encoder(source, folder).encode(read_conversation(record))
-        assert [problem.kind for problem in chat.certificate.problems if problem.kind == "result_order"] == told
-        with_ids = source.replace("{{ m.content or '' }}", "{{ (m.tool_call_id or '') + (m.content or '') }}")
+        assert [
+            problem.kind for problem in chat.certificate.problems if problem.kind == "result_order"
+        ] == told
+        with_ids = source.replace(
+            "{{ m.content or '' }}", "{{ (m.tool_call_id or '') + (m.content or '') }}"
+        )
         [chat] = encoder(with_ids, folder).encode(read_conversation(record))
-        assert not [problem for problem in chat.certificate.problems if problem.kind == "result_order"]
+        assert not [
+            problem for problem in chat.certificate.problems if problem.kind == "result_order"
+        ]
 
 
 @pytest.mark.real_data
@@ -267,7 +342,10 @@ def test_results_are_written_in_full(real_data, folder):
         own = encoder(source, folder)
         for case, result in RESULTS.items():
             verdict = judge(
-                own, calling(("weather", {"city": "Oslo"}), result=result), [("weather", {"city": "Oslo"})], result
+                own,
+                calling(("weather", {"city": "Oslo"}), result=result),
+                [("weather", {"city": "Oslo"})],
+                result,
             )
             found[verdict.partition(":")[0]] += 1
             wrong += [(name, case, verdict)] if ":" in verdict else []

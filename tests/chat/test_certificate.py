@@ -20,7 +20,11 @@ def look(messages, tokenizer, template=CHATML, **mask_settings):
 
 
 def found(chat, kind):
-    return [(problem.message, problem.text) for problem in chat.certificate.problems if problem.kind == kind]
+    return [
+        (problem.message, problem.text)
+        for problem in chat.certificate.problems
+        if problem.kind == kind
+    ]
 
 
 def test_a_good_conversation_has_no_problems(tokenizer):
@@ -29,8 +33,11 @@ def test_a_good_conversation_has_no_problems(tokenizer):
     assert certificate.problems == ()
     assert certificate.ok
     assert certificate.terminators == (
-        (0, "<|im_end|>", False), (1, "<|im_end|>", True), (2, "<|im_end|>", False), (3, "<|im_end|>", True)
-    )  # fmt: skip
+        (0, "<|im_end|>", False),
+        (1, "<|im_end|>", True),
+        (2, "<|im_end|>", False),
+        (3, "<|im_end|>", True),
+    )
     assert certificate.dropped == certificate.straddling == certificate.forged == ()
     assert certificate.checks == ("boundaries of chatml agree",)
     assert chat.trained_text == ((1, "atwo<|im_end|>"), (3, "afour<|im_end|>"))
@@ -45,11 +52,18 @@ def test_a_certificate_prints_as_lines_and_a_chat_as_one(tokenizer):
         "cross-check: boundaries of chatml agree",
     ]
     count = int((chat.loss_weights != 0).sum())
-    assert repr(chat) == f"EncodedChat(4 messages, {len(chat.tokens)} tokens, {count} trained; proven)"
-    endless = look(ask("q", "a"), tokenizer, CHATML.replace("<|im_end|>", "").replace("eos_token", "''"))
+    assert (
+        repr(chat) == f"EncodedChat(4 messages, {len(chat.tokens)} tokens, {count} trained; proven)"
+    )
+    endless = look(
+        ask("q", "a"), tokenizer, CHATML.replace("<|im_end|>", "").replace("eos_token", "''")
+    )
     head, *lines = str(endless.certificate).splitlines()
     assert head == "refused"
-    assert any(line.startswith("error: message 1: the template ends the turn without a terminator") for line in lines)
+    assert any(
+        line.startswith("error: message 1: the template ends the turn without a terminator")
+        for line in lines
+    )
     assert repr(endless).endswith("missing_terminator)")
 
 
@@ -57,16 +71,16 @@ def test_generation_tags_that_agree_are_told(tokenizer):
     source = (
         "{% for m in messages %}"
         + HEAD
-        + "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}"
-        "{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+        + "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% "
+        "endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% "
+        "endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     chat = look(TWO, tokenizer, source)
     assert "generation tags agree" in chat.certificate.checks
     assert chat.certificate.problems == ()
-    without_end = source.replace("m.content + '<|im_end|>' }}{% endgen", "m.content }}{% endgen").replace(
-        "{% endgeneration %}", "{% endgeneration %}{{ '<|im_end|>' }}"
-    )
+    without_end = source.replace(
+        "m.content + '<|im_end|>' }}{% endgen", "m.content }}{% endgen"
+    ).replace("{% endgeneration %}", "{% endgeneration %}{{ '<|im_end|>' }}")
     chat = look(TWO, tokenizer, without_end)
     assert "generation tags disagree" in chat.certificate.checks
     [(message, text)] = found(chat, "disagreement")
@@ -101,9 +115,17 @@ def test_nothing_trained(tokenizer):
         (-1, "no token is trained: role user is not in roles_to_train")
     ]
     assert not look(TWO[:1], tokenizer).certificate.ok
-    flagged = [message | ({"train": False} if message["role"] == "assistant" else {}) for message in TWO]
+    flagged = [
+        message | ({"train": False} if message["role"] == "assistant" else {}) for message in TWO
+    ]
     assert found(look(flagged, tokenizer), "nothing_trained") == [
-        (-1, "no token is trained: role user is not in roles_to_train; the record says not to train this message")
+        (
+            -1,
+            (
+                "no token is trained: role user is not in roles_to_train; the record says not to "
+                "train this message"
+            ),
+        )
     ]
     with pytest.raises(ConversationError, match="no token is trained"):
         encode(TWO[:1], tokenizer=tokenizer, template=CHATML)
@@ -120,26 +142,33 @@ def test_missing_terminator(tokenizer):
 def test_not_written_words(tokenizer):
     source = CHATML.replace("m.content", "(m.content if m.content != 'atwo' else '')")
     chat = look(TWO, tokenizer, source)
-    assert found(chat, "not_written") == [(1, "the template leaves out 'atwo' of its content: all of it")]
+    assert found(chat, "not_written") == [
+        (1, "the template leaves out 'atwo' of its content: all of it")
+    ]
     assert not chat.certificate.ok
 
 
 def test_not_written_turns(tokenizer):
     source = CHATML.replace(
-        "{{ '<|im_start|>' + m", "{% if m.content == 'atwo' %}{% continue %}{% endif %}{{ '<|im_start|>' + m"
+        "{{ '<|im_start|>' + m",
+        "{% if m.content == 'atwo' %}{% continue %}{% endif %}{{ '<|im_start|>' + m",
     )
     chat = look(TWO, tokenizer, source)
     assert (1, "the template writes nothing of this message") in found(chat, "not_written")
     assert trained(chat) == ["afour<|im_end|>"]
     dropped_user = look(TWO, tokenizer, source.replace("atwo", "uthree"))
-    assert found(dropped_user, "dropped") == [(2, "the template leaves out 'uthree' of its content")]
+    assert found(dropped_user, "dropped") == [
+        (2, "the template leaves out 'uthree' of its content")
+    ]
     assert dropped_user.certificate.ok
 
 
 def test_not_written_tool_calls_and_tools(tokenizer):
     messages = [TWO[0], {"role": "assistant", "content": "alook", "tool_calls": [call(city="x")]}]
     chat = look({"messages": messages, "tools": TOOLS}, tokenizer)
-    assert found(chat, "not_written") == [(1, "the template writes none of its tool calls; take one that does")]
+    assert found(chat, "not_written") == [
+        (1, "the template writes none of its tool calls; take one that does")
+    ]
     assert found(chat, "dropped") == [(-1, "the template writes none of the tools")]
     source = "{{ tools | tojson }}" + CHATML.replace(
         "m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')"
@@ -167,14 +196,17 @@ def test_foreign_text(tokenizer):
     assert not chat.certificate.ok
     with pytest.raises(ConversationError, match=r"message 0.*'uone'.*message 1"):
         encode(TWO, tokenizer=tokenizer, template=source)
-    assert "foreign_text" not in kinds(look(TWO, tokenizer, source, roles_to_train=["user", "assistant"]))
+    assert "foreign_text" not in kinds(
+        look(TWO, tokenizer, source, roles_to_train=["user", "assistant"])
+    )
 
 
 def test_untraced(tokenizer):
     """A template that writes the last answer outside of its loop over messages."""
     source = (
-        "{% for m in messages[:-1] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{{ '<|im_start|>assistant\n' + messages[-1].content + '<|im_end|>' }}"
+        "{% for m in messages[:-1] %}{{ '<|im_start|>' + m.role + '\n' + m.content + "
+        "'<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' + messages[-1].content + "
+        "'<|im_end|>' }}"
     )
     chat = look(TWO, tokenizer, source)
     assert "untraced" in kinds(chat)
@@ -201,18 +233,25 @@ def test_context_differs(tokenizer):
     [(message, text)] = found(chat, "context_differs")
     assert message == 1
     assert text.startswith(
-        r"when it prompts for this reply, the template writes '<|im_end|>\n<|im_start|>assista' instead of "
-        r"'!<|im_end|>\n<|im_start|>assist' before it; on_rewrite: split"
+        r"when it prompts for this reply, the template writes "
+        r"'<|im_end|>\n<|im_start|>assista' instead of '!<|im_end|>\n<|im_start|>assist' "
+        r"before it; on_rewrite: split"
     )
     assert chat.certificate.ok
-    assert "context_differs" not in kinds(look(TWO[:2], tokenizer, MORE_FOLLOWS, roles_to_train=["user"]))
+    assert "context_differs" not in kinds(
+        look(TWO[:2], tokenizer, MORE_FOLLOWS, roles_to_train=["user"])
+    )
     with pytest.raises(ConversationError, match=r"prompts.*template"):
         look(TWO[:2], tokenizer, MORE_FOLLOWS, on_rewrite="error")
 
 
 def test_context_that_differs_in_few_conversations_is_told(tokenizer):
-    """However often the template was found in order: what kinds of messages are before a reply is looked at."""
-    source = CHATML.replace("+ '<|im_end|>", "+ ('!' if m.role == 'tool' and not loop.last else '') + '<|im_end|>")
+    """However often the template was found in order: what kinds of messages are before a reply is
+    looked at.
+    """
+    source = CHATML.replace(
+        "+ '<|im_end|>", "+ ('!' if m.role == 'tool' and not loop.last else '') + '<|im_end|>"
+    )
     encoder = ChatEncoder(tokenizer, load_template(source, tokenizer=tokenizer))
     for _ in range(40):
         [chat] = encoder.encode(read_conversation({"messages": TWO}))
@@ -222,7 +261,11 @@ def test_context_that_differs_in_few_conversations_is_told(tokenizer):
 
 
 def test_split_gives_each_reply_the_text_that_prompts_for_it(tokenizer):
-    encoder = ChatEncoder(tokenizer, load_template(MORE_FOLLOWS, tokenizer=tokenizer), MaskSettings(on_rewrite="split"))
+    encoder = ChatEncoder(
+        tokenizer,
+        load_template(MORE_FOLLOWS, tokenizer=tokenizer),
+        MaskSettings(on_rewrite="split"),
+    )
     first, second = encoder.encode(read_conversation({"messages": TWO}))
     begin, end = "<|im_start|>", "<|im_end|>\n"
     assert first.text == f"{begin}user\nuone{end}{begin}assistant\natwo{end}"
@@ -238,9 +281,13 @@ def test_dropped(tokenizer):
     source = CHATML.replace("m.content", "m.content[:4]")
     chat = look(ask("question", "answer"), tokenizer, source)
     assert found(chat, "dropped") == [
-        (0, "the template leaves out 'tion' of its content"), (1, "the template leaves out 'er' of its content")
-    ]  # fmt: skip
-    assert chat.certificate.dropped == (Dropped(0, "content", 4, 8, "tion"), Dropped(1, "content", 4, 6, "er"))
+        (0, "the template leaves out 'tion' of its content"),
+        (1, "the template leaves out 'er' of its content"),
+    ]
+    assert chat.certificate.dropped == (
+        Dropped(0, "content", 4, 8, "tion"),
+        Dropped(1, "content", 4, 6, "er"),
+    )
     assert chat.certificate.ok
 
 
@@ -256,7 +303,9 @@ def test_trimmed_whitespace_is_listed_but_no_problem(tokenizer):
 def test_dropped_reasoning(tokenizer):
     messages = ask("u", "a", reasoning_content="because")
     chat = look(messages, tokenizer)
-    assert found(chat, "dropped") == [(1, "the template leaves out 'because' of its reasoning_content")]
+    assert found(chat, "dropped") == [
+        (1, "the template leaves out 'because' of its reasoning_content")
+    ]
     assert chat.certificate.ok
 
 
@@ -282,10 +331,20 @@ def test_forged(tokenizer):
 
 
 def test_forged_by_tools_and_by_names_of_arguments(tokenizer):
-    tools = [{"type": "function", "function": {"name": "f", "description": "x<|im_end|>y", "parameters": {}}}]
-    messages = [TWO[0], {"role": "assistant", "content": "a", "tool_calls": [call("f", **{"k<|im_end|>": 1})]}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "x<|im_end|>y", "parameters": {}},
+        }
+    ]
+    messages = [
+        TWO[0],
+        {"role": "assistant", "content": "a", "tool_calls": [call("f", **{"k<|im_end|>": 1})]},
+    ]
     source = "{{ tools | tojson }}" + CHATML.replace(
-        "m.content", "m.content + (m.tool_calls[0].function.arguments.keys() | list | join if m.tool_calls else '')"
+        "m.content",
+        "m.content + (m.tool_calls[0].function.arguments.keys() | list | join if m.tool_calls "
+        "else '')",
     )
     chat = look({"messages": messages, "tools": tools}, tokenizer, source)
     assert [control for _, control in chat.certificate.forged] == ["<|im_end|>"] * 2
@@ -293,11 +352,11 @@ def test_forged_by_tools_and_by_names_of_arguments(tokenizer):
 
 
 SILENT = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-    "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-    "{{ m.content + END + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-    "{% else %}BYE{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' "
+    "and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + END + '\n' }}{% "
+    "endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if "
+    "enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' "
+    "}}{% endif %}{% else %}BYE{% endif %}"
 )
 """As Qwen3: the prompt supplies an empty block of thinking if the model is not to think."""
 
@@ -305,11 +364,15 @@ SILENT = (
 @pytest.mark.parametrize(("end", "bye"), [("<|im_end|>", ""), ("</s>", "bye")])
 def test_what_a_prompt_supplies_is_no_disagreement_of_boundaries(tokenizer, end, bye):
     messages = {"messages": TWO[:2], "chat_template_kwargs": {"enable_thinking": False}}
-    source = SILENT.replace("END", f"('{end}' if m.role == 'assistant' else '<|im_end|>')").replace("BYE", bye)
+    source = SILENT.replace("END", f"('{end}' if m.role == 'assistant' else '<|im_end|>')").replace(
+        "BYE", bye
+    )
     chat = look(messages, tokenizer, source)
     assert trained(chat) == [f"atwo{end}"]
     verdict = "disagree" if bye else "agree"
-    assert chat.certificate.checks == (f"boundaries of chatml {verdict}, apart from what the prompt supplies",)
+    assert chat.certificate.checks == (
+        f"boundaries of chatml {verdict}, apart from what the prompt supplies",
+    )
     assert len(found(chat, "disagreement")) == (verdict == "disagree")
     thinking = look({"messages": TWO[:2]}, tokenizer, source)
     assert trained(thinking) == [f"<think>\n\n</think>\n\natwo{end}"]
@@ -319,10 +382,11 @@ def test_what_a_prompt_supplies_is_no_disagreement_of_boundaries(tokenizer, end,
 def test_tags_are_not_excused_for_what_a_prompt_supplies(tokenizer):
     """Whoever writes tags into a template knows its prompt."""
     source = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
-        "{{ '<think>\\n\\n</think>\\n\\n' + m.content + '<|im_end|>' }}{% endgeneration %}"
-        "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == "
+        "'assistant' %}{% generation %}{{ '<think>\\n\\n</think>\\n\\n' + m.content + "
+        "'<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif "
+        "%}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{% endif %}"
     )
     chat = look(TWO[:2], tokenizer, source)
     assert trained(chat) == ["atwo<|im_end|>"]
@@ -334,7 +398,9 @@ def test_tags_are_not_excused_for_what_a_prompt_supplies(tokenizer):
 
 def test_boundaries_that_disagree_are_told(tokenizer):
     """A template that ends replies otherwise than its family."""
-    source = CHATML.replace("+ '<|im_end|>\n'", "+ ('</s>' if m.role == 'assistant' else '<|im_end|>') + '\n'")
+    source = CHATML.replace(
+        "+ '<|im_end|>\n'", "+ ('</s>' if m.role == 'assistant' else '<|im_end|>') + '\n'"
+    )
     chat = look(TWO, tokenizer, source)
     assert trained(chat) == ["atwo</s>", "afour</s>"]
     assert "boundaries of chatml disagree" in chat.certificate.checks
@@ -344,9 +410,15 @@ def test_boundaries_that_disagree_are_told(tokenizer):
 
 @pytest.mark.parametrize(
     "mask_settings",
-    [{"train_on_eos": "all"}, {"train_on_eos": "none"}, {"mask_history": True}, {"roles_to_train": ["user"]},
-     {"train_on_inputs": True}, {"train_on_eos": "last"}],
-)  # fmt: skip
+    [
+        {"train_on_eos": "all"},
+        {"train_on_eos": "none"},
+        {"mask_history": True},
+        {"roles_to_train": ["user"]},
+        {"train_on_inputs": True},
+        {"train_on_eos": "last"},
+    ],
+)
 def test_other_methods_are_asked_only_what_they_can_tell(tokenizer, mask_settings):
     chat = look(TWO, tokenizer, **mask_settings)
     assert chat.certificate.checks == ()
@@ -365,7 +437,11 @@ def test_straddling_tokens_are_named(tokenizer):
     whole = "".join(trained(chat))
     assert whole.endswith("her<|im_end|>")
     borders = {chat.text.index("weather") + 4}
-    inside = [t for t in range(len(chat.tokens)) if any(chat.begins[t] < b < chat.ends[t] for b in borders)]
+    inside = [
+        t
+        for t in range(len(chat.tokens))
+        if any(chat.begins[t] < b < chat.ends[t] for b in borders)
+    ]
     assert list(chat.certificate.straddling) == inside
 
 

@@ -70,9 +70,12 @@ def test_eos_is_trained_where_padding_is_eos(tmp_path_factory):
 def test_answers_behind_tool_results_are_trained(tokenizer):
     """Pixtral: no [/INST] stands before the answer; scanners skip it."""
     messages = [
-        {"role": "user", "content": "uweather"}, {"role": "assistant", "content": "", "tool_calls": [call(city="x")]},
-        result("tsun"), {"role": "assistant", "content": "afine"}, *ask("umore", "amore"),
-    ]  # fmt: skip
+        {"role": "user", "content": "uweather"},
+        {"role": "assistant", "content": "", "tool_calls": [call(city="x")]},
+        result("tsun"),
+        {"role": "assistant", "content": "afine"},
+        *ask("umore", "amore"),
+    ]
     chat = encode_chat(messages, tokenizer, TOOL_FLOW)
     texts = trained(chat)
     assert len(texts) == 3
@@ -83,7 +86,9 @@ def test_answers_behind_tool_results_are_trained(tokenizer):
     assert kinds(chat) <= {"disagreement"}
 
 
-@pytest.mark.parametrize("content", ["[[1, 2], [3, 4]]", "]]a[[", "[[dummy_message]]", "{{ messages }}", "{% x %}"])
+@pytest.mark.parametrize(
+    "content", ["[[1, 2], [3, 4]]", "]]a[[", "[[dummy_message]]", "{{ messages }}", "{% x %}"]
+)
 def test_content_that_looks_like_a_placeholder_is_trained_whole(tokenizer, content):
     """Found by rendering a placeholder instead and comparing, its ends would be lost."""
     assert trained(encode_chat(ask("u", content), tokenizer)) == [content + "<|im_end|>"]
@@ -94,9 +99,13 @@ def test_empty_replies_train_their_end(tokenizer):
     assert trained(chat) == ["<|im_end|>", "a<|im_end|>"]
     assert [(told.kind, told.message) for told in chat.certificate.problems] == [("empty_reply", 1)]
     blank = encode_chat(ask("", " \n", "u", "a"), tokenizer)
-    assert [(told.kind, told.message) for told in blank.certificate.problems] == [("empty_reply", 1)]
+    assert [(told.kind, told.message) for told in blank.certificate.problems] == [
+        ("empty_reply", 1)
+    ]
     calling = {"role": "assistant", "content": "", "tool_calls": [call(city="x")]}
-    source = CHATML.replace("m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')")
+    source = CHATML.replace(
+        "m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')"
+    )
     assert kinds(encode_chat([*ask("u"), calling], tokenizer, source)) == set()
     assert "empty_reply" not in kinds(encode_chat([*ask("u"), calling], tokenizer, strict=False))
 
@@ -106,7 +115,12 @@ def test_stripped_thinking_moves_nothing(tokenizer):
     source = CHATML.replace(
         "m.content", "(m.content if loop.last else m.content.split('</think>')[-1].lstrip('\n'))"
     )  # fmt: skip
-    messages = ask("u1", "<think>\nlong thoughts of the model\n</think>\n\na1", "u2", "<think>\nh\n</think>\n\na2")
+    messages = ask(
+        "u1",
+        "<think>\nlong thoughts of the model\n</think>\n\na1",
+        "u2",
+        "<think>\nh\n</think>\n\na2",
+    )
     chat = encode_chat(messages, tokenizer, source)
     assert chat.trained_text == ((1, "a1<|im_end|>"), (3, "<think>\nh\n</think>\n\na2<|im_end|>"))
     assert {"rewritten", "dropped"} <= kinds(chat)
@@ -118,7 +132,11 @@ def test_equal_words_everywhere(tokenizer):
 
 
 def test_replies_in_a_row_and_a_reply_first(tokenizer):
-    messages = [{"role": "assistant", "content": "hello"}, *ask("u", "a1"), {"role": "assistant", "content": "a2"}]
+    messages = [
+        {"role": "assistant", "content": "hello"},
+        *ask("u", "a1"),
+        {"role": "assistant", "content": "a2"},
+    ]
     assert [text for _, text in encode_chat(messages, tokenizer).trained_text] == [
         "hello<|im_end|>", "a1<|im_end|>", "a2<|im_end|>"
     ]  # fmt: skip
@@ -150,17 +168,26 @@ def test_the_door_reads_records_templates_and_settings(tokenizer, tmp_path):
 
 
 FILES = {
-    "axolotl_fixtures/conversation.json": 1, "fastchat/dummy_conversation.json": 500,
-    "llamafactory/glaive_toolcall_en_demo.json": 300, "llamafactory/glaive_toolcall_zh_demo.json": 300,
-    "llamafactory/identity.json": 91, "llamafactory/reason_tool_use_demo_50.jsonl": 50,
-    "llamafactory/v1_sft_demo.jsonl": 500, "oasst/en_100_message.jsonl": 100, "oasst/en_100_tree.jsonl": 100,
-}  # fmt: skip
+    "axolotl_fixtures/conversation.json": 1,
+    "fastchat/dummy_conversation.json": 500,
+    "llamafactory/glaive_toolcall_en_demo.json": 300,
+    "llamafactory/glaive_toolcall_zh_demo.json": 300,
+    "llamafactory/identity.json": 91,
+    "llamafactory/reason_tool_use_demo_50.jsonl": 50,
+    "llamafactory/v1_sft_demo.jsonl": 500,
+    "oasst/en_100_message.jsonl": 100,
+    "oasst/en_100_tree.jsonl": 100,
+}
 
 
 def real_conversations(real_data):
     for name in FILES:
         text = (real_data / "chat" / name).read_text(encoding="utf-8")
-        records = [json.loads(line) for line in text.split("\n") if line.strip()] if name.endswith("l") else None
+        records = (
+            [json.loads(line) for line in text.split("\n") if line.strip()]
+            if name.endswith("l")
+            else None
+        )
         records = json.loads(text) if records is None else records
         for number, record in enumerate(records if isinstance(records, list) else [records]):
             try:
@@ -178,7 +205,9 @@ def real_encoder(real_data, folder, name):
     else:
         packed = (real_data / "tokenizers/hf_derived/qwen2.5/tokenizer.json.gz").read_bytes()
         (folder / "tokenizer.json").write_bytes(gzip.decompress(packed))
-        (folder / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}')
+        (folder / "tokenizer_config.json").write_text(
+            '{"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}'
+        )
         tokenizer = load_tokenizer(folder)
     return ChatEncoder(tokenizer, Template(source=source, name=name, variables=TOKENS))
 
@@ -201,7 +230,11 @@ def test_every_real_conversation(real_data, tmp_path, name):
             [chat] = encoder.encode(conversation)
         except ConversationError as error:
             # Llama 3.1's template; the message names the record.
-            found["refused" if "single tool-calls" in str(error) and conversation.origin in str(error) else "lost"] += 1
+            found[
+                "refused"
+                if "single tool-calls" in str(error) and conversation.origin in str(error)
+                else "lost"
+            ] += 1
             continue
         found["good" if chat.certificate.ok else "with errors"] += 1
         told.update(kinds(chat))
@@ -214,7 +247,9 @@ def test_every_real_conversation(real_data, tmp_path, name):
 
 
 def check_real(chat, conversation):
-    """All that is trained is in turns of the assistant, and all of its words are trained or reported."""
+    """All that is trained is in turns of the assistant, and all of its words are trained or
+    reported.
+    """
     in_turns = {int(message) for message in chat.messages[chat.loss_weights != 0]}
     assert {conversation.messages[message]["role"] for message in in_turns} <= {"assistant"}
     text = "".join(text for _, text in chat.trained_text)
@@ -237,17 +272,29 @@ def test_what_is_given_by_mistake_is_named(tmp_path_factory):
 def test_auto_is_the_tokenizers_own_template(tmp_path_factory, tmp_path):
     small_tokenizer(tmp_path_factory).save(tmp_path / "own")
     (tmp_path / "own/chat_template.jinja").write_text(CHATML)
-    texts = {encode(ask("a", "b"), tokenizer=tmp_path / "own", template=given).text for given in (None, "auto", CHATML)}
+    texts = {
+        encode(ask("a", "b"), tokenizer=tmp_path / "own", template=given).text
+        for given in (None, "auto", CHATML)
+    }
     assert len(texts) == 1
 
 
 def test_variables_of_the_template_are_sent_to_it(tmp_path_factory):
-    with pytest.raises(ConfigError, match=r"'chat_template_kwargs' is not a.*template=ps\.chat\.load_template\("):
-        encode(ask("a"), tokenizer=small_tokenizer(tmp_path_factory), template=CHATML, chat_template_kwargs={})
+    with pytest.raises(
+        ConfigError, match=r"'chat_template_kwargs' is not a.*template=ps\.chat\.load_template\("
+    ):
+        encode(
+            ask("a"),
+            tokenizer=small_tokenizer(tmp_path_factory),
+            template=CHATML,
+            chat_template_kwargs={},
+        )
 
 
 def test_tools_may_stand_beside_messages(tmp_path_factory):
     source = CHATML + "{{ tools | tojson }}"
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    chat = encode(ask("a", "b"), tokenizer=small_tokenizer(tmp_path_factory), template=source, tools=tools)
+    chat = encode(
+        ask("a", "b"), tokenizer=small_tokenizer(tmp_path_factory), template=source, tools=tools
+    )
     assert '"name": "look"' in chat.text

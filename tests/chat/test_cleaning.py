@@ -11,7 +11,9 @@ LETTERS = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 def chat(roles, weights=None):
     """A letter a message; every content is as long as its place, from 1."""
-    messages = tuple({"role": LETTERS[role], "content": "x" * (at + 1)} for at, role in enumerate(roles))
+    messages = tuple(
+        {"role": LETTERS[role], "content": "x" * (at + 1)} for at, role in enumerate(roles)
+    )
     return Conversation(
         messages=messages,
         message_weights=tuple(weights or [DEFAULT_WEIGHTS] * len(roles)),
@@ -21,7 +23,11 @@ def chat(roles, weights=None):
 
 
 def letters(conversation):
-    return None if conversation is None else "".join(message["role"][0] for message in conversation.messages)
+    return (
+        None
+        if conversation is None
+        else "".join(message["role"][0] for message in conversation.messages)
+    )
 
 
 def length(conversation):
@@ -52,7 +58,14 @@ def test_a_trained_turn_is_not_trailing():
     assert letters(clean(chat("uau"), roles_to_train=("user",))[0]) == "uau"
     assert letters(clean(chat("uau"), train_on_inputs=True)[0]) == "uau"
     assert (
-        letters(clean(chat("uauu", [DEFAULT_WEIGHTS, DEFAULT_WEIGHTS, MessageWeights(train=True), DEFAULT_WEIGHTS]))[0])
+        letters(
+            clean(
+                chat(
+                    "uauu",
+                    [DEFAULT_WEIGHTS, DEFAULT_WEIGHTS, MessageWeights(train=True), DEFAULT_WEIGHTS],
+                )
+            )[0]
+        )
         == "uau"
     )
     assert letters(clean(chat("uau"), CleaningSettings(trim_trailing=False))[0]) == "uau"
@@ -73,16 +86,29 @@ def test_too_long_is_an_error_a_drop_or_a_cut():
     assert fit(long, CleaningSettings(max_tokens=21), length) == (long, Counts())
     with pytest.raises(ConversationError, match=r"c:1: 21.*6.*most 20.*too_long"):
         fit(long, CleaningSettings(max_tokens=20), length)
-    assert fit(long, CleaningSettings(max_tokens=20, too_long="drop"), length) == (None, Counts(too_long=1))
+    assert fit(long, CleaningSettings(max_tokens=20, too_long="drop"), length) == (
+        None,
+        Counts(too_long=1),
+    )
     cut, counts = fit(long, CleaningSettings(max_tokens=20, too_long="truncate"), length)
     assert (letters(cut), counts) == ("uaua", Counts(truncated=1, truncated_messages=2))
-    assert letters(fit(long, CleaningSettings(max_tokens=9, too_long="truncate"), length)[0]) == "ua"
-    assert fit(long, CleaningSettings(max_tokens=2, too_long="truncate"), length) == (None, Counts(too_long=1))
+    assert (
+        letters(fit(long, CleaningSettings(max_tokens=9, too_long="truncate"), length)[0]) == "ua"
+    )
+    assert fit(long, CleaningSettings(max_tokens=2, too_long="truncate"), length) == (
+        None,
+        Counts(too_long=1),
+    )
 
 
 def test_a_cut_never_leaves_nothing_to_train():
-    long = chat("uaua", [DEFAULT_WEIGHTS, MessageWeights(train=False), DEFAULT_WEIGHTS, DEFAULT_WEIGHTS])
-    assert fit(long, CleaningSettings(max_tokens=5, too_long="truncate"), length) == (None, Counts(too_long=1))
+    long = chat(
+        "uaua", [DEFAULT_WEIGHTS, MessageWeights(train=False), DEFAULT_WEIGHTS, DEFAULT_WEIGHTS]
+    )
+    assert fit(long, CleaningSettings(max_tokens=5, too_long="truncate"), length) == (
+        None,
+        Counts(too_long=1),
+    )
 
 
 def test_lengths_of_turns_are_enough():
@@ -113,7 +139,9 @@ def test_counts_add_up(chats, limit, too_long):
         left_out += len(roles) - len(conversation.messages)
         # The slow twin: the longest beginning that ends with the assistant and is short enough.
         heads = [roles[:end] for end in range(1, len(roles) + 1) if roles[end - 1] == "a"]
-        assert letters(conversation) == max((head for head in heads if length(chat(head)) <= limit), key=len)
+        assert letters(conversation) == max(
+            (head for head in heads if length(chat(head)) <= limit), key=len
+        )
     assert total.read == len(chats)
     assert total.kept == kept
     assert total.read == total.kept + total.empty + total.untrained + total.too_long
@@ -121,7 +149,9 @@ def test_counts_add_up(chats, limit, too_long):
 
 
 def test_the_report():
-    counts = Counts(read=9, empty=1, untrained=2, too_long=1, trimmed=3, trimmed_messages=4, truncated=1)
+    counts = Counts(
+        read=9, empty=1, untrained=2, too_long=1, trimmed=3, trimmed_messages=4, truncated=1
+    )
     assert counts.lines() == [
         "5 of 9 conversations kept",
         "3 trimmed: 4 trailing messages that no reply follows",

@@ -1,4 +1,6 @@
-"""A template is given what the record has; in another form only where it fails on that, or writes something else."""
+"""A template is given what the record has; in another form only where it fails on that, or writes
+something else.
+"""
 
 import json
 
@@ -24,7 +26,10 @@ from penstock.core.errors import ConversationError, RecordError
 
 
 def text_call(place=0):
-    return {**call(place=place), "function": {"name": "get_weather", "arguments": '{"city": "aParis"}'}}
+    return {
+        **call(place=place),
+        "function": {"name": "get_weather", "arguments": '{"city": "aParis"}'},
+    }
 
 
 def calling(content, one):
@@ -43,7 +48,10 @@ GIVEN = {
     "parts": CONVERSATIONS["parts"],
 }
 PARTS = [{"type": "text", "text": "ab "}, {"type": "text", "text": "cd"}]
-HEAD, END = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}", "{{ '<|im_end|>\n' }}{% endfor %}"
+HEAD, END = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}",
+    "{{ '<|im_end|>\n' }}{% endfor %}",
+)
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 
 
@@ -53,46 +61,89 @@ def around(body):
 
 CALL = "{% for c in m.tool_calls %}{{ '<call>' + c.function.arguments + '</call>' }}{% endfor %}"
 PAIRS = (
-    "{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}{{ k + '=' + v }}{% endfor %}{% endfor %}"
+    "{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}{{ k + '=' + v }}{% "
+    "endfor %}{% endfor %}"
 )
-QUOTED = "{% for c in m.tool_calls %}{{ '<call>' + (c.function.arguments | tojson) + '</call>' }}{% endfor %}"
+QUOTED = (
+    "{% for c in m.tool_calls %}{{ '<call>' + (c.function.arguments | tojson) + '</call>' }}{% "
+    "endfor %}"
+)
 TAKES = {
     "null alone calls": (
-        "{% if m.content is none %}" + CALL + "{% else %}{{ m.content }}{% endif %}", "null and text", (),
+        "{% if m.content is none %}" + CALL + "{% else %}{{ m.content }}{% endif %}",
+        "null and text",
+        (),
         '{"city": "aParis"}',
     ),
-    "null fails": ("{{ m.content + '' }}" + QUOTED, "null", ("empty_content",), '{"city": "aParis"}'),
-    "null is written as None": ("{{ m.content }}" + QUOTED, "null", ("empty_content",), '{"city": "aParis"}'),
+    "null fails": (
+        "{{ m.content + '' }}" + QUOTED,
+        "null",
+        ("empty_content",),
+        '{"city": "aParis"}',
+    ),
+    "null is written as None": (
+        "{{ m.content }}" + QUOTED,
+        "null",
+        ("empty_content",),
+        '{"city": "aParis"}',
+    ),
     "text as it is": ("{{ m.content or '' }}" + CALL, "text", (), '{"city": "aParis"}'),
-    "text is quoted": ("{{ m.content or '' }}" + QUOTED, "text", ("decode_arguments",), '{"city": "aParis"}'),
+    "text is quoted": (
+        "{{ m.content or '' }}" + QUOTED,
+        "text",
+        ("decode_arguments",),
+        '{"city": "aParis"}',
+    ),
     "objects alone": (
-        "{{ m.content or '' }}" + PAIRS, "text", ("decode_arguments",), "city=aParis",
+        "{{ m.content or '' }}" + PAIRS,
+        "text",
+        ("decode_arguments",),
+        "city=aParis",
     ),
     # As GLM 4.6: it writes the name, and nothing of arguments that are text.
     "objects or nothing": (
         (
-            "{% for c in m.tool_calls %}{{ c.function.name }}{% if c.function.arguments is mapping %}"
-            "{% for k, v in c.function.arguments.items() %}{{ k + '=' + v }}{% endfor %}{% endif %}{% endfor %}"
-            "{{ m.content or '' }}"
+            "{% for c in m.tool_calls %}{{ c.function.name }}{% if c.function.arguments is "
+            "mapping %}{% for k, v in c.function.arguments.items() %}{{ k + '=' + v }}{% "
+            "endfor %}{% endif %}{% endfor %}{{ m.content or '' }}"
         ),
-        "text", ("decode_arguments",), "city=aParis",
+        "text",
+        ("decode_arguments",),
+        "city=aParis",
     ),
     "a null and objects": (
-        "{{ m.content + '' }}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}", "null and text",
-        ("empty_content", "decode_arguments"), "aParis",
+        (
+            "{{ m.content + '' }}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% "
+            "endfor %}"
+        ),
+        "null and text",
+        ("empty_content", "decode_arguments"),
+        "aParis",
     ),
     "lists": ("{% for p in m.content %}{{ p.text }}{% endfor %}", "parts", (), "abeta aone"),
     "lists fail": ("{{ '' + m.content }}", "parts", ("join_text_parts",), "abeta aone"),
-    "lists are written in Python's notation": ("{{ m.content }}", "parts", ("join_text_parts",), "abeta aone"),
-    "lists are left out": (
-        "{% if m.content is string %}{{ m.content }}{% endif %}", "parts", ("join_text_parts",), "abeta aone"
+    "lists are written in Python's notation": (
+        "{{ m.content }}",
+        "parts",
+        ("join_text_parts",),
+        "abeta aone",
     ),
-}  # fmt: skip
-"""Body of a template, conversation, what is changed for it, and what is written for the first reply."""
+    "lists are left out": (
+        "{% if m.content is string %}{{ m.content }}{% endif %}",
+        "parts",
+        ("join_text_parts",),
+        "abeta aone",
+    ),
+}
+"""Body of a template, conversation, what is changed for it, and what is written for the first
+reply.
+"""
 
 
 def encoder(source, folder, controls=ALL_CONTROLS):
-    return ChatEncoder(make_tokenizer(folder, list(controls)), Template(source=source, variables=TOKENS))
+    return ChatEncoder(
+        make_tokenizer(folder, list(controls)), Template(source=source, variables=TOKENS)
+    )
 
 
 def normal(messages, changed):
@@ -121,7 +172,9 @@ def test_the_first_form_that_a_template_takes_is_rendered(name, folder):
     assert chat.certificate.changed == changed
     assert written in chat.trained_text[0][1]
     assert "None" not in chat.text
-    plain = Template(source=around(body), variables=TOKENS).render_plain(normal(GIVEN[given], changed), tools=TOOLS)
+    plain = Template(source=around(body), variables=TOKENS).render_plain(
+        normal(GIVEN[given], changed), tools=TOOLS
+    )
     assert chat.text == plain
 
 
@@ -137,7 +190,9 @@ def test_settings_keep_the_form_of_the_record(folder):
 
 def test_plain_conversations_are_rendered_once(folder, monkeypatch):
     own, rendered = encoder(CHATML, folder), []
-    monkeypatch.setattr(Template, "render", lambda self, *a, **k: rendered.append(1) or RENDER(self, *a, **k))
+    monkeypatch.setattr(
+        Template, "render", lambda self, *a, **k: rendered.append(1) or RENDER(self, *a, **k)
+    )
     for messages in (ask("u", "a", "v", "b"), ask("u", "")):
         render_form(read_chat(messages), own.template)
     assert len(rendered) == 2
@@ -147,26 +202,51 @@ RENDER = Template.render
 
 FAILING = {
     "arguments that stay text": (
-        around("{% for c in m.tool_calls %}{{ c.function.arguments.city + '' }}{% endfor %}"), "text",
-        {"decode_arguments": False}, "decode_arguments: true gives it the arguments of tool calls as objects",
+        around("{% for c in m.tool_calls %}{{ c.function.arguments.city + '' }}{% endfor %}"),
+        "text",
+        {"decode_arguments": False},
+        "decode_arguments: true gives it the arguments of tool calls as objects",
     ),
     "parts that stay a list": (
-        CHATML, "parts", {"join_text_parts": False},
-        r'can only concatenate str \(not "list"\) to str; join_text_parts: true gives it one text for the parts',
+        CHATML,
+        "parts",
+        {"join_text_parts": False},
+        (
+            r'can only concatenate str \(not "list"\) to str; join_text_parts: true gives it one '
+            r"text for the parts"
+        ),
     ),
     "neither": (
-        around("{{ m.content.images + '' }}"), "parts", {},
-        r"'list object' has no attribute 'images'; with join_text_parts: 'str object' has no attribute 'images'",
+        around("{{ m.content.images + '' }}"),
+        "parts",
+        {},
+        (
+            r"'list object' has no attribute 'images'; with join_text_parts: 'str object' has no "
+            r"attribute 'images'"
+        ),
     ),
     "both forms": (
-        "{{ raise_exception('no calls') }}", "null and text", {},
-        "refuses the conversation: no calls; with an empty content for null and decode_arguments as well",
+        "{{ raise_exception('no calls') }}",
+        "null and text",
+        {},
+        (
+            "refuses the conversation: no calls; with an empty content for null and "
+            "decode_arguments as well"
+        ),
     ),
     "objects where text is wanted": (
-        around("{{ m.content or '' }}" + CALL), "null", {"decode_arguments": False}, r'not "dict"\) to str',
+        around("{{ m.content or '' }}" + CALL),
+        "null",
+        {"decode_arguments": False},
+        r'not "dict"\) to str',
     ),
-    "an attribute of a message": (around("{{ m.words + '' }}"), "parts", {}, "'dict object' has no attribute 'words'"),
-}  # fmt: skip
+    "an attribute of a message": (
+        around("{{ m.words + '' }}"),
+        "parts",
+        {},
+        "'dict object' has no attribute 'words'",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAILING)
@@ -192,7 +272,9 @@ def test_texts_equal_those_of_transformers(real_data, folder, given):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     found = []
     for path in sorted(real_data.joinpath("chat_templates").glob("*/*.jinja")):
-        own = encoder(path.read_text(encoding="utf-8"), folder, markers_of(path.read_text(encoding="utf-8")))
+        own = encoder(
+            path.read_text(encoding="utf-8"), folder, markers_of(path.read_text(encoding="utf-8"))
+        )
         conversation = read_chat(GIVEN[given])
         try:
             [chat] = own.encode(conversation)
@@ -202,7 +284,10 @@ def test_texts_equal_those_of_transformers(real_data, folder, given):
             continue
         changed = chat.certificate.changed
         rendered = utils.render_jinja_template(
-            [normal(GIVEN[given], changed)], tools=conversation.tools, chat_template=own.template.source, **TOKENS
+            [normal(GIVEN[given], changed)],
+            tools=conversation.tools,
+            chat_template=own.template.source,
+            **TOKENS,
         )
         assert chat.text == rendered[0][0], path.stem
         found.append(changed)
@@ -212,7 +297,9 @@ def test_texts_equal_those_of_transformers(real_data, folder, given):
 
 
 def test_a_template_of_texts_refuses_an_image_and_names_the_cure():
-    """`template="chatml"` together with a processor: the template joins texts, and an image is no text."""
+    """`template="chatml"` together with a processor: the template joins texts, and an image is no
+    text.
+    """
     asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "usee?"}]}
     conversation = read_chat([*ask("uhello", "ahi"), asked])
     with pytest.raises(RecordError, match=r"message 2 \(user\).*type image.*template: auto"):

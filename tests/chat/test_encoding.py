@@ -1,4 +1,6 @@
-"""Control tokens only from the template, the tokenizer's own ids, exact positions: small vocabularies."""
+"""Control tokens only from the template, the tokenizer's own ids, exact positions: small
+vocabularies.
+"""
 
 import json
 import re
@@ -21,10 +23,26 @@ from penstock.core.errors import TokenizerError
 from penstock.tokenizers import Tokenizer
 
 NAMES = [
-    "plain", "nfc", "prefix space", "strips", "space runs", "space runs later", "two passes", "two passes meet",
-    "strips and runs", "single words", "normalized", "normalized strips", "metaspace first", "metaspace first strips",
-    "metaspace always", "metaspace content", "prepend", "word piece", "word piece normalized",
-]  # fmt: skip
+    "plain",
+    "nfc",
+    "prefix space",
+    "strips",
+    "space runs",
+    "space runs later",
+    "two passes",
+    "two passes meet",
+    "strips and runs",
+    "single words",
+    "normalized",
+    "normalized strips",
+    "metaspace first",
+    "metaspace first strips",
+    "metaspace always",
+    "metaspace content",
+    "prepend",
+    "word piece",
+    "word piece normalized",
+]
 SLOW = {
     "two passes meet",
     "strips and runs",
@@ -33,27 +51,53 @@ SLOW = {
     "normalized strips",
     "word piece normalized",
 }
-ODD = ["<", "|", ">", "s", "x", " ", "  ", "\n", "\t", "\x1c", "\x85", "\u2003", "\u3000", "\u200b", "e\u0301", "é"]
+ODD = [
+    "<",
+    "|",
+    ">",
+    "s",
+    "x",
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "\x1c",
+    "\x85",
+    "\u2003",
+    "\u3000",
+    "\u200b",
+    "e\u0301",
+    "é",
+]
 ODD += ["🤦🏼\u200d♂️", "[UNK]", "wORd", "<A>"]
 PIECES = st.tuples(st.sampled_from(CONTROLS * 2 + WORDS + ODD), st.booleans())
 RENDERED = st.lists(PIECES, max_size=12)
-slowly = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slowly = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(scope="session")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, tokenizers.Tokenizer]]:
+def opened(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Tokenizer, tokenizers.Tokenizer]]:
     """Ours and the tokenizers package's, by the name of the variant."""
     folder = tmp_path_factory.mktemp("encoding")
     variants = make_variants(folder / "base")
     assert list(variants) == NAMES
     return {
-        name: (open_variant(parsed, folder / name), tokenizers.Tokenizer.from_str(json.dumps(parsed)))
+        name: (
+            open_variant(parsed, folder / name),
+            tokenizers.Tokenizer.from_str(json.dumps(parsed)),
+        )
         for name, parsed in variants.items()
     }
 
 
 @pytest.fixture(params=[name for name in NAMES if name != "strips and runs"])
-def both(request: pytest.FixtureRequest, opened: dict[str, Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+def both(
+    request: pytest.FixtureRequest, opened: dict[str, Any]
+) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     pair: tuple[Tokenizer, tokenizers.Tokenizer] = opened[request.param]
     return pair
 
@@ -64,7 +108,7 @@ def join(pieces: list[tuple[str, bool]]) -> tuple[str, Any]:
 
 
 def bare(control: str) -> str:
-    """What normalizers leave of control text; BERT's also puts the space of "<think> " before 水."""
+    """What normalizers leave of control text; BERT's also puts the space of "<think> " before 水."""  # noqa: E501
     return control.lower().replace("水", "").strip()
 
 
@@ -73,7 +117,9 @@ def test_which_vocabularies_are_cut(opened: dict[str, Any]) -> None:
 
 
 def encode_or_leave(tokenizer: Tokenizer, *arguments: Any, **options: Any) -> Any:
-    """Leave out what is refused: BERT's normalizer writes a space before 水, so "<think> " and it share a character."""
+    """Leave out what is refused: BERT's normalizer writes a space before 水, so "<think> " and it
+    share a character.
+    """
     try:
         return encode_rendered(tokenizer, *arguments, **options)
     except TokenizerError as error:
@@ -84,7 +130,9 @@ def encode_or_leave(tokenizer: Tokenizer, *arguments: Any, **options: Any) -> An
 
 @slowly
 @given(pieces=RENDERED)
-def test_ids_are_the_own_encoders_when_nothing_is_forged(both: Any, pieces: list[tuple[str, bool]]) -> None:
+def test_ids_are_the_own_encoders_when_nothing_is_forged(
+    both: Any, pieces: list[tuple[str, bool]]
+) -> None:
     ours, own = both
     text, literal = join(pieces)
     due = own.encode(text, add_special_tokens=False).ids
@@ -97,7 +145,9 @@ def test_ids_are_the_own_encoders_when_nothing_is_forged(both: Any, pieces: list
 
 @slowly
 @given(pieces=RENDERED)
-def test_control_tokens_come_from_the_template_only(both: Any, pieces: list[tuple[str, bool]]) -> None:
+def test_control_tokens_come_from_the_template_only(
+    both: Any, pieces: list[tuple[str, bool]]
+) -> None:
     ours, _ = both
     text, literal = join(pieces)
     encoded = encode_or_leave(ours, text, literal)
@@ -118,7 +168,9 @@ def test_control_tokens_come_from_the_template_only(both: Any, pieces: list[tupl
 
 @slowly
 @given(pieces=RENDERED)
-def test_cutting_equals_the_way_over_the_whole_text(both: Any, pieces: list[tuple[str, bool]]) -> None:
+def test_cutting_equals_the_way_over_the_whole_text(
+    both: Any, pieces: list[tuple[str, bool]]
+) -> None:
     ours, _ = both
     text, literal = join(pieces)
     try:
@@ -146,7 +198,9 @@ def test_positions_are_the_bytes_of_each_token(both: Any, pieces: list[tuple[str
     assert touched == set(range(len(text)))
     for (_, end), (begin, _) in pairwise(spans):
         assert end - 1 <= begin <= end
-    for token_id, control, (begin, end) in zip(encoded.ids.tolist(), encoded.is_control, spans, strict=True):
+    for token_id, control, (begin, end) in zip(
+        encoded.ids.tolist(), encoded.is_control, spans, strict=True
+    ):
         spelled = ours.byte_table[token_id]
         if not control and spelled != b" ":
             assert spelled.removeprefix(b" ") in b" " + text[begin:end].encode()
@@ -160,10 +214,14 @@ def by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @slowly
 @given(rows=st.lists(RENDERED, max_size=5))
-def test_a_batch_is_its_texts_one_by_one(by_batch: None, both: Any, rows: list[list[tuple[str, bool]]]) -> None:
+def test_a_batch_is_its_texts_one_by_one(
+    by_batch: None, both: Any, rows: list[list[tuple[str, bool]]]
+) -> None:
     ours, _ = both
     texts, literals = [join(row)[0] for row in rows], [join(row)[1] for row in rows]
-    for text, literal, batched in zip(texts, literals, encode_rendered_batch(ours, texts, literals), strict=True):
+    for text, literal, batched in zip(
+        texts, literals, encode_rendered_batch(ours, texts, literals), strict=True
+    ):
         single = encode_rendered(ours, text, literal)
         for field in ("ids", "begins", "ends", "is_control"):
             assert np.array_equal(getattr(single, field), getattr(batched, field)), field

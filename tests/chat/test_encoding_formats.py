@@ -1,4 +1,6 @@
-"""Encoding of rendered text with vocabularies that are no tokenizer.json: tiktoken, tekken, SentencePiece."""
+"""Encoding of rendered text with vocabularies that are no tokenizer.json: tiktoken, tekken,
+SentencePiece.
+"""
 
 import base64
 import json
@@ -21,7 +23,9 @@ from penstock.tokenizers.split_patterns import CL100K_PATTERN, TEKKEN_PATTERN
 CONTROLS = ["[INST]", "[/INST]", "</s>"]
 ODD = ["[", "INST", "]", " ", "  ", "\n", "🤦🏼\u200d♂️", "é"]
 PIECES = st.tuples(st.sampled_from(CONTROLS * 3 + WORDS + ODD), st.booleans())
-slowly = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slowly = settings(
+    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def open_tiktoken(folder: Path) -> Tokenizer:
@@ -29,14 +33,23 @@ def open_tiktoken(folder: Path) -> Tokenizer:
     lines = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
     (folder / "tiny.tiktoken").write_bytes(lines)
     controls = {text: len(ranks) + place for place, text in enumerate(CONTROLS)}
-    (folder / "encoding.json").write_text(json.dumps({"pattern": CL100K_PATTERN, "special_tokens": controls}))
+    (folder / "encoding.json").write_text(
+        json.dumps({"pattern": CL100K_PATTERN, "special_tokens": controls})
+    )
     return load_tokenizer(folder / "tiny.tiktoken")
 
 
 def open_tekken(folder: Path) -> Tokenizer:
     ranks = byte_ranks(b" the", b" pump", b"water", "水".encode())
-    config = {"pattern": TEKKEN_PATTERN, "default_vocab_size": len(ranks) + 30, "default_num_special_tokens": 30}
-    vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for token, rank in ranks.items()]
+    config = {
+        "pattern": TEKKEN_PATTERN,
+        "default_vocab_size": len(ranks) + 30,
+        "default_num_special_tokens": 30,
+    }
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode()}
+        for token, rank in ranks.items()
+    ]
     (folder / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
     return load_tokenizer(folder / "tekken.json")
 
@@ -44,12 +57,22 @@ def open_tekken(folder: Path) -> Tokenizer:
 def open_sentencepiece(folder: Path, rule: str) -> Tokenizer:
     from sentencepiece import SentencePieceTrainer
 
-    lines = [" ".join(WORDS[place:] + WORDS[:place]).replace("\n", " ") for place in range(len(WORDS))]
+    lines = [
+        " ".join(WORDS[place:] + WORDS[:place]).replace("\n", " ") for place in range(len(WORDS))
+    ]
     SentencePieceTrainer.train(
-        sentence_iterator=iter(lines * 4), model_prefix=str(folder / "tiny"), vocab_size=310, model_type="bpe",
-        byte_fallback=True, normalization_rule_name=rule, remove_extra_whitespaces=False, control_symbols=CONTROLS[:1],
-        user_defined_symbols=CONTROLS[1:2], character_coverage=0.98, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(lines * 4),
+        model_prefix=str(folder / "tiny"),
+        vocab_size=310,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name=rule,
+        remove_extra_whitespaces=False,
+        control_symbols=CONTROLS[:1],
+        user_defined_symbols=CONTROLS[1:2],
+        character_coverage=0.98,
+        minloglevel=2,
+    )
     return load_tokenizer(folder / "tiny.model")
 
 
@@ -58,7 +81,11 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("formats")
     if request.param == "tiktoken":
         return open_tiktoken(folder)
-    return open_tekken(folder) if request.param == "tekken" else open_sentencepiece(folder, request.param)
+    return (
+        open_tekken(folder)
+        if request.param == "tekken"
+        else open_sentencepiece(folder, request.param)
+    )
 
 
 def encode_slowly(ours: Tokenizer, text: str, literal: Any) -> list[int]:
@@ -66,7 +93,10 @@ def encode_slowly(ours: Tokenizer, text: str, literal: Any) -> list[int]:
     ids, done = [], 0
     for found in re.finditer("|".join(map(re.escape, CONTROLS)), text):
         if literal[found.start() : found.end()].all():
-            ids += [*ours.encode(text[done : found.start()]).tolist(), ours.special_tokens[found.group()]]
+            ids += [
+                *ours.encode(text[done : found.start()]).tolist(),
+                ours.special_tokens[found.group()],
+            ]
             done = found.end()
     return ids + ours.encode(text[done:]).tolist()
 
@@ -80,7 +110,11 @@ def test_stretches_between_control_text(ours: Tokenizer, pieces: list[tuple[str,
     assert encoded.ids.tolist() == encode_slowly(ours, text, literal)
     allowed = encode_rendered(ours, text, literal, allow_forged=True)
     assert allowed.ids.tolist() == ours.encode(text, allow_control=True).tolist()
-    touched = {place for begin, end in zip(encoded.begins, encoded.ends, strict=True) for place in range(begin, end)}
+    touched = {
+        place
+        for begin, end in zip(encoded.begins, encoded.ends, strict=True)
+        for place in range(begin, end)
+    }
     assert touched == set(range(len(text)))
     assert (encoded.begins[1:] >= encoded.ends[:-1] - 1).all()
     assert (np.diff(encoded.begins) >= 0).all()

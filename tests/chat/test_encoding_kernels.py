@@ -21,17 +21,28 @@ FLAGS = st.fixed_dictionaries(
     }
 )
 ENTRIES = st.lists(FLAGS, max_size=6, unique_by=lambda flags: flags["text"])
-TEXTS = st.lists(st.lists(st.tuples(st.sampled_from(ALPHABET + "ab<" * 8), st.booleans()), max_size=20), max_size=4)
+TEXTS = st.lists(
+    st.lists(st.tuples(st.sampled_from(ALPHABET + "ab<" * 8), st.booleans()), max_size=20),
+    max_size=4,
+)
 
 
-def find_slowly(text: str, literal: list[bool], entries: list[AddedEntry]) -> tuple[list[Any], list[Any]]:
+def find_slowly(
+    text: str, literal: list[bool], entries: list[AddedEntry]
+) -> tuple[list[Any], list[Any]]:
     """Items (begin, end, entry) in characters, and forged ones (character, entry)."""
     items, forged = [], []
     place = free = forged_end = 0
     while place < len(text):
-        here = [number for number, entry in enumerate(entries) if text.startswith(entry.text, place)]
+        here = [
+            number for number, entry in enumerate(entries) if text.startswith(entry.text, place)
+        ]
         here.sort(key=lambda number: -len(entries[number].text))
-        valid = [n for n in here if not entries[n].is_control or all(literal[place : place + len(entries[n].text)])]
+        valid = [
+            n
+            for n in here
+            if not entries[n].is_control or all(literal[place : place + len(entries[n].text)])
+        ]
         if here[:1] != valid[:1] and place >= forged_end:
             forged.append((place, here[0]))
             forged_end = place + len(entries[here[0]].text)
@@ -53,21 +64,43 @@ def find_slowly(text: str, literal: list[bool], entries: list[AddedEntry]) -> tu
     return [item for item in items if item[0] < item[1]], forged
 
 
-def find_compiled(rows: list[list[tuple[str, bool]]], known: ControlText) -> tuple[list[Any], list[Any]]:
+def find_compiled(
+    rows: list[list[tuple[str, bool]]], known: ControlText
+) -> tuple[list[Any], list[Any]]:
     encoded = ["".join(character for character, _ in row).encode() for row in rows]
     data = np.frombuffer(b"".join(encoded), np.uint8)
     offsets = np.cumsum([0, *map(len, encoded)])
     literal = np.array([flag for row in rows for _, flag in row], np.bool_)
-    items, forged = np.empty((2 * len(data) + 1, 3), np.int64), np.empty((len(data) + 1, 3), np.int64)
+    items, forged = (
+        np.empty((2 * len(data) + 1, 3), np.int64),
+        np.empty((len(data) + 1, 3), np.int64),
+    )
     text_items, counts = np.empty(len(rows) + 1, np.int64), np.zeros(2, np.int64)
     find_items(
-        data, offsets, literal, known.steps, known.accepts, known.is_control, known.lstrip, known.rstrip,
-        items, text_items, forged, counts,
-    )  # fmt: skip
+        data,
+        offsets,
+        literal,
+        known.steps,
+        known.accepts,
+        known.is_control,
+        known.lstrip,
+        known.rstrip,
+        items,
+        text_items,
+        forged,
+        counts,
+    )
     by_text = []
     for text, raw in enumerate(encoded):
-        part = (items[text_items[text] : text_items[text + 1]] - [offsets[text], offsets[text], 0]).tolist()
-        by_text.append([(len(raw[:begin].decode()), len(raw[:end].decode()), entry) for begin, end, entry in part])
+        part = (
+            items[text_items[text] : text_items[text + 1]] - [offsets[text], offsets[text], 0]
+        ).tolist()
+        by_text.append(
+            [
+                (len(raw[:begin].decode()), len(raw[:end].decode()), entry)
+                for begin, end, entry in part
+            ]
+        )
     return by_text, [tuple(row) for row in forged[: counts[1]].tolist()]
 
 

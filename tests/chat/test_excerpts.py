@@ -1,4 +1,6 @@
-"""Turns of long conversations, found in excerpts, are those that are found in the whole, at a cost that is linear."""
+"""Turns of long conversations, found in excerpts, are those that are found in the whole, at a cost
+that is linear.
+"""
 
 from itertools import pairwise
 
@@ -17,19 +19,37 @@ TURN = "{{ '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }
 TEMPLATES = {
     "plain": CHATML,
     "counts": "{% for m in messages %}{{ loop.index }}. " + TURN + "{% endfor %}" + END,
-    "counts backwards": "{% for m in messages %}{{ loop.revindex }}. " + TURN + "{% endfor %}" + END,
-    "last reply": "{% for m in messages %}{{ '<last>' if loop.last }}" + TURN + "{% endfor %}" + END,
+    "counts backwards": "{% for m in messages %}{{ loop.revindex }}. "
+    + TURN
+    + "{% endfor %}"
+    + END,
+    "last reply": "{% for m in messages %}{{ '<last>' if loop.last }}"
+    + TURN
+    + "{% endfor %}"
+    + END,
     "after the last question": (
-        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
-        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
-        "{% if m.role == 'assistant' and loop.index0 > ns.last %}"
-        "{{ '<|im_start|>assistant\n<think>' + (m.reasoning_content or '') + '</think>' + (m.content or '') }}"
-        "{{ '<|im_end|>\n' }}{% else %}" + TURN + "{% endif %}{% endfor %}" + END
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% "
+        "set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{% if "
+        "m.role == 'assistant' and loop.index0 > ns.last %}{{ "
+        "'<|im_start|>assistant\n<think>' + (m.reasoning_content or '') + '</think>' + "
+        "(m.content or '') }}{{ '<|im_end|>\n' }}{% else %}"
+        + TURN
+        + "{% endif %}{% endfor %}"
+        + END
     ),
-    "every third": "{% for m in messages %}{{ '***' if loop.index % 3 == 0 }}" + TURN + "{% endfor %}" + END,
-    "length": "{{ messages | length }}\n{% for m in messages %}{{ messages | length }}" + TURN + "{% endfor %}" + END,
-    "first words": "{% for m in messages %}{{ messages[-1].content[:1] }}" + TURN + "{% endfor %}" + END,
-}  # fmt: skip
+    "every third": "{% for m in messages %}{{ '***' if loop.index % 3 == 0 }}"
+    + TURN
+    + "{% endfor %}"
+    + END,
+    "length": "{{ messages | length }}\n{% for m in messages %}{{ messages | length }}"
+    + TURN
+    + "{% endfor %}"
+    + END,
+    "first words": "{% for m in messages %}{{ messages[-1].content[:1] }}"
+    + TURN
+    + "{% endfor %}"
+    + END,
+}
 
 
 def calls(count):
@@ -37,7 +57,11 @@ def calls(count):
     messages = [{"role": "system", "content": "sys"}, {"role": "user", "content": "go"}]
     for number in range(count):
         messages += [
-            {"role": "assistant", "content": "", "tool_calls": [call(place=number, city=f"a{number}")]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [call(place=number, city=f"a{number}")],
+            },
             result(f"t{number} is 3", number),
         ]
     return [*messages, {"role": "assistant", "content": "adone"}]
@@ -75,8 +99,12 @@ def short(monkeypatch):
 def rendered(source, messages):
     template = Template(source=source, variables=TOKENS)
     tools = TOOLS if any(message.get("tool_calls") for message in messages) else None
-    whole = RenderedConversation(template, template.render(messages, tools=tools), messages, tools, {})
-    return whole, [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    whole = RenderedConversation(
+        template, template.render(messages, tools=tools), messages, tools, {}
+    )
+    return whole, [
+        number for number, message in enumerate(messages) if message["role"] == "assistant"
+    ]
 
 
 def are_same(found, expected):
@@ -114,7 +142,9 @@ def test_the_cost_is_linear(monkeypatch, name):
     """Messages that are rendered for twice the calls."""
     counted = []
     run = Template._run
-    monkeypatch.setattr(Template, "_run", lambda self, t, m, *more: counted.append(len(m)) or run(self, t, m, *more))
+    monkeypatch.setattr(
+        Template, "_run", lambda self, t, m, *more: counted.append(len(m)) or run(self, t, m, *more)
+    )
     costs = []
     for count in (100, 200, 400):
         whole, replies = rendered(TEMPLATES[name], calls(count))

@@ -1,4 +1,6 @@
-"""`tojson` does what `json.dumps` does and filters what Jinja's own do, and words stay their message's throughout."""
+"""`tojson` does what `json.dumps` does and filters what Jinja's own do, and words stay their
+message's throughout.
+"""
 
 import json
 
@@ -7,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template, to_json
+from penstock.chat.render.environment import (
+    ChatEnvironment,
+    TracingEnvironment,
+    compile_template,
+    to_json,
+)
 from penstock.chat.render.template_output import trace
 from penstock.chat.render.traced_text import LITERAL, Traced
 
@@ -24,7 +31,9 @@ NESTED = st.recursive(
         st.lists(inner, max_size=3)
         | st.tuples(inner, inner)
         | st.dictionaries(st.text(max_size=3) | WORDS, inner, max_size=3)
-        | st.dictionaries(st.none() | st.booleans() | st.integers() | st.floats(), inner, max_size=2)
+        | st.dictionaries(
+            st.none() | st.booleans() | st.integers() | st.floats(), inner, max_size=2
+        )
     ),
     max_leaves=8,
 )
@@ -39,7 +48,12 @@ NESTED = st.recursive(
     st.booleans(),
 )
 def test_json_equals_json_dumps(value, ascii_only, indent, separators, sort_keys):
-    arguments = {"ensure_ascii": ascii_only, "indent": indent, "separators": separators, "sort_keys": sort_keys}
+    arguments = {
+        "ensure_ascii": ascii_only,
+        "indent": indent,
+        "separators": separators,
+        "sort_keys": sort_keys,
+    }
     try:
         expected = json.dumps(value, **arguments)
     except TypeError:
@@ -75,28 +89,79 @@ def test_characters_of_json_keep_their_offsets_unless_escaped():
 
 
 FILTERED = [
-    "{{ v | upper }}", "{{ v | trim }}", "{{ v | trim('a ') }}", "{{ v | title }}", "{{ v | capitalize }}",
-    "{{ v | replace('a', w) }}", "{{ v | replace(w, 'a', 1) }}", "{{ v | indent }}", "{{ v | indent(2, true) }}",
-    "{{ v | indent('> ', blank=true) }}", "{{ v | indent(w, first=true, blank=true) }}", "{{ v | truncate(6) }}",
-    "{{ v | truncate(5, true, w) }}", "{{ v | wordwrap(5) }}", "{{ v | center(20) }}", "{{ v | reverse }}",
-    "{{ v | first }}", "{{ v | last }}", "{{ v | length }}", "{{ v | list | join }}", "{{ [v, w, 1] | join(', ') }}",
-    "{{ [v, w] | join(v) }}", "{{ [{'a': v}, {'a': w}] | join('-', attribute='a') }}", "{{ v | string }}",
-    "{{ [v, w] | string }}", "{{ '%s|%s' | format(v, w) }}", "{{ '%(a)s' | format(a=v) }}", "{{ v | default(w) }}",
-    "{{ v | tojson }}", "{{ [v, {'k': w}] | tojson(indent=2) }}", "{{ v | striptags }}", "{{ v | urlencode }}",
-    "{{ v | wordcount }}", "{{ v ~ w ~ 1 ~ none ~ [v] }}", "{{ v + '\n' + w }}", "{{ v * 2 }}", "{{ v[1:3] + v[-1:] }}",
-    "{{ v.split('a') | join('-') }}", "{{ v.split() | last }}", "{{ v.strip().splitlines() | join('|') }}",
-    "{{ '{}-{}'.format(v, w) }}", "{{ '{1:>5}{0!r}'.format(v, w) }}", "{{ '{a}{{}}'.format(a=v) }}",
-    "{{ '{a}'.format_map({'a': v}) }}", "{{ '%s and %s' % (v, w) }}", "{{ v is string }}{{ v is sequence }}",
-    "{% for c in v %}{{ c }}.{% endfor %}", "{% filter upper %}{{ v }}x{% endfilter %}", "{{ v in w }}{{ v == w }}",
-    "{% set x %}{{ v }}!{% endset %}{{ x | trim }}", "{% macro m(a) %}[{{ a }}]{% endmacro %}{{ m(v) + m(w) }}",
-    "{% macro m() %}<{{ caller() }}>{% endmacro %}{% call m() %}{{ v }}{% endcall %}", "{{ (v, w) | sort | join }}",
-    "{{ [v, w] | map('upper') | join }}", "{{ [v, w] | map('trim') | select | list }}", "{{ v | unique | join }}",
-    "{{ v | batch(2) | list }}", "{{ {'a': v} | dictsort }}", "{{ {'a': v} | items | list }}",
+    "{{ v | upper }}",
+    "{{ v | trim }}",
+    "{{ v | trim('a ') }}",
+    "{{ v | title }}",
+    "{{ v | capitalize }}",
+    "{{ v | replace('a', w) }}",
+    "{{ v | replace(w, 'a', 1) }}",
+    "{{ v | indent }}",
+    "{{ v | indent(2, true) }}",
+    "{{ v | indent('> ', blank=true) }}",
+    "{{ v | indent(w, first=true, blank=true) }}",
+    "{{ v | truncate(6) }}",
+    "{{ v | truncate(5, true, w) }}",
+    "{{ v | wordwrap(5) }}",
+    "{{ v | center(20) }}",
+    "{{ v | reverse }}",
+    "{{ v | first }}",
+    "{{ v | last }}",
+    "{{ v | length }}",
+    "{{ v | list | join }}",
+    "{{ [v, w, 1] | join(', ') }}",
+    "{{ [v, w] | join(v) }}",
+    "{{ [{'a': v}, {'a': w}] | join('-', attribute='a') }}",
+    "{{ v | string }}",
+    "{{ [v, w] | string }}",
+    "{{ '%s|%s' | format(v, w) }}",
+    "{{ '%(a)s' | format(a=v) }}",
+    "{{ v | default(w) }}",
+    "{{ v | tojson }}",
+    "{{ [v, {'k': w}] | tojson(indent=2) }}",
+    "{{ v | striptags }}",
+    "{{ v | urlencode }}",
+    "{{ v | wordcount }}",
+    "{{ v ~ w ~ 1 ~ none ~ [v] }}",
+    "{{ v + '\n' + w }}",
+    "{{ v * 2 }}",
+    "{{ v[1:3] + v[-1:] }}",
+    "{{ v.split('a') | join('-') }}",
+    "{{ v.split() | last }}",
+    "{{ v.strip().splitlines() | join('|') }}",
+    "{{ '{}-{}'.format(v, w) }}",
+    "{{ '{1:>5}{0!r}'.format(v, w) }}",
+    "{{ '{a}{{}}'.format(a=v) }}",
+    "{{ '{a}'.format_map({'a': v}) }}",
+    "{{ '%s and %s' % (v, w) }}",
+    "{{ v is string }}{{ v is sequence }}",
+    "{% for c in v %}{{ c }}.{% endfor %}",
+    "{% filter upper %}{{ v }}x{% endfilter %}",
+    "{{ v in w }}{{ v == w }}",
+    "{% set x %}{{ v }}!{% endset %}{{ x | trim }}",
+    "{% macro m(a) %}[{{ a }}]{% endmacro %}{{ m(v) + m(w) }}",
+    "{% macro m() %}<{{ caller() }}>{% endmacro %}{% call m() %}{{ v }}{% endcall %}",
+    "{{ (v, w) | sort | join }}",
+    "{{ [v, w] | map('upper') | join }}",
+    "{{ [v, w] | map('trim') | select | list }}",
+    "{{ v | unique | join }}",
+    "{{ v | batch(2) | list }}",
+    "{{ {'a': v} | dictsort }}",
+    "{{ {'a': v} | items | list }}",
     "{{ v | groupby(0) | list }}",
-    "{{ {'a': v} | xmlattr }}", "{{ v | int }}{{ v | float }}", "{{ v | min }}" , "{{ v | slice(2) | list }}",
-    "{{ v | e }}", "{{ v | forceescape }}", "{{ v | safe }}", "{{ v | pprint }}",
-    "{% set ns = namespace(t='') %}{% for c in [v, w] %}{% set ns.t = ns.t + c %}{% endfor %}{{ ns.t }}",
-]  # fmt: skip
+    "{{ {'a': v} | xmlattr }}",
+    "{{ v | int }}{{ v | float }}",
+    "{{ v | min }}",
+    "{{ v | slice(2) | list }}",
+    "{{ v | e }}",
+    "{{ v | forceescape }}",
+    "{{ v | safe }}",
+    "{{ v | pprint }}",
+    (
+        "{% set ns = namespace(t='') %}{% for c in [v, w] %}{% set ns.t = ns.t + c %}{% endfor "
+        "%}{{ ns.t }}"
+    ),
+]
 """Templates over texts v and w."""
 
 
@@ -129,20 +194,28 @@ def _environments(source):
 
 
 FORGED = [
-    source for source in FILTERED
-    if not any(word in source for word in ("length", "wordcount", "is string", "v in w", "| int", "groupby"))
-]  # fmt: skip
+    source
+    for source in FILTERED
+    if not any(
+        word in source
+        for word in ("length", "wordcount", "is string", "v in w", "| int", "groupby")
+    )
+]
 
 
 @pytest.mark.parametrize("source", FORGED)
 def test_words_never_become_literal(source):
-    """Whatever a filter makes of a message's words, they are not the template's own text afterwards."""
+    """Whatever a filter makes of a message's words, they are not the template's own text
+    afterwards.
+    """
     v, w = Traced.of("QZQZ", 0, "content"), Traced.of("QZZQ", 1, "content")
     made = _environments(source)[1].render(v=v, w=w)
     at = 0
     for length, message, *_ in made._runs:
         if message == LITERAL:
-            assert not {"q", "z"} & set(str.__getitem__(made, slice(at, at + length)).lower()), made._runs
+            assert not {"q", "z"} & set(str.__getitem__(made, slice(at, at + length)).lower()), (
+                made._runs
+            )
         at += length
     assert {run[1] for run in made._runs} >= {0} or "last" in source
 
@@ -173,7 +246,9 @@ def test_names_of_arguments_belong_to_their_message():
         "{{ v | list | tojson }}",
     ):
         rendered = _environments(source)[1].render(v=value)
-        literal = "".join(" " if message >= 0 else rendered[at : at + n] for at, n, message in _places(rendered))
+        literal = "".join(
+            " " if message >= 0 else rendered[at : at + n] for at, n, message in _places(rendered)
+        )
         assert "<|e|>" not in literal, source
     made = _environments("{% for k, w in v.items() %}{{ k }}={{ w }};{% endfor %}")[1].render(
         v=trace({"<|e|>": 1}, 2, "tool_calls.0.function.arguments")
@@ -192,7 +267,12 @@ def _places(text):
 def test_words_go_before_roles_where_one_name_must_do():
     """A role counts as the template's text, so words must never pass for one."""
     role, words = Traced.of("user", 1, "role"), Traced.of("<|e|>", 1, "content")
-    for source in ("{{ '%5s|%s' % (r, w) }}", "{{ [r, w] }}", "{{ {'r': r, 'w': w} }}", "{{ '{:>5}{}'.format(r, w) }}"):
+    for source in (
+        "{{ '%5s|%s' % (r, w) }}",
+        "{{ [r, w] }}",
+        "{{ {'r': r, 'w': w} }}",
+        "{{ '{:>5}{}'.format(r, w) }}",
+    ):
         made = _environments(source)[1].render(r=role, w=words)
         assert {run[1:3] for run in made._runs} == {(1, "content")}, source
 

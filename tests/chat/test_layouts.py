@@ -61,7 +61,13 @@ TURNS = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."
         ({"conversations": TURNS[:1], "chosen": TURNS[1], "rejected": TURNS[1]}, "preference"),
         ({"instruction": "Why?", "chosen": "Because.", "rejected": "No."}, "preference"),
         (
-            {"prompt": {"role": "prompter", "text": "Why?", "replies": [{"role": "assistant", "text": "Because."}]}},
+            {
+                "prompt": {
+                    "role": "prompter",
+                    "text": "Why?",
+                    "replies": [{"role": "assistant", "text": "Because."}],
+                }
+            },
             "oasst",
         ),
     ],
@@ -79,20 +85,36 @@ def test_the_detection_says_why():
         == 'layout sharegpt, because "conversations" holds messages with "from", "value"'
     )
     assert "the rejected ones are not read" in describe_layout({"chosen": ASK})
-    assert describe_layout({"a": ASK}, LayoutSettings(field_messages="a")).startswith("layout messages, as configured")
-    assert describe_layout({"a": 1}, LayoutSettings(layout="alpaca")) == "layout alpaca, as configured"
+    assert describe_layout({"a": ASK}, LayoutSettings(field_messages="a")).startswith(
+        "layout messages, as configured"
+    )
+    assert (
+        describe_layout({"a": 1}, LayoutSettings(layout="alpaca")) == "layout alpaca, as configured"
+    )
 
 
 def test_an_openai_message_keeps_what_templates_use_and_loses_nulls():
     record = {
         "messages": [
             {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": "1 + 0?", "name": "ann", "tool_calls": None, "reasoning_content": None},
+            {
+                "role": "user",
+                "content": "1 + 0?",
+                "name": "ann",
+                "tool_calls": None,
+                "reasoning_content": None,
+            },
             {
                 "role": "assistant",
                 "content": None,
                 "reasoning": "Add.",
-                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+                "tool_calls": [
+                    {
+                        "id": "c1",
+                        "type": "function",
+                        "function": {"name": "add", "arguments": '{"a": 1}'},
+                    }
+                ],
             },
             {"role": "tool", "content": "1", "tool_call_id": "c1"},
         ]
@@ -100,12 +122,20 @@ def test_an_openai_message_keeps_what_templates_use_and_loses_nulls():
     assert messages(record) == [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "1 + 0?", "name": "ann"},
-        {"role": "assistant", "content": None, "reasoning_content": "Add.", "tool_calls": [TEXT_CALL | {"id": "c1"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "Add.",
+            "tool_calls": [TEXT_CALL | {"id": "c1"}],
+        },
         {"role": "tool", "content": "1", "tool_call_id": "c1"},
     ]
     assert normal(record)[2] == {
-        "role": "assistant", "content": "", "reasoning_content": "Add.", "tool_calls": [CALL | {"id": "c1"}]
-    }  # fmt: skip
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Add.",
+        "tool_calls": [CALL | {"id": "c1"}],
+    }
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
@@ -116,9 +146,13 @@ def test_thinking_has_one_name(key, target):
 
 
 def test_a_flag_called_thinking_stays_and_doubled_thinking_goes():
-    assert messages({"messages": [USER, REPLY | {"thinking": True}]})[1] == REPLY | {"thinking": True}
+    assert messages({"messages": [USER, REPLY | {"thinking": True}]})[1] == REPLY | {
+        "thinking": True
+    }
     both = REPLY | {"thinking": True, "reasoning": "Hm."}
-    assert messages({"messages": [USER, both]}, thinking_key="thinking")[1] == REPLY | {"thinking": "Hm."}
+    assert messages({"messages": [USER, both]}, thinking_key="thinking")[1] == REPLY | {
+        "thinking": "Hm."
+    }
     doubled = REPLY | {"reasoning": "Hm.", "reasoning_content": "Hm."}
     assert messages({"messages": [USER, doubled]})[1] == REPLY | {"reasoning_content": "Hm."}
 
@@ -140,23 +174,35 @@ def test_arguments(given, decode, due):
         record = {"messages": [{"role": "assistant", "tool_calls": form}]}
         [as_given] = messages(record, decode_arguments=decode)
         [decoded] = normal(record, decode_arguments=decode)
-        assert as_given["tool_calls"][0]["function"]["arguments"] == (given if given and due else {})
-        assert decoded["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": due}}]
+        assert as_given["tool_calls"][0]["function"]["arguments"] == (
+            given if given and due else {}
+        )
+        assert decoded["tool_calls"] == [
+            {"type": "function", "function": {"name": "add", "arguments": due}}
+        ]
 
 
-@pytest.mark.parametrize("given", ["[1]", "no json", '{"a": 1', "{'a': 1}", '"{}"', "3", '{"a": NaN}', [1], 3, True])
+@pytest.mark.parametrize(
+    "given", ["[1]", "no json", '{"a": 1', "{'a': 1}", '"{}"', "3", '{"a": NaN}', [1], 3, True]
+)
 @pytest.mark.parametrize("decode", [True, False])
 def test_arguments_that_are_no_object_are_refused_with_message_and_call(given, decode):
     calls = [{"name": "now", "arguments": "{}"}, {"name": "add", "arguments": given}]
     for form in ([{"function": call} for call in calls], calls, json.dumps(calls)):
         with pytest.raises(ConversationError, match=r"message 0.*call 1.*object"):
-            messages({"messages": [{"role": "assistant", "tool_calls": form}]}, decode_arguments=decode)
+            messages(
+                {"messages": [{"role": "assistant", "tool_calls": form}]}, decode_arguments=decode
+            )
 
 
 def test_old_function_calls_and_results():
     record = {
         "messages": [
-            {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}},
+            {
+                "role": "assistant",
+                "content": None,
+                "function_call": {"name": "add", "arguments": '{"a": 1}'},
+            },
             {"role": "function", "name": "add", "content": "1"},
         ]
     }
@@ -170,7 +216,10 @@ def test_sharegpt_tool_calls():
     record = {
         "conversations": [
             {"from": "human", "value": "1 + 0?"},
-            {"from": "function_call", "value": '<think>Add.</think>\n{"name": "add", "arguments": {"a": 1}}'},
+            {
+                "from": "function_call",
+                "value": '<think>Add.</think>\n{"name": "add", "arguments": {"a": 1}}',
+            },
             {"from": "observation", "value": "1"},
             {"from": "function_call", "value": '[{"name": "add", "arguments": {"a": 1}}]'},
         ],
@@ -185,7 +234,9 @@ def test_sharegpt_tool_calls():
         {"role": "tool", "content": "1"},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
     ]
-    assert conversation.tools == ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
+    assert conversation.tools == (
+        {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +253,10 @@ def test_tools_in_every_form(tools):
     due = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
     for name in ("tools", "functions"):
         assert read({"messages": ASK, name: tools}).tools == due
-    assert read({"messages": ASK, "abilities": tools, "tools": "stale"}, field_tools="abilities").tools == due
+    assert (
+        read({"messages": ASK, "abilities": tools, "tools": "stale"}, field_tools="abilities").tools
+        == due
+    )
 
 
 @pytest.mark.parametrize("tools", [None, [], "", "[]", "null"])
@@ -230,12 +284,20 @@ def test_alpaca_in_full():
 def test_prompts_are_not_trained():
     record = {"prompt": [USER, REPLY, USER], "completion": [REPLY]}
     assert [mark.train for mark in read(record).message_weights] == [None, False, None, None]
-    assert [mark.train for mark in read({"prompt": [USER, REPLY, USER], "chosen": [REPLY]}).message_weights][1] is False
+    assert [
+        mark.train
+        for mark in read({"prompt": [USER, REPLY, USER], "chosen": [REPLY]}).message_weights
+    ][1] is False
 
 
 def test_turns_of_a_text_without_prompt():
     text = "\n\nHuman: a\n\nHuman: odd\n\nAssistant: b\n\nc\n\nAssistant: d"
-    assert [message["content"] for message in messages({"chosen": text})] == ["a", "odd", "b\n\nc", "d"]
+    assert [message["content"] for message in messages({"chosen": text})] == [
+        "a",
+        "odd",
+        "b\n\nc",
+        "d",
+    ]
 
 
 TREE = {
@@ -303,14 +365,24 @@ def test_configured_names_beat_stale_ones():
     turn = {"role": "stale", "content": "stale", "who": "user", "said": "Why?"}
     mapping = {"role": "who", "content": "said"}
     assert messages({"messages": [turn]}, message_property_mappings=mapping) == [USER]
-    record = {"messages": stale, "instruction": "stale", "output": "stale", "q": "Why?", "a": "Because."}
+    record = {
+        "messages": stale,
+        "instruction": "stale",
+        "output": "stale",
+        "q": "Why?",
+        "a": "Because.",
+    }
     assert messages(record, fields={"prompt": "q", "completion": "a"}) == ASK
     assert messages(record, fields={"instruction": "q", "output": "a"}) == ASK
     assert messages({"messages": ASK, "chosen": stale}, field_messages="messages") == ASK
     system = {"role": "system", "content": "stale"}
-    assert messages({"messages": [system, *ASK], "s": "new"}, field_system="s")[0]["content"] == "new"
+    assert (
+        messages({"messages": [system, *ASK], "s": "new"}, field_system="s")[0]["content"] == "new"
+    )
     assert messages({"messages": [system, *ASK], "system": "other"}) == [system, *ASK]
-    assert messages({"messages": [system, *ASK], "system": "other"}, drop_system_message=True) == ASK
+    assert (
+        messages({"messages": [system, *ASK], "system": "other"}, drop_system_message=True) == ASK
+    )
 
 
 def test_mapped_properties_are_renamed():
@@ -325,7 +397,9 @@ def test_mapped_properties_are_renamed():
 
 
 def test_roles_are_added_and_declared():
-    record = {"messages": [{"role": "critic", "content": "Bad."}, {"role": "bot", "content": "Sorry."}]}
+    record = {
+        "messages": [{"role": "critic", "content": "Bad."}, {"role": "bot", "content": "Sorry."}]
+    }
     got = messages(record, roles={"critic": ["critic"], "assistant": ["bot"]})
     assert [message["role"] for message in got] == ["critic", "assistant"]
     swapped = messages({"messages": ASK}, roles={"user": ["assistant"], "assistant": ["user"]})
@@ -346,7 +420,10 @@ def test_short_call_ids():
         return {"function": {"name": name, "arguments": {}}, **keys}
 
     turns = [
-        {"role": "assistant", "tool_calls": [call("a", id="call_0001"), call("b", id="call_0002"), call("c")]},
+        {
+            "role": "assistant",
+            "tool_calls": [call("a", id="call_0001"), call("b", id="call_0002"), call("c")],
+        },
         {"role": "tool", "content": "b", "tool_call_id": "call_0002"},
         {"role": "tool", "content": "a"},
         {"role": "tool", "content": "c"},
@@ -370,9 +447,9 @@ def test_short_call_ids():
 
 
 def test_variables():
-    assert read({"messages": ASK, "chat_template_kwargs": {"enable_thinking": False}}).variables == {
-        "enable_thinking": False
-    }
+    assert read(
+        {"messages": ASK, "chat_template_kwargs": {"enable_thinking": False}}
+    ).variables == {"enable_thinking": False}
 
 
 def test_the_same_settings_are_equal_and_survive_pickling():
@@ -381,14 +458,24 @@ def test_the_same_settings_are_equal_and_survive_pickling():
     settings = LayoutSettings(roles={"assistant": ["gpt"]})
     assert pickle.loads(pickle.dumps(settings)) == settings
     copy = pickle.loads(pickle.dumps(settings))
-    call = {"conversations": [{"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'}]}
+    call = {
+        "conversations": [
+            {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'}
+        ]
+    }
     assert read_conversation(call, copy).messages[0]["tool_calls"] == [CALL]
-    assert read_conversation({"messages": [{"role": "gpt", "content": "a"}]}, copy).messages[0]["role"] == "assistant"
+    assert (
+        read_conversation({"messages": [{"role": "gpt", "content": "a"}]}, copy).messages[0]["role"]
+        == "assistant"
+    )
 
 
 def test_a_record_is_left_as_it_was():
     record = {
-        "messages": [USER | {"train": False}, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}],
+        "messages": [
+            USER | {"train": False},
+            {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+        ],
         "tools": [{"name": "add", "parameters": "{}"}],
     }
     before = json.dumps(record)
@@ -403,12 +490,17 @@ def test_a_record_is_left_as_it_was():
             {"messages": [USER, REPLY, USER, {"role": "gpt", "content": "a"}]},
             {},
             (
-                r'^chats.jsonl:7: message 3 has role "gpt"; known: user, assistant, system, tool, developer; '
+                r'^chats.jsonl:7: message 3 has role "gpt"; known: user, assistant, system, '
+                r"tool, developer; "
                 r"add roles: \{assistant: \[gpt\]\}$"
             ),
         ),
         ({"messages": [{"role": "Human", "content": "a"}]}, {}, r"add roles: \{user: \[Human\]\}"),
-        ({"messages": [USER, {"content": "a"}]}, {}, r'message 1 has no "role" \(its fields: content\)'),
+        (
+            {"messages": [USER, {"content": "a"}]},
+            {},
+            r'message 1 has no "role" \(its fields: content\)',
+        ),
         ({"messages": [USER, {"role": 3, "content": "a"}]}, {}, 'message 1 has role "3"'),
         ({"messages": [USER, {"role": ["a"], "content": "a"}]}, {}, "message 1 has role"),
         (
@@ -416,7 +508,11 @@ def test_a_record_is_left_as_it_was():
             {},
             r'message 1 \(assistant\): "content" is null',
         ),
-        ({"messages": [USER, {"role": "user", "text": "a"}]}, {}, r'"content" is missing \(its fields: role, text\)'),
+        (
+            {"messages": [USER, {"role": "user", "text": "a"}]},
+            {},
+            r'"content" is missing \(its fields: role, text\)',
+        ),
         (
             {"messages": [USER, {"role": "user", "content": 3}]},
             {},
@@ -424,17 +520,33 @@ def test_a_record_is_left_as_it_was():
         ),
         ({"messages": [USER, "hello"]}, {}, "message 1 is str; expected an object"),
         ({"messages": ["hello"]}, {}, 'message 0 of "messages" is str'),
-        ({"messages": [{"who": "a"}]}, {}, 'message 0 of "messages" has fields who; .* message_property_mappings'),
+        (
+            {"messages": [{"who": "a"}]},
+            {},
+            'message 0 of "messages" has fields who; .* message_property_mappings',
+        ),
         ({"messages": "hello"}, {}, '"messages" is .hello.; expected a list'),
         ({"text": "a", "id": 1}, {}, r"no known layout \(its fields: text, id\)"),
         ({"input_ids": ["a"]}, {}, "no known layout .*input_ids"),
-        ({"messages": ASK}, {"field_messages": "chat"}, r'"chat" is not there \(it has: messages\)'),
+        (
+            {"messages": ASK},
+            {"field_messages": "chat"},
+            r'"chat" is not there \(it has: messages\)',
+        ),
         ({"a": 1}, {"layout": "messages"}, 'no field "messages"'),
         ({"a": 1}, {"layout": "alpaca"}, '"instruction" is None; expected a text'),
         ({"a": 1}, {"layout": "oasst"}, 'no tree under "prompt"'),
-        ({"q": 1, "a": "b"}, {"fields": {"prompt": "q", "completion": "a"}}, '"prompt" is 1; expected a text'),
+        (
+            {"q": 1, "a": "b"},
+            {"fields": {"prompt": "q", "completion": "a"}},
+            '"prompt" is 1; expected a text',
+        ),
         ({"instruction": "a", "input": 3, "output": "b"}, {}, '"input" is 3; expected a text'),
-        ({"instruction": "a", "output": "b", "history": [["a"]]}, {}, "history 0 .* expected \\[request, answer\\]"),
+        (
+            {"instruction": "a", "output": "b", "history": [["a"]]},
+            {},
+            "history 0 .* expected \\[request, answer\\]",
+        ),
         ({"prompt": "a", "completion": "b", "label": False}, {}, '"label" is false'),
         ({"chosen": "Because."}, {}, '"chosen" is a text, and there is no prompt'),
         ({"prompt": "a", "chosen": []}, {}, r'"chosen" is \[\]; expected a text'),
@@ -447,9 +559,21 @@ def test_a_record_is_left_as_it_was():
         ({"messages": ASK, "tools": [{"name": "a"}, {"a": 1}]}, {}, "tool 1 has no name"),
         ({"messages": ASK, "tools": 3}, {}, "its tools are int 3; expected a list"),
         ({"messages": ASK, "system": 3}, {}, '"system" is 3; expected a text'),
-        ({"messages": ASK, "chat_template_kwargs": 3}, {}, '"chat_template_kwargs" is 3; expected an object'),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, {}, "message 0, tool call 0, has no name"),
-        ({"messages": [{"role": "assistant", "tool_calls": 3}]}, {}, "message 0 has tool calls that are int 3"),
+        (
+            {"messages": ASK, "chat_template_kwargs": 3},
+            {},
+            '"chat_template_kwargs" is 3; expected an object',
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]},
+            {},
+            "message 0, tool call 0, has no name",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": 3}]},
+            {},
+            "message 0 has tool calls that are int 3",
+        ),
         (
             {"conversations": [{"from": "function_call", "value": "add(1)"}]},
             {},

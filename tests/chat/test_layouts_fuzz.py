@@ -1,4 +1,6 @@
-"""Whatever a record holds, it is read or refused with its origin: never another exception, never a message too few."""
+"""Whatever a record holds, it is read or refused with its origin: never another exception, never a
+message too few.
+"""
 
 import json
 import re
@@ -16,26 +18,57 @@ KEYS = re.findall(
     """messages conversations prompt completion chosen instruction input output history system tools role from value
     content type text name function arguments parameters tool_calls function_call reasoning_content thinking train
     weight train_detail train_ranges begin end begin_offset end_offset replies rank message_id parent_id label
-    chat_template_kwargs deleted""",
+    chat_template_kwargs deleted""",  # noqa: E501
 )
-WORDS = ["user", "assistant", "gpt", "human", "function_call", "tool", "text", "image", "tool_call", "reasoning"]
-TEXTS = [*WORDS, "", "{", "[]", '{"name": "f"}', '[{"name": "f", "arguments": "{}"}]', "<think>a</think>b"]
-LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.sampled_from(TEXTS))
+WORDS = [
+    "user",
+    "assistant",
+    "gpt",
+    "human",
+    "function_call",
+    "tool",
+    "text",
+    "image",
+    "tool_call",
+    "reasoning",
+]
+TEXTS = [
+    *WORDS,
+    "",
+    "{",
+    "[]",
+    '{"name": "f"}',
+    '[{"name": "f", "arguments": "{}"}]',
+    "<think>a</think>b",
+]
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.sampled_from(TEXTS)
+)
 VALUES = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS), inner, max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS), inner, max_size=5)
+    ),
     max_leaves=12,
 )
 NAMES = st.sampled_from(["user", "assistant", "tool", "system", "gpt"])
 MESSAGES = st.fixed_dictionaries(
     {"role": NAMES, "content": st.one_of(st.text("ab"), VALUES)},
-    optional=dict.fromkeys(("tool_calls", "thinking", "train", "weight", "train_ranges", "train_detail"), VALUES),
+    optional=dict.fromkeys(
+        ("tool_calls", "thinking", "train", "weight", "train_ranges", "train_detail"), VALUES
+    ),
 )
-TURNS = st.fixed_dictionaries({"from": st.sampled_from(WORDS), "value": st.one_of(st.text("ab"), VALUES)})
+TURNS = st.fixed_dictionaries(
+    {"from": st.sampled_from(WORDS), "value": st.one_of(st.text("ab"), VALUES)}
+)
 RECORDS = st.one_of(
     st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6),
-    st.fixed_dictionaries({"messages": st.lists(MESSAGES, max_size=4)}, optional={"tools": VALUES, "chosen": VALUES}),
-    st.fixed_dictionaries({"conversations": st.lists(TURNS, max_size=4)}, optional={"tools": VALUES, "system": VALUES}),
+    st.fixed_dictionaries(
+        {"messages": st.lists(MESSAGES, max_size=4)}, optional={"tools": VALUES, "chosen": VALUES}
+    ),
+    st.fixed_dictionaries(
+        {"conversations": st.lists(TURNS, max_size=4)}, optional={"tools": VALUES, "system": VALUES}
+    ),
 )
 SETTINGS = st.builds(
     LayoutSettings,
@@ -60,7 +93,9 @@ def test_read_or_refused(record, options):
         assert describe_layout(record, options).startswith("layout ")
     assert json.dumps(record) == before
     for conversation in found:
-        for message, weights in zip(conversation.messages, conversation.message_weights, strict=True):
+        for message, weights in zip(
+            conversation.messages, conversation.message_weights, strict=True
+        ):
             assert isinstance(message["role"], str)
             silent = message["content"] is None and (message.get("tool_calls") or len(message) > 2)
             assert isinstance(message["content"], str | list) or message["role"] == "tool" or silent
@@ -85,7 +120,13 @@ def text_of(message, field):
 
 
 @settings(deadline=None)
-@given(turns=st.lists(st.tuples(NAMES.filter(lambda name: name != "gpt"), st.text(max_size=5)), min_size=1, max_size=5))
+@given(
+    turns=st.lists(
+        st.tuples(NAMES.filter(lambda name: name != "gpt"), st.text(max_size=5)),
+        min_size=1,
+        max_size=5,
+    )
+)
 def test_plain_messages_go_through_unchanged(turns):
     items = [{"role": role, "content": text} for role, text in turns]
     short = read_conversation({"messages": items})

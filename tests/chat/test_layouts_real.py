@@ -31,8 +31,8 @@ READ = {
     "oasst/en_100_tree.jsonl": ("oasst", 100),
 }
 REFUSED = {
-    "fastchat/mt_bench_question.jsonl": r"no known layout \(its fields: question_id, category, turns",
-    "fastchat/mt_bench_reference_gpt4.jsonl": r"no known layout \(its fields: question_id, answer_id, .* choices",
+    "fastchat/mt_bench_question.jsonl": r"no known layout \(its fields: question_id, category, turns",  # noqa: E501
+    "fastchat/mt_bench_reference_gpt4.jsonl": r"no known layout \(its fields: question_id, answer_id, .* choices",  # noqa: E501
 }
 FINAL_ROLES = {"system", "user", "assistant", "tool"}
 
@@ -66,7 +66,9 @@ def test_every_record_is_read(real_data, name):
         for conversation in read(record):
             assert isinstance(conversation, Conversation)
             assert {message["role"] for message in conversation.messages} <= FINAL_ROLES
-            assert all(isinstance(message["content"], str) for message in normalise(conversation).messages)
+            assert all(
+                isinstance(message["content"], str) for message in normalise(conversation).messages
+            )
             total += clean(conversation)[1]
     assert total.read == number
     assert total.kept + total.dropped == number
@@ -99,7 +101,9 @@ def strings(value):
             yield from strings(item)
 
 
-@pytest.mark.parametrize("name", [name for name, (layout, _) in READ.items() if layout in ("sharegpt", "messages")])
+@pytest.mark.parametrize(
+    "name", [name for name, (layout, _) in READ.items() if layout in ("sharegpt", "messages")]
+)
 def test_no_text_is_lost_or_added(real_data, name):
     for record in load(real_data / "chat" / name):
         (conversation,) = read(record)
@@ -108,14 +112,20 @@ def test_no_text_is_lost_or_added(real_data, name):
         told = set(strings(conversation.messages))
         for turn in turns:
             content = turn.get("content", turn.get("value"))
-            for text in [part["value"] for part in content] if isinstance(content, list) else [content]:
+            for text in (
+                [part["value"] for part in content] if isinstance(content, list) else [content]
+            ):
                 is_call = turn.get("from") == "function_call" or '"arguments"' in text
                 assert text in told or (is_call and set(strings(json.loads(text))) <= told)
 
 
 def test_tool_calls_of_the_real_sets(real_data):
     seen = Counter()
-    for name in ("glaive_toolcall_en_demo.json", "glaive_toolcall_zh_demo.json", "reason_tool_use_demo_50.jsonl"):
+    for name in (
+        "glaive_toolcall_en_demo.json",
+        "glaive_toolcall_zh_demo.json",
+        "reason_tool_use_demo_50.jsonl",
+    ):
         for record in load(real_data / "chat" / "llamafactory" / name):
             (conversation,) = read(record)
             for message in conversation.messages:

@@ -1,10 +1,18 @@
-"""Training keys in every spelling, ranges and their checks, parts, and thinking that moves with its ranges."""
+"""Training keys in every spelling, ranges and their checks, parts, and thinking that moves with its
+ranges.
+"""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation, MessageWeights, Range, will_train
+from penstock.chat.records.conversation import (
+    DEFAULT_WEIGHTS,
+    Conversation,
+    MessageWeights,
+    Range,
+    will_train,
+)
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.records.messages import TAGS, move_ranges, split_thinking
@@ -13,14 +21,18 @@ from penstock.core.errors import ConversationError
 
 
 def read(message, **options):
-    conversation = read_conversation({"messages": [message]}, LayoutSettings(**options), "c.jsonl:1")
+    conversation = read_conversation(
+        {"messages": [message]}, LayoutSettings(**options), "c.jsonl:1"
+    )
     assert isinstance(conversation, Conversation)
     return conversation.messages[0], conversation.message_weights[0]
 
 
 def normal(message, **options):
     """With all changed that may be changed for a template."""
-    conversation = normalise(read_conversation({"messages": [message]}, LayoutSettings(**options), "c.jsonl:1"))
+    conversation = normalise(
+        read_conversation({"messages": [message]}, LayoutSettings(**options), "c.jsonl:1")
+    )
     return conversation.messages[0], conversation.message_weights[0]
 
 
@@ -51,7 +63,8 @@ def test_flags_and_weights(keys, weights):
 
 def test_a_configured_flag_is_the_only_one():
     message, weights = read(
-        {"role": "assistant", "content": "a", "learn": False, "train": True}, message_field_training="learn"
+        {"role": "assistant", "content": "a", "learn": False, "train": True},
+        message_field_training="learn",
     )
     assert message == {"role": "assistant", "content": "a"}
     assert weights == MessageWeights(train=False)
@@ -81,14 +94,31 @@ def test_own_ranges_are_half_open_and_weigh():
         {"begin": 1, "end": 3, "weight": 0.5},
         {"field": "reasoning_content", "begin": 0, "end": 2, "train": True},
     ]
-    _, weights = read({"role": "assistant", "content": "abc", "thinking": "no", "weight": 3, "train_ranges": ranges})
+    _, weights = read(
+        {
+            "role": "assistant",
+            "content": "abc",
+            "thinking": "no",
+            "weight": 3,
+            "train_ranges": ranges,
+        }
+    )
     assert weights.weight == 3
-    assert spans(weights) == [("content", 0, 1, 0), ("content", 1, 3, 1.5), ("reasoning_content", 0, 2, 3)]
+    assert spans(weights) == [
+        ("content", 0, 1, 0),
+        ("content", 1, 3, 1.5),
+        ("reasoning_content", 0, 2, 3),
+    ]
 
 
 def test_a_false_flag_beats_ranges():
     _, weights = read(
-        {"role": "user", "content": "abc", "train": False, "train_ranges": [{"begin": 0, "end": 1, "train": True}]}
+        {
+            "role": "user",
+            "content": "abc",
+            "train": False,
+            "train_ranges": [{"begin": 0, "end": 1, "train": True}],
+        }
     )
     assert weights == MessageWeights(train=False)
 
@@ -107,15 +137,26 @@ def test_a_false_flag_beats_ranges():
             {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": True}]},
             "from 0 to 3 .inclusive.* the 3",
         ),
-        ({"train_ranges": [{"begin": 0, "end": 4, "train": True}]}, "from 0 to 4 .half-open.* the 3 that content has"),
+        (
+            {"train_ranges": [{"begin": 0, "end": 4, "train": True}]},
+            "from 0 to 4 .half-open.* the 3 that content has",
+        ),
         ({"train_ranges": [{"begin": 1, "end": 1, "train": True}]}, "at least one character"),
         ({"train_ranges": [{"begin": -1, "end": 1, "train": True}]}, "expected 0 ≤ begin"),
         ({"train_ranges": [{"begin": 0, "end": 1}]}, "expected begin_offset, end_offset and train"),
         ({"train_ranges": [{"begin": 0.0, "end": 1, "train": True}]}, "expected begin_offset"),
         ({"train_ranges": [{"begin": True, "end": 2, "train": True}]}, "expected begin_offset"),
-        ({"train_ranges": [{"begin": 0, "end": 1, "train": 1, "field": "name"}]}, 'names field "name"; .*has: content'),
         (
-            {"train_ranges": [{"begin": 0, "end": 2, "train": True}, {"begin": 1, "end": 3, "train": True}]},
+            {"train_ranges": [{"begin": 0, "end": 1, "train": 1, "field": "name"}]},
+            'names field "name"; .*has: content',
+        ),
+        (
+            {
+                "train_ranges": [
+                    {"begin": 0, "end": 2, "train": True},
+                    {"begin": 1, "end": 3, "train": True},
+                ]
+            },
             r"ranges \[0, 2\) and \[1, 3\) of content, which overlap",
         ),
     ],
@@ -163,13 +204,20 @@ def test_media_parts_keep_the_list():
         {"type": "text", "text": "ab", "train": 1},
     ]
     message, weights = read({"role": "user", "content": parts})
-    assert message["content"] == [{"type": "image", "image": "a.png"}, {"type": "text", "text": "ab"}]
+    assert message["content"] == [
+        {"type": "image", "image": "a.png"},
+        {"type": "text", "text": "ab"},
+    ]
     assert spans(weights) == [("content.1.text", 0, 2, 1)]
 
 
-@pytest.mark.parametrize("kind", ["image", "image_url", "video", "audio_url", "input_audio", "file"])
+@pytest.mark.parametrize(
+    "kind", ["image", "image_url", "video", "audio_url", "input_audio", "file"]
+)
 def test_media_types(kind):
-    assert read({"role": "user", "content": [{"type": kind, kind: "x"}]})[0]["content"] == [{"type": kind, kind: "x"}]
+    assert read({"role": "user", "content": [{"type": kind, kind: "x"}]})[0]["content"] == [
+        {"type": kind, kind: "x"}
+    ]
 
 
 def test_thinking_and_calls_among_the_parts():
@@ -195,7 +243,8 @@ def test_thinking_and_calls_among_the_parts():
 def test_thinking_in_parts_of_its_own():
     thinking = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "train": False}]
     message, weights = read(
-        {"role": "assistant", "content": "c", "reasoning_content": thinking}, thinking_key="thinking"
+        {"role": "assistant", "content": "c", "reasoning_content": thinking},
+        thinking_key="thinking",
     )
     assert message == {"role": "assistant", "content": "c", "thinking": "ab"}
     assert spans(weights) == [("thinking", 1, 2, 0)]
@@ -212,7 +261,10 @@ def test_what_a_tool_returned_may_be_anything():
     [
         (3, "message 0, part 0, is int; expected an object"),
         ({"a": 1}, r'part 0, has no "type" \(its fields: a\)'),
-        ({"type": "tool_use", "name": "add"}, 'part 0, is of type "tool_use"; expected text, .*messages of role tool'),
+        (
+            {"type": "tool_use", "name": "add"},
+            'part 0, is of type "tool_use"; expected text, .*messages of role tool',
+        ),
         ({"type": "text"}, 'part 0, is of type "text" and has no text'),
         ({"type": "text", "text": "a", "weight": -1}, 'part 0, has "weight": -1'),
         ({"type": "tool_call", "value": "add()"}, "part 0: its tool call: not JSON"),
@@ -230,15 +282,23 @@ def test_thinking_is_split(opening, closing):
     assert message == {"role": "assistant", "content": "Well. ", "reasoning_content": "Hm."}
 
 
-@pytest.mark.parametrize("content", ["Say <think>a</think>", "<think>never closed", "</think>a", "", "plain"])
+@pytest.mark.parametrize(
+    "content", ["Say <think>a</think>", "<think>never closed", "</think>a", "", "plain"]
+)
 def test_nothing_else_is_split(content):
-    assert read({"role": "assistant", "content": content}, split_thinking=True)[0]["content"] == content
+    assert (
+        read({"role": "assistant", "content": content}, split_thinking=True)[0]["content"]
+        == content
+    )
     assert split_thinking(content) is None
 
 
 def test_users_and_separate_thinking_are_not_split():
     content = "<think>a</think>b"
-    assert read({"role": "user", "content": content}, split_thinking=True)[0] == {"role": "user", "content": content}
+    assert read({"role": "user", "content": content}, split_thinking=True)[0] == {
+        "role": "user",
+        "content": content,
+    }
     message = {"role": "assistant", "content": content, "reasoning_content": "c"}
     assert read(message, split_thinking=True)[0] == message
     assert read({"role": "assistant", "content": content})[0]["content"] == content
@@ -252,7 +312,11 @@ def test_split_ranges_stay_sorted():
 
 
 def test_ranges_over_a_call_are_refused():
-    turn = {"from": "tool_call", "value": '{"name": "a"}', "train_ranges": [{"begin": 0, "end": 1, "train": True}]}
+    turn = {
+        "from": "tool_call",
+        "value": '{"name": "a"}',
+        "train_ranges": [{"begin": 0, "end": 1, "train": True}],
+    }
     with pytest.raises(ConversationError, match=r"message.*0.*ranges.*written"):
         read_conversation({"conversations": [turn]})
 
@@ -262,9 +326,14 @@ def test_ranges_over_a_call_are_refused():
 def test_ranges_move_with_their_characters(data, spaces):
     opening, closing = data.draw(st.sampled_from(TAGS))
     word = st.text("abc", max_size=4)
-    content = f"{spaces[0]}{opening}{spaces[1]}{data.draw(word)}{spaces[2]}{closing}{spaces[3]}{data.draw(word)}"
-    weights = data.draw(st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=len(content), max_size=len(content)))
-    ranges = [Range(field="content", begin=at, end=at + 1, weight=weight) for at, weight in enumerate(weights)]
+    content = f"{spaces[0]}{opening}{spaces[1]}{data.draw(word)}{spaces[2]}{closing}{spaces[3]}{data.draw(word)}"  # noqa: E501
+    weights = data.draw(
+        st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=len(content), max_size=len(content))
+    )
+    ranges = [
+        Range(field="content", begin=at, end=at + 1, weight=weight)
+        for at, weight in enumerate(weights)
+    ]
     split = split_thinking(content)
     assert split is not None
     thought, answer = split

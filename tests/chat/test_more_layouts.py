@@ -1,4 +1,6 @@
-"""Layouts that other tools write: segments and ids, steps with labels, queries with a history, bare lists."""
+"""Layouts that other tools write: segments and ids, steps with labels, queries with a history, bare
+lists.
+"""
 
 import json
 
@@ -38,15 +40,29 @@ def texts(record, **settings):
 @pytest.mark.parametrize(
     ("record", "layout", "expected"),
     [
-        ({"query": "q", "response": "a", "history": [["x", "y"]], "system": "s"}, "prompt_completion", "s x y q a"),
-        ({"prompt": "q", "completion": "a", "history": [["x", "y"], ["z", "w"]]}, "prompt_completion", "x y z w q a"),
+        (
+            {"query": "q", "response": "a", "history": [["x", "y"]], "system": "s"},
+            "prompt_completion",
+            "s x y q a",
+        ),
+        (
+            {"prompt": "q", "completion": "a", "history": [["x", "y"], ["z", "w"]]},
+            "prompt_completion",
+            "x y z w q a",
+        ),
         ({"instruction": "q", "context": "c", "response": "a"}, "alpaca", "q\nc a"),
         ({"instruction": "q", "input": "", "context": "c", "output": "a"}, "alpaca", "q\nc a"),
         ({"messages": [U, A], "system_prompt": "s"}, "messages", "s q a"),
-        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system_prompt": "s"},
-         "sharegpt", "s q a"),
+        (
+            {
+                "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
+                "system_prompt": "s",
+            },
+            "sharegpt",
+            "s q a",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_read(record, layout, expected):
     assert detect_layout(record) == layout
     assert " ".join(content for _, content in texts(record)) == expected
@@ -66,7 +82,10 @@ def test_calls_and_results_as_roles():
 
 def test_named_fields_are_one_layout_of_several():
     settings = {"fields": {"prompt": "question", "completion": "answer"}}
-    assert texts({"question": "q", "answer": "a"}, **settings) == [("user", "q"), ("assistant", "a")]
+    assert texts({"question": "q", "answer": "a"}, **settings) == [
+        ("user", "q"),
+        ("assistant", "a"),
+    ]
     for record in (
         {"messages": [U, A]},
         {"prompt": "q", "completion": "a"},
@@ -75,7 +94,10 @@ def test_named_fields_are_one_layout_of_several():
     ):
         assert texts(record, **settings) == [("user", "q"), ("assistant", "a")]
     # The named answer decides, whatever else there is.
-    assert texts({"question": "q", "answer": "a", "messages": [U]}, **settings) == [("user", "q"), ("assistant", "a")]
+    assert texts({"question": "q", "answer": "a", "messages": [U]}, **settings) == [
+        ("user", "q"),
+        ("assistant", "a"),
+    ]
 
 
 def test_steps_with_labels():
@@ -90,7 +112,9 @@ def test_steps_with_labels():
         read_conversation({**record, "labels": [1]})
     # A list of answers with scores is another thing.
     [found] = read_answers(
-        {"prompt": "q", "completions": ["a", "b"], "scores": [1, 2]}, LayoutSettings(answers="tree"), ""
+        {"prompt": "q", "completions": ["a", "b"], "scores": [1, 2]},
+        LayoutSettings(answers="tree"),
+        "",
     )
     assert found.ranks == (1.0, 0.0)
 
@@ -123,7 +147,9 @@ def test_token_ids_are_taken_as_they_are(tokenizer):
     ids = tokenizer.encode("what é水 one").tolist()
     labels = [-100, *ids[1:-1], -100]
     chat = encode(
-        {"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)}, tokenizer=tokenizer, template="none"
+        {"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)},
+        tokenizer=tokenizer,
+        template="none",
     )
     assert chat.tokens.tolist() == ids
     assert chat.loss_weights.tolist() == [float(label != -100) for label in labels]
@@ -132,11 +158,15 @@ def test_token_ids_are_taken_as_they_are(tokenizer):
     whole = encode({"input_ids": ids}, tokenizer=tokenizer, template="none")
     assert whole.loss_weights.tolist() == [1.0] * len(ids)
     padded = encode(
-        {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)}, tokenizer=tokenizer, template="none"
+        {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)},
+        tokenizer=tokenizer,
+        template="none",
     )
     assert padded.tokens.tolist() == ids
     masked = encode(
-        {"input_ids": ids, "loss_mask": [0, 0.5, *[1] * (len(ids) - 2)]}, tokenizer=tokenizer, template="none"
+        {"input_ids": ids, "loss_mask": [0, 0.5, *[1] * (len(ids) - 2)]},
+        tokenizer=tokenizer,
+        template="none",
     )
     assert masked.loss_weights[:3].tolist() == [0, 0.5, 1]
 
@@ -148,12 +178,27 @@ def test_token_ids_are_taken_as_they_are(tokenizer):
             {"input_ids": [1, 2], "labels": [2, -100]},
             r"label 0 is 2, and its token 1; expected the same id, not shifted",
         ),
-        ({"input_ids": [1, 2], "labels": [1]}, '"labels" has 1; expected one for each of 2 input_ids'),
-        ({"input_ids": [1, 2], "loss_mask": [1, -1]}, '"loss_mask" has -1; expected numbers, 0 or more'),
-        ({"input_ids": [1, 99999]}, "input_ids has 99999; the vocabulary .* were they made with another tokenizer"),
+        (
+            {"input_ids": [1, 2], "labels": [1]},
+            '"labels" has 1; expected one for each of 2 input_ids',
+        ),
+        (
+            {"input_ids": [1, 2], "loss_mask": [1, -1]},
+            '"loss_mask" has -1; expected numbers, 0 or more',
+        ),
+        (
+            {"input_ids": [1, 99999]},
+            "input_ids has 99999; the vocabulary .* were they made with another tokenizer",
+        ),
         ({"input_ids": [1, 2], "labels": [-100, -100]}, "no token is trained: the record says so"),
-        ({"segments": [{"label": "yes", "text": "a"}]}, 'segment 0 has "label": .yes.; expected true or false'),
-        ({"segments": [{"label": True, "text": "a"}, {"label": True}]}, "segment 1 is .*; expected"),
+        (
+            {"segments": [{"label": "yes", "text": "a"}]},
+            'segment 0 has "label": .yes.; expected true or false',
+        ),
+        (
+            {"segments": [{"label": True, "text": "a"}, {"label": True}]},
+            "segment 1 is .*; expected",
+        ),
         ({"messages": [U, A]}, "the template is none, and this record needs one"),
     ],
 )
@@ -170,17 +215,29 @@ def test_written_records_that_train_nothing_are_dropped():
 
 def test_written_records_become_documents(tmp_path, tokenizer):
     ids = tokenizer.encode("one two three").tolist()
-    records = [{"segments": SEGMENTS}, {"input_ids": ids, "labels": [-100, *ids[1:]]}, {"messages": [U, A]}]
+    records = [
+        {"segments": SEGMENTS},
+        {"input_ids": ids, "labels": [-100, *ids[1:]]},
+        {"messages": [U, A]},
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
-    report = prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", template="chatml", validation=0.0)
+    report = prepare_here(
+        tmp_path / "a.jsonl", tokenizer, tmp_path / "out", template="chatml", validation=0.0
+    )
     assert report.chats["layouts"] == {"segments": 1, "tokens": 1, "messages": 1}
     first, second, _ = open_dataset(tmp_path / "out")
     assert second.tokens.tolist() == ids
     assert second.loss_weights.tolist() == [0.0, *[1.0] * (len(ids) - 1)]
-    assert np.count_nonzero(first.loss_weights) == len(tokenizer.encode(SEGMENTS[1]["text"], allow_control=True))
+    assert np.count_nonzero(first.loss_weights) == len(
+        tokenizer.encode(SEGMENTS[1]["text"], allow_control=True)
+    )
 
 
-BARE = [[U, A], [U, {"role": "assistant", "content": "b"}], [{"role": "system", "content": "s"}, U, A]]
+BARE = [
+    [U, A],
+    [U, {"role": "assistant", "content": "b"}],
+    [{"role": "system", "content": "s"}, U, A],
+]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +256,9 @@ def test_bare_lists_of_messages_are_records(tmp_path, tokenizer, name):
     (tmp_path / name).write_text(content)
     prepare_here(tmp_path / name, tokenizer, tmp_path / "out", template="chatml")
     expected = BARE[:1] if name.startswith("one") else BARE
-    prepare_here([{"messages": one} for one in expected], tokenizer, tmp_path / "same", template="chatml")
+    prepare_here(
+        [{"messages": one} for one in expected], tokenizer, tmp_path / "same", template="chatml"
+    )
     found, same = open_dataset(tmp_path / "out"), open_dataset(tmp_path / "same")
     assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in same]
 
@@ -207,7 +266,12 @@ def test_bare_lists_of_messages_are_records(tmp_path, tokenizer, name):
 def test_bare_lists_from_python_and_long_ones(tmp_path, tokenizer):
     long = [[U, {"role": "assistant", "content": "a " * 50_000}]] * 3
     (tmp_path / "long.jsonl").write_text("\n".join(map(json.dumps, long)))
-    assert prepare_here(tmp_path / "long.jsonl", tokenizer, tmp_path / "o", template="chatml").documents == 3
+    assert (
+        prepare_here(
+            tmp_path / "long.jsonl", tokenizer, tmp_path / "o", template="chatml"
+        ).documents
+        == 3
+    )
     assert prepare_here(BARE, tokenizer, tmp_path / "p", template="chatml").documents == 3
     with pytest.raises(RecordError, match=r"record.*object.*messages.*messages"):
         prepare_here([[1, 2]], tokenizer, tmp_path / "q", template="chatml")

@@ -1,4 +1,6 @@
-"""Whether a prompt's ids are the first of the document's; and tokens that end where the prompt ends."""
+"""Whether a prompt's ids are the first of the document's; and tokens that end where the prompt
+ends.
+"""
 
 import pytest
 from chat_makers import ALL_CONTROLS, ask, make_tokenizer, read_chat
@@ -45,7 +47,12 @@ def test_a_reply_that_merges_with_its_prompt_is_reported(tokenizer):
 
 
 def test_split_makes_prompt_and_reply_of_their_own(tokenizer):
-    chat = encode(ask("hi", "\nHello", "hi", "Hello"), tokenizer=tokenizer, template=CHATML, on_merged_prompt="split")
+    chat = encode(
+        ask("hi", "\nHello", "hi", "Hello"),
+        tokenizer=tokenizer,
+        template=CHATML,
+        on_merged_prompt="split",
+    )
     assert not chat.certificate.problems
     ids = prompt_ids(tokenizer, chat, 1)
     assert chat.tokens[: len(ids)].tolist() == ids
@@ -67,7 +74,11 @@ def test_what_is_reported_is_what_a_server_would_see(tokenizer, contents):
     conversation = read_chat(ask(*contents))
     for how in ("report", "split"):
         [chat] = encoder(tokenizer, on_merged_prompt=how).encode(conversation)
-        told = {problem.message for problem in chat.certificate.problems if problem.kind == "merged_prompt"}
+        told = {
+            problem.message
+            for problem in chat.certificate.problems
+            if problem.kind == "merged_prompt"
+        }
         for message in range(1, len(contents), 2):
             if message not in chat.evidence[0].turns:
                 continue

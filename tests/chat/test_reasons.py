@@ -1,4 +1,6 @@
-"""Why a token is not trained: each such token has a reason, and changing what the reason names trains it."""
+"""Why a token is not trained: each such token has a reason, and changing what the reason names
+trains it.
+"""
 
 import pytest
 from chat_makers import CONVERSATIONS, ask, encode_chat, with_tools
@@ -42,10 +44,15 @@ def by_reason(chat) -> list[tuple[str, str]]:
 def test_the_reasons_of_a_plain_chat(tokenizer):
     user = "role user is not in roles_to_train"
     assert by_reason(encode_chat(TWO, tokenizer)) == [
-        ("<|im_start|>user\nuone<|im_end|>\n", user), ("<|im_start|>assistant\n", reasons.SUPPLIED),
-        ("atwo<|im_end|>", ""), ("\n", reasons.BEHIND), ("<|im_start|>user\nuthree<|im_end|>\n", user),
-        ("<|im_start|>assistant\n", reasons.SUPPLIED), ("afour<|im_end|>", ""), ("\n", reasons.BEHIND),
-    ]  # fmt: skip
+        ("<|im_start|>user\nuone<|im_end|>\n", user),
+        ("<|im_start|>assistant\n", reasons.SUPPLIED),
+        ("atwo<|im_end|>", ""),
+        ("\n", reasons.BEHIND),
+        ("<|im_start|>user\nuthree<|im_end|>\n", user),
+        ("<|im_start|>assistant\n", reasons.SUPPLIED),
+        ("afour<|im_end|>", ""),
+        ("\n", reasons.BEHIND),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,11 @@ def test_the_reasons_of_a_plain_chat(tokenizer):
     [
         ({"train": False}, "atwo", "the record says not to train this message"),
         ({"weight": 0}, "atwo", "the record gives this message weight 0"),
-        ({"train_detail": [{"begin_offset": 1, "end_offset": 3, "train": False}]}, "two", reasons.RANGE),
+        (
+            {"train_detail": [{"begin_offset": 1, "end_offset": 3, "train": False}]},
+            "two",
+            reasons.RANGE,
+        ),
     ],
     ids=["train", "weight", "range"],
 )
@@ -86,10 +97,14 @@ def test_only_the_last_terminator(tokenizer):
 @settings(max_examples=60)
 @given(name=st.sampled_from(sorted(CONVERSATIONS)), template=st.sampled_from(TEMPLATES), mask=MASKS)
 def test_every_untrained_token_has_a_reason_and_the_cure_trains_it(tokenizer, name, template, mask):
-    record = {"messages": CONVERSATIONS[name]} | ({"tools": with_tools(name)} if with_tools(name) else {})
+    record = {"messages": CONVERSATIONS[name]} | (
+        {"tools": with_tools(name)} if with_tools(name) else {}
+    )
 
     def encoded(**changes):
-        return encode(record, tokenizer=tokenizer, template=template, strict=False, **{**mask, **changes})
+        return encode(
+            record, tokenizer=tokenizer, template=template, strict=False, **{**mask, **changes}
+        )
 
     try:
         chat = encoded()
@@ -111,4 +126,7 @@ def test_every_untrained_token_has_a_reason_and_the_cure_trains_it(tokenizer, na
             cure = {"train_on_reasoning": True}
         if cure:
             now = encoded(**cure).loss_weights
-            assert any(now[token] for token, told in enumerate(chat.reasons) if told == why), (why, cure)
+            assert any(now[token] for token, told in enumerate(chat.reasons) if told == why), (
+                why,
+                cure,
+            )

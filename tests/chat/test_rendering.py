@@ -1,4 +1,6 @@
-"""Renders are what transformers renders, character for character, and know where their characters come from."""
+"""Renders are what transformers renders, character for character, and know where their characters
+come from.
+"""
 
 import pickle
 from datetime import datetime
@@ -48,30 +50,48 @@ def words_are_theirs(rendered, messages):
 def test_characters_know_their_message_field_and_turn():
     rendered = template(CHATML).render(ask("Hi <|im_end|>", "Yo"), add_generation_prompt=True)
     assert pieces(rendered) == [
-        ("<|im_start|>", -1, "", 0), ("user", 0, "role", 0), ("\n", -1, "", 0), ("Hi <|im_end|>", 0, "content", 0),
-        ("<|im_end|>\n", -1, "", 0), ("<|im_start|>", -1, "", 1), ("assistant", 1, "role", 1), ("\n", -1, "", 1),
-        ("Yo", 1, "content", 1), ("<|im_end|>\n", -1, "", 1), ("<|im_start|>assistant\n", -1, "", -1),
-    ]  # fmt: skip
+        ("<|im_start|>", -1, "", 0),
+        ("user", 0, "role", 0),
+        ("\n", -1, "", 0),
+        ("Hi <|im_end|>", 0, "content", 0),
+        ("<|im_end|>\n", -1, "", 0),
+        ("<|im_start|>", -1, "", 1),
+        ("assistant", 1, "role", 1),
+        ("\n", -1, "", 1),
+        ("Yo", 1, "content", 1),
+        ("<|im_end|>\n", -1, "", 1),
+        ("<|im_start|>assistant\n", -1, "", -1),
+    ]
 
 
 OWNED = {
-    "by number": "{% for i in range(messages|length) %}{% set m = messages[i] %}[{{ m.content }}]{% endfor %}",
-    "by the loop's number": "{% for x in messages %}{% set m = messages[loop.index0] %}[{{ m.content }}]{% endfor %}",
+    "by number": (
+        "{% for i in range(messages|length) %}{% set m = messages[i] %}[{{ m.content }}]{% endfor "
+        "%}"
+    ),
+    "by the loop's number": (
+        "{% for x in messages %}{% set m = messages[loop.index0] %}[{{ m.content }}]{% endfor %}"
+    ),
     "reversed and back": "{% for m in messages[::-1] | reverse %}[{{ m.content }}]{% endfor %}",
-    "a loop inside": "{% for m in messages %}[{% for c in m.content %}{{ c }}{% endfor %}]{% endfor %}",
+    "a loop inside": "{% for m in messages %}[{% for c in m.content %}{{ c }}{% endfor %}]{% endfor %}",  # noqa: E501
     "a look-up of earlier ones": (
-        "{% for m in messages %}{% for o in messages[:loop.index0] %}{% if o.content == 'zzz' %}!{% endif %}"
-        "{% endfor %}[{{ m.content }}]{% endfor %}"
+        "{% for m in messages %}{% for o in messages[:loop.index0] %}{% if o.content == 'zzz' "
+        "%}!{% endif %}{% endfor %}[{{ m.content }}]{% endfor %}"
     ),
     "writing during a look-up": (
-        "{% for m in messages %}{% for o in messages[:loop.index] %}{% if loop.first %}[{% endif %}{% endfor %}"
-        "{{ m.content }}]{% endfor %}"
+        "{% for m in messages %}{% for o in messages[:loop.index] %}{% if loop.first %}[{% "
+        "endif %}{% endfor %}{{ m.content }}]{% endfor %}"
     ),
-    "a macro": "{% macro show(m) %}[{{ m.content }}]{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}",
-    "a set block": "{% for m in messages %}{% set t %}[{{ m.content }}]{% endset %}{{ t }}{% endfor %}",
+    "a macro": (
+        "{% macro show(m) %}[{{ m.content }}]{% endmacro %}{% for m in messages %}{{ show(m) }}{% "
+        "endfor %}"
+    ),
+    "a set block": (
+        "{% for m in messages %}{% set t %}[{{ m.content }}]{% endset %}{{ t }}{% endfor %}"
+    ),
     "a namespace": (
-        "{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = ns.t + '[' + m.content + ']' %}"
-        "{% endfor %}{{ ns.t }}"
+        "{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = ns.t + '[' + "
+        "m.content + ']' %}{% endfor %}{{ ns.t }}"
     ),
     "a filtered loop": "{% for m in messages if m.content %}[{{ m.content }}]{% endfor %}",
     "a call block": (
@@ -85,10 +105,12 @@ OWNED = {
         "{% for m in messages %}{% if loop.index0 < 0 %}{% continue %}{% endif %}[{{ m.content }}]"
         "{% if loop.last %}{% break %}{% endif %}{% endfor %}"
     ),
-    "unpacked": "{% for m in messages %}{% set i, n = loop.index, m %}[{{ n.content }}]{% endfor %}",
+    "unpacked": (
+        "{% for m in messages %}{% set i, n = loop.index, m %}[{{ n.content }}]{% endfor %}"
+    ),
     "items of a list of pairs": (
-        "{% for m in messages %}{% for k, v in m.items() %}{% if k == 'content' %}[{{ v }}]{% endif %}{% endfor %}"
-        "{% endfor %}"
+        "{% for m in messages %}{% for k, v in m.items() %}{% if k == 'content' %}[{{ v }}]{% "
+        "endif %}{% endfor %}{% endfor %}"
     ),
 }
 """Ways in which templates go over messages; all write [content] for each."""
@@ -109,25 +131,32 @@ def test_the_turn_is_known_however_a_template_goes_over_messages(way):
 
 
 def test_text_outside_the_loop_has_no_turn():
-    rendered = template("{{ bos_token }}Head{% for m in messages %}{{ m.content }}{% endfor %}Tail").render(
-        ask("a", "b")
-    )
+    rendered = template(
+        "{{ bos_token }}Head{% for m in messages %}{{ m.content }}{% endfor %}Tail"
+    ).render(ask("a", "b"))
     owners = [(text, owner) for text, _, _, owner in pieces(rendered)]
     assert owners == [("<s>", -1), ("Head", -1), ("a", 0), ("b", 1), ("Tail", -1)]
 
 
 def test_system_text_hoisted_out_of_the_loop_is_the_messages():
     source = (
-        "{% set s = messages[0].content %}{{ '<<' + s + '>>' }}{% for m in messages[1:] %}{{ m.content }}{% endfor %}"
+        "{% set s = messages[0].content %}{{ '<<' + s + '>>' }}{% for m in messages[1:] %}{{ "
+        "m.content }}{% endfor %}"
     )
     rendered = template(source).render([{"role": "system", "content": "S"}, *ask("a", "b")])
     assert [piece[:3] for piece in pieces(rendered)] == [
-        ("<<", -1, ""), ("S", 0, "content"), (">>", -1, ""), ("a", 1, "content"), ("b", 2, "content")
-    ]  # fmt: skip
+        ("<<", -1, ""),
+        ("S", 0, "content"),
+        (">>", -1, ""),
+        ("a", 1, "content"),
+        ("b", 2, "content"),
+    ]
 
 
 def test_generation_blocks_are_marked():
-    source = "{% for m in messages %}<{% generation %}{{ m.content }};{% endgeneration %}>{% endfor %}"
+    source = (
+        "{% for m in messages %}<{% generation %}{{ m.content }};{% endgeneration %}>{% endfor %}"
+    )
     rendered = template(source).render(ask("a", "b"))
     at, inside = 0, ""
     for run in rendered.runs:
@@ -138,9 +167,15 @@ def test_generation_blocks_are_marked():
 
 def test_images_do_not_reach_templates():
     source = (
-        "{% for m in messages %}{% for p in m.content %}{{ p.image if p.image else p.text }}{% endfor %}{% endfor %}"
+        "{% for m in messages %}{% for p in m.content %}{{ p.image if p.image else p.text }}{% "
+        "endfor %}{% endfor %}"
     )
-    messages = [{"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text", "text": "x"}]}]
+    messages = [
+        {
+            "role": "user",
+            "content": [{"type": "image", "image": object()}, {"type": "text", "text": "x"}],
+        }
+    ]
     assert template(source).render(messages).text == "<object>x"
 
 
@@ -165,7 +200,9 @@ def test_refusals_and_mistakes_are_told():
         template("{{ raise_exception('no system') }}").render(PLAIN)
     with pytest.raises(RecordError, match=r"conversation.*'nothing'.*undefined"):
         template("{{ nothing.x }}").render(PLAIN)
-    with pytest.raises(RecordError, match=r'can only concatenate str .not "list". to str|unsupported operand'):
+    with pytest.raises(
+        RecordError, match=r'can only concatenate str .not "list". to str|unsupported operand'
+    ):
         template("{{ 'a' + messages[0].content }}").render(ask([{"type": "text", "text": "x"}]))
     with pytest.raises(ConfigError, match=r"template.*given.*line.*2.*endfor"):
         load_template("{{ 1 }}\n{% for m in messages %}")
@@ -177,7 +214,8 @@ def test_refusals_and_mistakes_are_told():
 
 def test_templates_come_from_files_folders_and_text(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
-        '{"eos_token": {"content": "<e>"}, "bos_token": "<b>", "chat_template": "{{ bos_token }}x{{ eos_token }}"}'
+        '{"eos_token": {"content": "<e>"}, "bos_token": "<b>", "chat_template": "{{ bos_token '
+        '}}x{{ eos_token }}"}'
     )
     assert load_template(tmp_path).render([]).text == "<b>x<e>"
     (tmp_path / "chat_template.jinja").write_text("own {{ eos_token }}")
@@ -201,25 +239,37 @@ def test_renders_equal_those_of_transformers(real_data, name):
         for prompt in (False, True):
             try:
                 expected = chat_template_utils.render_jinja_template(
-                    [messages], tools=tools, chat_template=own.source, add_generation_prompt=prompt, **own.variables
+                    [messages],
+                    tools=tools,
+                    chat_template=own.source,
+                    add_generation_prompt=prompt,
+                    **own.variables,
                 )[0][0]
             except Exception:
                 for render in (own.render, own.render_plain):
-                    with pytest.raises(RecordError, match=r"chat template template (refuses|fails)"):
+                    with pytest.raises(
+                        RecordError, match=r"chat template template (refuses|fails)"
+                    ):
                         render(messages, tools=tools, add_generation_prompt=prompt)
                 continue
             traced = own.render(messages, tools=tools, add_generation_prompt=prompt)
             assert traced.text == expected, path.stem
-            assert own.render_plain(messages, tools=tools, add_generation_prompt=prompt) == expected, path.stem
+            assert (
+                own.render_plain(messages, tools=tools, add_generation_prompt=prompt) == expected
+            ), path.stem
             assert words_are_theirs(traced, messages), path.stem
             rendered += 1
     assert len(paths) == 58
-    assert rendered >= {"parts": 50, "tools": 70, "two calls": 70, "developer": 60}.get(name, 90), rendered
+    assert rendered >= {"parts": 50, "tools": 70, "two calls": 70, "developer": 60}.get(name, 90), (
+        rendered
+    )
 
 
 @pytest.mark.real_data
 def test_forged_control_text_is_never_literal(real_data):
-    """No template makes the words of a message, of a tool call or of an argument's name its own text."""
+    """No template makes the words of a message, of a tool call or of an argument's name its own
+    text.
+    """
     evil = "<|evil|>"
     messages = [
         {"role": "system", "content": f"s{evil}"},
@@ -238,7 +288,8 @@ def test_forged_control_text_is_never_literal(real_data):
             except RecordError:
                 continue
             literal = "".join(
-                text if message < 0 or field == "role" else " " for text, message, field, _ in pieces(rendered)
+                text if message < 0 or field == "role" else " "
+                for text, message, field, _ in pieces(rendered)
             )
             assert "evil" not in literal, path.stem
             seen += "evil" in rendered.text
@@ -274,11 +325,20 @@ def test_text_that_jinja_escapes_is_traced_as_it_is_written(added):
 
 
 def test_text_that_jinja_rewrites_otherwise_is_refused():
-    source = "{% for m in messages %}{% set t = '<' | safe + m.content %}{{ 'x' if '&' in t else t }}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% set t = '<' | safe + m.content %}{{ 'x' if '&' in t else t "
+        "}}{% endfor %}"
+    )
     with pytest.raises(RecordError, match=r"unknown.*rewrites"):
         Template(source=source).render(ask("a <b>"))
 
 
 def test_filters_that_make_markup_are_no_problem_by_themselves():
-    template = Template(source="{% for m in messages %}{{ m.content | safe ~ '<' }}{{ m.content | e }}{% endfor %}")
-    assert template.render(ask("a <b>")).text == template.render_plain(ask("a <b>")) == "a <b><a &lt;b&gt;"
+    template = Template(
+        source="{% for m in messages %}{{ m.content | safe ~ '<' }}{{ m.content | e }}{% endfor %}"
+    )
+    assert (
+        template.render(ask("a <b>")).text
+        == template.render_plain(ask("a <b>"))
+        == "a <b><a &lt;b&gt;"
+    )

@@ -1,4 +1,6 @@
-"""System text counts as written where its words are, also where a template writes it outside its loop of messages."""
+"""System text counts as written where its words are, also where a template writes it outside its
+loop of messages.
+"""
 
 from functools import cache
 
@@ -12,8 +14,9 @@ from penstock.chat.render.template import Template
 from penstock.core.errors import ConversationError, RecordError
 
 TURNS = (
-    "{% for m in messages if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + "
+    "m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\n' }}{% endif %}"
 )
 SYSTEM = (
     "{% if messages[0].role == 'system' %}"
@@ -22,26 +25,37 @@ SYSTEM = (
 OWN = {
     "before the loop": SYSTEM + TURNS,
     "by a namespace": (
-        "{% set ns = namespace(s='') %}{% for m in messages if m.role == 'system' %}{% set ns.s = ns.s + m.content %}"
-        "{% endfor %}{{ '<|im_start|>system\n' + ns.s + '<|im_end|>\n' }}" + TURNS
+        "{% set ns = namespace(s='') %}{% for m in messages if m.role == 'system' %}{% set "
+        "ns.s = ns.s + m.content %}{% endfor %}{{ '<|im_start|>system\n' + ns.s + "
+        "'<|im_end|>\n' }}" + TURNS
     ),
     "in the question": TURNS.replace(
         "+ m.content",
-        "+ (messages[0].content + '\n\n' if loop.first and messages[0].role == 'system' else '') + m.content",
+        "+ (messages[0].content + '\n\n' if loop.first and messages[0].role == 'system' else "
+        "'') + m.content",
     ),
     "behind all": TURNS.replace(
         "{% if add", "{{ messages[0].content if messages[0].role == 'system' else '' }}{% if add"
     ),
-}  # fmt: skip
+}
 LEFT_OUT = {
     "mistral_v2v3", "pixtral", "mistralai-Mistral-Nemo-Instruct-2407", "template_chatglm2",
     "tool_chat_template_mistral_parallel", "tool_chat_template_phi4_mini",
 }  # fmt: skip
-"""Templates that write no system text at all (Nemo and the like: only where the last message is a question)."""
+"""Templates that write no system text at all (Nemo and the like: only where the last message is a
+question).
+"""
 WITHOUT_END = {
-    "llava", "llama-cpp-rwkv-world", "template_chatglm2", "template_falcon_180b", "GLM-4.6", "template_baichuan"
-}  # fmt: skip
-"""Templates that end a reply, or the last one, without a terminator, which is an error of its own."""
+    "llava",
+    "llama-cpp-rwkv-world",
+    "template_chatglm2",
+    "template_falcon_180b",
+    "GLM-4.6",
+    "template_baichuan",
+}
+"""Templates that end a reply, or the last one, without a terminator, which is an error of its
+own.
+"""
 
 
 @cache
@@ -64,7 +78,10 @@ def test_settings_hold_wherever_system_text_is_written(name, folder):
     tokenizer = make_tokenizer(folder, ALL_CONTROLS)
     for case in ("system", "plain"):
         chat = encode(OWN[name], tokenizer, case)
-        assert [text for _, text in chat.trained_text] == ["Say abeta<|im_end|>", "Say adelta<|im_end|>"]
+        assert [text for _, text in chat.trained_text] == [
+            "Say abeta<|im_end|>",
+            "Say adelta<|im_end|>",
+        ]
         assert errors(chat) == []
         chat = encode(OWN[name], tokenizer, case, train_on_inputs=True)
         assert (chat.loss_weights == 1).all()
@@ -72,13 +89,17 @@ def test_settings_hold_wherever_system_text_is_written(name, folder):
     chat = encode(OWN[name], tokenizer, "system", roles_to_train=("system",))
     assert chat.trained_text == ((0, "Be snice"),)
     assert errors(chat) == []
-    assert errors(encode(OWN[name], tokenizer, "plain", roles_to_train=("system",))) == ["nothing_trained"]
+    assert errors(encode(OWN[name], tokenizer, "plain", roles_to_train=("system",))) == [
+        "nothing_trained"
+    ]
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_record_says_of_its_system_message_holds(name, folder):
     tokenizer = make_tokenizer(folder, ALL_CONTROLS)
-    encoder = ChatEncoder(tokenizer, Template(source=OWN[name], variables=TOKENS), MaskSettings(train_on_inputs=True))
+    encoder = ChatEncoder(
+        tokenizer, Template(source=OWN[name], variables=TOKENS), MaskSettings(train_on_inputs=True)
+    )
     system, *others = CONVERSATIONS["system"]
     [chat] = encoder.encode(read_conversation({"messages": [system | {"train": False}, *others]}))
     assert "Be snice" not in "".join(text for _, text in chat.trained_text)
@@ -93,7 +114,8 @@ def test_text_that_no_template_writes_is_an_error_with_a_cure(folder):
     chat = encode(TURNS, tokenizer, "system", roles_to_train=("system", "assistant"))
     [problem] = [problem for problem in chat.certificate.problems if problem.is_error]
     assert str(problem) == (
-        "message 0: the template writes nothing of this message; drop_system_message: true removes it"
+        "message 0: the template writes nothing of this message; drop_system_message: true "
+        "removes it"
     )
     assert "dropped" in kinds(encode(TURNS, tokenizer, "system"))
 

@@ -1,8 +1,9 @@
-"""Masks of 58 templates that models ship, against masks found by plain renders alone (`slow_masks.py`).
+"""Masks of 58 templates that models ship, against masks found by plain renders alone
+(`slow_masks.py`).
 
-Where the slow method works, both must be equal, token by token. Where it does not, because a template writes earlier
-turns otherwise or opens them otherwise than it prompts, the certificate must say so, and what is trained must still be
-the assistant's words and nobody else's.
+Where the slow method works, both must be equal, token by token. Where it does not, because a
+template writes earlier turns otherwise or opens them otherwise than it prompts, the certificate
+must say so, and what is trained must still be the assistant's words and nobody else's.
 """
 
 import json
@@ -13,7 +14,16 @@ from random import Random
 
 import numpy as np
 import pytest
-from chat_makers import CONVERSATIONS, TOKENS, TOOLS, call, make_tokenizer, markers_of, result, with_tools
+from chat_makers import (
+    CONVERSATIONS,
+    TOKENS,
+    TOOLS,
+    call,
+    make_tokenizer,
+    markers_of,
+    result,
+    with_tools,
+)
 from slow_masks import slow_spans, slow_tokens, with_next_control
 
 from penstock import load_tokenizer
@@ -29,7 +39,9 @@ pytestmark = pytest.mark.real_data
 
 STOPS_WITH_THE_NEXT_TURN = {"GLM-4.6", "template_baichuan"}
 ENDS_IN_BLANK_LINES = {"llama-cpp-rwkv-world"}
-"""It trims words and ends turns with an empty line, so plain renders cannot tell whose whitespace it is."""
+"""It trims words and ends turns with an empty line, so plain renders cannot tell whose whitespace
+it is.
+"""
 TELLING = {"rewritten", "context_differs", "opening_differs", "not_written", "dropped"}
 TEMPLATES = 58
 
@@ -43,19 +55,26 @@ def encoder(path, folder):
     template = Template(source=path.read_text(encoding="utf-8"), name=path.stem, variables=TOKENS)
     # One of the conversations has replies that spell markers; the slow method knows them as text.
     return ChatEncoder(
-        make_tokenizer(folder, markers_of(template.source)), template, MaskSettings(trained_control_text="as_text")
+        make_tokenizer(folder, markers_of(template.source)),
+        template,
+        MaskSettings(trained_control_text="as_text"),
     )
 
 
 def words_of(messages) -> set[str]:
     """Words of four letters and more that the messages say."""
     contents = [message["content"] for message in messages]
-    said = [content if isinstance(content, str) else " ".join(part["text"] for part in content) for content in contents]
+    said = [
+        content if isinstance(content, str) else " ".join(part["text"] for part in content)
+        for content in contents
+    ]
     return set(re.findall(r"[^\W\d_]{4,}", " ".join(said)))
 
 
 def judge(encoder: ChatEncoder, name: str, messages, tools, *, words=True) -> str:
-    """What came of one conversation; fails where it is wrong. `words`: no two messages share any."""
+    """What came of one conversation; fails where it is wrong. `words`: no two messages share
+    any.
+    """
     template = encoder.template
     conversation = read_conversation({"messages": messages, **({"tools": tools} if tools else {})})
     try:
@@ -72,19 +91,37 @@ def judge(encoder: ChatEncoder, name: str, messages, tools, *, words=True) -> st
     slow = slow_spans(template, conversation.messages, conversation.tools)
     trained = chat.loss_weights != 0
     if not slow.failures:
-        spans = with_next_control(chat, slow.spans) if template.name in STOPS_WITH_THE_NEXT_TURN else slow.spans
+        spans = (
+            with_next_control(chat, slow.spans)
+            if template.name in STOPS_WITH_THE_NEXT_TURN
+            else slow.spans
+        )
         different = np.flatnonzero(slow_tokens(chat, spans) != trained).tolist()
         if template.name in ENDS_IN_BLANK_LINES:
-            different = [token for token in different if chat.text[chat.begins[token] : chat.ends[token]].strip()]
+            different = [
+                token
+                for token in different
+                if chat.text[chat.begins[token] : chat.ends[token]].strip()
+            ]
         assert not different, (template.name, name, chat.trained_text, slow.spans)
         kinds = {problem.kind for problem in problems}
-        assert not kinds & {"rewritten", "context_differs", "foreign_text", "untraced"}, (template.name, name, kinds)
+        assert not kinds & {"rewritten", "context_differs", "foreign_text", "untraced"}, (
+            template.name,
+            name,
+            kinds,
+        )
         return "proven" if chat.certificate.ok else "proven, with errors"
     told = {problem.message for problem in problems if problem.kind in TELLING}
     if words:
-        # A system message or tools that are left out are left out of the contexts of all later turns.
+        # A system message or tools that are left out are left out of the contexts of all later
+        # turns.
         for message in slow.failures:
-            assert min([*told, 99]) <= message or message in told, (template.name, name, slow.failures, problems)
+            assert min([*told, 99]) <= message or message in told, (
+                template.name,
+                name,
+                slow.failures,
+                problems,
+            )
     return "told" if chat.certificate.ok else "told, with errors"
 
 
@@ -94,25 +131,41 @@ def check_reasons(chat, conversation):
     for problem in chat.certificate.problems:
         assert problem.text
         if problem.kind == "missing_terminator":
-            turn = [token for token, message in enumerate(chat.messages) if message == problem.message]
-            assert not any(chat.is_control[token] and texts[token] in ("</s>", "<|im_end|>") for token in turn[-1:])
-        elif problem.kind == "not_written" and not re.search("tool calls|call [0-9]|result", problem.text):
+            turn = [
+                token for token, message in enumerate(chat.messages) if message == problem.message
+            ]
+            assert not any(
+                chat.is_control[token] and texts[token] in ("</s>", "<|im_end|>")
+                for token in turn[-1:]
+            )
+        elif problem.kind == "not_written" and not re.search(
+            "tool calls|call [0-9]|result", problem.text
+        ):
             assert str(conversation.messages[problem.message]["content"]).strip() not in chat.text
         elif problem.kind == "forged":
-            at, control = next(found for found in chat.certificate.forged if repr(found[1]) in problem.text)
+            at, control = next(
+                found for found in chat.certificate.forged if repr(found[1]) in problem.text
+            )
             assert chat.text.startswith(control, at)
-            assert any(control in json.dumps(message, ensure_ascii=False) for message in conversation.messages)
+            assert any(
+                control in json.dumps(message, ensure_ascii=False)
+                for message in conversation.messages
+            )
         elif problem.kind == "nothing_trained":
             assert not chat.loss_weights[1:].any()
 
 
 def check_words(chat, conversation, *, only=None):
-    """No word of anybody else is trained; every word of the assistant (or of `only` one reply) is, if it is written."""
+    """No word of anybody else is trained; every word of the assistant (or of `only` one reply) is,
+    if it is written.
+    """
     trained = "".join(text for _, text in chat.trained_text)
     own = [m for m in conversation.messages if m["role"] == "assistant"]
     others = [m for m in conversation.messages if m["role"] != "assistant"]
     theirs = words_of(others) - words_of(own)
-    assert not {word for word in theirs if word in trained and not trained_marker(word, chat.text)}, (theirs, trained)
+    assert not {
+        word for word in theirs if word in trained and not trained_marker(word, chat.text)
+    }, (theirs, trained)
     dropped = {part.message for part in chat.certificate.dropped if not part.is_blank}
     for place, message in enumerate(conversation.messages):
         if message["role"] == "assistant" and place not in dropped and only in (None, place):
@@ -140,23 +193,32 @@ def test_split_documents_begin_as_they_are_prompted(real_data, folder):
         for case, messages in CONVERSATIONS.items():
             conversation = read_conversation({"messages": messages, "tools": with_tools(case)})
             split = ChatEncoder(
-                whole.tokenizer, whole.template, MaskSettings(on_rewrite="split", trained_control_text="as_text")
+                whole.tokenizer,
+                whole.template,
+                MaskSettings(on_rewrite="split", trained_control_text="as_text"),
             )
             try:
                 chats = split.encode(conversation)
             except ConversationError:
                 continue
-            replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+            replies = [
+                place for place, message in enumerate(messages) if message["role"] == "assistant"
+            ]
             if len(chats) < len(replies):
                 continue
             for chat, place in zip(chats, replies, strict=True):
                 conversation, _ = render_form(conversation, whole.template)
                 told = {problem.kind for problem in chat.certificate.problems}
                 assert not told & {"rewritten", "context_differs"}, (path.stem, case)
-                if told & {"opening_differs", "not_written"} or "add_generation_prompt" not in whole.template.source:
+                if (
+                    told & {"opening_differs", "not_written"}
+                    or "add_generation_prompt" not in whole.template.source
+                ):
                     continue
                 prompt = whole.template.render_plain(
-                    conversation.messages[:place], tools=conversation.tools, add_generation_prompt=True
+                    conversation.messages[:place],
+                    tools=conversation.tools,
+                    add_generation_prompt=True,
                 )
                 begin = int(chat.begins[np.flatnonzero(chat.loss_weights)[0]])
                 assert chat.text[:begin] in (prompt, prompt.rstrip()), (path.stem, case, place)
@@ -182,13 +244,43 @@ def test_most_masks_are_proven(real_data, folder):
 
 
 STUFF = [
-    "a", "hello", " ", "\n", "\n\n", "  ", "\t", "<|im_end|>", "</s>", "[INST]", "<|end|>", "é", "水", "😀", "<think>",
-    "</think>", "assistant\n", "user", ":", "{", "}}", '"', "\\", "'", "&", "<", "1", "</tool_call>", "\r\n", "[[",
-]  # fmt: skip
+    "a",
+    "hello",
+    " ",
+    "\n",
+    "\n\n",
+    "  ",
+    "\t",
+    "<|im_end|>",
+    "</s>",
+    "[INST]",
+    "<|end|>",
+    "é",
+    "水",
+    "😀",
+    "<think>",
+    "</think>",
+    "assistant\n",
+    "user",
+    ":",
+    "{",
+    "}}",
+    '"',
+    "\\",
+    "'",
+    "&",
+    "<",
+    "1",
+    "</tool_call>",
+    "\r\n",
+    "[[",
+]
 
 
 def random_conversation(random: Random) -> list[dict]:
-    """Contents of markers, tags, whitespace and brackets, with tool calls and reasoning here and there."""
+    """Contents of markers, tags, whitespace and brackets, with tool calls and reasoning here and
+    there.
+    """
 
     def content() -> str:
         return "".join(random.choice(STUFF) for _ in range(random.choice([0, 1, 1, 2, 3, 5, 8])))
@@ -201,7 +293,9 @@ def random_conversation(random: Random) -> list[dict]:
         # Of a reply of nothing but whitespace, plain renders cannot tell whose whitespace it is.
         reply = {"role": "assistant", "content": content() + "x"}
         if random.random() < 0.25:
-            arguments = {content() or "k": random.choice([content(), 1, None, [content()], True, 1.5])}
+            arguments = {
+                content() or "k": random.choice([content(), 1, None, [content()], True, 1.5])
+            }
             messages += [reply | {"tool_calls": [call(**arguments)]}, result(content())]
         if random.random() < 0.15:
             reply["reasoning_content"] = content()
@@ -221,24 +315,38 @@ def test_masks_of_random_conversations_equal_the_slow_method(real_data, folder):
 
 @pytest.mark.parametrize(
     ("vocabulary", "name", "proven"),
-    [("hf_derived/qwen2.5", "Qwen-Qwen2.5-7B-Instruct", 17), ("hf_derived/qwen2.5", "qwen2_5_training", 17),
-     ("hf/phi-3-mini", "microsoft-Phi-3.5-mini-instruct", 15), ("hf/phi-3-mini", "phi3_training", 15)],
-)  # fmt: skip
+    [
+        ("hf_derived/qwen2.5", "Qwen-Qwen2.5-7B-Instruct", 17),
+        ("hf_derived/qwen2.5", "qwen2_5_training", 17),
+        ("hf/phi-3-mini", "microsoft-Phi-3.5-mini-instruct", 15),
+        ("hf/phi-3-mini", "phi3_training", 15),
+    ],
+)
 def test_masks_with_the_models_own_tokenizers(real_data, tmp_path, vocabulary, name, proven):
     import gzip
 
     source = real_data / "tokenizers" / vocabulary
     zipped = source / "tokenizer.json.gz"
-    content = gzip.decompress(zipped.read_bytes()) if zipped.exists() else (source / "tokenizer.json").read_bytes()
+    content = (
+        gzip.decompress(zipped.read_bytes())
+        if zipped.exists()
+        else (source / "tokenizer.json").read_bytes()
+    )
     (tmp_path / "tokenizer.json").write_bytes(content)
     config = source / "tokenizer_config.json"
     names = '{"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}'
-    (tmp_path / "tokenizer_config.json").write_text(config.read_text() if config.exists() else names)
+    (tmp_path / "tokenizer_config.json").write_text(
+        config.read_text() if config.exists() else names
+    )
     tokenizer = load_tokenizer(tmp_path)
     variables = TOKENS | ({"eos_token": "<|endoftext|>"} if "phi" in vocabulary else {})
-    text = next(path for path in templates(real_data) if path.stem == name).read_text(encoding="utf-8")
+    text = next(path for path in templates(real_data) if path.stem == name).read_text(
+        encoding="utf-8"
+    )
     own = ChatEncoder(tokenizer, Template(source=text, name=name, variables=variables))
-    found = Counter(judge(own, case, messages, with_tools(case)) for case, messages in CONVERSATIONS.items())
+    found = Counter(
+        judge(own, case, messages, with_tools(case)) for case, messages in CONVERSATIONS.items()
+    )
     assert found["proven"] >= proven, found
     assert set(found) <= {"proven", "proven, with errors", "told", "refused"}
 

@@ -12,7 +12,11 @@ from penstock.chat.render.traced_text import LITERAL, Traced, format_percent, jo
 
 WORDS = st.text(alphabet=" \n\t\x0b\x85\u2028\x1fabAB,%sß水İ<|\"'\\", max_size=12)
 NUMBERS = st.integers(-14, 14)
-FIELDS = {(0, "content"): "  Aa, bß\n\n水 %s a, <|b|>  ", (1, "content"): "a,a\r\n,aİ\x85", (1, "name"): "ab"}
+FIELDS = {
+    (0, "content"): "  Aa, bß\n\n水 %s a, <|b|>  ",
+    (1, "content"): "a,a\r\n,aİ\x85",
+    (1, "name"): "ab",
+}
 
 
 def fields():
@@ -34,18 +38,33 @@ def changes():
         st.builds(lambda n: lambda text, other: n * text, st.integers(-1, 3)),
         st.builds(
             lambda a, b, c: lambda text, other: text[a:b:c],
-            st.none() | NUMBERS, st.none() | NUMBERS, st.none() | NUMBERS.filter(bool),
+            st.none() | NUMBERS,
+            st.none() | NUMBERS,
+            st.none() | NUMBERS.filter(bool),
         ),
         st.builds(lambda n: lambda text, other: text[n % len(text)] if text else text, NUMBERS),
-        st.builds(lambda n: lambda text, other: text[-1 - n % len(text)] if text else text, NUMBERS),
+        st.builds(
+            lambda n: lambda text, other: text[-1 - n % len(text)] if text else text, NUMBERS
+        ),
         st.builds(lambda c: lambda text, other: text.strip(c), none_or_words),
         st.builds(lambda c: lambda text, other: text.lstrip(c), none_or_words),
         st.builds(lambda c: lambda text, other: text.rstrip(c), none_or_words),
         st.builds(lambda c: lambda text, other: text.removeprefix(c), WORDS),
         st.builds(lambda c: lambda text, other: text.removesuffix(c), WORDS),
-        st.builds(lambda n: lambda text, other: text.removeprefix(text[:n]).removesuffix(text[-1:]), NUMBERS),
-        st.builds(lambda s, n: lambda text, other: other.join(text.split(s, n)), st.none() | separators, some),
-        st.builds(lambda s, n: lambda text, other: other.join(text.rsplit(s, n)), st.none() | separators, some),
+        st.builds(
+            lambda n: lambda text, other: text.removeprefix(text[:n]).removesuffix(text[-1:]),
+            NUMBERS,
+        ),
+        st.builds(
+            lambda s, n: lambda text, other: other.join(text.split(s, n)),
+            st.none() | separators,
+            some,
+        ),
+        st.builds(
+            lambda s, n: lambda text, other: other.join(text.rsplit(s, n)),
+            st.none() | separators,
+            some,
+        ),
         st.builds(lambda k: lambda text, other: other.join(text.splitlines(k)), st.booleans()),
         st.builds(lambda s: lambda text, other: other.join(text.partition(s)), separators),
         st.builds(lambda s: lambda text, other: other.join(text.rpartition(s)), separators),
@@ -56,13 +75,22 @@ def changes():
         st.just(lambda text, other: other.join(reversed(text))),
         st.just(lambda text, other: Traced(text)),
         st.just(lambda text, other: str(text)),
-    )  # fmt: skip
+    )
 
 
 LOOSE = [
-    *(lambda text, other, name=name: getattr(text, name)() for name in ("upper", "lower", "title", "capitalize")),
-    *(lambda text, other, name=name: getattr(text, name)() for name in ("swapcase", "casefold", "expandtabs")),
-    *(lambda text, other, name=name: getattr(text, name)(9) for name in ("center", "ljust", "rjust", "zfill")),
+    *(
+        lambda text, other, name=name: getattr(text, name)()
+        for name in ("upper", "lower", "title", "capitalize")
+    ),
+    *(
+        lambda text, other, name=name: getattr(text, name)()
+        for name in ("swapcase", "casefold", "expandtabs")
+    ),
+    *(
+        lambda text, other, name=name: getattr(text, name)(9)
+        for name in ("center", "ljust", "rjust", "zfill")
+    ),
     lambda text, other: text.translate({ord("a"): "bb", ord("b"): None, ord(" "): "_"}),
     lambda text, other: text.replace("", other),
 ]
@@ -79,7 +107,9 @@ def check_runs(text):
         if message == LITERAL:
             assert (field, offset) == ("", -1)
         elif offset >= 0:
-            assert FIELDS[message, field][offset : offset + length] == str.__getitem__(text, slice(at, at + length))
+            assert FIELDS[message, field][offset : offset + length] == str.__getitem__(
+                text, slice(at, at + length)
+            )
         at += length
 
 
@@ -99,8 +129,12 @@ def test_operations_equal_those_of_str_and_keep_every_character(text, steps):
 
 
 @settings(max_examples=300, deadline=None)
-@given(fields(), st.sampled_from(LOOSE), st.lists(st.tuples(changes(), fields()), max_size=2), fields())
-def test_operations_that_change_characters_equal_those_of_str_and_keep_the_message(text, change, steps, other):
+@given(
+    fields(), st.sampled_from(LOOSE), st.lists(st.tuples(changes(), fields()), max_size=2), fields()
+)
+def test_operations_that_change_characters_equal_those_of_str_and_keep_the_message(
+    text, change, steps, other
+):
     for step, another in steps:
         text = Traced(step(text, another))
     changed = change(text, other)
@@ -113,7 +147,8 @@ def test_operations_that_change_characters_equal_those_of_str_and_keep_the_messa
             was = FIELDS[message, field][offset : offset + length]
             now = str.__getitem__(changed, slice(at, at + length))
             assert all(
-                a == b or a.upper() == b.upper() or a.lower() == b.lower() for a, b in zip(was, now, strict=True)
+                a == b or a.upper() == b.upper() or a.lower() == b.lower()
+                for a, b in zip(was, now, strict=True)
             )
         at += length
 
@@ -131,18 +166,38 @@ def test_reading_equals_that_of_str(text, other):
     plain = str.__str__(text)
     assert text == plain
     assert hash(text) == hash(plain)
-    for name in ("startswith", "endswith", "find", "rfind", "count", "__contains__", "__lt__", "__eq__"):
+    for name in (
+        "startswith",
+        "endswith",
+        "find",
+        "rfind",
+        "count",
+        "__contains__",
+        "__lt__",
+        "__eq__",
+    ):
         assert getattr(text, name)(other) == getattr(plain, name)(other)
     for name in ("isspace", "isupper", "isdigit", "isalpha", "encode"):
         assert getattr(text, name)() == getattr(plain, name)()
-    assert (len(text), bool(text), repr(text), list(text)) == (len(plain), bool(plain), repr(plain), list(plain))
+    assert (len(text), bool(text), repr(text), list(text)) == (
+        len(plain),
+        bool(plain),
+        repr(plain),
+        list(plain),
+    )
     assert sorted([text, other]) == sorted([plain, other])
 
 
 @settings(deadline=None)
 @given(fields())
 def test_copies_keep_the_runs(text):
-    for other in (copy.copy(text), copy.deepcopy(text), pickle.loads(pickle.dumps(text)), str(text), Traced(text)):
+    for other in (
+        copy.copy(text),
+        copy.deepcopy(text),
+        pickle.loads(pickle.dumps(text)),
+        str(text),
+        Traced(text),
+    ):
         assert (type(other), other, other._runs) == (Traced, text, text._runs)
 
 
@@ -164,7 +219,18 @@ def test_errors_are_those_of_str():
         Traced("%s") % (1, 2)
 
 
-PERCENTS = ["%s", "a%%b%s", "%s-%s", "%5s|%s", "%d: %s", "%-4s%s%%", "%r%s", "%.1f%s", "%x", "100%%"]
+PERCENTS = [
+    "%s",
+    "a%%b%s",
+    "%s-%s",
+    "%5s|%s",
+    "%d: %s",
+    "%-4s%s%%",
+    "%r%s",
+    "%.1f%s",
+    "%x",
+    "100%%",
+]
 
 
 @settings(deadline=None)

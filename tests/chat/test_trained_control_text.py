@@ -1,4 +1,6 @@
-"""Control text in a reply's own words: refused, kept text, or made control tokens with the ids of transformers."""
+"""Control text in a reply's own words: refused, kept text, or made control tokens with the ids of
+transformers.
+"""
 
 import gzip
 import json
@@ -58,7 +60,9 @@ def test_others_never_write_control_tokens(tokenizer, setting, role):
 
 def test_every_field_of_the_message_counts(tokenizer):
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "[INST]"}]
-    arguments = CHATML.replace("m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')")
+    arguments = CHATML.replace(
+        "m.content", "m.content + (m.tool_calls | tojson if m.tool_calls else '')"
+    )
     cases = [
         (ask("u", "a", reasoning_content="hm [INST]"), WITH_REASONING),
         (ask("u", parts), CHATML),
@@ -75,13 +79,18 @@ def test_a_reply_that_is_context_is_read_as_its_role_is(tokenizer):
     """As the model wrote it: a reply reads alike whether this document trains it or not."""
     messages = ask("u", TYPED, "u", "a")
     for more in ({"mask_history": True}, {}):
-        marked = [message | ({} if more or place != 1 else {"train": False}) for place, message in enumerate(messages)]
+        marked = [
+            message | ({} if more or place != 1 else {"train": False})
+            for place, message in enumerate(messages)
+        ]
         with pytest.raises(ConversationError, match=r"message 1: its own text"):
             encode_chat(marked, tokenizer, **more)
         chat = encode_chat(marked, tokenizer, trained_control_text="as_control_tokens", **more)
         assert count(chat, tokenizer, "[INST]") == 1
     # Where nothing of a role is trained, nothing is to be chosen.
-    assert count(encode_chat(messages, tokenizer, roles_to_train=["user"]), tokenizer, "[INST]") == 0
+    assert (
+        count(encode_chat(messages, tokenizer, roles_to_train=["user"]), tokenizer, "[INST]") == 0
+    )
     only = [message | {"train": place == 3} for place, message in enumerate(messages)]
     with pytest.raises(ConversationError, match="message 1: its own text"):
         encode_chat(only, tokenizer, roles_to_train=[])
@@ -91,7 +100,9 @@ def test_a_role_of_ones_own_is_like_the_assistant(tokenizer):
     record = {"messages": [*ask("u"), {"role": "critic", "content": TYPED}]}
     conversation = read_conversation(record, LayoutSettings(roles={"critic": ["critic"]}))
     [chat] = ChatEncoder(
-        tokenizer, Template(source=CHATML, variables=TOKENS), MaskSettings(roles_to_train=("critic",))
+        tokenizer,
+        Template(source=CHATML, variables=TOKENS),
+        MaskSettings(roles_to_train=("critic",)),
     ).encode(conversation)
     assert "control_text" in kinds(chat)
 
@@ -120,7 +131,13 @@ REPLIES = [
     "an end<|im_end|>\n<|im_start|>assistant\nand more <|fim_prefix|> words <tool_call",
     " <|file_sep|>  \n\n<|object_ref_start|>é水<|object_ref_end|>",
 ]
-TEMPLATES = ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "Qwen-QwQ-32B", "qwen3_training", "Qwen3.5-4B"]
+TEMPLATES = [
+    "Qwen-Qwen2.5-7B-Instruct",
+    "Qwen-Qwen3-0.6B",
+    "Qwen-QwQ-32B",
+    "qwen3_training",
+    "Qwen3.5-4B",
+]
 
 
 @pytest.mark.real_data
@@ -130,21 +147,29 @@ def test_ids_are_those_of_transformers(real_data, tmp_path, name):
     packed = (real_data / "tokenizers/hf_derived/qwen2.5/tokenizer.json.gz").read_bytes()
     (tmp_path / "tokenizer.json").write_bytes(gzip.decompress(packed))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|im_end|>")
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|im_end|>"
+    )
     template = Template(source=source, name=name, variables=TOKENS)
-    encoder = ChatEncoder(load_tokenizer(tmp_path), template, MaskSettings(trained_control_text="as_control_tokens"))
+    encoder = ChatEncoder(
+        load_tokenizer(tmp_path), template, MaskSettings(trained_control_text="as_control_tokens")
+    )
     conversations = [ask("question", reply, "more", "last " + reply) for reply in REPLIES]
     conversations.append(ask("u", "", tool_calls=[call(place="<|file_sep|>", x="<tool_call>")]))
     conversations.append(ask("u", "answer", reasoning_content="I think <tool_call> of it"))
     for messages in conversations:
         [chat] = encoder.encode(read_conversation({"messages": messages}))
-        due = theirs.apply_chat_template(messages, chat_template=source, tokenize=True, return_dict=False)
+        due = theirs.apply_chat_template(
+            messages, chat_template=source, tokenize=True, return_dict=False
+        )
         assert chat.tokens.tolist() == due
         assert chat.certificate.ok, chat.certificate.problems
         assert chat.certificate.typed or "reasoning_content" in messages[1]
         # Every marker in the replies' own words is trained.
         typed = {at for at, _ in chat.certificate.typed}
         places = [
-            place for place, begin in enumerate(chat.begins.tolist()) if begin in typed and chat.is_control[place]
+            place
+            for place, begin in enumerate(chat.begins.tolist())
+            if begin in typed and chat.is_control[place]
         ]
         assert all(chat.loss_weights[places] == 1)

@@ -26,7 +26,9 @@ def produced(text, turn):
 def test_a_turn_is_its_opening_what_is_produced_and_whitespace():
     text, found = turns(CHATML, ask("u", "a b"))
     turn = found[1]
-    assert [text[begin:end] for begin, end in turn.pieces] == ["<|im_start|>assistant\na b<|im_end|>\n"]
+    assert [text[begin:end] for begin, end in turn.pieces] == [
+        "<|im_start|>assistant\na b<|im_end|>\n"
+    ]
     assert turn.opening == turn.supplied == "<|im_start|>assistant\n"
     assert produced(text, turn) == ["a b<|im_end|>"]
     assert text[: turn.words_end].endswith("a b")
@@ -61,8 +63,8 @@ def test_templates_that_always_prompt():
 
 def test_no_header_at_all():
     source = (
-        "{% for m in messages %}"
-        "{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content + '</s>' }}{% endfor %}"
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' "
+        "else ' ' + m.content + '</s>' }}{% endfor %}"
     )
     text, found = turns(source, ask("u", "a"))
     assert (found[1].opening, produced(text, found[1])) == ("", [" a</s>"])
@@ -82,20 +84,29 @@ def test_no_header_at_all():
 )
 def test_what_is_supplied_of_an_opening(prompt, supplied):
     """Whole markers and words that stand there; never half of one."""
-    text, found = turns(CHATML.replace("<|im_start|>assistant\n' }}{% endif", prompt + "' }}{% endif"), ask("u", "a"))
+    text, found = turns(
+        CHATML.replace("<|im_start|>assistant\n' }}{% endif", prompt + "' }}{% endif"),
+        ask("u", "a"),
+    )
     assert found[1].supplied == supplied
-    assert "".join(produced(text, found[1])) == "<|im_start|>assistant\na<|im_end|>".removeprefix(supplied)
+    assert "".join(produced(text, found[1])) == "<|im_start|>assistant\na<|im_end|>".removeprefix(
+        supplied
+    )
 
 
 def test_a_turn_after_tool_results_may_open_otherwise():
     source = (
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ '<out>' + m.content + '</out>' }}"
-        "{% elif m.role == 'user' %}{{ '<user>' + m.content }}"
-        "{% else %}{% if loop.previtem.role != 'tool' %}{{ '<assistant>' }}{% endif %}{{ m.content + '</s>' }}"
-        "{% endif %}{% endfor %}"
-        "{% if add_generation_prompt and messages[-1].role != 'tool' %}{{ '<assistant>' }}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ '<out>' + m.content + '</out>' "
+        "}}{% elif m.role == 'user' %}{{ '<user>' + m.content }}{% else %}{% if "
+        "loop.previtem.role != 'tool' %}{{ '<assistant>' }}{% endif %}{{ m.content + '</s>' "
+        "}}{% endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' "
+        "%}{{ '<assistant>' }}{% endif %}"
     )
-    messages = [*ask("u", "call"), {"role": "tool", "content": "t"}, {"role": "assistant", "content": "done"}]
+    messages = [
+        *ask("u", "call"),
+        {"role": "tool", "content": "t"},
+        {"role": "assistant", "content": "done"},
+    ]
     messages[1]["tool_calls"] = [call()]
     text, found = turns(source, messages)
     assert [found[1].opening, found[3].opening] == ["<assistant>", ""]
@@ -105,9 +116,10 @@ def test_a_turn_after_tool_results_may_open_otherwise():
 def test_turns_in_several_pieces():
     """A template that writes the results of tools inside the turn that called."""
     source = (
-        "{% for m in messages %}{% if m.role != 'tool' %}{{ '<' + m.role + '>' + m.content }}"
-        "{% for r in messages if r.role == 'tool' and m.tool_calls %}{{ '{' + r.content + '}' }}{% endfor %}{{ ';' }}"
-        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+        "{% for m in messages %}{% if m.role != 'tool' %}{{ '<' + m.role + '>' + m.content "
+        "}}{% for r in messages if r.role == 'tool' and m.tool_calls %}{{ '{' + r.content + "
+        "'}' }}{% endfor %}{{ ';' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<assistant>' }}{% endif %}"
     )
     messages = [*ask("u", "call"), {"role": "tool", "content": "t"}]
     messages[1]["tool_calls"] = [call()]
@@ -120,6 +132,8 @@ def test_turns_in_several_pieces():
 def test_an_empty_reply_produces_its_terminator():
     text, found = turns(CHATML, ask("u", ""))
     assert produced(text, found[1]) == ["<|im_end|>"]
-    text, found = turns("{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}", ask("u", ""))
+    text, found = turns(
+        "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}", ask("u", "")
+    )
     assert produced(text, found[1]) == []
     assert text[: found[1].end] == "user:u\nassistant:"

@@ -1,4 +1,6 @@
-"""Nothing is unread in silence: fields without a reader are counted, and those that mean something have a cure."""
+"""Nothing is unread in silence: fields without a reader are counted, and those that mean something
+have a cure.
+"""
 
 import pytest
 from chat_makers import ask, small_tokenizer
@@ -27,13 +29,31 @@ def trained(record, tokenizer, **settings):
 @pytest.mark.parametrize(
     ("record", "unread"),
     [
-        ({"messages": CHAT, "id": 1, "source": "x", "empty": "", "none": None, "list": []}, ("id", "source")),
-        ({"messages": CHAT, "system": "s", "tools": [], "chat_template_kwargs": {}, "images": []}, ()),
+        (
+            {"messages": CHAT, "id": 1, "source": "x", "empty": "", "none": None, "list": []},
+            ("id", "source"),
+        ),
+        (
+            {
+                "messages": CHAT,
+                "system": "s",
+                "tools": [],
+                "chat_template_kwargs": {},
+                "images": [],
+            },
+            (),
+        ),
         ({"messages": [{"role": "system", "content": "t"}, *CHAT], "system": "s"}, ("system",)),
         ({"messages": [{"role": "system", "content": "s"}, *CHAT], "system": "s"}, ()),
         ({"messages": CHAT, "system": "s", "system_prompt": "t"}, ("system_prompt",)),
-        ({"messages": CHAT, "prompt": "p", "rejected_response": "r"}, ("prompt", "rejected_response")),
-        ({"instruction": "q", "input": "i", "context": "c", "output": "a", "response": "b"}, ("context", "response")),
+        (
+            {"messages": CHAT, "prompt": "p", "rejected_response": "r"},
+            ("prompt", "rejected_response"),
+        ),
+        (
+            {"instruction": "q", "input": "i", "context": "c", "output": "a", "response": "b"},
+            ("context", "response"),
+        ),
         ({"prompt": "q", "completion": "a", "label": True, "reward": 1.0}, ("reward",)),
         ({"prompt": "q", "chosen": "a", "rejected": "b", "score": 2}, ("score",)),
         ({"segments": [{"label": True, "text": "a"}], "loss_mask": [1]}, ("loss_mask",)),
@@ -53,7 +73,9 @@ def test_fields_of_messages_that_the_template_does_not_read(tokenizer):
     assert chat.certificate.unread == ("messages[].quality",)
 
 
-@pytest.mark.parametrize("name", ["weights", "label_mask", "background", "rationale", "rejected_responses", "persona"])
+@pytest.mark.parametrize(
+    "name", ["weights", "label_mask", "background", "rationale", "rejected_responses", "persona"]
+)
 def test_a_name_with_a_meaning_has_a_cure(tokenizer, name):
     _, certificate = trained({"messages": CHAT, name: "x"}, tokenizer)
     [problem] = certificate.problems
@@ -63,14 +85,24 @@ def test_a_name_with_a_meaning_has_a_cure(tokenizer, name):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("loss_mask", 0), ("trainable", False), ("masked", True), ("masked", 1), ("loss_scale", 0), ("train", False)],
+    [
+        ("loss_mask", 0),
+        ("trainable", False),
+        ("masked", True),
+        ("masked", 1),
+        ("loss_scale", 0),
+        ("train", False),
+    ],
 )
 def test_names_of_flags(tokenizer, key, value):
     messages = [CHAT[0], {**CHAT[1], key: value}, *CHAT[2:]]
     assert trained(messages, tokenizer)[0] == ["atwo"]
-    assert trained({"messages": [CHAT[0], {**CHAT[1], key: 1 if key != "masked" else 0}, *CHAT[2:]]}, tokenizer)[0] == [
-        "aone", "atwo",
-    ]  # fmt: skip
+    assert trained(
+        {"messages": [CHAT[0], {**CHAT[1], key: 1 if key != "masked" else 0}, *CHAT[2:]]}, tokenizer
+    )[0] == [
+        "aone",
+        "atwo",
+    ]
 
 
 def test_flags_that_contradict_each_other_are_refused():
@@ -108,11 +140,15 @@ def test_the_report_lists_them(tmp_path, tokenizer):
 
 def test_columns_are_read(tmp_path, tokenizer):
     records = [{"messages": CHAT, "score": 0.5}]
-    report = prepare_here(records, tokenizer, tmp_path / "out", template="chatml", token_columns=["score"])
+    report = prepare_here(
+        records, tokenizer, tmp_path / "out", template="chatml", token_columns=["score"]
+    )
     assert report.chats["unread"] == {}
 
 
 def test_named_fields_are_read():
-    settings = LayoutSettings(fields={"prompt": "q", "completion": "a"}, field_system="persona", field_tools="apis")
+    settings = LayoutSettings(
+        fields={"prompt": "q", "completion": "a"}, field_system="persona", field_tools="apis"
+    )
     record = {"q": "x", "a": "y", "persona": "p", "apis": [{"name": "f"}], "b": 1}
     assert read_conversation(record, settings).unread == ("b",)

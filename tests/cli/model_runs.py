@@ -19,7 +19,10 @@ SETTINGS = {
 def train_on(data: Path, run: Path, **sections: object) -> Path:
     """The folder of a run on a dataset, as `penstock train` makes it."""
     written = {
-        "data": {"sources": [{"path": str(data)}], "loader": {"sequence_length": 64, "rows_per_step": 4}},
+        "data": {
+            "sources": [{"path": str(data)}],
+            "loader": {"sequence_length": 64, "rows_per_step": 4},
+        },
         "model": {"layers": 2, "width": 16, "heads": 2},
         **sections,
     }

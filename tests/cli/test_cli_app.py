@@ -22,11 +22,15 @@ COMMAND = [sys.executable, "-m", "penstock"]
 
 def test_help_lists_every_verb_in_the_order_of_their_use():
     shown = run_penstock("--help").stdout
-    assert re.findall(r"^(?:[A-Z][a-z ]{13}| {14})([a-z-]+) +\w", shown, re.MULTILINE) == list(cli.VERBS)
+    assert re.findall(r"^(?:[A-Z][a-z ]{13}| {14})([a-z-]+) +\w", shown, re.MULTILINE) == list(
+        cli.VERBS
+    )
 
 
 def test_the_first_page_fits_a_screen():
-    """80 columns; without empty lines it fits into the 24 lines of a small terminal, with the prompt below it."""
+    """80 columns; without empty lines it fits into the 24 lines of a small terminal, with the
+    prompt below it.
+    """
     assert {*help_pages.GROUPS["Look at it"]} == {"inspect", "plan", "plot"}
     page = help_pages.overview(colours=False)
     assert max(map(len, page.splitlines())) <= 80
@@ -34,8 +38,16 @@ def test_the_first_page_fits_a_screen():
     assert page.count("\n") + 1 < help_pages._LINES
     low = help_pages.overview(colours=True, lines=24)
     assert low.count("\n") + 2 <= 24
-    assert re.sub(r"\x1b\[\d+m", "", low).splitlines() == [line for line in page.splitlines() if line][:-1]
-    assert [summary for group in help_pages.GROUPS.values() for summary in group.values() if len(summary) > 51] == []
+    assert (
+        re.sub(r"\x1b\[\d+m", "", low).splitlines()
+        == [line for line in page.splitlines() if line][:-1]
+    )
+    assert [
+        summary
+        for group in help_pages.GROUPS.values()
+        for summary in group.values()
+        if len(summary) > 51
+    ] == []
 
 
 def test_colours_are_for_terminals(monkeypatch):
@@ -163,10 +175,15 @@ def test_doctor_says_whether_kernels_of_recurrent_layers_run_here(monkeypatch, c
     monkeypatch.setitem(sys.modules, "fla", types.ModuleType("fla"))
     for name in set(PACKAGES) - {"fla"}:
         monkeypatch.setitem(sys.modules, name, None)
-    for on_gpu, says in ((False, "runs on cuda only, not on cpu"), (True, "works here, as a backend")):
+    for on_gpu, says in (
+        (False, "runs on cuda only, not on cpu"),
+        (True, "works here, as a backend"),
+    ):
         monkeypatch.setattr("torch.cuda.is_available", lambda found=on_gpu: found)
         findings = doctor.examine()
-        assert findings["recurrent"]["mamba_ssm"]["refusal"].startswith("is not installed: pip install mamba-ssm")
+        assert findings["recurrent"]["mamba_ssm"]["refusal"].startswith(
+            "is not installed: pip install mamba-ssm"
+        )
         doctor._print(findings)
         out = " ".join(capsys.readouterr().out.split())
         assert f"fla 9.9, {says}" in out
@@ -188,13 +205,17 @@ def test_doctor_names_a_missing_encoder(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", ["train run.yaml -o run", "chat run", "serve run", "export run -o out", "eval run --task mmlu"]
+    "words",
+    ["train run.yaml -o run", "chat run", "serve run", "export run -o out", "eval run --task mmlu"],
 )
 def test_a_verb_that_needs_torch_tells_the_pip_command(words):
     code = f"import sys; sys.modules['torch'] = None; sys.argv = 'penstock {words}'.split()\n"
     done = run_code(f"{code}from penstock.use.cli import main; main()")
     assert done.returncode == 1
-    assert done.stderr == "penstock: torch is not installed; it comes with the extra: pip install 'penstock[train]'\n"
+    assert (
+        done.stderr == "penstock: torch is not installed; it comes with the extra: pip install "
+        "'penstock[train]'\n"
+    )
 
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
@@ -213,7 +234,12 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(
         metadata,
         "requires",
-        lambda _: ["numpy>=2", "jinja2>=3.1", "fast; platform_machine == 'x'", "torch; extra == 'train'"],
+        lambda _: [
+            "numpy>=2",
+            "jinja2>=3.1",
+            "fast; platform_machine == 'x'",
+            "torch; extra == 'train'",
+        ],
     )
     monkeypatch.setattr(doctor, "_torch", lambda: None)
     findings = doctor.examine()

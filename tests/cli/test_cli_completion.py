@@ -1,4 +1,6 @@
-"""Shells complete verbs, options, choices and files, fast, by scripts that ask `penstock` itself."""
+"""Shells complete verbs, options, choices and files, fast, by scripts that ask `penstock`
+itself.
+"""
 
 import os
 import re
@@ -91,17 +93,32 @@ def test_the_tasks_are_those_of_the_help() -> None:
 
 def ask(*words: str) -> "subprocess.CompletedProcess[str]":
     """Completion in a process of its own, which then tells what it has loaded."""
-    code = "import sys\nfrom penstock.use.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules)"
+    code = (
+        "import sys\nfrom penstock.use.cli import main\ntry: main()\nexcept SystemExit: "
+        "print(*sys.modules)"
+    )
     return run_code(code, *words, env=child_environment(_PENSTOCK_COMPLETE="1"), check=True)
 
 
-@pytest.mark.parametrize("words", [("pl",), ("inspect", "--ro"), ("serve", "--po"), ("distill", "cache", "--te")])
+@pytest.mark.parametrize(
+    "words", [("pl",), ("inspect", "--ro"), ("serve", "--po"), ("distill", "cache", "--te")]
+)
 def test_completing_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     """What the user waits for at each press of the key; of our own, one verb at most."""
     found = ask(*words)
     assert found.stderr == ""
     *_, loaded = found.stdout.splitlines()
-    heavy = {"torch", "numba", "numpy", "pyarrow", "tokenizers", "rich", "jinja2", "pydantic", "yaml"}
+    heavy = {
+        "torch",
+        "numba",
+        "numpy",
+        "pyarrow",
+        "tokenizers",
+        "rich",
+        "jinja2",
+        "pydantic",
+        "yaml",
+    }
     assert heavy & set(loaded.split()) == set()
     verbs = {f"penstock.use.cli.{verb}" for verb in VERBS} & set(loaded.split())
     assert verbs == (set() if words == ("pl",) else {f"penstock.use.cli.{words[0]}"})
@@ -114,7 +131,11 @@ def shell_environment(tmp_path: Path) -> dict[str, str]:
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
     command.chmod(0o755)
-    return {**child_environment(), "HOME": str(tmp_path), "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    return {
+        **child_environment(),
+        "HOME": str(tmp_path),
+        "PATH": f"{command.parent}:{os.environ['PATH']}",
+    }
 
 
 @pytest.mark.parametrize(
@@ -126,23 +147,37 @@ def shell_environment(tmp_path: Path) -> dict[str, str]:
         ("penstock prepare 'two words.jsonl' --over", "--overwrite"),
     ],
 )
-def test_bash_asks_the_command(shell_environment: dict[str, str], words: str, expected: str) -> None:
+def test_bash_asks_the_command(
+    shell_environment: dict[str, str], words: str, expected: str
+) -> None:
     if not (bash := shutil.which("bash")):
         pytest.skip("bash is not installed")
     code = (
-        f'eval "$(penstock completion bash)"; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n'
+        f'eval "$(penstock completion bash)"; COMP_WORDS=({words}); '
+        f"COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
         "_penstock_completion penstock; echo ${COMPREPLY[@]}"
     )
-    found = subprocess.run([bash, "-c", code], env=shell_environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [bash, "-c", code], env=shell_environment, capture_output=True, text=True, check=True
+    )
     assert (found.stdout, found.stderr) == (f"{expected}\n", "")
 
 
 def test_fish_asks_the_command(shell_environment: dict[str, str]) -> None:
     if not (fish := shutil.which("fish")):
         pytest.skip("fish is not installed")
-    code = "penstock completion fish | source; complete -C 'penstock prep'; complete -C 'penstock prepare --on-error s'"
-    found = subprocess.run([fish, "-c", code], env=shell_environment, capture_output=True, text=True, check=True)
-    assert [line.split("\t")[0] for line in found.stdout.splitlines()] == ["prepare", "skip", "stop"]
+    code = (
+        "penstock completion fish | source; complete -C 'penstock prep'; complete -C 'penstock "
+        "prepare --on-error s'"
+    )
+    found = subprocess.run(
+        [fish, "-c", code], env=shell_environment, capture_output=True, text=True, check=True
+    )
+    assert [line.split("\t")[0] for line in found.stdout.splitlines()] == [
+        "prepare",
+        "skip",
+        "stop",
+    ]
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
@@ -150,7 +185,12 @@ def test_scripts_are_sound(shell: str) -> None:
     script = run_penstock("completion", shell, check=True).stdout
     assert script == SCRIPTS[shell]
     if shutil.which(shell):
-        assert subprocess.run([shell, "-n", "-c", script], capture_output=True, text=True, check=True).stderr == ""
+        assert (
+            subprocess.run(
+                [shell, "-n", "-c", script], capture_output=True, text=True, check=True
+            ).stderr
+            == ""
+        )
 
 
 def test_an_unknown_shell_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""`penstock train --dry-run` in this process: what it plans, what it finds, and that it leaves no trace."""
+"""`penstock train --dry-run` in this process: what it plans, what it finds, and that it leaves no
+trace.
+"""
 
 import json
 
@@ -54,7 +56,9 @@ def test_a_plan_to_read(run_file, capsys):
 
 
 def test_sources_that_end_before_the_run(run_file, capsys):
-    with pytest.raises(ConfigError, match=r"the sources end after \d+ steps, before 5000; lower training.steps, or"):
+    with pytest.raises(
+        ConfigError, match=r"the sources end after \d+ steps, before 5000; lower training.steps, or"
+    ):
         plan(run_file, capsys, "training.steps=5000", "data.sources.0.max_epochs=1")
 
 
@@ -88,7 +92,12 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
 
     monkeypatch.setattr("penstock.learn.training.metrics.WandB", Writer)
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda name: name)
-    changes = ["training.steps=2", "training.schedule.warmup_steps=1", "training.wandb=mine", "training.evaluators={}"]
+    changes = [
+        "training.steps=2",
+        "training.schedule.warmup_steps=1",
+        "training.wandb=mine",
+        "training.evaluators={}",
+    ]
     train_verb(str(run_file), output=str(tmp_path / "run"), assignments=changes)
     [(project, config)] = seen
     assert project == "mine"

@@ -1,4 +1,6 @@
-"""`penstock eval`: the figures of the trainer's own evaluator, from a run or an exported folder, alone."""
+"""`penstock eval`: the figures of the trainer's own evaluator, from a run or an exported folder,
+alone.
+"""
 
 import json
 
@@ -43,7 +45,12 @@ def test_rows_and_context_length(made, capsys):
 
 def test_the_table_of_text_and_chats(made, capsys):
     """Of chats only what the assistant says is a target, so there are no bits of all bytes."""
-    evaluate(str(made / "chat"), data=[str(made / "text/validation"), str(made / "chats")], device="cpu", threads=1)
+    evaluate(
+        str(made / "chat"),
+        data=[str(made / "text/validation"), str(made / "chats")],
+        device="cpu",
+        threads=1,
+    )
     head, text, chats = [line.split() for line in capsys.readouterr().out.strip().splitlines()]
     assert head == ["dataset", "targets", "nats", "a", "target", "bits", "a", "byte"]
     assert float(text[-1]) > 0

@@ -1,4 +1,6 @@
-"""Every command's help has an example, every example is a command line that exists, and what can run here, runs."""
+"""Every command's help has an example, every example is a command line that exists, and what can
+run here, runs.
+"""
 
 import json
 import random
@@ -53,12 +55,16 @@ def commands(group: Any, before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, command in group.commands.items():
         inner = getattr(command, "commands", None)
-        found |= {f"{before}{name}": command} if inner is None else commands(command, f"{before}{name} ")
+        found |= (
+            {f"{before}{name}": command} if inner is None else commands(command, f"{before}{name} ")
+        )
     return found
 
 
 COMMANDS = commands(get_command(build_app([])))
-EXAMPLES = [(name, example) for name, command in COMMANDS.items() for example in split_help(command.help)[1]]
+EXAMPLES = [
+    (name, example) for name, command in COMMANDS.items() for example in split_help(command.help)[1]
+]
 
 
 def words(example: str) -> list[str]:
@@ -75,7 +81,9 @@ def test_every_command_has_an_example_of_itself() -> None:
     assert [line for _, one in EXAMPLES for line in one.splitlines() if len(line) > 78] == []
 
 
-@pytest.mark.parametrize(("name", "example"), EXAMPLES, ids=[example[:60] for _, example in EXAMPLES])
+@pytest.mark.parametrize(
+    ("name", "example"), EXAMPLES, ids=[example[:60] for _, example in EXAMPLES]
+)
 def test_every_example_is_a_command_line_that_exists(name: str, example: str) -> None:
     arguments = words(example)[len(name.split()) :]
     COMMANDS[name].make_context(name, arguments)
@@ -97,11 +105,17 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the small files that the examples name."""
     monkeypatch.chdir(tmp_path)
     chance = random.Random(7)
-    vocabulary = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(2000)]
+    vocabulary = [
+        "".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(2000)
+    ]
     write_texts(tmp_path / "stories.jsonl", make_texts(600, words=vocabulary))
     write_json_lines(tmp_path / "chats.jsonl", map(make_chat, make_texts(60, 2), make_texts(60, 3)))
-    write_json_lines(tmp_path / "prompts.jsonl", [{"prompt": text} for text in make_texts(3, 4, longest=8)])
-    (tmp_path / "rewards.py").write_text("def shorter(record, answer):\n    return -float(len(answer))\n")
+    write_json_lines(
+        tmp_path / "prompts.jsonl", [{"prompt": text} for text in make_texts(3, 4, longest=8)]
+    )
+    (tmp_path / "rewards.py").write_text(
+        "def shorter(record, answer):\n    return -float(len(answer))\n"
+    )
     (tmp_path / "held-out.txt").write_text("\n".join(make_texts(20, 5)))
     (tmp_path / "run.yaml").write_text(RUN_FILE)
     (tmp_path / "more.yaml").write_text(RUN_FILE.replace("steps: 3", "steps: 5"))
@@ -113,7 +127,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_examples_run_one_after_another(desk: Path) -> None:
     pytest.importorskip("torch")
     order = sorted(
-        EXAMPLES, key=lambda one: FIRST.index(one[0].split()[0]) if one[0].split()[0] in FIRST else len(FIRST)
+        EXAMPLES,
+        key=lambda one: (
+            FIRST.index(one[0].split()[0]) if one[0].split()[0] in FIRST else len(FIRST)
+        ),
     )
     for name, example in order:
         if name in ENDLESS:
@@ -123,6 +140,12 @@ def test_the_examples_run_one_after_another(desk: Path) -> None:
             assert call_penstock("train", "run.yaml", "-o", "runs/chat", *talk).exit_code == 0
         found = call_penstock(*words(example), input="how are you?\n")
         assert found.exit_code == 0, (example, found.output)
-    made = ("curves.html", "rows.html", "penstock.schema.json", "exported/config.json", "data/rollouts/manifest.json")
+    made = (
+        "curves.html",
+        "rows.html",
+        "penstock.schema.json",
+        "exported/config.json",
+        "data/rollouts/manifest.json",
+    )
     assert [name for name in made if not (desk / name).exists()] == []
     assert json.loads((desk / "penstock.schema.json").read_text())["title"] == "penstock run file"

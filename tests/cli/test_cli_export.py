@@ -1,4 +1,6 @@
-"""`penstock export`: the folder has all that the run has, says the same, and can be trained on from."""
+"""`penstock export`: the folder has all that the run has, says the same, and can be trained on
+from.
+"""
 
 import json
 
@@ -25,13 +27,19 @@ def test_a_chat_run_with_lora(made, tmp_path, capsys):
     end = writers[0].tokenizer.special_tokens["<|im_end|>"]
     assert (told["step"], told["context_length"], told["chat_template"]) == (6, 64, True)
     assert end in told["stop_ids"]
-    assert json.loads((folder / "generation_config.json").read_bytes())["eos_token_id"] == told["stop_ids"]
+    assert (
+        json.loads((folder / "generation_config.json").read_bytes())["eos_token_id"]
+        == told["stop_ids"]
+    )
     assert json.loads((folder / "config.json").read_bytes())["max_position_embeddings"] == 64
     assert (folder / "chat_template.jinja").read_text().endswith(CHATML)
     assert load_model(made / "chat/checkpoints/step-00000006/model").lora is not None
     assert load_model(folder).lora is None
     prompt = writers[0].tokenizer.encode("the cat").tolist()
-    said = [writer.engine.generate_all([prompt], Sampling(temperature=0, max_tokens=20)) for writer in writers]
+    said = [
+        writer.engine.generate_all([prompt], Sampling(temperature=0, max_tokens=20))
+        for writer in writers
+    ]
     assert said[0] == said[1]
     assert [writer.engine.context_length for writer in writers] == [64, 64]
     assert writers[0].engine.stop_ids == writers[1].engine.stop_ids
@@ -41,7 +49,10 @@ def test_transformers_reads_the_folder(made, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     export(str(made / "chat"), output=tmp_path)
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(tmp_path),
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+    )
     asked = [{"role": "user", "content": "a dog"}]
     text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     assert text == "<|im_start|>user\na dog<|im_end|>\n<|im_start|>assistant\n"
@@ -50,11 +61,18 @@ def test_transformers_reads_the_folder(made, tmp_path):
 
 
 def test_a_run_starts_with_the_weights_of_a_run_or_a_folder(made, tmp_path):
-    """LoRA merged: the loss before the first step is that after the last, and all weights are trained."""
+    """LoRA merged: the loss before the first step is that after the last, and all weights are
+    trained.
+    """
     export(str(made / "chat"), output=tmp_path / "exported")
     losses = []
     for name, start in (("a", made / "chat"), ("b", tmp_path / "exported"), ("c", made / "plain")):
-        run = train_on(made / "chats", tmp_path / name, model=f"from:{start}", training={**SETTINGS, "steps": 2})
+        run = train_on(
+            made / "chats",
+            tmp_path / name,
+            model=f"from:{start}",
+            training={**SETTINGS, "steps": 2},
+        )
         losses.append([record["loss"] for record in read_metrics(run)])
         assert load_model(run / "checkpoints/step-00000002/model").lora is None
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -65,9 +83,16 @@ def test_a_run_starts_with_the_weights_of_a_run_or_a_folder(made, tmp_path):
 def test_a_start_with_another_tokenizer_is_refused(made, tmp_path):
     (tmp_path / "other").mkdir()
     export(str(made / "plain"), output=tmp_path / "other")
-    train_tokenizer(["other words"], vocab_size=262, output=tmp_path / "other", overwrite=True, progress=False)
+    train_tokenizer(
+        ["other words"], vocab_size=262, output=tmp_path / "other", overwrite=True, progress=False
+    )
     with pytest.raises(ConfigError, match=r"'train'.*prepared.*tokenizer"):
-        train_on(made / "text/train", tmp_path / "run", model=f"from:{tmp_path / 'other'}", training=SETTINGS)
+        train_on(
+            made / "text/train",
+            tmp_path / "run",
+            model=f"from:{tmp_path / 'other'}",
+            training=SETTINGS,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -94,14 +119,20 @@ def test_an_earlier_export_is_replaced_if_asked_for_and_nothing_else(made, tmp_p
     assert (out / "notes.txt").read_text() == "mine"
     assert not (out / "chat_template.jinja").exists()
     export(str(made / "plain"), output=tmp_path / "new")
-    same = [path for path in (tmp_path / "new").iterdir() if (out / path.name).read_bytes() == path.read_bytes()]
+    same = [
+        path
+        for path in (tmp_path / "new").iterdir()
+        if (out / path.name).read_bytes() == path.read_bytes()
+    ]
     assert len(same) == len(list(out.iterdir())) - 1
     # A file of the user with the name of one to be written is kept, and so is the earlier export.
     (out / "chat_template.jinja").write_text("mine")
     with pytest.raises(OutputError, match=r"chat_template.jinja"):
         export(str(made / "chat"), output=out, overwrite=True)
     assert (out / "chat_template.jinja").read_text() == "mine"
-    assert (out / "model.safetensors").read_bytes() == (tmp_path / "new" / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (
+        tmp_path / "new" / "model.safetensors"
+    ).read_bytes()
     (out / "export.json").write_text('{"files": ["../new/config.json"]}')
     with pytest.raises(OutputError, match=r"export.json: is damaged"):
         export(str(made / "plain"), output=out, overwrite=True)

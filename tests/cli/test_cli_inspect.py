@@ -1,4 +1,6 @@
-"""`penstock inspect` as a user meets it: what kind of target it takes for what, pages, comparisons, errors."""
+"""`penstock inspect` as a user meets it: what kind of target it takes for what, pages, comparisons,
+errors.
+"""
 
 import json
 import re
@@ -30,7 +32,9 @@ def folder(tmp_path_factory):
     (folder / "tokenizer" / "chat_template.jinja").write_text(CHATML)
     tokenizer = folder / "tokenizer"
     prepare_here(folder / "texts.jsonl", tokenizer, folder / "texts")
-    prepare_here(folder / "chats.jsonl", tokenizer, folder / "chats", template="auto", on_error="skip")
+    prepare_here(
+        folder / "chats.jsonl", tokenizer, folder / "chats", template="auto", on_error="skip"
+    )
     (folder / "run.yaml").write_text(
         "data:\n  sources:\n    - {path: texts, share: 0.5}\n    - {path: chats, share: 0.5}\n"
         "  loader: {sequence_length: 64, rows_per_step: 4, seed: 1}\n"
@@ -65,7 +69,14 @@ def test_a_list_has_a_line_for_each_conversation_with_its_first_words(inspect, f
     assert len(lines) == 13
     assert re.match(r"✓ conversation 4 +\d+ +\d+%  Gate 4\?", lines[4])
     assert lines[12].startswith("✗ conversation 12")
-    assert len(inspect("chats.jsonl", "--tokenizer", "tokenizer", "--list", "--documents", "3")[1].splitlines()) == 4
+    assert (
+        len(
+            inspect("chats.jsonl", "--tokenizer", "tokenizer", "--list", "--documents", "3")[
+                1
+            ].splitlines()
+        )
+        == 4
+    )
     listed = inspect("chats", "--list", "--document", "2", "--document", "5")[1]
     assert [line.split()[1] for line in listed.splitlines()[1:]] == ["2", "5"]
     assert "Gate 2?" in listed
@@ -77,9 +88,19 @@ def test_a_list_has_a_line_for_each_conversation_with_its_first_words(inspect, f
 def test_a_page_of_conversations_and_its_comparison(inspect, tmp_path):
     page = tmp_path / "chats.html"
     code, out, _ = inspect(
-        "chats.jsonl", "-t", "tokenizer", "--template", "chat.jinja", "--html", str(page), "--mask-history",
-        "--compare", "mask_history=false", "--compare", "train_on_eos=none",
-    )  # fmt: skip
+        "chats.jsonl",
+        "-t",
+        "tokenizer",
+        "--template",
+        "chat.jinja",
+        "--html",
+        str(page),
+        "--mask-history",
+        "--compare",
+        "mask_history=false",
+        "--compare",
+        "train_on_eos=none",
+    )
     assert code == 0
     assert f"{page}: " in out
     data = data_of(page)
@@ -109,10 +130,15 @@ def test_a_page_of_a_dataset_of_chats_has_settings_roles_and_rows(inspect, tmp_p
 
 def test_a_page_of_a_mixture_has_rows_and_shares(inspect, tmp_path):
     page = tmp_path / "run.html"
-    assert inspect("run.yaml", "--html", str(page), "--set", "data.loader.sequence_length=128")[0] == 0
+    assert (
+        inspect("run.yaml", "--html", str(page), "--set", "data.loader.sequence_length=128")[0] == 0
+    )
     data = data_of(page)
     assert [row["slots"] for row in data["rows"]] == [128] * 4
-    assert data["shares"][0] == {"name": "requested share", "parts": [["texts", 0.5], ["chats", 0.5]]}
+    assert data["shares"][0] == {
+        "name": "requested share",
+        "parts": [["texts", 0.5], ["chats", 0.5]],
+    }
 
 
 def test_a_dataset_of_chats_is_shown_turn_by_turn(inspect):
@@ -134,7 +160,10 @@ def test_python_shows_a_dataset_of_chats_and_writes_its_page(inspect, folder, tm
     ps.inspect(ps.open_dataset(folder / "chats"), html=pages[1], sequence_length=64)
     expected, data = (data_of(page) for page in pages)
     assert data["rows"]
-    assert (data["rows"], data["sides"][0]["documents"]) == (expected["rows"], expected["sides"][0]["documents"])
+    assert (data["rows"], data["sides"][0]["documents"]) == (
+        expected["rows"],
+        expected["sides"][0]["documents"],
+    )
     with pytest.raises(ConfigError, match=r"mask_history.*chats"):
         ps.inspect(ps.open_dataset(folder / "chats"), mask_history=True)
 
@@ -162,7 +191,12 @@ def test_for_a_machine(inspect):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["chats.jsonl", "-t", "tokenizer", "--documents", "500"], ["chats"], ["texts", "--rows", "1"], ["run.yaml"]],
+    [
+        ["chats.jsonl", "-t", "tokenizer", "--documents", "500"],
+        ["chats"],
+        ["texts", "--rows", "1"],
+        ["run.yaml"],
+    ],
 )
 def test_a_machine_gets_its_json_beside_a_page(inspect, tmp_path, arguments):
     page = tmp_path / "page.html"
@@ -176,7 +210,9 @@ def test_a_machine_gets_its_json_beside_a_page(inspect, tmp_path, arguments):
 
 def test_settings_of_chats_come_from_options(inspect):
     given = ["--roles-to-train", "user,assistant", "--no-train-on-reasoning", "--max-tokens", "99"]
-    settings = json.loads(inspect("chats.jsonl", "-t", "tokenizer", *given, "--json")[1])["settings"]
+    settings = json.loads(inspect("chats.jsonl", "-t", "tokenizer", *given, "--json")[1])[
+        "settings"
+    ]
     assert settings["roles_to_train"] == "user+assistant"
     assert settings["train_on_reasoning"] == "no"
     assert settings["max_tokens"] == "99"
@@ -186,10 +222,22 @@ def test_settings_of_chats_come_from_options(inspect):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chats.jsonl"], "chats.jsonl: raw records; to show conversations set tokenizer and template"),
-        (["chats.jsonl", "--template", "chat.jinja"], "raw conversations need a tokenizer: set tokenizer"),
-        (["chats.jsonl", "-t", "tokenizer", "--set", "mask_histroy=1"], "did you mean 'mask_history'"),
-        (["chats.jsonl", "-t", "tokenizer", "--template", "none.jinja"], "none.jinja: no chat template there"),
+        (
+            ["chats.jsonl"],
+            "chats.jsonl: raw records; to show conversations set tokenizer and template",
+        ),
+        (
+            ["chats.jsonl", "--template", "chat.jinja"],
+            "raw conversations need a tokenizer: set tokenizer",
+        ),
+        (
+            ["chats.jsonl", "-t", "tokenizer", "--set", "mask_histroy=1"],
+            "did you mean 'mask_history'",
+        ),
+        (
+            ["chats.jsonl", "-t", "tokenizer", "--template", "none.jinja"],
+            "none.jinja: no chat template there",
+        ),
         (
             ["chats.jsonl", "-t", "tokenizer", "--document", "13"],
             "there is no record 13; the input has 13, numbered from 0",
@@ -236,7 +284,15 @@ def test_rows_that_an_objective_rewrote(inspect, folder, tmp_path):
     )
     code, out, _ = inspect(str(run), "--slots", "0:2")
     assert code == 0
-    for part in ("texts  PSM", "▌prefix", "▌suffix", "▌middle", "▌as it was", "sentinel of span 0", "prefix token"):
+    for part in (
+        "texts  PSM",
+        "▌prefix",
+        "▌suffix",
+        "▌middle",
+        "▌as it was",
+        "sentinel of span 0",
+        "prefix token",
+    ):
         assert part in out
     code, out, err = inspect(str(run), "--json", "--html", str(tmp_path / "page.html"))
     assert code == 0, err
@@ -255,25 +311,42 @@ def parts(folder):
     for name, some in (("a", texts[:15]), ("b", texts[15:])):
         if not (folder / f"half-{name}").exists():
             (folder / f"{name}.jsonl").write_text("".join(some))
-            prepare_here(str(folder / f"{name}.jsonl"), folder / "tokenizer", folder / f"half-{name}")
+            prepare_here(
+                str(folder / f"{name}.jsonl"), folder / "tokenizer", folder / f"half-{name}"
+            )
 
 
 def test_a_glob_is_one_corpus(inspect, parts, folder, tmp_path):
     whole, joined = (json.loads(inspect(target, "--json")[1]) for target in ("texts", "half-*"))
-    for figure in ("documents", "tokens", "trained_tokens", "text_bytes", "length_quantiles", "tokenizer"):
+    for figure in (
+        "documents",
+        "tokens",
+        "trained_tokens",
+        "text_bytes",
+        "length_quantiles",
+        "tokenizer",
+    ):
         assert joined[figure] == whole[figure], figure
     assert (joined["shards"], joined["path"]) == (2, "half-a and 1 more")
     code, out, _ = inspect("half-*", "--document", "17")
     assert (code, "b.jsonl:3" in out) == (0, True)
-    assert inspect("half-*", "--document", "20")[2].startswith("penstock: half-*: no document 20; it has 20, from 0")
+    assert inspect("half-*", "--document", "20")[2].startswith(
+        "penstock: half-*: no document 20; it has 20, from 0"
+    )
     assert inspect("half-*", "--rows", "1", "--tokenizer", "tokenizer")[0] == 0
     assert inspect("half-*", "--html", str(tmp_path / "page.html"))[0] == 0
     assert inspect("chat*.jsonl", "--tokenizer", "tokenizer")[0] == 0
 
 
-def test_a_run_file_of_joined_sources_is_planned_and_shown(folder, parts, inspect, monkeypatch, capsys):
+def test_a_run_file_of_joined_sources_is_planned_and_shown(
+    folder, parts, inspect, monkeypatch, capsys
+):
     run_file = folder / "joined.yaml"
-    run_file.write_text((folder / "run.yaml").read_text().replace("path: texts", "path: [half-a, half-b], name: texts"))
+    run_file.write_text(
+        (folder / "run.yaml")
+        .read_text()
+        .replace("path: texts", "path: [half-a, half-b], name: texts")
+    )
     assert inspect("joined.yaml")[0] == 0
     plans = []
     for name in ("run.yaml", "joined.yaml"):

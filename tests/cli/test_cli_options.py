@@ -1,4 +1,6 @@
-"""What messages and documents say of the command line exists there, and what options take is read as documented."""
+"""What messages and documents say of the command line exists there, and what options take is read
+as documented.
+"""
 
 import ast
 import re
@@ -17,7 +19,11 @@ from penstock.use.cli.options import unescape
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.yaml"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").glob("*.yaml")),
+]
 
 
 def options(command: Any) -> dict[str, Any]:
@@ -36,7 +42,11 @@ def options(command: Any) -> dict[str, Any]:
 def messages(path: Path) -> list[str]:
     """All strings of a module, parts of f-strings and docstrings among them."""
     tree = ast.parse(path.read_text())
-    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +62,8 @@ def test_every_flag_that_a_message_names_exists(command):
         # The flags there are bubblewrap's.
         if path.parent.name != "sandbox"
         for text in messages(path)
-        # A style sheet names its variables as the command line its flags; pip and torchrun have flags of their own.
+        # A style sheet names its variables as the command line its flags; pip and torchrun have
+        # flags of their own.
         if not any(other in text for other in ("var(--", "pip install", "torchrun"))
         for flag in FLAG.findall(text)
         if flag not in known
@@ -74,7 +85,11 @@ def test_every_command_that_a_document_shows_exists(command):
 
 
 def test_every_option_that_takes_a_value_says_which(command):
-    assert {flag for flag, param in options(command).items() if param is not None and param.metavar is None} == set()
+    assert {
+        flag
+        for flag, param in options(command).items()
+        if param is not None and param.metavar is None
+    } == set()
 
 
 def test_help_names_the_formats_and_types_that_there_are(command):
@@ -97,16 +112,38 @@ def test_escapes_in_separators():
 
 @pytest.mark.slow
 def test_a_first_sitting(tmp_path):
-    """Train, prepare by a separator, look at a document that is not there, and train into the same folder."""
-    (tmp_path / "book.txt").write_text("\n\n".join(f"chapter {number}: the wheel turns" for number in range(40)))
-    train = ["tokenizer", "train", str(tmp_path / "book.txt"), "--vocab-size", "300", "-o", str(tmp_path / "t")]
+    """Train, prepare by a separator, look at a document that is not there, and train into the same
+    folder.
+    """
+    (tmp_path / "book.txt").write_text(
+        "\n\n".join(f"chapter {number}: the wheel turns" for number in range(40))
+    )
+    train = [
+        "tokenizer",
+        "train",
+        str(tmp_path / "book.txt"),
+        "--vocab-size",
+        "300",
+        "-o",
+        str(tmp_path / "t"),
+    ]
     assert run_penstock(*train).returncode == 0
     again = run_penstock(*train)
     assert again.returncode == 1
     assert "tokenizer.json: exists already" in again.stderr
     assert run_penstock(*train, "--overwrite").returncode == 0
-    prepare = ["prepare", str(tmp_path / "book.txt"), "-t", str(tmp_path / "t"), "-o", str(tmp_path / "d")]
+    prepare = [
+        "prepare",
+        str(tmp_path / "book.txt"),
+        "-t",
+        str(tmp_path / "t"),
+        "-o",
+        str(tmp_path / "d"),
+    ]
     done = run_penstock(*prepare, "--separator", r"\n\n", "--processes", "1", "-q")
     assert done.stdout.startswith("40 documents, ")
     wrong = run_penstock("inspect", str(tmp_path / "d"), "--document", "50")
-    assert (wrong.returncode, wrong.stderr) == (1, "penstock: d: no document 50; it has 40, from 0\n")
+    assert (wrong.returncode, wrong.stderr) == (
+        1,
+        "penstock: d: no document 50; it has 40, from 0\n",
+    )

@@ -44,13 +44,17 @@ def test_a_run_and_going_on_with_it(folder):
     again = train(folder, "-o", "first")
     assert again.returncode == 1
     assert again.stderr.endswith(
-        "penstock: first: a run is there already; resume it (--resume, or resume=True), or choose another folder\n"
+        "penstock: first: a run is there already; resume it (--resume, or resume=True), or "
+        "choose another folder\n"
     )
     more = train(folder, "-o", "first", "--resume", "--set", "training.steps=5")
     assert more.returncode == 0
     assert "penstock: resumed with training.steps: 5; it was 3" in more.stderr
     assert "penstock: goes on after step 3" in more.stderr
-    steps = [json.loads(line)["step"] for line in (folder / "first" / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (folder / "first" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [1, 2, 3, 4, 5]
     assert "steps: 5" in (folder / "first" / "run.yaml").read_text()
 

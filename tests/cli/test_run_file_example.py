@@ -9,7 +9,12 @@ import pytest
 from penstock.use.cli.train import run as train
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LINKS = {"data/web": "text/train", "data/code": "text/train", "data/held": "text/validation", "runs/teacher": "plain"}
+LINKS = {
+    "data/web": "text/train",
+    "data/code": "text/train",
+    "data/held": "text/validation",
+    "runs/teacher": "plain",
+}
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""An axolotl configuration becomes a run file that loads, commands that run, and an answer for each of its keys."""
+"""An axolotl configuration becomes a run file that loads, commands that run, and an answer for each
+of its keys.
+"""
 
 import shlex
 from pathlib import Path
@@ -146,9 +148,19 @@ def test_a_chat_run_with_lora(tmp_path: Path) -> None:
     assert run.model == "hf:Qwen/Qwen3-0.6B"
     first, second = run.data.sources
     assert (first.path, second.path) == ("data/chats/train", "data/more-chats/train")
-    assert (first.name, first.share, first.too_long, first.max_epochs) == ("chats", "tokens", "drop", None)
+    assert (first.name, first.share, first.too_long, first.max_epochs) == (
+        "chats",
+        "tokens",
+        "drop",
+        None,
+    )
     loader = run.data.loader
-    assert (loader.sequence_length, loader.rows_per_step, loader.seed, loader.packing) == (4096, 32, 7, "best_fit")
+    assert (loader.sequence_length, loader.rows_per_step, loader.seed, loader.packing) == (
+        4096,
+        32,
+        7,
+        "best_fit",
+    )
     training = run.training
     assert training.steps == 1000
     assert training.schedule.warmup_steps == 100
@@ -186,7 +198,9 @@ def test_pretraining_on_several_processes(tmp_path: Path) -> None:
     assert run.training.optimizer.betas == (0.9, 0.95)
     assert run.data.attention == "document"
     (source,) = run.data.sources
-    assert (source.path, source.too_long) == ("data/web", "split"), "named after the folder of the glob"
+    assert (source.path, source.too_long) == ("data/web", "split"), (
+        "named after the folder of the glob"
+    )
     assert run.chat is None
 
 
@@ -206,16 +220,25 @@ def test_preferences(tmp_path: Path) -> None:
     [
         ({"rl": "ipo"}, {"kind": "ipo", "beta": 0.1}),
         ({"rl": "orpo", "orpo_alpha": 0.2}, {"kind": "orpo", "beta": 0.2, "sft_weight": 1.0}),
-        ({"rl": "simpo", "simpo_gamma": 1.4, "rl_beta": 2}, {"gamma": 1.4, "beta": 2, "sft_weight": 1.0}),
+        (
+            {"rl": "simpo", "simpo_gamma": 1.4, "rl_beta": 2},
+            {"gamma": 1.4, "beta": 2, "sft_weight": 1.0},
+        ),
         ({"rl": "kto", "trl": {"beta": 0.3}}, {"kind": "kto", "beta": 0.3}),
         ({"rl": "dpo", "dpo_label_smoothing": 0.1}, {"kind": "cdpo", "label_smoothing": 0.1}),
         (
-            {"rl": "dpo", "dpo_loss_type": ["sigmoid", "ipo", "sft"], "dpo_loss_weights": [2.0, 1.0, 1.0]},
+            {
+                "rl": "dpo",
+                "dpo_loss_type": ["sigmoid", "ipo", "sft"],
+                "dpo_loss_weights": [2.0, 1.0, 1.0],
+            },
             {"kind": "dpo", "also": {"ipo": 0.5}, "sft_weight": 0.5},
         ),
     ],
-)  # fmt: skip
-def test_kinds_of_preferences(tmp_path: Path, more: dict[str, Any], expected: dict[str, Any]) -> None:
+)
+def test_kinds_of_preferences(
+    tmp_path: Path, more: dict[str, Any], expected: dict[str, Any]
+) -> None:
     settings = loaded(tmp_path, translate(tmp_path, {**BASE, **more})).training.preference
     assert {name: getattr(settings, name) for name in expected} == expected
 
@@ -236,10 +259,15 @@ def test_a_prompt_of_the_user_and_plain_text(tmp_path: Path) -> None:
     made = space["text_of_questions"](record)
     assert made["answer"] == "Q: 2 {input}?\nA: 4"
     assert made["loss_weights"] == [{"begin": 17, "end": 18, "weight": 1.0}]
-    assert space["text_of_questions"]({**record, "input": "now"})["answer"] == "Q: 2 {input}? now\nA: 4"
+    assert (
+        space["text_of_questions"]({**record, "input": "now"})["answer"]
+        == "Q: 2 {input}? now\nA: 4"
+    )
 
 
-def test_what_depends_on_the_number_of_steps_is_left_to_the_user_or_computed(tmp_path: Path) -> None:
+def test_what_depends_on_the_number_of_steps_is_left_to_the_user_or_computed(
+    tmp_path: Path,
+) -> None:
     given = {
         **BASE,
         "num_epochs": 2,
@@ -250,7 +278,9 @@ def test_what_depends_on_the_number_of_steps_is_left_to_the_user_or_computed(tmp
     }
     found = translate(tmp_path, given)
     assert loaded(tmp_path, found).training.schedule.warmup_steps is None
-    assert [fates(found)[name] for name in ("evals_per_epoch", "saves_per_epoch", "warmup_ratio")] == [{"decide"}] * 3
+    assert [
+        fates(found)[name] for name in ("evals_per_epoch", "saves_per_epoch", "warmup_ratio")
+    ] == [{"decide"}] * 3
     known = translate(tmp_path, given, steps=800)
     training = loaded(tmp_path, known).training
     assert training.steps is None
@@ -284,17 +314,28 @@ def test_unknown_keys_and_unsupported_values_are_told(tmp_path: Path) -> None:
     found = translate(
         tmp_path,
         {
-            **BASE, "sample_pakcing": True, "lora_dropout": 0.0, "neftune_noise_alpha": 5, "wandb_project": None,
-            "special_tokens": {"pad_token": "<pad>"}, "plugins": ["axolotl.integrations.liger.LigerPlugin"],
-            "datasets": [{"path": "a.jsonl", "type": "sharegpt", "colour": "red", "roles_to_train": ["gpt"]}],
+            **BASE,
+            "sample_pakcing": True,
+            "lora_dropout": 0.0,
+            "neftune_noise_alpha": 5,
+            "wandb_project": None,
+            "special_tokens": {"pad_token": "<pad>"},
+            "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+            "datasets": [
+                {"path": "a.jsonl", "type": "sharegpt", "colour": "red", "roles_to_train": ["gpt"]}
+            ],
         },
-    )  # fmt: skip
+    )
     known = fates(found)
     assert known["sample_pakcing"] == known["datasets.0.colour"] == {"unknown"}
-    assert known["lora_dropout"] == known["wandb_project"] == known["special_tokens"] == {"no effect"}
+    assert (
+        known["lora_dropout"] == known["wandb_project"] == known["special_tokens"] == {"no effect"}
+    )
     assert known["plugins"] == {"no effect"}
     assert known["neftune_noise_alpha"] == known["datasets.0.type"] == {"unsupported"}
-    assert "#   datasets.0.colour: red, sample_pakcing: True → no key of this name" in found.text("axolotl.yaml")
+    assert "#   datasets.0.colour: red, sample_pakcing: True → no key of this name" in found.text(
+        "axolotl.yaml"
+    )
     assert loaded(tmp_path, found).chat.mask_settings.roles_to_train == ("assistant",)
 
 
@@ -306,12 +347,17 @@ def test_unknown_keys_and_unsupported_values_are_told(tmp_path: Path) -> None:
         ({**BASE, "learning_rate": "fast"}, "learning_rate is 'fast'; expected a number"),
         ({**BASE, "micro_batch_size": 1.5}, "micro_batch_size is 1.5; expected a whole number"),
         ({**BASE, "rl": "grpo"}, "rl: grpo samples answers while it trains"),
-        ({**BASE, "context_parallel_size": 3}, "context_parallel_size 3 does not divide the 1 processes"),
+        (
+            {**BASE, "context_parallel_size": 3},
+            "context_parallel_size 3 does not divide the 1 processes",
+        ),
         ({**BASE, "datasets": {"a": 1}}, r"datasets.0.path is missing"),
         ({**BASE, "datasets": 3}, "datasets is 3; expected a list of datasets"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_translated_is_refused(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         translate(tmp_path, given)
 
@@ -360,24 +406,35 @@ evals_per_epoch: 1
 """
 
 
-def test_the_whole_way_from_a_configuration_to_a_dry_run(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_way_from_a_configuration_to_a_dry_run(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = make_texts(40, 3)
     records = [
         {"instruction": text, "input": "more" if number % 2 else "", "output": answer}
         for number, (text, answer) in enumerate(zip(make_texts(40, 2), answers, strict=True))
     ]
     write_json_lines(desk / "alpaca.jsonl", records)
-    turns = [[{"from": "human", "value": text}, {"from": "gpt", "value": text[::-1]}] for text in make_texts(40, 4)]
+    turns = [
+        [{"from": "human", "value": text}, {"from": "gpt", "value": text[::-1]}]
+        for text in make_texts(40, 4)
+    ]
     write_json_lines(desk / "chats.jsonl", ({"conversations": one} for one in turns))
     (desk / "axolotl.yaml").write_text(RUN)
     shown = call_penstock("import-config", "axolotl.yaml")
     assert shown.exit_code == 0
     with pytest.raises(OutputError, match=r"run.yaml.*exists.*already.*--output"):
         call_penstock("import-config", "axolotl.yaml")
-    commands = [line for line in shown.stdout.splitlines() if "penstock prepare" in line or "penstock train" in line]
+    commands = [
+        line
+        for line in shown.stdout.splitlines()
+        if "penstock prepare" in line or "penstock train" in line
+    ]
     monkeypatch.syspath_prepend(str(desk))  # where the functions for --transform are
     for line in commands:
-        assert call_penstock(*shlex.split(line.removeprefix("PYTHONPATH=. "))[1:]).exit_code == 0, line
+        assert call_penstock(*shlex.split(line.removeprefix("PYTHONPATH=. "))[1:]).exit_code == 0, (
+            line
+        )
     import penstock as ps
 
     dataset = ps.open_dataset("data/alpaca/train")
@@ -390,13 +447,18 @@ def test_the_whole_way_from_a_configuration_to_a_dry_run(desk: Path, monkeypatch
         assert "### Instruction:\n" in text
         assert ("### Input:\nmore" in text) == ("paired with an input" in text)
         weights = document.loss_weights
-        trained = tokenizer.decode([int(one) for one, weight in zip(document.tokens, weights, strict=True) if weight])
+        trained = tokenizer.decode(
+            [int(one) for one, weight in zip(document.tokens, weights, strict=True) if weight]
+        )
         assert trained.removesuffix(end) in wanted
         assert trained.endswith(end), "the end of an answer is trained"
     assert (desk / "model-out" / "metrics.jsonl").exists()
 
 
-SHORT = "base_model: base\nsequence_len: 128\nmicro_batch_size: 2\nlearning_rate: 1e-4\nchat_template: chatml\n"
+SHORT = (
+    "base_model: base\nsequence_len: 128\nmicro_batch_size: 2\nlearning_rate: "
+    "1e-4\nchat_template: chatml\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +469,10 @@ SHORT = "base_model: base\nsequence_len: 128\nmicro_batch_size: 2\nlearning_rate
             lambda a, b, c: {"system": "be kind", "question": a, "chosen": b, "rejected": c},
         ),
         (
-            "rl: orpo\nadapter: lora\nlora_target_modules: [q_proj]\ndatasets: [{path: records.jsonl, type: chatml}]\n",
+            (
+                "rl: orpo\nadapter: lora\nlora_target_modules: [q_proj]\ndatasets: [{path: "
+                "records.jsonl, type: chatml}]\n"
+            ),
             lambda a, b, c: {"prompt": a, "chosen": b, "rejected": c},
         ),
         (
@@ -434,7 +499,10 @@ def test_other_kinds_reach_a_dry_run(desk: Path, more: str, records: Any) -> Non
 
 def test_secrets_of_urls_are_not_written_down(tmp_path: Path) -> None:
     """Neither in the commands nor in the run file; a note says what is missing."""
-    urls = ["https://reader:pa55w0rd@host/a.jsonl", "https://host/b.jsonl?X-Amz-Signature=5igna7ure"]
+    urls = [
+        "https://reader:pa55w0rd@host/a.jsonl",
+        "https://host/b.jsonl?X-Amz-Signature=5igna7ure",
+    ]
     for datasets in ([{"path": url} for url in urls], [{"path": "json", "data_files": urls}]):
         found = translate(tmp_path, {**BASE, "datasets": datasets})
         told = found.text("axolotl.yaml") + "\n".join([*found.commands, *map(repr, found.notes)])

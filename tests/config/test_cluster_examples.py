@@ -1,4 +1,6 @@
-"""The examples for SLURM, Kubernetes and Docker: their commands are ours, and the script runs as a job would."""
+"""The examples for SLURM, Kubernetes and Docker: their commands are ours, and the script runs as a
+job would.
+"""
 
 import json
 import os
@@ -19,7 +21,11 @@ from makers.tokenizers import tiny_tokenizer
 from patience import PATIENCE_SECONDS
 
 CLUSTER = Path(__file__).parents[2] / "examples/cluster"
-SLURM, KUBERNETES, DOCKERFILE = CLUSTER / "slurm.sh", CLUSTER / "kubernetes.yaml", CLUSTER / "Dockerfile"
+SLURM, KUBERNETES, DOCKERFILE = (
+    CLUSTER / "slurm.sh",
+    CLUSTER / "kubernetes.yaml",
+    CLUSTER / "Dockerfile",
+)
 
 
 def parse_penstock(words):
@@ -45,7 +51,13 @@ def slurm_command():
     """The words of the script's last command, with values for its variables."""
     text = SLURM.read_text().replace("\\\n", " ")
     line = next(line for line in text.splitlines() if line.startswith("srun"))
-    values = {"run_file": "run.yaml", "run": "runs/a", "processes": "8", "head_node": "n1", "port": "20001"}
+    values = {
+        "run_file": "run.yaml",
+        "run": "runs/a",
+        "processes": "8",
+        "head_node": "n1",
+        "port": "20001",
+    }
     return shlex.split(re.sub(r"\$(\w+)", lambda name: values.get(name[1], "7"), line))
 
 
@@ -68,7 +80,11 @@ def test_the_slurm_script_starts_our_trainer():
 
 def test_the_kubernetes_manifest_is_a_service_and_a_job():
     service, job = yaml.safe_load_all(KUBERNETES.read_text())
-    assert (service["apiVersion"], service["kind"], service["spec"]["clusterIP"]) == ("v1", "Service", "None")
+    assert (service["apiVersion"], service["kind"], service["spec"]["clusterIP"]) == (
+        "v1",
+        "Service",
+        "None",
+    )
     assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
     spec = job["spec"]
     assert spec["completionMode"] == "Indexed"
@@ -76,7 +92,8 @@ def test_the_kubernetes_manifest_is_a_service_and_a_job():
     pod = spec["template"]["spec"]
     assert pod["restartPolicy"] in ("OnFailure", "Never")
     name = job["metadata"]["name"]
-    # Pods of an indexed job are called <job>-<index>; their names resolve in the service that `subdomain` names.
+    # Pods of an indexed job are called <job>-<index>; their names resolve in the service that
+    # `subdomain` names.
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": name}
     (container,) = pod["containers"]
@@ -87,15 +104,27 @@ def test_the_kubernetes_manifest_is_a_service_and_a_job():
     assert int(given.nnodes) == spec["completions"]
     assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert (verb, parameters["resume"]) == ("train", True)
-    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == {
+        one["name"] for one in pod["volumes"]
+    }
     assert all(isinstance(one["value"], str) for one in container["env"])
 
 
 def test_the_image_compiles_kernels_with_our_command():
     text = DOCKERFILE.read_text().replace("\\\n", " ")
-    instructions = [line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    instructions = [
+        line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
+    ]
     assert instructions[0][0] == "FROM"
-    assert {name for name, _ in instructions} <= {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "CMD"}
+    assert {name for name, _ in instructions} <= {
+        "FROM",
+        "ARG",
+        "ENV",
+        "RUN",
+        "COPY",
+        "WORKDIR",
+        "CMD",
+    }
     for name, rest in instructions:
         if name == "RUN":
             subprocess.run(["bash", "-n"], input=rest, text=True, check=True)
@@ -110,7 +139,9 @@ def test_the_image_compiles_kernels_with_our_command():
     assert f"ARG CPU={LEVELS['x86_64'][0]}\n" in text
     assert f"--build-arg CPU={LEVELS['aarch64'][0]}" in text
     extras = re.search(r"ARG EXTRAS=(\S+)", text)[1].split(",")
-    assert all(f"\n{extra} = [" in (CLUSTER.parents[1] / "pyproject.toml").read_text() for extra in extras)
+    assert all(
+        f"\n{extra} = [" in (CLUSTER.parents[1] / "pyproject.toml").read_text() for extra in extras
+    )
 
 
 RUN_FILE = """
@@ -139,15 +170,26 @@ def test_the_slurm_script_trains(tmp_path):
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
     environment = child_environment(
-        PATH=f"{programs}:{os.environ['PATH']}", SLURM_JOB_NODELIST="localhost", SLURM_JOB_ID=str(os.getpid()),
-        SLURM_JOB_NUM_NODES="1", SLURM_CPUS_PER_TASK="2", PROCESSES_PER_NODE="2",
-    )  # fmt: skip
+        PATH=f"{programs}:{os.environ['PATH']}",
+        SLURM_JOB_NODELIST="localhost",
+        SLURM_JOB_ID=str(os.getpid()),
+        SLURM_JOB_NUM_NODES="1",
+        SLURM_CPUS_PER_TASK="2",
+        PROCESSES_PER_NODE="2",
+    )
     for steps in (4, 6):  # the second time, it goes on
         (tmp_path / "run.yaml").write_text(RUN_FILE.replace("steps: 6", f"steps: {steps}"))
         done = subprocess.run(
-            ["bash", SLURM, "run.yaml", "runs/a"], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            check=False, timeout=PATIENCE_SECONDS,
-        )  # fmt: skip
+            ["bash", SLURM, "run.yaml", "runs/a"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
-    metrics = [json.loads(line) for line in (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()]
+    metrics = [
+        json.loads(line) for line in (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()
+    ]
     assert max(line["step"] for line in metrics if "step" in line) >= 5

@@ -1,4 +1,6 @@
-"""Configurations and model folders that were made to do harm: each is read as what it is, or refused by name."""
+"""Configurations and model folders that were made to do harm: each is read as what it is, or
+refused by name.
+"""
 
 import json
 import subprocess
@@ -20,8 +22,30 @@ BASE = {
     "base_model": "m/x", "datasets": [{"path": "d.jsonl", "type": "alpaca"}], "sequence_len": 128,
     "micro_batch_size": 1, "num_epochs": 1, "learning_rate": 1e-4, "output_dir": "out",
 }  # fmt: skip
-BREAKS = ["\n", "\r", "\r\n", "\x85", "\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x07", "\x00", "\x1b[2J", "\ufeff"]
-PLACES = ["base_model", "output_dir", "wandb_project", "chat_template_jinja", "nobody_knows", "path", "field_messages"]
+BREAKS = [
+    "\n",
+    "\r",
+    "\r\n",
+    "\x85",
+    "\u2028",
+    "\u2029",
+    "\x0b",
+    "\x0c",
+    "\x1c",
+    "\x07",
+    "\x00",
+    "\x1b[2J",
+    "\ufeff",
+]
+PLACES = [
+    "base_model",
+    "output_dir",
+    "wandb_project",
+    "chat_template_jinja",
+    "nobody_knows",
+    "path",
+    "field_messages",
+]
 
 
 def configured(folder: Path, **values: Any) -> Path:
@@ -49,17 +73,24 @@ def test_no_value_breaks_out_of_a_comment(tmp_path: Path, ending: str, place: st
     assert all(line.startswith("#") for line in head.splitlines())
 
 
-@pytest.mark.parametrize("word", ["plain", "a b", "it's", "a\nb", "\\n\n'", "\x1b[2J\r", "\u2028\x85é", "$'x'\n$(id)"])
+@pytest.mark.parametrize(
+    "word", ["plain", "a b", "it's", "a\nb", "\\n\n'", "\x1b[2J\r", "\u2028\x85é", "$'x'\n$(id)"]
+)
 def test_a_quoted_word_is_one_line_that_a_shell_gives_back(word: str) -> None:
     assert quoted(word).isprintable()
     found = subprocess.run(
-        ["bash", "-c", f"printf %s {quoted(word)}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+        ["bash", "-c", f"printf %s {quoted(word)}"],
+        capture_output=True,
+        check=True,
+        env={"LC_ALL": "C.UTF-8"},
     )
     assert found.stdout.decode() == word
 
 
 @pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "1" + "0" * 400])
-@pytest.mark.parametrize("name", ["max_steps", "learning_rate", "micro_batch_size", "sequence_len", "lora_r"])
+@pytest.mark.parametrize(
+    "name", ["max_steps", "learning_rate", "micro_batch_size", "sequence_len", "lora_r"]
+)
 def test_enormous_numbers_are_errors_by_name(tmp_path: Path, name: str, number: str) -> None:
     path = configured(tmp_path, adapter="lora")
     kept = [line for line in path.read_text().splitlines() if not line.startswith(f"{name}:")]
@@ -78,7 +109,18 @@ def test_a_run_file_that_could_not_be_read_is_not_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["a\x85b", "a\u2028b", "a\u2029 b\n", "\x85", "\ufeff", "a: b\n---\n", "é\x07", "1e-3", "\ud800"]
+    "text",
+    [
+        "a\x85b",
+        "a\u2028b",
+        "a\u2029 b\n",
+        "\x85",
+        "\ufeff",
+        "a: b\n---\n",
+        "é\x07",
+        "1e-3",
+        "\ud800",
+    ],
 )
 def test_what_is_written_as_yaml_is_read_back(text: str) -> None:
     value = {"a": [text, {"b": text}]}
@@ -104,7 +146,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("models")
     sizes = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
     for kind, more in (
-        ("llama", {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}),
+        (
+            "llama",
+            {
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+            },
+        ),
         ("gpt2", {"n_embd": 16, "n_layer": 1, "n_head": 2}),
     ):
         config = transformers.AutoConfig.for_model(kind, **sizes, **more)
@@ -122,14 +172,22 @@ def copied(folder: Path, target: Path, name: str, content: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
+    "name",
+    ["config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"],
 )
-def test_nested_files_are_errors_by_name(folders: dict[str, Path], tmp_path: Path, kind: str, name: str) -> None:
+def test_nested_files_are_errors_by_name(
+    folders: dict[str, Path], tmp_path: Path, kind: str, name: str
+) -> None:
     folder = copied(folders[kind], tmp_path / "model", name, NESTED)
     opens = ps.load_tokenizer if name.startswith("tokenizer") else ps.load_model
     if name == "tokenizer_config.json":
-        (folder / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
-    with pytest.raises(ps.PenstockError, match=rf"{'' if name.startswith('tokenizer') else name}.*nested too deeply"):
+        (folder / "tokenizer.json").write_text(
+            '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
+        )
+    with pytest.raises(
+        ps.PenstockError,
+        match=rf"{'' if name.startswith('tokenizer') else name}.*nested too deeply",
+    ):
         opens(folder)
 
 
@@ -148,12 +206,15 @@ def test_a_model_of_a_million_layers_is_refused_at_once(
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(
-    "file", ["../outside.safetensors", "/etc/x.safetensors", "a/../../x", "..\\x", "C:x", "~/x", ".."]
+    "file",
+    ["../outside.safetensors", "/etc/x.safetensors", "a/../../x", "..\\x", "C:x", "~/x", ".."],
 )
 def test_an_index_names_files_of_its_folder_alone(
     folders: dict[str, Path], tmp_path: Path, kind: str, file: str
 ) -> None:
-    (tmp_path / "outside.safetensors").write_bytes((folders[kind] / "model.safetensors").read_bytes())
+    (tmp_path / "outside.safetensors").write_bytes(
+        (folders[kind] / "model.safetensors").read_bytes()
+    )
     index = json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}})
     folder = copied(folders[kind], tmp_path / "model", "model.safetensors.index.json", index)
     with pytest.raises(CorruptionError, match="which is not in the folder"):
@@ -161,7 +222,9 @@ def test_an_index_names_files_of_its_folder_alone(
 
 
 @pytest.mark.parametrize("content", ['{"weight_map": [1]}', '{"weight_map": {"a": 1}}', "{}"])
-def test_an_index_of_another_form_is_refused(folders: dict[str, Path], tmp_path: Path, content: str) -> None:
+def test_an_index_of_another_form_is_refused(
+    folders: dict[str, Path], tmp_path: Path, content: str
+) -> None:
     folder = copied(folders["llama"], tmp_path / "model", "model.safetensors.index.json", content)
     with pytest.raises(CorruptionError, match=r"weight_map.*mapping.*files"):
         ps.load_model(folder)

@@ -49,26 +49,59 @@ def write(tmp_path: Path):
 def test_a_run_file_becomes_the_settings_of_the_rooms(write):
     data = load_run(write(GOOD)).data
     web, chat = data.mixture.sources
-    assert (web.path, web.name, web.share, web.max_epochs, web.shuffle) == ("data/web", "web", 0.7, 4, "full")
-    assert (chat.name, chat.slice, chat.shuffle, chat.too_long) == ("chat", (0, 0.5), "block", "error")
+    assert (web.path, web.name, web.share, web.max_epochs, web.shuffle) == (
+        "data/web",
+        "web",
+        0.7,
+        4,
+        "full",
+    )
+    assert (chat.name, chat.slice, chat.shuffle, chat.too_long) == (
+        "chat",
+        (0, 0.5),
+        "block",
+        "error",
+    )
     assert chat.objective.name == "causal"
     assert data.mixture.shares_at(9) == [0.7, 0.3]
     assert data.mixture.shares_at(10) == [0.7, 0.5]
-    assert (data.loader.sequence_length, data.loader.seed, data.loader.packing) == (256, 7, "best_fit")
+    assert (data.loader.sequence_length, data.loader.seed, data.loader.packing) == (
+        256,
+        7,
+        "best_fit",
+    )
     assert data.target_distances is None
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("share: 0.7", "shares: 0.7", r"run.yaml:4: data.sources.0.shares: unknown key; did you mean 'share'\?"),
-        ("seed: 7", "zzz: 7", r"run.yaml:19: data.loader.zzz: unknown key; known here: sequence_length, rows_per_step"),
+        (
+            "share: 0.7",
+            "shares: 0.7",
+            r"run.yaml:4: data.sources.0.shares: unknown key; did you mean 'share'\?",
+        ),
+        (
+            "seed: 7",
+            "zzz: 7",
+            (
+                r"run.yaml:19: data.loader.zzz: unknown key; known here: sequence_length, "
+                r"rows_per_step"
+            ),
+        ),
         ("data:", "dota:", r"run.yaml:1: dota: unknown key; did you mean 'data'\?"),
-        ("seed: 7", "seed: many", r"run.yaml:19: data.loader.seed: found 'many', expected a whole number"),
+        (
+            "seed: 7",
+            "seed: many",
+            r"run.yaml:19: data.loader.seed: found 'many', expected a whole number",
+        ),
         (
             "share: 0.7",
             "share: -1",
-            r"run.yaml:3: data.sources.0: source 'web': share must be at least 0 and finite, got -1",
+            (
+                r"run.yaml:3: data.sources.0: source 'web': share must be at least 0 and finite, "
+                r"got -1"
+            ),
         ),
         (
             "shuffle: block",
@@ -87,7 +120,11 @@ def test_a_run_file_becomes_the_settings_of_the_rooms(write):
         ),
         ("name: chat", "name: web", r"run.yaml:1: data: two sources are called 'web'"),
         ("{chat: 0.5}", "{chad: 0.5}", r"run.yaml:1: data: the change at step 10 names 'chad'"),
-        ("seed: 7", "seed: 7\n    seed: 8", r"run.yaml:20: data.loader.seed is given twice, first on line 19"),
+        (
+            "seed: 7",
+            "seed: 7\n    seed: 8",
+            r"run.yaml:20: data.loader.seed is given twice, first on line 19",
+        ),
         ("seed: 7", "seed: [7", r"run.yaml:\d+: is not YAML"),
         (
             "    - path: data/web\n      share: 0.7\n      max_epochs: 4",
@@ -140,18 +177,27 @@ def test_overrides_reach_keys_indices_and_names(write):
         ("data.sources.wob.share=1", r"no entry 'wob' in the list; it has 0 \(web\), 1 \(chat\)"),
         ("data.loader.seed.deep=1", "nothing can be set at 'deep', since it would be inside 7"),
         ("data.loader.seed=[1", "the value: is not YAML"),
-        ("data.loader.seed=many", "--set data.loader.seed=many: found 'many', expected a whole number$"),
+        (
+            "data.loader.seed=many",
+            "--set data.loader.seed=many: found 'many', expected a whole number$",
+        ),
         (
             "data.sources.web={path: a, shore: 1}",
             "--set data.sources.web=.*: data.sources.0.shore: unknown key; did you mean 'share'",
         ),
         (
             "data.sources.web.share=-1",
-            r"run.yaml:3: data.sources.0 \(with --set data.sources.web.share=-1\): source 'web': share must be",
+            (
+                r"run.yaml:3: data.sources.0 \(with --set data.sources.web.share=-1\): source "
+                r"'web': share must be"
+            ),
         ),
         (
             "data.sources.web.name=chat",
-            r"run.yaml:1: data \(with --set data.sources.web.name=chat\): two sources are called 'chat'",
+            (
+                r"run.yaml:1: data \(with --set data.sources.web.name=chat\): two sources are "
+                r"called 'chat'"
+            ),
         ),
     ],
 )
@@ -169,7 +215,10 @@ def test_a_source_that_is_missing_is_named_with_its_run_file(write, tmp_path):
     with pytest.raises(FormatError, match=r"run.yaml.*'web': data/web.*folder"):
         make_loader(load_run(write(GOOD)).data, run_file="run.yaml")
     shown = run_penstock("plan", write(GOOD))
-    assert (shown.returncode, f"{tmp_path / 'run.yaml'}: source 'web': data/web: " in shown.stderr) == (1, True)
+    assert (
+        shown.returncode,
+        f"{tmp_path / 'run.yaml'}: source 'web': data/web: " in shown.stderr,
+    ) == (1, True)
 
 
 def test_what_the_loader_refuses_is_named_with_its_run_file(write, tmp_path):
@@ -177,13 +226,17 @@ def test_what_the_loader_refuses_is_named_with_its_run_file(write, tmp_path):
     for name, vocab_size in (("web", 9), ("talk", 8)):
         info = tokenizer_info(name, vocab_size=vocab_size)
         write_dataset(tmp_path / name, arrays, tokenizer=info)
-    text = GOOD.replace("data/web", str(tmp_path / "web")).replace("data/talk", str(tmp_path / "talk"))
+    text = GOOD.replace("data/web", str(tmp_path / "web")).replace(
+        "data/talk", str(tmp_path / "talk")
+    )
     with pytest.raises(ConfigError, match=r"a.yaml.*prepare.*both.*tokenizer"):
         make_loader(load_run(write(text)).data, run_file="a.yaml")
 
 
 def test_an_override_of_an_aliased_part_leaves_the_other(write):
-    text = GOOD.replace("max_epochs: 4", "slice: &half [0, 0.5]").replace("slice: [0, 0.5]", "slice: *half")
+    text = GOOD.replace("max_epochs: 4", "slice: &half [0, 0.5]").replace(
+        "slice: [0, 0.5]", "slice: *half"
+    )
     data = load_run(write(text), ["data.sources.web.slice.1=1"]).data
     assert [source.slice for source in data.sources] == [(0, 1), (0, 0.5)]
 
@@ -200,7 +253,12 @@ def test_the_schema_accepts_what_is_accepted_and_refuses_the_rest(write):
 def test_every_key_of_the_schema_is_described():
     schema = run_schema()
     objects = [schema, *schema["$defs"].values()]
-    without = [f"{o['title']}.{k}" for o in objects for k, v in o["properties"].items() if not v.get("description")]
+    without = [
+        f"{o['title']}.{k}"
+        for o in objects
+        for k, v in o["properties"].items()
+        if not v.get("description")
+    ]
     assert without == []
 
 
@@ -215,7 +273,13 @@ def test_schema_verb_prints_and_writes(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["data: !!python/object:os.system x", "a: 2020-13-45", "? {a: 1}\n: 2", "data: &x {a: *x}", "a: " + "[" * 5000],
+    [
+        "data: !!python/object:os.system x",
+        "a: 2020-13-45",
+        "? {a: 1}\n: 2",
+        "data: &x {a: *x}",
+        "a: " + "[" * 5000,
+    ],
 )
 def test_yaml_that_cannot_be_taken_is_an_error_with_the_file(write, text):
     with pytest.raises(ConfigError, match=r"\.yaml"):
@@ -241,7 +305,9 @@ def parts(tmp_path, monkeypatch):
 def test_a_source_of_several_datasets_by_their_tokens(write, parts):
     jsonschema.validate(yaml.safe_load(JOINED), run_schema())
     run_file = write(JOINED)
-    loader = make_loader(load_run(run_file, ["data.sources.talk-*.max_epochs=1"]).data, run_file=str(run_file))
+    loader = make_loader(
+        load_run(run_file, ["data.sources.talk-*.max_epochs=1"]).data, run_file=str(run_file)
+    )
     assert [source.name for source in loader.mixture.sources] == ["web-0 and 1 more", "talk-*"]
     assert [len(corpus.parts) for corpus in loader.datasets] == [2, 3]
     assert loader.mixture.shares_at(0) == [120, 180]
@@ -251,11 +317,26 @@ def test_a_source_of_several_datasets_by_their_tokens(write, parts):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[web-0, web-1]", "[]", r"run.yaml:3: data.sources.0: a source needs at least one dataset, got an empty list"),
+        (
+            "[web-0, web-1]",
+            "[]",
+            r"run.yaml:3: data.sources.0: a source needs at least one dataset, got an empty list",
+        ),
         ("[web-0, web-1]", "5", r"run.yaml:3: data.sources.0.path: found 5, expected"),
-        ("[web-0, web-1]", "[web-0, 5]", r"run.yaml:3: data.sources.0.path.*: found .*5.*, expected"),
+        (
+            "[web-0, web-1]",
+            "[web-0, 5]",
+            r"run.yaml:3: data.sources.0.path.*: found .*5.*, expected",
+        ),
         ("tokens}", "token}", r"run.yaml:3: data.sources.0.share: found 'token', expected"),
-        ("tokens}", "0.5}", r"run.yaml:1: data: source 'talk-\*' has share 'tokens' and source 'web-0 and 1 more' has"),
+        (
+            "tokens}",
+            "0.5}",
+            (
+                r"run.yaml:1: data: source 'talk-\*' has share 'tokens' and source 'web-0 and 1 "
+                r"more' has"
+            ),
+        ),
     ],
 )
 def test_mistakes_in_joined_sources_are_refused_with_their_place(write, old, new, message):

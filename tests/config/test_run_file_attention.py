@@ -12,9 +12,12 @@ def test_attention_of_a_run_file(tmp_path):
     write_dataset(tmp_path / "d", [[1, 2, 3]] * 40)
     run = tmp_path / "run.yaml"
     run.write_text(
-        f"data:\n  sources:\n    - path: {tmp_path / 'd'}\n  loader: {{sequence_length: 9, rows_per_step: 2}}\n"
+        f"data:\n  sources:\n    - path: {tmp_path / 'd'}\n  loader: {{sequence_length: 9, "
+        "rows_per_step: 2}\n"
     )
-    apart, together = (load_run(run, assignments).data for assignments in ([], ["data.attention=row"]))
+    apart, together = (
+        load_run(run, assignments).data for assignments in ([], ["data.attention=row"])
+    )
     assert (apart.attention, together.attention) == ("document", "row")
     row = next(iter(make_loader(together)))[0]
     np.testing.assert_array_equal(row.positions, range(9))

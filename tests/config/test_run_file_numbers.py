@@ -1,4 +1,6 @@
-"""Every number of a run file, given every kind of nonsense: a line that names the key, or settings."""
+"""Every number of a run file, given every kind of nonsense: a line that names the key, or
+settings.
+"""
 
 import copy
 import math
@@ -19,7 +21,12 @@ PLAIN: dict[str, Any] = {
         "changes": [{"step": 3, "shares": {"web": 0.5}}],
         "loader": {"sequence_length": 64, "rows_per_step": 4},
     },
-    "model": {"layers": 2, "vision": {"image_token": 5}, "blocks": {"a": {"mixer": "mamba"}}, "pattern": ["a"]},
+    "model": {
+        "layers": 2,
+        "vision": {"image_token": 5},
+        "blocks": {"a": {"mixer": "mamba"}},
+        "pattern": ["a"],
+    },
     "training": {
         "optimizer": {},
         "schedule": {},
@@ -54,7 +61,11 @@ def numbers(base: dict[str, Any]):
                 yield from walk(entry, (*place, index))
         elif isinstance(value, dict):
             model = _model_at(model_of(RunSettings), tagged(base, place))
-            fields = model.model_fields if place[-1:] not in (("shares",), ("evaluators",), ("blocks",)) else {}
+            fields = (
+                model.model_fields
+                if place[-1:] not in (("shares",), ("evaluators",), ("blocks",))
+                else {}
+            )
             for name, field in fields.items():
                 if {int, float} & kinds(field.annotation):
                     yield (*place, name), field.annotation
@@ -78,7 +89,11 @@ def tagged(base: dict[str, Any], place: tuple[str | int, ...]):
 
 def kinds(hint: Any) -> set[Any]:
     """The plain types inside one."""
-    return {hint}.union(*(kinds(argument) for argument in get_args(hint))) if hint is not None else set()
+    return (
+        {hint}.union(*(kinds(argument) for argument in get_args(hint)))
+        if hint is not None
+        else set()
+    )
 
 
 def models(model: type[BaseModel], found: set[type[BaseModel]]) -> set[type[BaseModel]]:
@@ -111,7 +126,8 @@ def load(base: dict[str, Any], place: tuple[str | int, ...], value: Any):
 def test_no_number_is_missed():
     """Each class of settings that has a number stands in one of the documents above."""
     visited = {
-        _model_at(model_of(RunSettings), tagged(base, place[:-1])).__name__ for place, (base, _) in FOUND.items()
+        _model_at(model_of(RunSettings), tagged(base, place[:-1])).__name__
+        for place, (base, _) in FOUND.items()
     }
     with_numbers = {
         model.__name__
@@ -150,17 +166,57 @@ def test_nonsense_in_place_of_a_number(place):
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("training", "optimizer", "betas"), [0.9], r"betas: found \[0.9\], expected a list of 2 entries$"),
-        (("training", "optimizer", "betas"), [0.9, 0.9, 0.9], r"betas: found .*, expected a list of 2 entries$"),
-        (("training", "optimizer", "betas"), [0.9, 1], r"optimizer.betas must be from 0 to below 1, got 1"),
-        (("model", "dtype"), "float16", r"model.dtype: found 'float16', expected 'float32', 'bfloat16' or 'float64'$"),
+        (
+            ("training", "optimizer", "betas"),
+            [0.9],
+            r"betas: found \[0.9\], expected a list of 2 entries$",
+        ),
+        (
+            ("training", "optimizer", "betas"),
+            [0.9, 0.9, 0.9],
+            r"betas: found .*, expected a list of 2 entries$",
+        ),
+        (
+            ("training", "optimizer", "betas"),
+            [0.9, 1],
+            r"optimizer.betas must be from 0 to below 1, got 1",
+        ),
+        (
+            ("model", "dtype"),
+            "float16",
+            r"model.dtype: found 'float16', expected 'float32', 'bfloat16' or 'float64'$",
+        ),
         (("model",), 5, r"^run.yaml: model: found 5, expected a mapping of keys or text$"),
-        (("training", "device"), "tpu", r"training.device 'tpu': expected auto, cpu, cuda, cuda:1, xpu or mps; give"),
-        (("training", "attention"), "flash", r"training.attention: found 'flash', expected 'auto', 'per_document', "),
-        (("data", "loader", "rows_per_step"), 10**18, r"rows_per_step must be at most 16,777,216, got 1000"),
-        (("training", "optimizer", "learning_rate"), True, r"learning_rate: found true, expected a number$"),
-        (("training", "optimizer", "learning_rate"), math.inf, r"learning_rate: found inf, expected a finite number$"),
-        (("data", "sources", 0, "name"), 2024, r"name: found 2024, expected text; put it in quotes$"),
+        (
+            ("training", "device"),
+            "tpu",
+            r"training.device 'tpu': expected auto, cpu, cuda, cuda:1, xpu or mps; give",
+        ),
+        (
+            ("training", "attention"),
+            "flash",
+            r"training.attention: found 'flash', expected 'auto', 'per_document', ",
+        ),
+        (
+            ("data", "loader", "rows_per_step"),
+            10**18,
+            r"rows_per_step must be at most 16,777,216, got 1000",
+        ),
+        (
+            ("training", "optimizer", "learning_rate"),
+            True,
+            r"learning_rate: found true, expected a number$",
+        ),
+        (
+            ("training", "optimizer", "learning_rate"),
+            math.inf,
+            r"learning_rate: found inf, expected a finite number$",
+        ),
+        (
+            ("data", "sources", 0, "name"),
+            2024,
+            r"name: found 2024, expected text; put it in quotes$",
+        ),
         (("training", "tensor_logs", "every"), 0, r"tensor_logs.every must be above 0, got 0"),
         (
             ("training", "steps"),
@@ -197,5 +253,8 @@ def test_backends_are_those_of_the_models():
 
 
 def test_a_union_inside_a_list_is_one_line():
-    with pytest.raises(ConfigError, match=r"^run.yaml: data.sources.0.objective.sentinels.0: found \[\], expected a "):
+    with pytest.raises(
+        ConfigError,
+        match=r"^run.yaml: data.sources.0.objective.sentinels.0: found \[\], expected a ",
+    ):
         load(DENOISING, ("data", "sources", 0, "objective", "sentinels"), [[]])

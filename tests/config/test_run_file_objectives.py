@@ -1,4 +1,6 @@
-"""Objectives in the run file: by name, by kind and by preset; what is refused, and with which words."""
+"""Objectives in the run file: by name, by kind and by preset; what is refused, and with which
+words.
+"""
 
 import jsonschema
 import pytest
@@ -110,24 +112,30 @@ def test_an_objective_of_ones_own(own, load, tmp_path, function, evaluator):
     text = f"{{kind: own, function: '{function}', arguments: {{rate: 0.25}}}}"
     jsonschema.validate(yaml.safe_load(FILE.format(text)), run_schema())
     if evaluator:
-        extra = f"training: {{steps: 1, evaluators: {{held: {{data: data/held, objective: {text}}}}}}}\n"
+        extra = (
+            "training: {steps: 1, evaluators: {held: {data: data/held, objective: "
+            f"{text}}}}}}}\n"
+        )
         (tmp_path / "run.yaml").write_text(FILE.format("causal") + extra)
         found = load_run(tmp_path / "run.yaml").training.evaluators["held"].objective
     else:
         found = load(text)
     assert repr(found) == "Half(rate=0.25)"
     assert repr(load(f"{{kind: own, function: '{function}'}}")) == "Half(rate=0.5)"
-    assert repr(load("{kind: own, function: 'own_half:make', arguments: {share: 1}}")) == "Half(rate=1)"
+    assert (
+        repr(load("{kind: own, function: 'own_half:make', arguments: {share: 1}}"))
+        == "Half(rate=1)"
+    )
 
 
 OWN_MISTAKES = {
     "{kind: own}": r"objective.function: missing; it is required: `module:name`",
-    "{kind: own, function: half}": r"run.yaml:4: data.sources.0.objective: function: found 'half', expected module:fun",
+    "{kind: own, function: half}": r"run.yaml:4: data.sources.0.objective: function: found 'half', expected module:fun",  # noqa: E501
     "{kind: own, function: 'own_half:Haf'}": r"own_half has no 'Haf'; did you mean 'Half'\?",
-    "{kind: own, function: 'own_half:made'}": r"function: own_half:made is 3; expected a class or a function",
-    "{kind: own, function: 'own_half:Half', arguments: {rat: 1}}": r"arguments: own_half:Half takes \(rate: .*'rat'",
+    "{kind: own, function: 'own_half:made'}": r"function: own_half:made is 3; expected a class or a function",  # noqa: E501
+    "{kind: own, function: 'own_half:Half', arguments: {rat: 1}}": r"arguments: own_half:Half takes \(rate: .*'rat'",  # noqa: E501
     "{kind: own, function: 'own_half:Half', rate: 1}": r"objective.rate: unknown key",
-    "{kind: own, function: 'builtins:dict'}": r"objective must be one such as .*got \{\}, which has no",
+    "{kind: own, function: 'builtins:dict'}": r"objective must be one such as .*got \{\}, which has no",  # noqa: E501
 }
 
 
@@ -138,27 +146,42 @@ def test_mistakes_in_an_objective_of_ones_own(own, load, text):
 
 
 MISTAKES = {
-    "ul3": r"run.yaml:4: data.sources.0.objective: found 'ul3', expected 'causal', 'infill', 'ul2', 'ul2r' or 't5'",
-    "{kind: infil}": r"found {'kind': 'infil'}, expected a name \(causal, .*t5\), or a mapping with kind: denoise or",
-    "{rate: 0.5}": r"run.yaml:4: data.sources.0.objective: found {'rate': 0.5}, expected a name \(causal, infill, ul2",
+    "ul3": (
+        r"run.yaml:4: data.sources.0.objective: found 'ul3', expected 'causal', 'infill', 'ul2', "
+        r"'ul2r' or 't5'"
+    ),
+    "{kind: infil}": (
+        r"found {'kind': 'infil'}, expected a name \(causal, .*t5\), or a mapping with kind: "
+        r"denoise or"
+    ),
+    "{rate: 0.5}": (
+        r"run.yaml:4: data.sources.0.objective: found {'rate': 0.5}, expected a name \(causal, "
+        r"infill, ul2"
+    ),
     "[infill]": r"objective: found \['infill'\], expected a name",
-    "{kind: infill, rat: 0.5}": r"run.yaml:4: data.sources.0.objective.rat: unknown key; did you mean 'rate'\?",
-    "{kind: infill, rate: 1.5}": r"run.yaml:4: data.sources.0.objective: infill: rate must be a share from 0 to 1",
-    "{kind: infill, rate: lots}": r"run.yaml:4: data.sources.0.objective.rate: found 'lots', expected a number",
+    "{kind: infill, rat: 0.5}": r"run.yaml:4: data.sources.0.objective.rat: unknown key; did you mean 'rate'\?",  # noqa: E501
+    "{kind: infill, rate: 1.5}": r"run.yaml:4: data.sources.0.objective: infill: rate must be a share from 0 to 1",  # noqa: E501
+    "{kind: infill, rate: lots}": r"run.yaml:4: data.sources.0.objective.rate: found 'lots', expected a number",  # noqa: E501
     "{kind: infill, zzz: true}": r"objective.zzz: unknown key; known here: rate, spm_rate, .*kind",
     "{kind: infill, splitter: x}": r"objective.splitter: unknown key",
-    "{kind: denoise}": r"objective: denoising needs either tasks or a preset \(ul2, ul2r, t5\); found neither",
-    "{preset: ul2, tasks: [{kind: causal}]}": r"objective: denoising needs either tasks or a preset .*; found both",
-    "{preset: t5, modes: {R: 3}}": r"objective: modes sets the mode tokens of the presets ul2 and ul2r",
+    "{kind: denoise}": (
+        r"objective: denoising needs either tasks or a preset \(ul2, ul2r, t5\); found "
+        r"neither"
+    ),
+    "{preset: ul2, tasks: [{kind: causal}]}": r"objective: denoising needs either tasks or a preset .*; found both",  # noqa: E501
+    "{preset: t5, modes: {R: 3}}": r"objective: modes sets the mode tokens of the presets ul2 and ul2r",  # noqa: E501
     "{preset: ul4}": r"objective.preset: found 'ul4', expected 'ul2', 'ul2r' or 't5'",
-    "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, expected a mapping with kind: spans",
+    "{kind: denoise, tasks: [{kind: span}]}": r"tasks.0: found {'kind': 'span'}, expected a mapping with kind: spans",  # noqa: E501
     "{kind: denoise, tasks: []}": r"objective: Denoise: tasks is empty",
     TASKS.replace("mean: 3, mode", "meen: 3, mode"): (
-        r"(?s)run.yaml:9: data.sources.0.objective.tasks.0.mean: missing; it is required: Mean tokens of a span.*"
-        r"run.yaml:9: data.sources.0.objective.tasks.0.meen: unknown key; did you mean 'mean'\?"
+        r"(?s)run.yaml:9: data.sources.0.objective.tasks.0.mean: missing; it is required: Mean "
+        r"tokens of a span.*run.yaml:9: data.sources.0.objective.tasks.0.meen: unknown key; "
+        r"did you mean 'mean'\?"
     ),
     TASKS.replace("0.15", "7"): r"run.yaml:9: data.sources.0.objective.tasks.0: rate is 7",
-    TASKS.replace("sentinel: false", "rates: 1"): r"run.yaml:11: .*tasks.2.rates: unknown key; did you mean 'rate'\?",
+    TASKS.replace(
+        "sentinel: false", "rates: 1"
+    ): r"run.yaml:11: .*tasks.2.rates: unknown key; did you mean 'rate'\?",
 }
 
 
@@ -169,7 +192,8 @@ def test_mistakes_are_refused_with_their_place(load, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["ul3", "{kind: infill, rat: 0.5}", "{rate: 0.5}", "{kind: denoise, tasks: [{kind: span}]}"]
+    "text",
+    ["ul3", "{kind: infill, rat: 0.5}", "{rate: 0.5}", "{kind: denoise, tasks: [{kind: span}]}"],
 )
 def test_the_schema_refuses_it(text):
     with pytest.raises(jsonschema.ValidationError, match=r"objective|ul3|denoise|tasks"):

@@ -1,4 +1,6 @@
-"""A key that does not exist: the one that was meant, also by what other trainers call it and wherever it stands."""
+"""A key that does not exist: the one that was meant, also by what other trainers call it and
+wherever it stands.
+"""
 
 import re
 
@@ -47,13 +49,20 @@ chat: {template: auto}
 )
 def test_the_key_that_was_meant(tmp_path, key, meant):
     (tmp_path / "run.yaml").write_text(GOOD)
-    with pytest.raises(ConfigError, match=rf"^--set {key}=1: unknown key; did you mean {re.escape(meant)}\?"):
+    with pytest.raises(
+        ConfigError, match=rf"^--set {key}=1: unknown key; did you mean {re.escape(meant)}\?"
+    ):
         load_run(tmp_path / "run.yaml", [f"{key}=1"])
 
 
 @pytest.mark.parametrize(
     ("key", "meant"),
-    [("training.stepz", "'steps'"), ("model.widht", "'width'"), ("data.loader.sead", "'seed'"), ("trainig", "'train")],
+    [
+        ("training.stepz", "'steps'"),
+        ("model.widht", "'width'"),
+        ("data.loader.sead", "'seed'"),
+        ("trainig", "'train"),
+    ],
 )
 def test_a_slip_is_looked_for_where_it_was_made(tmp_path, key, meant):
     (tmp_path / "run.yaml").write_text(GOOD)
@@ -63,7 +72,9 @@ def test_a_slip_is_looked_for_where_it_was_made(tmp_path, key, meant):
 
 def test_what_is_an_option_and_what_is_nothing(tmp_path):
     (tmp_path / "run.yaml").write_text(GOOD)
-    with pytest.raises(ConfigError, match=r"unknown key; it is an option of the command line: --output RUN$"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key; it is an option of the command line: --output RUN$"
+    ):
         load_run(tmp_path / "run.yaml", ["training.output_dir=x"])
     with pytest.raises(ConfigError, match=r"unknown.*key.*sequence_length, rows_per_step"):
         load_run(tmp_path / "run.yaml", ["data.loader.zzz=x"])

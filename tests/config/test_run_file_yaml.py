@@ -1,4 +1,6 @@
-"""Files that are made to hurt a reader of YAML, or that YAML reads otherwise than it looks: one line each, at once."""
+"""Files that are made to hurt a reader of YAML, or that YAML reads otherwise than it looks: one
+line each, at once.
+"""
 
 import pytest
 
@@ -8,7 +10,8 @@ from penstock.use.config import load_run
 from penstock.use.config.run_file import resolved_text
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{now}: &{now} [{', '.join([f'*{before}'] * 9)}]\n" for before, now in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{now}: &{now} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, now in zip("abcdefgh", "bcdefghi", strict=True)
 )
 """700 bytes that stand for 9⁹ values."""
 MERGED = "a: &a {x: 1}\n" + "".join(
@@ -28,12 +31,21 @@ data:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (LAUGHS, r"run.yaml:\d: has [\d,]+ values with aliases \(\*name\) expanded; expected at most 50,000$"),
+        (
+            LAUGHS,
+            (
+                r"run.yaml:\d: has [\d,]+ values with aliases \(\*name\) expanded; expected at "
+                r"most 50,000$"
+            ),
+        ),
         (MERGED, r"run.yaml:\d+: has [\d,]+ values with aliases"),
         (CHAIN, r"run.yaml:\d+: is nested more than 50 levels deep; expected fewer$"),
         ("a: " + "[" * 5000, r"run.yaml: is nested more than 50 levels deep; expected fewer$"),
         ("a: " + "[" * 60 + "]" * 60, r"run.yaml:1: is nested more than 50 levels deep"),
-        ("data: &x {a: *x}", r"run.yaml:1: contains itself through an alias \(\*name\); write it out$"),
+        (
+            "data: &x {a: *x}",
+            r"run.yaml:1: contains itself through an alias \(\*name\); write it out$",
+        ),
         ("data:\n  1: a", r"run.yaml:2: the key 1 is not text; put it in quotes$"),
         ("data:\n  on: a", r"run.yaml:2: the key on is not text; put it in quotes$"),
         ("? [a]\n: 2", r"run.yaml:1: the key a list or mapping is not text"),
@@ -43,7 +55,10 @@ data:
         ("data: " + "9" * 5000, r"run.yaml: is not YAML: .*4300 digits"),
         ("data: 1\n---\ndata: 2", r"run.yaml:2: is not YAML: but found another document"),
         ("data: \x01", r"run.yaml: is not YAML: unacceptable character"),
-        ("#" * (MOST_BYTES + 1), r"run.yaml: is larger than 1 MiB; expected a YAML file that a person wrote$"),
+        (
+            "#" * (MOST_BYTES + 1),
+            r"run.yaml: is larger than 1 MiB; expected a YAML file that a person wrote$",
+        ),
     ],
 )
 def test_hostile_files(tmp_path, text, message):
@@ -61,7 +76,10 @@ def test_hostile_files(tmp_path, text, message):
         (f"data={LAUGHS.replace(chr(10), ', ')}", r"^--set data=a: &a .*…: the value: is not YAML"),
         ("data={a: &a [1], b: {c: *a, d: *a}, a: 1}", r"^--set data=.*: data.a is given twice"),
         (".".join("a" * 200) + "=1", r"^--set a\.a.*…: has 199 dots; expected fewer than 50$"),
-        ("data={1: a}", r"^--set data=\{1: a\}: the value: the key 1 is not text; put it in quotes$"),
+        (
+            "data={1: a}",
+            r"^--set data=\{1: a\}: the value: the key 1 is not text; put it in quotes$",
+        ),
     ],
 )
 def test_hostile_assignments(tmp_path, assignment, message):

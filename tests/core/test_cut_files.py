@@ -41,7 +41,9 @@ def test_the_command_line_names_the_file(dataset):
     assert done.returncode == -signal.SIGBUS
     # Where kernels are compiled, a line says so first.
     first, *rest = [line for line in done.stderr.splitlines() if "compiling kernels" not in line]
-    assert first.startswith(f"penstock: {path}: has 4096 bytes, but had {size} when it was opened: it was cut")
+    assert first.startswith(
+        f"penstock: {path}: has 4096 bytes, but had {size} when it was opened: it was cut"
+    )
     assert "restore a copy (`penstock verify` checks a dataset), then start again" in first
     assert rest[0] == "Fatal Python error: Bus error"
 
@@ -81,7 +83,7 @@ CUT = """
     steps = iter(loader)
     os.truncate(os.path.join(sys.argv[1], "00000.arrow"), 4096)
     list(steps)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -95,7 +97,10 @@ def test_a_program_that_reads_with_a_loader(dataset, threads):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_faulthandler_of_the_program_stays(dataset, tmp_path, when):
     code = {"before": "", "after": ""}
-    code[when] = f"import faulthandler; file = open({str(tmp_path / 'trace')!r}, 'w'); faulthandler.enable(file)"
+    code[when] = (
+        f"import faulthandler; file = open({str(tmp_path / 'trace')!r}, 'w'); "
+        "faulthandler.enable(file)"
+    )
     done = run_code(CUT.format(**code, threads=0), dataset.path)
     assert done.returncode == -signal.SIGBUS
     assert "00000.arrow: has 4096 bytes, but had" in done.stderr

@@ -1,4 +1,6 @@
-"""Threads that wait for stores: results as from any pool, and an end of the process that waits for none of them."""
+"""Threads that wait for stores: results as from any pool, and an end of the process that waits for
+none of them.
+"""
 
 import threading
 import time
@@ -11,7 +13,9 @@ from penstock.data.stores.daemons import DaemonPool, result_of, wait_for
 
 def test_results_come_in_order_and_errors_where_they_belong():
     pool = DaemonPool(3)
-    assert list(pool.map(lambda number: number**2, range(50))) == [number**2 for number in range(50)]
+    assert list(pool.map(lambda number: number**2, range(50))) == [
+        number**2 for number in range(50)
+    ]
     futures = [pool.submit(lambda n: 1 // n, number) for number in (1, 0, 2)]
     assert result_of(futures[0]) == 1
     wait_for(futures[1])
@@ -112,4 +116,7 @@ def test_the_end_of_the_process_waits_for_no_thread():
         thread.join()
     """
     found = run_code(code, check=True, timeout=60)
-    assert found.stdout.splitlines() == ["end", "StoreError the process ends, so no store is read any more"]
+    assert found.stdout.splitlines() == [
+        "end",
+        "StoreError the process ends, so no store is read any more",
+    ]

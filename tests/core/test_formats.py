@@ -1,4 +1,6 @@
-"""Formats on disk: one spelling each, one way to refuse other versions; and names that are deprecated."""
+"""Formats on disk: one spelling each, one way to refuse other versions; and names that are
+deprecated.
+"""
 
 import warnings
 

@@ -1,4 +1,6 @@
-"""Compiled kernels on disk: never stale, foreign or damaged, whoever writes them and wherever they come from."""
+"""Compiled kernels on disk: never stale, foreign or damaged, whoever writes them and wherever they
+come from.
+"""
 
 import ast
 import importlib
@@ -56,9 +58,13 @@ def use(tmp_path):
             "PYTHONPATH": f"{tmp_path}:{path}", **environment,
         }  # fmt: skip
         found = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(before) + USE], env=environment, capture_output=True, text=True,
-            timeout=PATIENCE_SECONDS, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", textwrap.dedent(before) + USE],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=True,
+        )
         result, how = found.stdout.split()
         return int(result), how
 
@@ -79,11 +85,15 @@ def test_a_kernel_is_read_again_and_never_stale(use, tmp_path):
     assert use(factor=5) == (16, "read")
     assert use() == (7, "read"), "versions may share a folder"
     assert use(factor=9) == (28, "compiled")
-    assert len(kernels(tmp_path / "cache")) == kernel_cache.KEPT, "what the oldest sources left is deleted"
+    assert len(kernels(tmp_path / "cache")) == kernel_cache.KEPT, (
+        "what the oldest sources left is deleted"
+    )
 
 
 def test_a_name_of_a_kernel_module_is_a_constant_or_from_a_module_that_counts():
-    """And what has nothing to do with a kernel does not: neither other rooms nor the rest of `core`."""
+    """And what has nothing to do with a kernel does not: neither other rooms nor the rest of
+    `core`.
+    """
     for path in sorted(kernel_cache.PACKAGE.rglob("_*kernels.py")):
         name = ".".join(path.relative_to(kernel_cache.PACKAGE.parent).with_suffix("").parts)
         module = importlib.import_module(name)
@@ -94,7 +104,10 @@ def test_a_name_of_a_kernel_module_is_a_constant_or_from_a_module_that_counts():
             for alias in node.names:
                 value = getattr(module, alias.asname or alias.name)
                 is_constant = bool(list(kernel_cache._as_text(value)))
-                assert is_constant or node.module in counted or value.__module__ in counted, (name, alias.name)
+                assert is_constant or node.module in counted or value.__module__ in counted, (
+                    name,
+                    alias.name,
+                )
         others = {one.removeprefix("penstock.") for one in counted if not one.endswith("kernels")}
         assert others <= {"core.compiled", "core.randomness", "core.vectors"}
     assert kernel_cache.code_modules("penstock.plan.packing._kernels") == {
@@ -145,7 +158,7 @@ kernel_cache.SHIPPED = Path({folder!r})
 """
 OLD_CPU = """
 kernel_cache.LEVELS = {name: (level, "a-feature-of-the-future") for name, (level, _) in kernel_cache.LEVELS.items()}
-"""
+"""  # noqa: E501
 
 
 def test_shipped_kernels_are_read_only_where_they_run(use, tmp_path):
@@ -168,7 +181,9 @@ def test_processes_that_compile_at_once(use, tmp_path):
         found = list(pool.map(lambda _: use(), range(4)))
     assert {result for result, _ in found} == {7}
     assert use() == (7, "read")
-    assert [path.suffix for path in (tmp_path / "cache" / "penstock").iterdir()] == [".kernel"], "nothing is left over"
+    assert [path.suffix for path in (tmp_path / "cache" / "penstock").iterdir()] == [".kernel"], (
+        "nothing is left over"
+    )
 
 
 def test_one_line_says_that_kernels_are_compiled(tmp_path):
@@ -177,11 +192,13 @@ def test_one_line_says_that_kernels_are_compiled(tmp_path):
         import numpy as np
         uniforms(np.arange(2, dtype=np.uint64), np.arange(2, dtype=np.uint64), np.empty(2))
         uniforms(np.arange(2, dtype=np.uint64), np.arange(2, dtype=np.uint64), np.empty(2, np.float32))
-    """
+    """  # noqa: E501
     environment = child_environment(NUMBA_CACHE_DIR=str(tmp_path))
     words = [sys.executable, "-c", textwrap.dedent(code)]
     said = [
-        subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS).stderr
+        subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        ).stderr
         for _ in range(2)
     ]
     assert said[0].splitlines() == [

@@ -12,13 +12,15 @@ from penstock.data.shards import import_corpus, open_megatron, open_npy, write_m
 from penstock.use.config import load_run
 
 MESSAGE = (
-    r"s3://bucket/data(\.npy)?: is a URL, but .* must be a local path; write to a local folder and copy it to the store"
+    r"s3://bucket/data(\.npy)?: is a URL, but .* must be a local path; write to a local folder and "
+    r"copy it to the store"
 )
 URL = "s3://bucket/data"
 
 
 @pytest.mark.parametrize(
-    "location", ["s3://a/b", "gs://a", "https://a/b", "file:///a", "memory://a", "s3:/a/b", "S3://a"]
+    "location",
+    ["s3://a/b", "gs://a", "https://a/b", "file:///a", "memory://a", "s3:/a/b", "S3://a"],
 )
 def test_urls(location):
     assert is_url(location)

@@ -16,7 +16,10 @@ from penstock.core.folders import lock_folder
 
 def test_a_killed_holder_lets_go_and_a_living_one_does_not(tmp_path, monkeypatch):
     code = "import sys; from pathlib import Path; from penstock.core.folders import lock_folder\n"
-    code += "lock_folder(Path(sys.argv[1]), Path(sys.argv[1], 'lock'), doing='working'); print(flush=True); input()"
+    code += (
+        "lock_folder(Path(sys.argv[1]), Path(sys.argv[1], 'lock'), doing='working'); "
+        "print(flush=True); input()"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -59,7 +62,9 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 def test_a_lock_that_its_holder_removes_is_made_anew(tmp_path, monkeypatch):
-    """Or one would hold a file that has no name any more, and the next a new one of the same name."""
+    """Or one would hold a file that has no name any more, and the next a new one of the same
+    name.
+    """
     file = tmp_path / "work" / "lock"
     first = lock_folder(tmp_path, file, doing="working")
 

@@ -46,8 +46,12 @@ def _text(html: str) -> str:
 
 @pytest.fixture
 def loader(tmp_path: Path) -> ps.Loader:
-    dataset = ps.write_dataset(tmp_path / "<b>data", [list(range(1, 6)), list(range(1, 4))] * 20, vocab_size=10)
-    return ps.Loader(ps.Mixture([ps.Source(dataset)]), sequence_length=16, rows_per_step=10, threads=0)
+    dataset = ps.write_dataset(
+        tmp_path / "<b>data", [list(range(1, 6)), list(range(1, 4))] * 20, vocab_size=10
+    )
+    return ps.Loader(
+        ps.Mixture([ps.Source(dataset)]), sequence_length=16, rows_per_step=10, threads=0
+    )
 
 
 def test_dataset_loader_step_and_row_show_their_figures(loader: ps.Loader) -> None:
@@ -67,7 +71,9 @@ def test_dataset_loader_step_and_row_show_their_figures(loader: ps.Loader) -> No
 def test_a_row_without_document_ids_shows_the_same_strip(loader: ps.Loader) -> None:
     row = next(iter(loader))[0]
     requirements = ps.InputRequirements(document_ids=False, cu_seqlens=True, positions=False)
-    other = ps.Loader(loader.mixture, sequence_length=16, rows_per_step=10, threads=0, requirements=requirements)
+    other = ps.Loader(
+        loader.mixture, sequence_length=16, rows_per_step=10, threads=0, requirements=requirements
+    )
     plain = next(iter(other))[0]
     assert plain.document_ids is None
     assert plain.strip_html() == row.strip_html()
@@ -94,7 +100,10 @@ def test_text_is_escaped_marked_where_trained_and_cut() -> None:
     assert "yes &amp; no</span>" in html
     assert _text(html) == "<script>alert(1)</script>yes & no"
     assert len(marked_text([("x" * 10_000, 1.0), ("y", 0.0)])) < 5000
-    assert _text(card("<a>", [("<b>", "<c>")], bars([1, 0, 3], ["1", "2", "<d>"]))) == "<a><b><c>1: 12: 0<d>: 3"
+    assert (
+        _text(card("<a>", [("<b>", "<c>")], bars([1, 0, 3], ["1", "2", "<d>"])))
+        == "<a><b><c>1: 12: 0<d>: 3"
+    )
 
 
 def test_a_chat_marks_exactly_its_trained_characters(tmp_path: Path) -> None:
@@ -107,8 +116,12 @@ def test_a_chat_marks_exactly_its_trained_characters(tmp_path: Path) -> None:
     )
     messages = [{"role": "user", "content": "a <b>?"}, {"role": "assistant", "content": "fine"}]
     chat = ps.chat.encode(messages, tokenizer=tokenizer, template="chatml")
-    marked = re.findall(r'<span style="[^"]*" title="1">(.*?)</span>', chat._repr_html_(), re.DOTALL)
-    assert "".join(marked) == "".join(text for _, text in chat.trained_text).replace("<", "&lt;").replace(">", "&gt;")
+    marked = re.findall(
+        r'<span style="[^"]*" title="1">(.*?)</span>', chat._repr_html_(), re.DOTALL
+    )
+    assert "".join(marked) == "".join(text for _, text in chat.trained_text).replace(
+        "<", "&lt;"
+    ).replace(">", "&gt;")
     assert chat.text in _text(chat._repr_html_())
 
 
@@ -121,10 +134,15 @@ def test_a_curve_is_a_bounded_line_that_skips_what_is_no_number() -> None:
 
 
 def test_a_report_prints_as_text_and_its_repr_is_a_line(tmp_path: Path) -> None:
-    tokenizer = ps.train_tokenizer(["some text"], vocab_size=259, output=tmp_path / "tokenizer", progress=False)
+    tokenizer = ps.train_tokenizer(
+        ["some text"], vocab_size=259, output=tmp_path / "tokenizer", progress=False
+    )
     texts = [{"text": "one"}, {"text": "a second"}]
     report = ps.prepare(texts, tokenizer=tokenizer, output=tmp_path / "<b>data", progress=False)
-    assert repr(report) == f"PrepareReport({str(tmp_path / '<b>data')!r}: 2 documents, 15 tokens, 0 rejected)"
+    assert (
+        repr(report)
+        == f"PrepareReport({str(tmp_path / '<b>data')!r}: 2 documents, 15 tokens, 0 rejected)"
+    )
     assert str(report) == report.as_text()
     assert report.as_text() in _text(report._repr_html_())
 
@@ -143,7 +161,9 @@ def test_a_document_a_source_and_a_mixture_show_theirs(loader: ps.Loader, tmp_pa
     assert "max_epochs2" in text
     assert "SECRET" not in text
     assert "shuffle" not in text
-    mixture = ps.Mixture([source, ps.Source("data/code", 0.75)], [ps.ShareChange(step=2000, shares={"<web>": 0.5})])
+    mixture = ps.Mixture(
+        [source, ps.Source("data/code", 0.75)], [ps.ShareChange(step=2000, shares={"<web>": 0.5})]
+    )
     text = _text(mixture._repr_html_())
     assert "from step 2,000<web> 0.5" in text
     assert "<web>0.25" in text

@@ -1,4 +1,6 @@
-"""A store that does not answer is named in the log, with the seconds, and without the secrets of its URL."""
+"""A store that does not answer is named in the log, with the seconds, and without the secrets of
+its URL.
+"""
 
 import logging
 import re
@@ -48,7 +50,8 @@ def test_who_waits_for_a_document_is_told(store, caplog, soon):
     wait_for(lambda: len(said(caplog)) >= 2)
     line = said(caplog)[0]
     assert re.fullmatch(
-        r"waiting for s3://bucket/web/00000.arrow since \d+ s(, and for 1 other request)?: the store has not an.*",
+        r"waiting for s3://bucket/web/00000.arrow since \d+ s(, and for 1 other request)?: the "
+        r"store has not an.*",
         line,
     )
     fault.times = 0
@@ -71,8 +74,11 @@ def test_what_is_opened_prepared_and_written(store, caplog, soon, tmp_path):
         in_thread(lambda: read_range("s3://bucket/web/lengths.u32", 0, 8)),
         in_thread(lambda: Store("s3://bucket/other").write("new", tmp_path / "file")),
     ]
-    expected = ("waiting for s3://bucket/web/manifest.json", "waiting for s3://bucket/web/lengths.u32",
-                "waiting to write s3://bucket/other/new")  # fmt: skip
+    expected = (
+        "waiting for s3://bucket/web/manifest.json",
+        "waiting for s3://bucket/web/lengths.u32",
+        "waiting to write s3://bucket/other/new",
+    )
     wait_for(lambda: all(any(line.startswith(one) for line in said(caplog)) for one in expected))
     for fault in faults:
         fault.times = 0
@@ -85,7 +91,9 @@ def test_secrets_are_not_said(store, caplog, soon):
     soon()
     host = store.endpoint.removeprefix("http://")
     fault = store.fail("slow", 1, "files.json")
-    thread = in_thread(lambda: read_range(f"http://user:PASSW0RD@{host}/bucket/web/files.json?token=SECRET", 0, 2))
+    thread = in_thread(
+        lambda: read_range(f"http://user:PASSW0RD@{host}/bucket/web/files.json?token=SECRET", 0, 2)
+    )
     wait_for(lambda: said(caplog))
     fault.times = 0
     fault.gate.set()

@@ -1,4 +1,6 @@
-"""On macOS what only Linux has is done without; on Windows there is one sentence; Numba's JIT is needed."""
+"""On macOS what only Linux has is done without; on Windows there is one sentence; Numba's JIT is
+needed.
+"""
 
 import os
 import resource
@@ -17,7 +19,7 @@ for name in ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "POSIX_F
              "MFD_CLOEXEC", "posix_fallocate", "pidfd_open", "setresuid", "setresgid"):
     if hasattr(os, name):
         delattr(os, name)
-"""
+"""  # noqa: E501
 
 
 def python(code, **environment):
@@ -44,7 +46,9 @@ def test_peak_memory_is_in_bytes(monkeypatch):
 
 
 def test_the_data_path_without_what_only_linux_has(tmp_path):
-    """A whole preparation in processes, doctor and loading, with the calls gone that macOS has not."""
+    """A whole preparation in processes, doctor and loading, with the calls gone that macOS has
+    not.
+    """
     (tmp_path / "a.jsonl").write_text('{"text": "water flows"}\n' * 200)
     code = f"""{ON_MACOS}
 import penstock as ps
@@ -54,8 +58,10 @@ tokenizer = ps.train_tokenizer(read_texts(open_sources("a.jsonl")), vocab_size=2
 ps.prepare("a.jsonl", tokenizer=tokenizer, output="out", processes=2, part_bytes=2000, progress=False)
 loader = ps.Loader(ps.Mixture([ps.Source("out")]), sequence_length=64, rows_per_step=2)
 print(sum(row.num_tokens for row in next(iter(loader))), examine()["cores"])
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+"""  # noqa: E501
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert found.returncode == 0, found.stderr[-2000:]
     tokens, cores = map(int, found.stdout.split())
     assert tokens > 0
@@ -77,10 +83,15 @@ def test_windows_is_one_sentence():
         "from penstock.core.errors import ConfigError\n"
         "try:\n    import penstock.core.folders\nexcept ConfigError as error:\n    print(error)"
     )
-    assert python(code).stdout == "penstock runs on Linux and macOS; on Windows, install WSL and run it there\n"
+    assert (
+        python(code).stdout
+        == "penstock runs on Linux and macOS; on Windows, install WSL and run it there\n"
+    )
 
 
-@pytest.mark.parametrize("command", [["prepare", "a.jsonl", "-t", "t", "-o", "out"], ["verify", "out"]])
+@pytest.mark.parametrize(
+    "command", [["prepare", "a.jsonl", "-t", "t", "-o", "out"], ["verify", "out"]]
+)
 def test_without_the_jit_there_is_one_line(tmp_path, command):
     found = run_penstock(*command, cwd=tmp_path, env=child_environment(NUMBA_DISABLE_JIT="1"))
     assert found.returncode == 1
@@ -89,5 +100,8 @@ def test_without_the_jit_there_is_one_line(tmp_path, command):
 
 
 def test_the_doctor_names_a_disabled_jit():
-    found = python("from penstock.use.cli.doctor import examine; print(examine()['problems'])", NUMBA_DISABLE_JIT="1")
+    found = python(
+        "from penstock.use.cli.doctor import examine; print(examine()['problems'])",
+        NUMBA_DISABLE_JIT="1",
+    )
     assert "unset NUMBA_DISABLE_JIT" in found.stdout

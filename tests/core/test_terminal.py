@@ -1,4 +1,6 @@
-"""No view lets data reach the terminal's own controls: names, texts and records are shown with escapes."""
+"""No view lets data reach the terminal's own controls: names, texts and records are shown with
+escapes.
+"""
 
 import io
 import json
@@ -58,12 +60,24 @@ def nasty_dataset(tmp_path: Path) -> Path:
         writer.write(Ragged.from_rows([np.arange(5)] * 4, np.uint16), files=0, lines=np.arange(4))
         info = writer.finish()
     tokenizer = tokenizer_info(f"tiny{NASTY}", vocab_size=9)
-    finish_dataset(folder, shards=[info], layout=layout, tokenizer=tokenizer, configuration="", files=[f"{NASTY}.txt"])
+    finish_dataset(
+        folder,
+        shards=[info],
+        layout=layout,
+        tokenizer=tokenizer,
+        configuration="",
+        files=[f"{NASTY}.txt"],
+    )
     return folder
 
 
 @pytest.mark.parametrize(
-    "arguments", [["inspect"], ["inspect", "--document", "1"], ["inspect", "--rows", "1", "--sequence-length", "16"]]
+    "arguments",
+    [
+        ["inspect"],
+        ["inspect", "--document", "1"],
+        ["inspect", "--rows", "1", "--sequence-length", "16"],
+    ],
 )
 def test_views_of_a_dataset(nasty_dataset, arguments):
     done = call_penstock(arguments[0], nasty_dataset, *arguments[1:])
@@ -81,7 +95,10 @@ def test_verify_shows_escapes(nasty_dataset, tmp_path):
 
 
 def test_errors_show_escapes():
-    code = "import sys; sys.argv = ['penstock', 'verify', 'no\\x1b[2J such']; from penstock.use.cli import main; main()"
+    code = (
+        "import sys; sys.argv = ['penstock', 'verify', 'no\\x1b[2J such']; from penstock.use.cli "
+        "import main; main()"
+    )
     done = run_code(code)
     assert done.returncode == 1
     assert "no\\x1b[2J such: " in done.stderr

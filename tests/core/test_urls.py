@@ -1,4 +1,6 @@
-"""URLs as text: nothing secret is left of them, what they read stays told apart, and paths stay as they are."""
+"""URLs as text: nothing secret is left of them, what they read stays told apart, and paths stay as
+they are.
+"""
 
 import base64
 import pickle
@@ -11,7 +13,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import MissingExtraError, OutputError, PenstockError, RecordError, StoreError
+from penstock.core.errors import (
+    MissingExtraError,
+    OutputError,
+    PenstockError,
+    RecordError,
+    StoreError,
+)
 from penstock.core.urls import (
     Address,
     found_below,
@@ -29,34 +37,44 @@ from penstock.core.urls import (
 from penstock.data.sources import open_sources, read_texts
 
 SIGNED = {
-    "AWS 4": "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIA%2F2026%2Fs3&X-Amz-Date=1&X-Amz-Expires=9&"
-    "X-Amz-SignedHeaders=host&X-Amz-Security-Token=SECRET&X-Amz-Signature=SECRET",
+    "AWS 4": "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIA%2F2026%2Fs3&X-Amz-Date=1&X-Amz-Expires=9&X-Amz-SignedHeaders=host&X-Amz-Security-Token=SECRET&X-Amz-Signature=SECRET",  # noqa: E501
     "AWS 2": "AWSAccessKeyId=AKIA&Expires=9&Signature=SECRET%3D",
-    "GCS 4": "X-Goog-Algorithm=GOOG4&X-Goog-Credential=a%40b&X-Goog-Expires=9&X-Goog-Signature=SECRET",
+    "GCS 4": "X-Goog-Algorithm=GOOG4&X-Goog-Credential=a%40b&X-Goog-Expires=9&X-Goog-Signature=SECRET",  # noqa: E501
     "GCS 2": "GoogleAccessId=a%40b&Expires=9&Signature=SECRET",
-    "Azure": "sv=2026-01-01&ss=b&srt=sco&sp=rl&se=2027-01-01T00%3A00%3A00Z&st=2026&spr=https&sr=c&sig=SECRET%2F",
+    "Azure": "sv=2026-01-01&ss=b&srt=sco&sp=rl&se=2027-01-01T00%3A00%3A00Z&st=2026&spr=https&sr=c&sig=SECRET%2F",  # noqa: E501
     "CloudFront": "Expires=9&Policy=SECRET&Signature=SECRET&Key-Pair-Id=K1&Hash-Algorithm=SHA256",
-    "OSS": "OSSAccessKeyId=a&Expires=9&Signature=SECRET&security-token=SECRET&x-oss-signature-version=OSS4",
-    "COS": "q-sign-algorithm=sha1&q-ak=a&q-sign-time=1;2&q-key-time=1;2&q-header-list=&q-url-param-list=&"
-    "q-signature=SECRET",
-    "HF": "response-content-disposition=attachment&Policy=SECRET&Signature=SECRET&Key-Pair-Id=K&Expires=9",
-    "token": "access_token=SECRET", "key": "key=SECRET", "api": "api_key=SECRET", "jwt": "jwt=SECRET&auth=SECRET",
-    "password": "password=SECRET", "session": "sessionid=SECRET", "Akamai": "hdnts=exp=9~acl=/*~hmac=SECRET",
-}  # fmt: skip
+    "OSS": "OSSAccessKeyId=a&Expires=9&Signature=SECRET&security-token=SECRET&x-oss-signature-version=OSS4",  # noqa: E501
+    "COS": "q-sign-algorithm=sha1&q-ak=a&q-sign-time=1;2&q-key-time=1;2&q-header-list=&q-url-param-list=&q-signature=SECRET",  # noqa: E501
+    "HF": "response-content-disposition=attachment&Policy=SECRET&Signature=SECRET&Key-Pair-Id=K&Expires=9",  # noqa: E501
+    "token": "access_token=SECRET",
+    "key": "key=SECRET",
+    "api": "api_key=SECRET",
+    "jwt": "jwt=SECRET&auth=SECRET",
+    "password": "password=SECRET",
+    "session": "sessionid=SECRET",
+    "Akamai": "hdnts=exp=9~acl=/*~hmac=SECRET",
+}
 """Queries of URLs that somebody signed, by who did."""
 
 
 @pytest.mark.parametrize("query", SIGNED.values(), ids=SIGNED)
 def test_signed_urls(query):
-    """They are shown without their query, are the same with another signature, and count as secret."""
+    """They are shown without their query, are the same with another signature, and count as
+    secret.
+    """
     url = f"https://host:8443/data/a.jsonl.gz?{query}"
     assert shown_url(url) == url_key(url) == "https://host:8443/data/a.jsonl.gz"
     assert url_key(url.replace("SECRET", "ANOTHER").replace("=9", "=10")) == url_key(url)
     assert has_secrets(url)
     assert has_secrets(url.replace("&", "&amp;"))
     assert has_secrets(url.replace("&", "\\u0026"))
-    for text in (f"403, url='{url}'", f"no ({url}), again", f"Max retries with url: {url.removeprefix('https://host:8443')}",
-                 f"[{url},{url}]", f'{{"a": "{url}"}}'.replace("/", "\\/")):  # fmt: skip
+    for text in (
+        f"403, url='{url}'",
+        f"no ({url}), again",
+        f"Max retries with url: {url.removeprefix('https://host:8443')}",
+        f"[{url},{url}]",
+        f'{{"a": "{url}"}}'.replace("/", "\\/"),
+    ):
         assert "SECRET" not in without_secrets(text)
         assert "SECRET" not in without_secrets(text, url)
     assert f"x {url} y".count("SECRET")
@@ -81,7 +99,10 @@ def test_signed_urls(query):
         ("s3://bucket/a*?.jsonl", "s3://bucket/a*?.jsonl"),
         ("gs://bucket/50%.txt", "gs://bucket/50%.txt"),
         ("ftp://name:pa55@host/a#1.txt", "ftp://host/a#1.txt"),
-        ("abfs://container@account.dfs.core.windows.net/a", "abfs://container@account.dfs.core.windows.net/a"),
+        (
+            "abfs://container@account.dfs.core.windows.net/a",
+            "abfs://container@account.dfs.core.windows.net/a",
+        ),
         ("github://org:repository@main/a", "github://org:repository@main/a"),
         ("hf://datasets/a/b@main/c", "hf://datasets/a/b@main/c"),
         ("simplecache::https://name:pa55@host/a?b", "simplecache::https://host/a"),
@@ -110,9 +131,21 @@ def test_keys_tell_apart_what_is_read():
         "https://u:p@h/a?x=2&id=1",
     ]
     assert len({url_key(url) for url in same}) == 1
-    other = ["https://h/a", "https://h/a?id=1", "https://h/a?id=2", "https://h/a?ID=1&se=5", "https://h/a?file=x/y",
-             "https://h/b?id=1", "https://h/a?page_token=5", "https://h/a?author=me", "https://h/a?monkey=1", "https://h/a?7",
-             "s3://h/a?versionId=1", "s3://h/a?versionId=2", *same[:1]]  # fmt: skip
+    other = [
+        "https://h/a",
+        "https://h/a?id=1",
+        "https://h/a?id=2",
+        "https://h/a?ID=1&se=5",
+        "https://h/a?file=x/y",
+        "https://h/b?id=1",
+        "https://h/a?page_token=5",
+        "https://h/a?author=me",
+        "https://h/a?monkey=1",
+        "https://h/a?7",
+        "s3://h/a?versionId=1",
+        "s3://h/a?versionId=2",
+        *same[:1],
+    ]
     assert len({url_key(url) for url in other}) == len(other)
     assert not any(map(has_secrets, other))
     assert all(url_key(url).partition("#")[0] == shown_url(url) for url in other)
@@ -121,7 +154,12 @@ def test_keys_tell_apart_what_is_read():
 WORD = st.text("abcXYZ019+/@:?#&=%. é", min_size=4, max_size=12)
 
 
-@given(name=WORD, password=WORD, value=WORD, key=st.sampled_from(["sig", "X-Amz-Signature", "token", "id", "k"]))
+@given(
+    name=WORD,
+    password=WORD,
+    value=WORD,
+    key=st.sampled_from(["sig", "X-Amz-Signature", "token", "id", "k"]),
+)
 def test_no_message_holds_what_was_secret(name, password, value, key):
     """Whatever form a library gives it: the URL, its decoded parts, basic authentication."""
     user = f"{quote(name, safe='')}:{quote(password, safe='')}"
@@ -139,20 +177,32 @@ def test_no_message_holds_what_was_secret(name, password, value, key):
 @given(st.text(max_size=60))
 def test_other_texts_stay(text):
     assert shown_urls(text) == text or "/" in text
-    assert quoted(f"https://host/{quote(text, safe='')}?v=1") == f"https://host/{quote(text, safe='')}?v=1"
+    assert (
+        quoted(f"https://host/{quote(text, safe='')}?v=1")
+        == f"https://host/{quote(text, safe='')}?v=1"
+    )
     once = without_secrets(text)
     assert without_secrets(once) == once
 
 
 def test_punctuation_and_neighbours_stay():
-    assert shown_urls("(see https://h/x?a=1), https://h/y: no.") == "(see https://h/x), https://h/y: no."
+    assert (
+        shown_urls("(see https://h/x?a=1), https://h/y: no.")
+        == "(see https://h/x), https://h/y: no."
+    )
     assert shown_urls("https://u:p@h/x:17: not JSON") == "https://h/x:17: not JSON"
     assert shown_urls("a,https://u:p@h/x,s3://k:s@b/y") == "a,https://h/x,s3://b/y"
     values = {"a": ["https://u:p@h/x?q", 1, None], "b": {"c": "s3:/k:s@b/y"}, "d": ("no",)}
-    assert shown_values(values) == {"a": ["https://h/x", 1, None], "b": {"c": "s3:/b/y"}, "d": ["no"]}
+    assert shown_values(values) == {
+        "a": ["https://h/x", 1, None],
+        "b": {"c": "s3:/b/y"},
+        "d": ["no"],
+    }
 
 
-@pytest.mark.parametrize("kind", [PenstockError, RecordError, StoreError, OutputError, MissingExtraError])
+@pytest.mark.parametrize(
+    "kind", [PenstockError, RecordError, StoreError, OutputError, MissingExtraError]
+)
 def test_every_error_of_ours_is_cleaned(kind):
     error = kind("https://u:pa55@h/x?sig=5ig: refused")
     assert str(error).startswith("https://h/x: refused")
@@ -219,13 +269,19 @@ class HostFileSystem(MemoryFileSystem):
     @staticmethod
     def _get_kwargs_from_urls(url):
         options = fsspec.utils.infer_storage_options(url)
-        return {name: options[name] for name in ("host", "username", "password") if options.get(name)}
+        return {
+            name: options[name] for name in ("host", "username", "password") if options.get(name)
+        }
 
 
 def test_a_store_whose_paths_have_no_host():
-    """Files that it lists are opened with the host and the password again, and named without the password."""
+    """Files that it lists are opened with the host and the password again, and named without the
+    password.
+    """
     fsspec.register_implementation("hosted", HostFileSystem, clobber=True)
-    HostFileSystem(host="h", username="me", password="pa55").pipe("/dir/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+    HostFileSystem(host="h", username="me", password="pa55").pipe(
+        "/dir/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n'
+    )
     url = "hosted://me:pa55@h/dir"
     parts = open_sources(url, part_bytes=20)
     assert {part.file.path for part in parts} == {"hosted://h/dir/a.jsonl"}

@@ -1,4 +1,6 @@
-"""Vector loops against NumPy: any place, any length, any pair of dtypes; nothing else is touched."""
+"""Vector loops against NumPy: any place, any length, any pair of dtypes; nothing else is
+touched.
+"""
 
 from typing import Any
 
@@ -13,7 +15,15 @@ from penstock.core.vectors import CACHE_LINE, copy_into, copy_line, count_up, fi
 
 Array = np.ndarray[Any, Any]
 SIZE = 200
-PAIRS = ["uint16 int32", "uint16 int64", "uint32 int32", "uint32 int64", "int32 int64", "int64 int32", "uint8 uint8"]
+PAIRS = [
+    "uint16 int32",
+    "uint16 int64",
+    "uint32 int32",
+    "uint32 int64",
+    "int32 int64",
+    "int64 int32",
+    "uint8 uint8",
+]
 PLACES = st.tuples(st.integers(0, 70), st.integers(0, 70), st.integers(0, 130))
 
 
@@ -55,7 +65,9 @@ def _random(dtype: str, seed: int) -> Array:
 @pytest.mark.parametrize("pair", PAIRS)
 @settings(deadline=None)
 @given(PLACES, st.integers(0, 9))
-def test_integers_are_copied_and_converted_as_numpy_does(pair: str, places: tuple[int, int, int], seed: int) -> None:
+def test_integers_are_copied_and_converted_as_numpy_does(
+    pair: str, places: tuple[int, int, int], seed: int
+) -> None:
     read, written = pair.split()
     first, begin, count = places
     source, out = _random(read, seed), _random(written, seed + 1)
@@ -130,9 +142,17 @@ def test_a_line_is_copied_from_any_place_to_any(first: int, begin: int, seed: in
 
 
 @settings(deadline=None)
-@given(st.integers(0, 70), st.integers(0, 9), st.integers(0, 255), st.integers(0, 255), st.integers(0, 255))
+@given(
+    st.integers(0, 70),
+    st.integers(0, 9),
+    st.integers(0, 255),
+    st.integers(0, 255),
+    st.integers(0, 255),
+)
 def test_bytes_of_a_line_are_found(first: int, seed: int, below: int, one: int, other: int) -> None:
     source = _random("uint8", seed)
     line = source[first : first + CACHE_LINE]
-    due = np.packbits((line < below) | (line == one) | (line == other), bitorder="little").view(np.uint64)[0]
+    due = np.packbits((line < below) | (line == one) | (line == other), bitorder="little").view(
+        np.uint64
+    )[0]
     assert _find(np.uint64(address_of(source) + first), below, one, other) == due

@@ -1,4 +1,6 @@
-"""Little rows with chunks and a teacher's predictions, and a plain twin of every divergence: loops, dense matrices."""
+"""Little rows with chunks and a teacher's predictions, and a plain twin of every divergence: loops,
+dense matrices.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -58,7 +60,12 @@ class World:
             given.pop("outputs", self.outputs),
             pairing,
             settings,
-            **{"projector": self.projector, "pairs": self.pairs, "boundary": self.boundary, "targets": self.targets}
+            **{
+                "projector": self.projector,
+                "pairs": self.pairs,
+                "boundary": self.boundary,
+                "targets": self.targets,
+            }
             | given,
         )
 
@@ -83,8 +90,12 @@ def pairing_of(chunks) -> Pairing:
     return Pairing(student_bounds=table[:, 0], teacher_bounds=table[:, 1], weights=weights)
 
 
-def teacher_outputs(logits: Tensor, tokens: Tensor, boundary: Tensor, temperature=1.0, top_k=None) -> TeacherOutputs:
-    """What a teacher with these logits [T, V] says of tokens [T]; written apart from the code that it tests."""
+def teacher_outputs(
+    logits: Tensor, tokens: Tensor, boundary: Tensor, temperature=1.0, top_k=None
+) -> TeacherOutputs:
+    """What a teacher with these logits [T, V] says of tokens [T]; written apart from the code that
+    it tests.
+    """
     plain = torch.log_softmax(logits, -1)
     realised = torch.cat((plain.new_zeros(1), plain[:-1].gather(1, tokens[1:, None])[:, 0]))
     logs = torch.log_softmax(logits / temperature, -1)
@@ -126,7 +137,9 @@ def projection_of(indices, weights, student: int, teacher: int) -> Projection:
 
 def dense(projection: Projection) -> Tensor:
     matrix = torch.zeros(projection.student_size, projection.teacher_size)
-    for row, (columns, weights) in enumerate(zip(projection.indices, projection.weights, strict=True)):
+    for row, (columns, weights) in enumerate(
+        zip(projection.indices, projection.weights, strict=True)
+    ):
         for column, weight in zip(columns, weights, strict=True):
             if column >= 0:
                 matrix[row, column] = float(weight)
@@ -134,13 +147,25 @@ def dense(projection: Projection) -> Tensor:
 
 
 def identity(size: int) -> Projection:
-    return projection_of(np.arange(size, dtype=np.int32)[:, None], np.ones((size, 1), np.float32), size, size)
+    return projection_of(
+        np.arange(size, dtype=np.int32)[:, None], np.ones((size, 1), np.float32), size, size
+    )
 
 
 def make_world(
-    *, seed=0, chunks=CHUNKS, same=False, model=False, temperature=1.0, top_k=None, dtype=torch.float64, sharp=2.0
+    *,
+    seed=0,
+    chunks=CHUNKS,
+    same=False,
+    model=False,
+    temperature=1.0,
+    top_k=None,
+    dtype=torch.float64,
+    sharp=2.0,
 ) -> World:
-    """`same`: one vocabulary and an identity projection; `model`: also the same logits on both sides."""
+    """`same`: one vocabulary and an identity projection; `model`: also the same logits on both
+    sides.
+    """
     torch.manual_seed(seed)
     vocab, teacher_vocab = STUDENT_VOCAB, STUDENT_VOCAB if same else TEACHER_VOCAB
     pairing = pairing_of(chunks)
@@ -154,7 +179,11 @@ def make_world(
     logits = sharp * torch.randn(teacher_slots, teacher_vocab, dtype=dtype)
     teacher_tokens = torch.randint(teacher_vocab, (teacher_slots,))
     if model:
-        logits, teacher_tokens, teacher_boundary = head(hidden.detach()).detach()[:, :vocab], tokens, boundary
+        logits, teacher_tokens, teacher_boundary = (
+            head(hidden.detach()).detach()[:, :vocab],
+            tokens,
+            boundary,
+        )
     projection = identity(vocab) if same else random_projection(vocab, teacher_vocab, seed)
     common = min(vocab, teacher_vocab) // 2
     pairs = torch.stack((torch.randperm(vocab)[:common], torch.randperm(teacher_vocab)[:common]), 1)
@@ -176,7 +205,9 @@ def only(world: World, chosen: slice) -> World:
     """The same with some of the chunks."""
     p = world.pairing
     pairing = Pairing(
-        student_bounds=p.student_bounds[chosen], teacher_bounds=p.teacher_bounds[chosen], weights=p.weights[chosen]
+        student_bounds=p.student_bounds[chosen],
+        teacher_bounds=p.teacher_bounds[chosen],
+        weights=p.weights[chosen],
     )
     return replace(world, pairing=pairing)
 
@@ -202,8 +233,16 @@ def plainly_merged(world: World, settings: LossSettings):
     def unlikely(slot):
         return math.exp(float(world.outputs.boundary_log_probs[slot])) <= settings.merge_below
 
-    for s, t, w in zip(p.student_bounds.tolist(), p.teacher_bounds.tolist(), p.weights.tolist(), strict=True):
-        if joins and found and found[-1][0][1] == s[0] and found[-1][1][1] == t[0] and unlikely(t[0] - 1):
+    for s, t, w in zip(
+        p.student_bounds.tolist(), p.teacher_bounds.tolist(), p.weights.tolist(), strict=True
+    ):
+        if (
+            joins
+            and found
+            and found[-1][0][1] == s[0]
+            and found[-1][1][1] == t[0]
+            and unlikely(t[0] - 1)
+        ):
             before = found.pop()
             s, t, w = [before[0][0], s[1]], [before[1][0], t[1]], before[2] + w
         found.append((s, t, w))
@@ -251,7 +290,9 @@ def _plain_p_kl(world, settings, logits, student, teacher):
     p, q = _distributions(world, settings, logits, student, teacher)
     projected = q @ world.matrix
     ids = p.argsort(descending=True)[: settings.top_k].tolist()
-    kept = [number for number, i in enumerate(ids) if float(world.matrix[:, i].detach().sum()) > 0] + [len(ids)]
+    kept = [
+        number for number, i in enumerate(ids) if float(world.matrix[:, i].detach().sum()) > 0
+    ] + [len(ids)]
     full = len(ids) == len(p)
     if full and settings.reverse:
         reached = world.matrix.detach().sum(0) > 0
@@ -263,7 +304,9 @@ def _plain_p_kl(world, settings, logits, student, teacher):
 
 def _plain_sorted(p: Tensor, q: Tensor, top_k) -> Tensor:
     longest = max(len(p), len(q))
-    p, q = (nn.functional.pad(x.sort(descending=True).values, (0, longest - len(x))) for x in (p, q))
+    p, q = (
+        nn.functional.pad(x.sort(descending=True).values, (0, longest - len(x))) for x in (p, q)
+    )
     if top_k is not None and top_k < longest:
         p, q = (torch.cat((x[:top_k], x[top_k:].sum()[None])) for x in (p, q))
     return (p - q).abs().sum()
@@ -295,4 +338,10 @@ def _plain_alm(world, settings, logits, student, teacher):
     return _kl(torch.stack((p, 1 - p)), torch.stack((q, 1 - q)), settings.reverse)
 
 
-PLAIN = {"kl": _plain_kl, "p_kl": _plain_p_kl, "h_kl": _plain_h_kl, "alm": _plain_alm, "uld": _plain_uld}
+PLAIN = {
+    "kl": _plain_kl,
+    "p_kl": _plain_p_kl,
+    "h_kl": _plain_h_kl,
+    "alm": _plain_alm,
+    "uld": _plain_uld,
+}

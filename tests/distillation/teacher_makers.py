@@ -1,4 +1,6 @@
-"""Tiny teachers, their tokenizer, and rows that they read; also what a child process of a test loads."""
+"""Tiny teachers, their tokenizer, and rows that they read; also what a child process of a test
+loads.
+"""
 
 import os
 import signal
@@ -25,10 +27,15 @@ WORDS = ["<eos>", " ", "a", "b", "c", "\n", "\t", ".", " a", "b ", "\r\n", " the
 
 
 def word_tokenizer(size: int = 60) -> Tokenizer:
-    """A byte-level BPE whose ids are readable: `WORDS`, then fillers; `<eos>` and `</s>` are control tokens."""
+    """A byte-level BPE whose ids are readable: `WORDS`, then fillers; `<eos>` and `</s>` are
+    control tokens.
+    """
     letters = {" ": "Ġ", "\n": "Ċ", "\t": "ĉ", "\r": "č"}
     spelled = ["".join(letters.get(c, c) for c in word) for word in WORDS]
-    ids = {text: place for place, text in enumerate(spelled + [f"z{n}" for n in range(size - len(spelled))])}
+    ids = {
+        text: place
+        for place, text in enumerate(spelled + [f"z{n}" for n in range(size - len(spelled))])
+    }
     controls = {text: ids.pop(text) for text in ("<eos>", "</s>")}
     return bpe_without_merges("words", ids, controls)
 
@@ -36,18 +43,24 @@ def word_tokenizer(size: int = 60) -> Tokenizer:
 def word_pieces(folder: Path) -> Tokenizer:
     """A vocabulary that forgets whitespace and unknown words, so it has no bytes of its own."""
     words = ["[UNK]", "[CLS]", "[SEP]", "the", "water", "##s", "flows", "turb", "##ine", "in"]
-    builder = Builder(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    builder = Builder(
+        models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]")
+    )
     builder.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     builder.add_special_tokens(words[:3])
     builder.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder / "tokenizer.json")
 
 
-def tiny_teacher(dtype: torch.dtype = torch.float32, seed: int = 0, vocab_size: int = PADDED_VOCABULARY) -> Any:
+def tiny_teacher(
+    dtype: torch.dtype = torch.float32, seed: int = 0, vocab_size: int = PADDED_VOCABULARY
+) -> Any:
     return tiny_model(vocab_size, dtype=dtype, seed=seed)
 
 
-def make_teacher_row(lengths: tuple[int, ...] = LENGTHS, *, padding: int = 3, seed: int = 0) -> TeacherRow:
+def make_teacher_row(
+    lengths: tuple[int, ...] = LENGTHS, *, padding: int = 3, seed: int = 0
+) -> TeacherRow:
     """A row of a teacher without any chunk."""
     none = np.empty((0, 2), np.int32)
     return TeacherRow(
@@ -57,7 +70,9 @@ def make_teacher_row(lengths: tuple[int, ...] = LENGTHS, *, padding: int = 3, se
         weights=np.empty(0, np.float32),
         documents=np.empty(0, np.int32),
         text_bytes=np.ones(len(lengths), np.int64),
-        pieces=np.array([[0, number, 0, length] for number, length in enumerate(lengths)], np.int64),
+        pieces=np.array(
+            [[0, number, 0, length] for number, length in enumerate(lengths)], np.int64
+        ),
         same_tokenizer=False,
     )
 

@@ -17,7 +17,11 @@ from penstock.use.cli.distill import app
 from penstock.use.inspection.teacher_audit import Audit, audit_chats, audit_dataset, audit_texts
 from penstock.use.inspection.teacher_terminal import show_audit
 
-TEXTS = ["the water of the turbine flows 12 into 345 gates", "a pump, and 水 and Zürich 2024", "steel gate " * 9]
+TEXTS = [
+    "the water of the turbine flows 12 into 345 gates",
+    "a pump, and 水 and Zürich 2024",
+    "steel gate " * 9,
+]
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the water flows"}] * 2
 
 
@@ -31,7 +35,9 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit") / "size-420"
-    tiny_tokenizer(folder, TEXTS * 9, 420, ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
+    tiny_tokenizer(
+        folder, TEXTS * 9, 420, ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    )
     return folder
 
 
@@ -50,18 +56,25 @@ def test_counts_are_sums_over_documents(both: tuple[Tokenizer, Tokenizer]) -> No
     assert (report.documents, report.student_tokens) == (3, sum(tokens))
     assert report.teacher_tokens == sum(one.num_teacher_tokens for one in found)
     for name in ("coverage", "one_to_one", "orphaned"):
-        expected = sum(getattr(one, name) * count for one, count in zip(found, tokens, strict=True)) / sum(tokens)
+        expected = sum(
+            getattr(one, name) * count for one, count in zip(found, tokens, strict=True)
+        ) / sum(tokens)
         assert getattr(report, name) == pytest.approx(expected)
     assert report.coverage == report.exact == 1
     assert (report.methods, report.worst) == ({"bytes": 3}, ())
     assert report.chunks == sum(len(one.kinds) for one in found)
     assert report.longest is not None
     sizes = [np.diff(one.student_bounds) + np.diff(one.teacher_bounds) for one in found]
-    assert report.longest.student_tokens + report.longest.teacher_tokens == max(int(size.max()) for size in sizes)
+    assert report.longest.student_tokens + report.longest.teacher_tokens == max(
+        int(size.max()) for size in sizes
+    )
 
 
 def test_vocabulary_is_compared_by_bytes(both: tuple[Tokenizer, Tokenizer]) -> None:
-    entries = [{one.byte_table[k] for k in range(one.vocab_size) if not one.byte_table.is_control[k]} for one in both]
+    entries = [
+        {one.byte_table[k] for k in range(one.vocab_size) if not one.byte_table.is_control[k]}
+        for one in both
+    ]
     audit = Audit(*both)
     audit.add_text(TEXTS[0])
     found = audit.report().vocabulary
@@ -75,7 +88,9 @@ def test_vocabulary_is_compared_by_bytes(both: tuple[Tokenizer, Tokenizer]) -> N
 
 def test_the_worst_places_are_shown(both: tuple[Tokenizer, Tokenizer]) -> None:
     audit = Audit(*both)
-    audit._count(both[0].encode("the water flows into gates"), both[1].encode("the water falls into gates"))
+    audit._count(
+        both[0].encode("the water flows into gates"), both[1].encode("the water falls into gates")
+    )
     audit._count(both[0].encode("the water"), both[1].encode("the water" + " 2024 in Bern" * 4))
     report = audit.report()
     assert {place.kind for place in report.worst} == {"different", "orphaned"}
@@ -94,7 +109,9 @@ def test_nothing_counted(both: tuple[Tokenizer, Tokenizer]) -> None:
 def made(entries: list[bytes]) -> Tokenizer:
     import base64
 
-    lines = b"".join(base64.b64encode(entry) + b" %d\n" % rank for rank, entry in enumerate(entries))
+    lines = b"".join(
+        base64.b64encode(entry) + b" %d\n" % rank for rank, entry in enumerate(entries)
+    )
     encoding = json.dumps({"pattern": "(?s:.)+", "special_tokens": {}}).encode()
     return Tokenizer("made", {"tokenizer.tiktoken": lines, "encoding.json": encoding})
 
@@ -105,15 +122,29 @@ SINGLE = [bytes([byte]) for byte in range(256)]
 @pytest.mark.parametrize(
     ("student_more", "teacher_more", "ids", "loss", "words"),
     [
-        ([b"12", b"34"], [b"12", b"34", b"ab"], [256], "h_kl", "2 of the student's 2 numerals of several digits"),
+        (
+            [b"12", b"34"],
+            [b"12", b"34", b"ab"],
+            [256],
+            "h_kl",
+            "2 of the student's 2 numerals of several digits",
+        ),
         ([b"12", b"34"], [b"ab"], [256], "p_kl", "0 of the student's 2 numerals of several digits"),
         ([b"ab"], [b"cd"], [256], "p_kl", "only 0.0% of the text's tokens"),
         ([b"ab"], [b"ab"], [256], "kl", "tokenizers are the same"),
-        ([b"ab"], [b"ab", b"cd"], [99, 100], "alm", "100.0% of the text's tokens, but only 0.0% face a single one"),
+        (
+            [b"ab"],
+            [b"ab", b"cd"],
+            [99, 100],
+            "alm",
+            "100.0% of the text's tokens, but only 0.0% face a single one",
+        ),
         ([b"ab"], [b"ab", b"cd"], [256, 99, 256, 100], "h_kl", "over the common vocabulary"),
     ],
 )
-def test_advice(student_more: list[bytes], teacher_more: list[bytes], ids: list[int], loss: str, words: str) -> None:
+def test_advice(
+    student_more: list[bytes], teacher_more: list[bytes], ids: list[int], loss: str, words: str
+) -> None:
     student, teacher = made(SINGLE + student_more), made(SINGLE + teacher_more)
     audit = Audit(student, teacher)
     audit.add_ids(ids * 50)
@@ -124,7 +155,10 @@ def test_advice(student_more: list[bytes], teacher_more: list[bytes], ids: list[
 
 def test_chats_count_trained_turns(both: tuple[Tokenizer, Tokenizer]) -> None:
     audit = Audit(*both)
-    chats = [encode(CHAT, tokenizer=one, template=name) for one, name in zip(both, ("chatml", "llama3"), strict=True)]
+    chats = [
+        encode(CHAT, tokenizer=one, template=name)
+        for one, name in zip(both, ("chatml", "llama3"), strict=True)
+    ]
     audit.add_chat(*chats)
     report = audit.report()
     assert report.student_tokens == int((chats[0].loss_weights != 0).sum())
@@ -138,7 +172,11 @@ def texts_file(tmp_path: Path) -> Path:
 
 
 def test_inputs(
-    both: tuple[Tokenizer, Tokenizer], student: Path, teacher: Path, texts_file: Path, tmp_path: Path
+    both: tuple[Tokenizer, Tokenizer],
+    student: Path,
+    teacher: Path,
+    texts_file: Path,
+    tmp_path: Path,
 ) -> None:
     from_texts, from_data = Audit(*both), Audit(*both)
     audit_texts(from_texts, [str(texts_file)], 2)
@@ -159,11 +197,21 @@ def test_inputs(
 def test_command(student: Path, teacher: Path, texts_file: Path) -> None:
     shown = call_penstock("audit", student, teacher, "--text", texts_file, app=app)
     assert shown.exit_code == 0
-    for words in ("size-300 learns from size-420", "3 documents", "in chunks", "100.00 %", "longest chunk"):
+    for words in (
+        "size-300 learns from size-420",
+        "3 documents",
+        "in chunks",
+        "100.00 %",
+        "longest chunk",
+    ):
         assert words in shown.stdout
     words = ("audit", student, teacher, "--text", texts_file, "--documents", 2, "--json")
     reported = json.loads(call_penstock(*words, app=app).stdout)
-    assert (reported["documents"], reported["coverage"], reported["methods"]) == (2, 1.0, {"bytes": 2})
+    assert (reported["documents"], reported["coverage"], reported["methods"]) == (
+        2,
+        1.0,
+        {"bytes": 2},
+    )
     assert set(reported) >= {"loss", "advice", "vocabulary", "longest", "worst", "orphaned"}
 
 

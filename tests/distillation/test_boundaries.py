@@ -37,4 +37,6 @@ def test_first_byte_decides(real_data: Path, name: str) -> None:
     tokenizer = load_tokenizer(real_data / "tokenizers" / name)
     table, found = tokenizer.byte_table, starts_boundary(tokenizer)
     for token in range(0, tokenizer.vocab_size, 7):
-        assert found[token] == (table[token][:1] in (b" ", b"\t", b"\n", b"\r") or bool(table.is_control[token]))
+        assert found[token] == (
+            table[token][:1] in (b" ", b"\t", b"\n", b"\r") or bool(table.is_control[token])
+        )

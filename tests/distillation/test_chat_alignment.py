@@ -1,4 +1,6 @@
-"""Chats: turns of the assistant are aligned with each other, their ends by an explicit pair, and nothing else."""
+"""Chats: turns of the assistant are aligned with each other, their ends by an explicit pair, and
+nothing else.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +13,13 @@ from makers.tokenizers import CHAT_CONTROLS, CHATML
 from penstock import Dataset, Loader, Source, open_dataset, write_dataset
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.ragged import Ragged
-from penstock.data.shards import ShardLayout, ShardWriter, TokenizerInfo, finish_dataset, write_megatron
+from penstock.data.shards import (
+    ShardLayout,
+    ShardWriter,
+    TokenizerInfo,
+    finish_dataset,
+    write_megatron,
+)
 from penstock.learn.distillation.companions import align_chats, match_documents
 from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
 from penstock.tokenizers import Aligner
@@ -51,7 +59,11 @@ def companion(tmp_path_factory, chats, teacher):
 
 def build(student_chats, companion, **settings):
     defaults = {"sequence_length": 256, "rows_per_step": 2, "threads": 0}
-    return Loader(Source(student_chats, max_epochs=1, name="chats"), companion=companion, **{**defaults, **settings})
+    return Loader(
+        Source(student_chats, max_epochs=1, name="chats"),
+        companion=companion,
+        **{**defaults, **settings},
+    )
 
 
 def trained(tokenizer, document):
@@ -66,7 +78,9 @@ def trained(tokenizer, document):
     return [tokenizer.decode(run) for run in runs]
 
 
-def test_the_two_renderings_have_nothing_in_common_but_the_turns(student_chats, companion, student, teacher, chats):
+def test_the_two_renderings_have_nothing_in_common_but_the_turns(
+    student_chats, companion, student, teacher, chats
+):
     answers = [message["content"] for message in chats[1][5]["messages"][1::2]]
     assert trained(student, student_chats[5]) == [answer + "<|im_end|>" for answer in answers]
     assert trained(teacher, companion[5]) == [answer + "<|done|>" for answer in answers]
@@ -75,19 +89,30 @@ def test_the_two_renderings_have_nothing_in_common_but_the_turns(student_chats, 
 def test_every_trained_token_has_its_chunk(student_chats, companion, student, teacher):
     aligner = Aligner(student, teacher)
     for mine, theirs in zip(student_chats, companion, strict=True):
-        found = align_chats(aligner, mine.tokens, mine.loss_weights, theirs.tokens, theirs.loss_weights)
+        found = align_chats(
+            aligner, mine.tokens, mine.loss_weights, theirs.tokens, theirs.loss_weights
+        )
         for bounds, document in ((found.student_bounds, mine), (found.teacher_bounds, theirs)):
             covered = np.zeros(len(document.tokens), bool)
             for begin, end in bounds:
                 assert not covered[begin:end].any()
                 covered[begin:end] = True
             np.testing.assert_array_equal(covered, document.loss_weights > 0)
-        assert (found.num_student_tokens, found.num_teacher_tokens) == (len(mine.tokens), len(theirs.tokens))
+        assert (found.num_student_tokens, found.num_teacher_tokens) == (
+            len(mine.tokens),
+            len(theirs.tokens),
+        )
         controls = found.kinds == CONTROL
         assert controls.sum() == len(trained(student, mine))
-        assert (mine.tokens[found.student_bounds[controls, 0]] == student.special_tokens["<|im_end|>"]).all()
-        assert (theirs.tokens[found.teacher_bounds[controls, 0]] == teacher.special_tokens["<|done|>"]).all()
-        for (b, e), (first, last) in zip(found.student_bounds[~controls], found.teacher_bounds[~controls], strict=True):
+        assert (
+            mine.tokens[found.student_bounds[controls, 0]] == student.special_tokens["<|im_end|>"]
+        ).all()
+        assert (
+            theirs.tokens[found.teacher_bounds[controls, 0]] == teacher.special_tokens["<|done|>"]
+        ).all()
+        for (b, e), (first, last) in zip(
+            found.student_bounds[~controls], found.teacher_bounds[~controls], strict=True
+        ):
             spelled = student.byte_table.spell(mine.tokens[b:e]).tobytes()
             assert spelled == teacher.byte_table.spell(theirs.tokens[first:last]).tobytes()
 
@@ -105,7 +130,9 @@ def test_the_method_is_what_the_turns_took(tmp_path, student, teacher):
     ids = student.encode("the water")
     for other, expected in ((teacher, "bytes"), (word_pieces(tmp_path), "strings")):
         theirs = other.encode("the water")
-        found = align_chats(Aligner(student, other), ids, np.ones(len(ids)), theirs, np.ones(len(theirs)))
+        found = align_chats(
+            Aligner(student, other), ids, np.ones(len(ids)), theirs, np.ones(len(theirs))
+        )
         assert (found.method, found.coverage) == (expected, 1)
 
 
@@ -127,7 +154,9 @@ def test_ends_of_turns_on_one_side_and_turns_that_are_nothing_else(student, teac
 
 
 def test_companion_documents_of_a_joined_source(tmp_path, student_chats, chats, student, teacher):
-    """Records are matched by file and line, so the teacher's parts may be others than the student's."""
+    """Records are matched by file and line, so the teacher's parts may be others than the
+    student's.
+    """
     lines = chats[0].read_text().splitlines(keepends=True)
     for name, some in (("a", lines[:12]), ("b", lines[12:20]), ("c", lines[20:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(some))
@@ -135,7 +164,12 @@ def test_companion_documents_of_a_joined_source(tmp_path, student_chats, chats, 
         ("student-0", student, CHATML, "ab"), ("student-1", student, CHATML, "c"),
         ("teacher-0", teacher, CAPITALS, "c"), ("teacher-1", teacher, CAPITALS, "ab"),
     ):  # fmt: skip
-        prepared(tmp_path / folder, [str(tmp_path / f"{name}.jsonl") for name in names], tokenizer, template)
+        prepared(
+            tmp_path / folder,
+            [str(tmp_path / f"{name}.jsonl") for name in names],
+            tokenizer,
+            template,
+        )
     joined = open_dataset(tmp_path / "student-*")
     assert joined.chat == student_chats.chat
     texts = TeacherText(teacher, {"chats": str(tmp_path / "teacher-*")})
@@ -147,7 +181,9 @@ def test_companion_documents_of_a_joined_source(tmp_path, student_chats, chats, 
         for number, (_, document, _, _) in enumerate(made.pieces.tolist()):
             read = made.input.tokens[made.input.document_ids == number]
             # The teacher's documents of c come first: 10 of them, then those of a and b.
-            np.testing.assert_array_equal(read, theirs[document + 10 if document < 20 else document - 20].tokens)
+            np.testing.assert_array_equal(
+                read, theirs[document + 10 if document < 20 else document - 20].tokens
+            )
             seen += 1
     assert seen == 30
     assert whole.count_steps() > 1
@@ -170,13 +206,17 @@ def test_rows_with_companion_documents(student_chats, companion, student, teache
             listed[begin - 1 : end - 1] = True
         np.testing.assert_array_equal(listed, row.loss_weights[0] > 0)
         ends = row.tokens[made.student_bounds[:, 0]] == student.special_tokens["<|im_end|>"]
-        assert (made.input.tokens[made.teacher_bounds[ends, 0]] == teacher.special_tokens["<|done|>"]).all()
+        assert (
+            made.input.tokens[made.teacher_bounds[ends, 0]] == teacher.special_tokens["<|done|>"]
+        ).all()
         turns += int(ends.sum())
     assert turns == 60
     for mine, theirs in zip(
         (row for step in build(student_chats, rows, threads=3) for row in step), whole, strict=True
     ):
-        np.testing.assert_array_equal(mine.distillation[0].teacher_bounds, theirs.distillation[0].teacher_bounds)
+        np.testing.assert_array_equal(
+            mine.distillation[0].teacher_bounds, theirs.distillation[0].teacher_bounds
+        )
 
 
 def test_a_chat_that_was_cut_in_parts(student_chats, companion, student, teacher):
@@ -193,7 +233,10 @@ def test_a_chat_that_was_cut_in_parts(student_chats, companion, student, teacher
                 np.testing.assert_array_equal(read, companion[document].tokens[: len(read)])
         for (b, e), (begin, end) in zip(made.student_bounds, made.teacher_bounds, strict=True):
             mine, theirs = row.tokens[b:e], made.input.tokens[begin:end]
-            assert student.byte_table.spell(mine).tobytes() == teacher.byte_table.spell(theirs).tobytes()
+            assert (
+                student.byte_table.spell(mine).tobytes()
+                == teacher.byte_table.spell(theirs).tobytes()
+            )
     assert parts > 10
 
 
@@ -204,19 +247,30 @@ def test_a_chat_without_companion_documents_is_refused(student_chats, student, t
     with pytest.raises(ConfigError, match=r"'<\|im_start\|>'.*pair.*token"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))
     pairs[student.special_tokens["<|im_start|>"]] = teacher.special_tokens["<|begin|>"]
-    assert next(iter(build(student_chats, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))))
+    assert next(
+        iter(
+            build(student_chats, TeacherRows(student, [TeacherText(teacher, control_pairs=pairs)]))
+        )
+    )
     (row, *_) = next(iter(build(student_chats, TeacherRows(student, [TeacherText(student)]))))
     assert row.distillation[0].same_tokenizer
 
 
-def test_companion_documents_of_the_wrong_tokenizer_or_source(student_chats, companion, student, teacher):
+def test_companion_documents_of_the_wrong_tokenizer_or_source(
+    student_chats, companion, student, teacher
+):
     with pytest.raises(ConfigError, match=r"'chats'.*companion.*documents"):
-        build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": student_chats.path})]))
+        build(
+            student_chats,
+            TeacherRows(student, [TeacherText(teacher, {"chats": student_chats.path})]),
+        )
     with pytest.raises(ConfigError, match=r"companion.*documents.*'chat'.*sources"):
         build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chat": companion.path})]))
 
 
-def test_a_record_that_is_missing_is_named_at_setup(tmp_path, chats, student_chats, student, teacher):
+def test_a_record_that_is_missing_is_named_at_setup(
+    tmp_path, chats, student_chats, student, teacher
+):
     lines = chats[0].read_text().splitlines()
     (tmp_path / "chats.jsonl").write_text("\n".join([*lines[:7], *lines[8:]]) + "\n")
     other = prepared(tmp_path / "other", tmp_path / "chats.jsonl", teacher, CAPITALS)
@@ -225,16 +279,25 @@ def test_a_record_that_is_missing_is_named_at_setup(tmp_path, chats, student_cha
     assert (match_documents(student_chats, student_chats) == np.arange(30)).all()
 
 
-def test_a_record_with_another_number_of_turns_is_named_at_its_step(tmp_path, chats, student_chats, student, teacher):
+def test_a_record_with_another_number_of_turns_is_named_at_its_step(
+    tmp_path, chats, student_chats, student, teacher
+):
     """Prepared with another choice of what is trained."""
     other = prepared(tmp_path / "other", chats[0], teacher, CAPITALS, mask_history=True)
-    loader = build(student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": other.path})]))
-    with pytest.raises(ConversationError, match=r"chats.jsonl:\d+ \(document \d+\): [23] trained turns .* 1 in the t"):
+    loader = build(
+        student_chats, TeacherRows(student, [TeacherText(teacher, {"chats": other.path})])
+    )
+    with pytest.raises(
+        ConversationError,
+        match=r"chats.jsonl:\d+ \(document \d+\): [23] trained turns .* 1 in the t",
+    ):
         list(loader)
 
 
 def test_records_are_matched_by_file_and_line_and_place_among_their_documents(tmp_path, student):
-    """Whatever the order of the files, with lines left out on the teacher's side, and several documents of a record."""
+    """Whatever the order of the files, with lines left out on the teacher's side, and several
+    documents of a record.
+    """
 
     layout = ShardLayout(vocab_size=student.vocab_size)
 
@@ -247,7 +310,12 @@ def test_records_are_matched_by_file_and_line_and_place_among_their_documents(tm
             writer.write(tokens, files=numbers.astype(np.int32), lines=lines.astype(np.int64))
             shard = writer.finish()
         finish_dataset(
-            folder, shards=[shard], layout=layout, tokenizer=TokenizerInfo.of(student), configuration="", files=files
+            folder,
+            shards=[shard],
+            layout=layout,
+            tokenizer=TokenizerInfo.of(student),
+            configuration="",
+            files=files,
         )
         return Dataset.open(folder)
 
@@ -260,12 +328,20 @@ def test_records_are_matched_by_file_and_line_and_place_among_their_documents(tm
 def test_texts_may_have_companion_documents_too(tmp_path, student, teacher):
     texts = ["water the pipe", "steel and water flows"] * 4
     mine, theirs = (
-        write_dataset(tmp_path / name, [side.encode(text) for text in texts], tokenizer=TokenizerInfo.of(side))
+        write_dataset(
+            tmp_path / name, [side.encode(text) for text in texts], tokenizer=TokenizerInfo.of(side)
+        )
         for name, side in (("mine", student), ("theirs", teacher))
     )
     plain = TeacherRows(student, [TeacherText(teacher, bos=False)])
     companions = TeacherRows(student, [TeacherText(teacher, {"chats": theirs.path})])
-    for row, other in zip(next(iter(build(mine, plain))), next(iter(build(mine, companions))), strict=True):
-        np.testing.assert_array_equal(row.distillation[0].input.tokens, other.distillation[0].input.tokens)
-        np.testing.assert_array_equal(row.distillation[0].teacher_bounds, other.distillation[0].teacher_bounds)
+    for row, other in zip(
+        next(iter(build(mine, plain))), next(iter(build(mine, companions))), strict=True
+    ):
+        np.testing.assert_array_equal(
+            row.distillation[0].input.tokens, other.distillation[0].input.tokens
+        )
+        np.testing.assert_array_equal(
+            row.distillation[0].teacher_bounds, other.distillation[0].teacher_bounds
+        )
         assert len(row.distillation[0].weights)

@@ -47,16 +47,25 @@ def world_for(options, **more):
 def chunks_of(draw, one_to_one):
     most = 1 if one_to_one else 4
     length = st.integers(1, most)
-    return tuple(draw(st.lists(st.tuples(st.integers(0, 2), length, length), min_size=1, max_size=7)))
+    return tuple(
+        draw(st.lists(st.tuples(st.integers(0, 2), length, length), min_size=1, max_size=7))
+    )
 
 
 @st.composite
 def loss_settings(draw):
     kind = draw(st.sampled_from(KINDS))
-    options = {"kind": kind, "reverse": draw(st.booleans()), "top_k": draw(st.none() | st.integers(1, 15))}
+    options = {
+        "kind": kind,
+        "reverse": draw(st.booleans()),
+        "top_k": draw(st.none() | st.integers(1, 15)),
+    }
     options["chunk"] = draw(st.sampled_from(("mean", "first")))
     if kind == "alm":
-        options["debias"], options["merge_below"] = draw(st.booleans()), draw(st.sampled_from((0.0, 0.1, 0.5)))
+        options["debias"], options["merge_below"] = (
+            draw(st.booleans()),
+            draw(st.sampled_from((0.0, 0.1, 0.5))),
+        )
         options["binary_temperature"] = draw(st.sampled_from((1.0, 10.0, 100.0)))
     else:
         options["temperature"] = draw(st.sampled_from((0.5, 1.0, 3.0)))
@@ -87,11 +96,16 @@ def test_gradient_equals_differences(options):
         world.head = lambda states: 3 * torch.tanh((states @ weight.T + bias) / 3)
         return world.loss(loss_is, hidden=hidden, block=3)[0]
 
-    inputs = tuple(x.detach().clone().requires_grad_() for x in (world.hidden, world.head.weight, world.head.bias))
+    inputs = tuple(
+        x.detach().clone().requires_grad_()
+        for x in (world.hidden, world.head.weight, world.head.bias)
+    )
     assert torch.autograd.gradcheck(loss, inputs, eps=1e-6, atol=1e-7, rtol=1e-5, fast_mode=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"reverse": True, "temperature": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 5}, {"reverse": True, "temperature": 2.0}], ids=str
+)
 def test_projection_is_learnt_too(options):
     world = make_world(seed=5, temperature=options.get("temperature", 1.0))
     learnt = Projector(random_projection(STUDENT_VOCAB, TEACHER_VOCAB, 5), learnable=True).double()

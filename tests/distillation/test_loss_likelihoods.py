@@ -1,4 +1,6 @@
-"""Approximate likelihood matching: probabilities of chunks, numbers at the ends of the range, joined chunks."""
+"""Approximate likelihood matching: probabilities of chunks, numbers at the ends of the range,
+joined chunks.
+"""
 
 import math
 from dataclasses import replace
@@ -8,23 +10,35 @@ import torch
 from loss_makers import CHUNKS, make_world, pairing_of
 
 from penstock.learn.distillation.blocks import chunk_blocks
-from penstock.learn.distillation.losses import MARGIN, MOST_TOKENS, ChunkLikelihood, binary_kl, merge_chunks
+from penstock.learn.distillation.losses import (
+    MARGIN,
+    MOST_TOKENS,
+    ChunkLikelihood,
+    binary_kl,
+    merge_chunks,
+)
 from penstock.learn.distillation.settings import LossSettings
 
 NO_GAPS = ((0, 1, 1), (0, 1, 2), (0, 2, 3), (0, 3, 1), (0, 2, 2))
 
 
 def test_chunk_probabilities_multiply_to_the_documents():
-    """Chunks that cover a document: the sum of their log-probabilities is the document's, on both sides."""
+    """Chunks that cover a document: the sum of their log-probabilities is the document's, on both
+    sides.
+    """
     world = make_world(chunks=NO_GAPS)
     settings = LossSettings(kind="alm", debias=False)
-    measure = ChunkLikelihood(settings, world.outputs, targets=world.targets, boundary=None, vocab_size=13)
+    measure = ChunkLikelihood(
+        settings, world.outputs, targets=world.targets, boundary=None, vocab_size=13
+    )
     logits = world.head(world.hidden)[:, :13].detach()
     student = teacher = 0.0
     for block in chunk_blocks(world.pairing, 3, logits.device):
         mine = measure._student(logits[block.slots], block)
         student, teacher = student + mine.sum(), teacher + measure._teacher(block, mine).sum()
-    last, teacher_last = (int(b.max()) for b in (world.pairing.student_bounds, world.pairing.teacher_bounds))
+    last, teacher_last = (
+        int(b.max()) for b in (world.pairing.student_bounds, world.pairing.teacher_bounds)
+    )
     logs = torch.log_softmax(logits, -1)
     expected = sum(logs[slot - 1, world.targets[slot - 1]] for slot in range(1, last))
     torch.testing.assert_close(student, expected)

@@ -1,4 +1,6 @@
-"""The losses on models and rows as a run has them: one model on both sides, documents packed, padding behind."""
+"""The losses on models and rows as a run has them: one model on both sides, documents packed,
+padding behind.
+"""
 
 from dataclasses import replace
 
@@ -42,7 +44,16 @@ def row_with_chunks(longest):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize(
     ("kind", "top_k"),
-    [("kl", None), ("kl", 8), ("p_kl", None), ("p_kl", 8), ("h_kl", None), ("alm", None), ("uld", None), ("uld", 8)],
+    [
+        ("kl", None),
+        ("kl", 8),
+        ("p_kl", None),
+        ("p_kl", 8),
+        ("h_kl", None),
+        ("alm", None),
+        ("uld", None),
+        ("uld", 8),
+    ],
 )
 def test_a_model_has_nothing_to_learn_from_itself(kind, top_k, temperature):
     if kind == "alm":
@@ -50,7 +61,9 @@ def test_a_model_has_nothing_to_learn_from_itself(kind, top_k, temperature):
     model = tiny_teacher(torch.float64)
     row = row_with_chunks(1 if kind == "kl" else 3)
     boundary = torch.arange(SIZE) % 3 == 0
-    wanted = Wanted(temperature=temperature, top_k=top_k if kind in ("kl", "p_kl") else None, boundary=True)
+    wanted = Wanted(
+        temperature=temperature, top_k=top_k if kind in ("kl", "p_kl") else None, boundary=True
+    )
     outputs = outputs_of(model, row.input, wanted, vocab_size=SIZE, boundary=boundary, block=5)
     hidden = model(model.tensors(row.input))[0]
     tokens = torch.from_numpy(row.input.tokens).long()
@@ -62,7 +75,9 @@ def test_a_model_has_nothing_to_learn_from_itself(kind, top_k, temperature):
         "targets": tokens.roll(-1),
         "vocab_size": SIZE,
     }
-    loss, total = distillation_loss(model.logits, hidden, outputs, Pairing.of(row), settings, **given)
+    loss, total = distillation_loss(
+        model.logits, hidden, outputs, Pairing.of(row), settings, **given
+    )
     assert 0 <= float(total) <= 1e-12
     loss.backward()
     found = [p.grad for p in model.parameters()]
@@ -70,7 +85,10 @@ def test_a_model_has_nothing_to_learn_from_itself(kind, top_k, temperature):
     # Another model has a lot to learn.
     other = tiny_teacher(torch.float64, seed=1)
     states = other(other.tensors(row.input))[0]
-    assert distillation_loss(other.logits, states, outputs, Pairing.of(row), settings, **given)[1] > 1e-3
+    assert (
+        distillation_loss(other.logits, states, outputs, Pairing.of(row), settings, **given)[1]
+        > 1e-3
+    )
 
 
 def test_weights_of_a_pairing_may_be_told():

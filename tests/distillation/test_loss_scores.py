@@ -13,7 +13,9 @@ LENGTHS, BYTES = (5, 1, 4), (20, 3, 0)
 
 
 def row_of(lengths, text_bytes, multiple=8) -> TeacherRow:
-    row, *_ = pack_documents([np.arange(n, dtype=np.int32) for n in lengths], np.zeros(len(lengths)), multiple=multiple)
+    row, *_ = pack_documents(
+        [np.arange(n, dtype=np.int32) for n in lengths], np.zeros(len(lengths)), multiple=multiple
+    )
     none = np.zeros((0, 2), np.int32)
     return TeacherRow(
         input=row,
@@ -34,8 +36,12 @@ def test_scores_are_means_of_each_document(top_k):
     slots = len(row.input.tokens)
     assert slots == 16
     logits = torch.randn(slots, 7, dtype=torch.float64)
-    outputs = teacher_outputs(logits, torch.randint(7, (slots,)), torch.ones(7, dtype=torch.bool), top_k=top_k)
-    likely, sure, best = (document_scores(outputs, row, score) for score in ("likelihood", "entropy", "confidence"))
+    outputs = teacher_outputs(
+        logits, torch.randint(7, (slots,)), torch.ones(7, dtype=torch.bool), top_k=top_k
+    )
+    likely, sure, best = (
+        document_scores(outputs, row, score) for score in ("likelihood", "entropy", "confidence")
+    )
     probabilities = torch.softmax(logits, -1)
     begin = 0
     for number, (tokens, text_bytes) in enumerate(zip(LENGTHS, BYTES, strict=True)):
@@ -43,7 +49,9 @@ def test_scores_are_means_of_each_document(top_k):
         begin += tokens
         expected = outputs.token_log_probs[part].sum() / max(text_bytes, 1)
         torch.testing.assert_close(likely[number], expected)
-        torch.testing.assert_close(sure[number], (probabilities[part] * probabilities[part].log()).sum(-1).mean())
+        torch.testing.assert_close(
+            sure[number], (probabilities[part] * probabilities[part].log()).sum(-1).mean()
+        )
         torch.testing.assert_close(best[number], probabilities[part].amax(-1).mean())
     assert likely.shape == sure.shape == best.shape == (3,)
 
@@ -56,4 +64,6 @@ def test_a_document_alone_scores_what_it_does_among_others():
     alone = teacher_outputs(logits[6:10], tokens[6:10], everything)
     for score in ("entropy", "confidence"):
         found = document_scores(among, row_of(LENGTHS, BYTES), score)[2]
-        torch.testing.assert_close(found, document_scores(alone, row_of((4,), (0,), multiple=1), score)[0])
+        torch.testing.assert_close(
+            found, document_scores(alone, row_of((4,), (0,), multiple=1), score)[0]
+        )

@@ -1,4 +1,6 @@
-"""What every divergence keeps: 0 where both sides agree, never below, whatever the blocks, microbatches and padding."""
+"""What every divergence keeps: 0 where both sides agree, never below, whatever the blocks,
+microbatches and padding.
+"""
 
 from dataclasses import replace
 
@@ -6,7 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_makers import CHUNKS, KINDS, ONE_TO_ONE, WIDTH, gradients, make_world, only, teacher_outputs
+from loss_makers import (
+    CHUNKS,
+    KINDS,
+    ONE_TO_ONE,
+    WIDTH,
+    gradients,
+    make_world,
+    only,
+    teacher_outputs,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.errors import ConfigError
@@ -16,7 +27,13 @@ EQUAL_CHUNKS = ((1, 1, 1), (0, 2, 2), (0, 1, 1), (1, 4, 4), (0, 1, 1), (0, 3, 3)
 VARIANTS = [
     {"kind": kind, **more}
     for kind in KINDS
-    for more in ({}, {"reverse": True}, {"top_k": 4}, {"chunk": "first"}, {"top_k": 4, "reverse": True})
+    for more in (
+        {},
+        {"reverse": True},
+        {"top_k": 4},
+        {"chunk": "first"},
+        {"top_k": 4, "reverse": True},
+    )
 ]
 
 IDENTICAL = [
@@ -53,12 +70,19 @@ def test_identical_models_have_neither_loss_nor_gradient(options, listed, temper
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.sampled_from(VARIANTS), st.integers(0, 10**6), st.sampled_from((0.1, 2.0, 8.0)), st.booleans())
+@given(
+    st.sampled_from(VARIANTS),
+    st.integers(0, 10**6),
+    st.sampled_from((0.1, 2.0, 8.0)),
+    st.booleans(),
+)
 def test_is_never_negative_in_single_precision(options, seed, sharp, model):
     kind = options["kind"]
     same = kind == "kl" or model
     chunks = chunks_for(kind, EQUAL_CHUNKS if model else CHUNKS)
-    world = make_world(seed=seed, same=same, model=model, chunks=chunks, sharp=sharp, dtype=torch.float32)
+    world = make_world(
+        seed=seed, same=same, model=model, chunks=chunks, sharp=sharp, dtype=torch.float32
+    )
     for one in range(len(chunks)):
         value = only(world, slice(one, one + 1)).loss(LossSettings(**options))[1]
         assert float(value) >= 0
@@ -82,9 +106,13 @@ def test_projected_kl_of_one_vocabulary_is_kl(reverse, temperature, top_k):
 
 def test_kl_is_that_of_torch():
     world = make_world(same=True, chunks=ONE_TO_ONE, temperature=2.0)
-    slots, of_teacher = (b[:, 0] - 1 for b in (world.pairing.student_bounds, world.pairing.teacher_bounds))
+    slots, of_teacher = (
+        b[:, 0] - 1 for b in (world.pairing.student_bounds, world.pairing.teacher_bounds)
+    )
     log_q = torch.log_softmax(world.head(world.hidden)[slots, : world.vocab_size] / 2, -1)
-    each = torch.nn.functional.kl_div(log_q, world.outputs.log_probs[of_teacher], reduction="none", log_target=True)
+    each = torch.nn.functional.kl_div(
+        log_q, world.outputs.log_probs[of_teacher], reduction="none", log_target=True
+    )
     reference = 4 * (each.sum(-1) * world.pairing.weights).sum()
     torch.testing.assert_close(world.loss(LossSettings(kind="kl", temperature=2.0))[0], reference)
 
@@ -102,7 +130,10 @@ def test_blocks_and_microbatches_change_nothing(options):
         torch.testing.assert_close(found, expected)
     halves = [only(world, part) for part in (slice(0, 3), slice(3, None))]
     torch.testing.assert_close(sum(half.loss(loss_is)[1] for half in halves), reference)
-    summed = [sum(pair) for pair in zip(*(half.gradients(loss_is, scale=0.1) for half in halves), strict=True)]
+    summed = [
+        sum(pair)
+        for pair in zip(*(half.gradients(loss_is, scale=0.1) for half in halves), strict=True)
+    ]
     torch.testing.assert_close(summed, expected)
 
 
@@ -112,7 +143,10 @@ def test_weights_and_temperature_squared_multiply(kind):
     world = make_world(same=kind == "kl", chunks=chunks_for(kind), temperature=temperature)
     loss_is = LossSettings(kind=kind, temperature=temperature, merge_below=0.0)
     ones = replace(world.pairing, weights=torch.ones_like(world.pairing.weights))
-    each = [only(replace(world, pairing=ones), slice(i, i + 1)).loss(loss_is)[1] for i in range(len(ones))]
+    each = [
+        only(replace(world, pairing=ones), slice(i, i + 1)).loss(loss_is)[1]
+        for i in range(len(ones))
+    ]
     reference = (torch.stack(each) * world.pairing.weights).sum()
     torch.testing.assert_close(world.loss(loss_is)[1], reference)
     assert len(set(map(float, each))) > 3
@@ -131,7 +165,11 @@ def test_logits_beyond_the_tokenizer_count_for_nothing(kind):
 def test_only_predictors_of_chunks_have_a_gradient(kind):
     world = make_world(same=kind == "kl", chunks=chunks_for(kind))
     (found, *_) = world.gradients(LossSettings(kind=kind, debias=False))
-    predictors = {slot - 1 for begin, end in world.pairing.student_bounds.tolist() for slot in range(begin, end)}
+    predictors = {
+        slot - 1
+        for begin, end in world.pairing.student_bounds.tolist()
+        for slot in range(begin, end)
+    }
     assert set(found.abs().sum(-1).nonzero()[:, 0].tolist()) == predictors
 
 
@@ -168,7 +206,9 @@ def test_half_precision_hidden_states():
 
 
 def test_longer_chunks_from_likeliest_tokens_are_compared_on_what_all_slots_list():
-    """Identical models stay at 0 whatever each slot lists; and with everything listed it is the full comparison."""
+    """Identical models stay at 0 whatever each slot lists; and with everything listed it is the
+    full comparison.
+    """
     world = make_world(chunks=CHUNKS)
     teacher_vocab = world.outputs.log_probs.shape[1]
     top = world.outputs.log_probs.topk(teacher_vocab)
@@ -193,7 +233,9 @@ def test_a_teacher_so_sure_that_its_rest_rounds_to_nothing():
     world = make_world(same=True, chunks=ONE_TO_ONE, dtype=torch.float32)
     logits = torch.zeros(world.outputs.log_probs.shape)
     logits[:, :2] = 30.0
-    outputs = teacher_outputs(logits, torch.zeros(len(logits), dtype=torch.int64), world.boundary, top_k=2)
+    outputs = teacher_outputs(
+        logits, torch.zeros(len(logits), dtype=torch.int64), world.boundary, top_k=2
+    )
     assert not (1 - outputs.top_log_probs.exp().sum(-1)).any()
     for reverse in (False, True):
         value = world.loss(LossSettings(kind="kl", reverse=reverse), outputs=outputs)[1]
@@ -224,8 +266,16 @@ def test_refusals():
         ("uld", {"vocab_size": 99}, "logits for 16 ids, its tokenizer has 99"),
         ("alm", {"targets": None}, "pass targets"),
         ("alm", {"boundary": None}, "a bool for each of the student's 13 ids, got none"),
-        ("alm", {"outputs": replace(world.outputs, boundary_log_probs=None)}, "but its outputs have none"),
-        ("uld", {"outputs": replace(world.outputs, temperature=2.0)}, "have temperature 2.0, the loss expects 1.0"),
+        (
+            "alm",
+            {"outputs": replace(world.outputs, boundary_log_probs=None)},
+            "but its outputs have none",
+        ),
+        (
+            "uld",
+            {"outputs": replace(world.outputs, temperature=2.0)},
+            "have temperature 2.0, the loss expects 1.0",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             world.loss(LossSettings(kind=kind), **changes)
@@ -273,10 +323,16 @@ class Shapes(TorchDispatchMode):
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_the_logits_of_a_row_never_exist(options):
     kind, block = options["kind"], 4
-    world = make_world(same=kind == "kl", chunks=chunks_for(kind, CHUNKS * 6) * (7 if kind == "kl" else 1))
+    world = make_world(
+        same=kind == "kl", chunks=chunks_for(kind, CHUNKS * 6) * (7 if kind == "kl" else 1)
+    )
     with Shapes() as shapes:
         world.gradients(LossSettings(**options, merge_below=0.0), block=block)
-    tall = [shape for shape in shapes.made if len(shape) == 2 and shape[1] > WIDTH and shape[0] > 2 * block]
+    tall = [
+        shape
+        for shape in shapes.made
+        if len(shape) == 2 and shape[1] > WIDTH and shape[0] > 2 * block
+    ]
     heads = {tuple(p.shape) for p in world.head.parameters()} | {tuple(world.head.weight.T.shape)}
     assert len(world.hidden) > 40
     assert set(tall) <= heads

@@ -15,7 +15,10 @@ from penstock.learn.distillation.projection import Projection
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tokenizers; the second lies in a run's folder."""
     folder = tmp_path_factory.mktemp("command")
-    one, other = ["water flows through the gate 鳥鳩鳥鳩"] * 4, ["the turbine throws water at the gate"] * 4
+    one, other = (
+        ["water flows through the gate 鳥鳩鳥鳩"] * 4,
+        ["the turbine throws water at the gate"] * 4,
+    )
     tiny_tokenizer(folder / "s", one, 290, ["<|a|>", "<|x=y|>"])
     tiny_tokenizer(folder / "run/tokenizer", other, 280, ["<|b|>"])
     return folder

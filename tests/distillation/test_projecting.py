@@ -1,4 +1,6 @@
-"""The projector against dense matrices, its gradients, and what it does with rows that have no cell."""
+"""The projector against dense matrices, its gradients, and what it does with rows that have no
+cell.
+"""
 
 import numpy as np
 import pytest
@@ -24,9 +26,14 @@ def made_up(seed: int, k: int = 3) -> Projection:
         shares = np.sort(chance.random(count).astype(np.float32) + 0.1)[::-1]
         weights[row, :count] = shares / shares.sum()
     return Projection(
-        indices=indices, weights=weights, exact=weights[:, 0] == 1, student_fingerprint="a", teacher_fingerprint="b",
-        student_size=STUDENT, teacher_size=TEACHER,
-    )  # fmt: skip
+        indices=indices,
+        weights=weights,
+        exact=weights[:, 0] == 1,
+        student_fingerprint="a",
+        teacher_fingerprint="b",
+        student_size=STUDENT,
+        teacher_size=TEACHER,
+    )
 
 
 def dense(projection: Projection) -> "torch.Tensor":
@@ -38,8 +45,12 @@ def dense(projection: Projection) -> "torch.Tensor":
     return matrix
 
 
-def probabilities(count: int, seed: int = 0, dtype: "torch.dtype" = torch.float64) -> "torch.Tensor":
-    return torch.randn(count, STUDENT, generator=torch.Generator().manual_seed(seed), dtype=dtype).softmax(1)
+def probabilities(
+    count: int, seed: int = 0, dtype: "torch.dtype" = torch.float64
+) -> "torch.Tensor":
+    return torch.randn(
+        count, STUDENT, generator=torch.Generator().manual_seed(seed), dtype=dtype
+    ).softmax(1)
 
 
 @settings(deadline=None)
@@ -52,7 +63,9 @@ def test_projected_as_by_the_dense_matrix(seed: int, count: int, learnable: bool
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     ids = torch.randint(TEACHER, (count, 4), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(projector.columns(p, ids), found.gather(1, ids), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        projector.columns(p, ids), found.gather(1, ids), atol=1e-12, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("learnable", [True, False])
@@ -61,7 +74,9 @@ def test_mass_is_kept_but_for_empty_rows(learnable: bool) -> None:
     projector, p = Projector(projection, learnable=learnable), probabilities(6)
     if learnable:
         with torch.no_grad():
-            projector.log_weights += torch.randn(STUDENT, 3, generator=torch.Generator().manual_seed(1))
+            projector.log_weights += torch.randn(
+                STUDENT, 3, generator=torch.Generator().manual_seed(1)
+            )
     kept = p[:, torch.from_numpy(~projection.empty)].sum(1)
     assert projection.empty.any()
     torch.testing.assert_close(projector(p).sum(1), kept, atol=1e-6, rtol=1e-6)
@@ -70,7 +85,11 @@ def test_mass_is_kept_but_for_empty_rows(learnable: bool) -> None:
 def test_float32_stays_float32() -> None:
     p = probabilities(4, dtype=torch.float32)
     projector = Projector(made_up(3))
-    assert projector(p).dtype == projector.columns(p, torch.zeros(4, 2, dtype=torch.int64)).dtype == torch.float32
+    assert (
+        projector(p).dtype
+        == projector.columns(p, torch.zeros(4, 2, dtype=torch.int64)).dtype
+        == torch.float32
+    )
 
 
 @pytest.mark.parametrize("learnable", [True, False])

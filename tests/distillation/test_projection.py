@@ -1,4 +1,6 @@
-"""The projection of a student's vocabulary on a teacher's, against a slow twin and on cases with known answers."""
+"""The projection of a student's vocabulary on a teacher's, against a slow twin and on cases with
+known answers.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +21,10 @@ TEXTS = [
     "the pump lifts water into the turbine, and the gate holds it back",
     "Zürich 12 345 水 don't stop\n\ty = x 鳥鳩鳥鳩",
 ]
-MORE = ["a turbine turns water into light; the gatekeeper thinks of Zürich and of 水, 345 times", "def f(x): return x"]
+MORE = [
+    "a turbine turns water into light; the gatekeeper thinks of Zürich and of 水, 345 times",
+    "def f(x): return x",
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +44,21 @@ def teacher(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def sentencepiece(folder: Path) -> Tokenizer:
-    """A SentencePiece BPE with byte fallback, so that `A` is spelled by two ids; puts a space before a text."""
+    """A SentencePiece BPE with byte fallback, so that `A` is spelled by two ids; puts a space
+    before a text.
+    """
     from sentencepiece import SentencePieceTrainer
 
     SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS[:1] * 4 + MORE[:1] * 4), model_prefix=str(folder / "spm"), vocab_size=330,
-        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        sentence_iterator=iter(TEXTS[:1] * 4 + MORE[:1] * 4),
+        model_prefix=str(folder / "spm"),
+        vocab_size=330,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
         minloglevel=2,
-    )  # fmt: skip
+    )
     return load_tokenizer(folder / "spm.model")
 
 
@@ -56,11 +68,19 @@ def spelling(tokenizer: Tokenizer) -> list[bytes]:
 
 def row(projection: Projection, token: int) -> dict[int, float]:
     cells = zip(projection.indices[token].tolist(), projection.weights[token].tolist(), strict=True)
-    return {teacher_id: pytest.approx(weight, abs=1e-6) for teacher_id, weight in cells if teacher_id >= 0}
+    return {
+        teacher_id: pytest.approx(weight, abs=1e-6)
+        for teacher_id, weight in cells
+        if teacher_id >= 0
+    }
 
 
-def slow_projection(student: Tokenizer, teacher: Tokenizer, top_k: int, decay: float, reverse: bool) -> list[dict]:
-    """Rows as dictionaries, token by token: for byte-level tokenizers, whose `encode` puts no space before a text."""
+def slow_projection(
+    student: Tokenizer, teacher: Tokenizer, top_k: int, decay: float, reverse: bool
+) -> list[dict]:
+    """Rows as dictionaries, token by token: for byte-level tokenizers, whose `encode` puts no space
+    before a text.
+    """
     ours, theirs = spelling(student), spelling(teacher)
     rows: list[dict[int, float]] = [{} for _ in ours]
 
@@ -90,14 +110,18 @@ def slow_projection(student: Tokenizer, teacher: Tokenizer, top_k: int, decay: f
 
 @pytest.mark.parametrize("top_k", [1, 3, 4])
 @pytest.mark.parametrize("reverse", [True, False])
-def test_projection_is_its_slow_twin(student: Tokenizer, teacher: Tokenizer, top_k: int, reverse: bool) -> None:
+def test_projection_is_its_slow_twin(
+    student: Tokenizer, teacher: Tokenizer, top_k: int, reverse: bool
+) -> None:
     for one, other in ((student, teacher), (teacher, student)):
         found = project(one, other, top_k=top_k, decay=0.3, reverse=reverse)
         expected = slow_projection(one, other, top_k, 0.3, reverse)
         assert [row(found, token) for token in range(one.vocab_size)] == expected
 
 
-@pytest.mark.parametrize("pair", ["student teacher", "teacher sentencepiece", "sentencepiece student"])
+@pytest.mark.parametrize(
+    "pair", ["student teacher", "teacher sentencepiece", "sentencepiece student"]
+)
 def test_rows_sum_to_one_or_are_flagged_empty(pair: str, request: pytest.FixtureRequest) -> None:
     one, other = (request.getfixturevalue(name) for name in pair.split())
     found = project(one, other)
@@ -117,7 +141,9 @@ def test_rows_sum_to_one_or_are_flagged_empty(pair: str, request: pytest.Fixture
 
 
 def test_weights_of_pieces(student: Tokenizer, teacher: Tokenizer) -> None:
-    """2 pieces: .909 and .091; 3: .9009, .0901, .0090 (NeMo-RL's); a fourth and more on the same way."""
+    """2 pieces: .909 and .091; 3: .9009, .0901, .0090 (NeMo-RL's); a fourth and more on the same
+    way.
+    """
     found = project(student, teacher, reverse=False)
     counts = (found.indices >= 0).sum(1)
     expected = {2: [1 / 1.1, 0.1 / 1.1], 3: [1 / 1.11, 0.1 / 1.11, 0.01 / 1.11]}
@@ -128,7 +154,9 @@ def test_weights_of_pieces(student: Tokenizer, teacher: Tokenizer) -> None:
 
 
 def test_pieces_spell_the_token_inside_a_text(teacher: Tokenizer, sentencepiece: Tokenizer) -> None:
-    """No synthetic space before a token, none lost that is its own, and nothing for halves of characters."""
+    """No synthetic space before a token, none lost that is its own, and nothing for halves of
+    characters.
+    """
     spellings = [
         b"gate",
         b" gate",
@@ -150,8 +178,12 @@ def test_pieces_spell_the_token_inside_a_text(teacher: Tokenizer, sentencepiece:
         ]  # fmt: skip
 
 
-def test_of_two_ids_with_the_same_bytes_the_written_one_counts(student: Tokenizer, sentencepiece: Tokenizer) -> None:
-    """SentencePiece has a piece `a` and a byte token of it, with the lower id, that encoding never writes."""
+def test_of_two_ids_with_the_same_bytes_the_written_one_counts(
+    student: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    """SentencePiece has a piece `a` and a byte token of it, with the lower id, that encoding never
+    writes.
+    """
     ids = [token for token, data in enumerate(spelling(sentencepiece)) if data == b"a"]
     written = int(encode_inside(sentencepiece, [b"a"])[0][0])
     assert len(ids) == 2
@@ -178,8 +210,12 @@ def test_control_tokens_go_by_part(student: Tokenizer, teacher: Tokenizer) -> No
         project(student, teacher, control_pairs={9999: 1})
 
 
-def test_a_control_entry_is_not_the_text_that_it_is_written_as(student: Tokenizer, folder: Path) -> None:
-    """Ids decide, not the look of strings: ` the` as control text is not the word, on neither side."""
+def test_a_control_entry_is_not_the_text_that_it_is_written_as(
+    student: Tokenizer, folder: Path
+) -> None:
+    """Ids decide, not the look of strings: ` the` as control text is not the word, on neither
+    side.
+    """
     controls = tiny_tokenizer(folder / "looks", MORE * 4, 300, [" the", "<0x41>", "<s>"])
     word = spelling(student).index(b" the")
     named = [controls.special_tokens[text] for text in (" the", "<0x41>", "<s>")]
@@ -216,14 +252,22 @@ def test_pairs_are_one_to_one(student: Tokenizer, teacher: Tokenizer) -> None:
 
 def made_up(indices: list[list[int]], weights: list[list[float]], exact: list[bool]) -> Projection:
     return Projection(
-        indices=np.array(indices, np.int32), weights=np.array(weights, np.float32), exact=np.array(exact),
-        student_fingerprint="a", teacher_fingerprint="b", student_size=len(indices), teacher_size=9,
-    )  # fmt: skip
+        indices=np.array(indices, np.int32),
+        weights=np.array(weights, np.float32),
+        exact=np.array(exact),
+        student_fingerprint="a",
+        teacher_fingerprint="b",
+        student_size=len(indices),
+        teacher_size=9,
+    )
 
 
 def test_the_heaviest_student_has_the_pair() -> None:
-    found = made_up([[5, 6], [5, 7], [5, -1], [6, -1], [-1, -1]], [[0.7, 0.3], [0.8, 0.2], [1, 0], [1, 0], [0, 0]],
-                    [False, False, False, True, False])  # fmt: skip
+    found = made_up(
+        [[5, 6], [5, 7], [5, -1], [6, -1], [-1, -1]],
+        [[0.7, 0.3], [0.8, 0.2], [1, 0], [1, 0], [0, 0]],
+        [False, False, False, True, False],
+    )
     assert found.pairs(0.6).tolist() == [[2, 5], [3, 6]]
     assert found.pairs().tolist() == [[3, 6]]
 
@@ -238,7 +282,10 @@ def test_no_common_vocabulary_is_an_error() -> None:
 
 def test_embeddings_fill_empty_rows(student: Tokenizer, teacher: Tokenizer) -> None:
     chance = np.random.default_rng(0)
-    ours, theirs = chance.normal(size=(student.vocab_size, 8)), chance.normal(size=(teacher.vocab_size, 8))
+    ours, theirs = (
+        chance.normal(size=(student.vocab_size, 8)),
+        chance.normal(size=(teacher.vocab_size, 8)),
+    )
     plain = project(student, teacher, reverse=False)
     filled = project(student, teacher, reverse=False, embeddings=(ours, theirs), top_k=3)
     of_text = student.byte_table.lengths > 0
@@ -254,27 +301,44 @@ def test_embeddings_fill_empty_rows(student: Tokenizer, teacher: Tokenizer) -> N
     assert row(filled, token) == pytest.approx(
         dict(zip(best.tolist(), (weights / weights.sum()).tolist(), strict=True))
     )
-    kept = np.flatnonzero(~plain.empty & ~plain.exact & (plain.weights[:, 2] > 0) & (plain.weights[:, 3] == 0))
+    kept = np.flatnonzero(
+        ~plain.empty & ~plain.exact & (plain.weights[:, 2] > 0) & (plain.weights[:, 3] == 0)
+    )
     np.testing.assert_array_equal(filled.indices[kept], plain.indices[kept, :3])
 
 
 def test_embeddings_mixed_into_splits(student: Tokenizer, teacher: Tokenizer) -> None:
     chance = np.random.default_rng(0)
-    vectors = chance.normal(size=(student.vocab_size, 4)), chance.normal(size=(teacher.vocab_size, 4))
+    vectors = (
+        chance.normal(size=(student.vocab_size, 4)),
+        chance.normal(size=(teacher.vocab_size, 4)),
+    )
     plain = project(student, teacher, top_k=2, reverse=False, max_pieces=2)
-    mixed = project(student, teacher, top_k=8, reverse=False, max_pieces=2, embeddings=vectors, embedding_share=0.25)
+    mixed = project(
+        student,
+        teacher,
+        top_k=8,
+        reverse=False,
+        max_pieces=2,
+        embeddings=vectors,
+        embedding_share=0.25,
+    )
     tokens = np.flatnonzero(~plain.exact & ~plain.empty)
     assert len(tokens)
     for token in tokens:
         found = dict(zip(mixed.indices[token].tolist(), mixed.weights[token].tolist(), strict=True))
-        for piece, weight in zip(plain.indices[token].tolist(), plain.weights[token].tolist(), strict=True):
+        for piece, weight in zip(
+            plain.indices[token].tolist(), plain.weights[token].tolist(), strict=True
+        ):
             assert piece < 0 or found[piece] >= 0.75 * weight - 1e-6
     np.testing.assert_array_equal(mixed.indices[mixed.exact, 0], plain.indices[plain.exact, 0])
     with pytest.raises(ConfigError, match=r"embeddings.*shapes.*\[300"):
         project(student, teacher, embeddings=(vectors[0][:10], vectors[1]))
 
 
-def test_saved_and_loaded(student: Tokenizer, teacher: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path) -> None:
+def test_saved_and_loaded(
+    student: Tokenizer, teacher: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
+) -> None:
     found = project(student, teacher)
     found.save(tmp_path / "made" / "p.safetensors")
     loaded = Projection.load(tmp_path / "made" / "p.safetensors")
@@ -323,7 +387,9 @@ CELLS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8), st.integers(1, 
 
 @settings(deadline=None)
 @given(CELLS, st.integers(1, 5))
-def test_cells_are_summed_and_the_heaviest_kept(listed: list[tuple[int, int, int]], top_k: int) -> None:
+def test_cells_are_summed_and_the_heaviest_kept(
+    listed: list[tuple[int, int, int]], top_k: int
+) -> None:
     arrays = np.array(listed, np.int64).reshape(-1, 3)
     cells = Cells(rows=arrays[:, 0], columns=arrays[:, 1], weights=arrays[:, 2].astype(np.float64))
     indices, weights = heaviest(cells.summed(9), 6, top_k)
@@ -333,13 +399,19 @@ def test_cells_are_summed_and_the_heaviest_kept(listed: list[tuple[int, int, int
             expected[column] = expected.get(column, 0) + weight
         best = sorted(expected.items(), key=lambda cell: (-cell[1], cell[0]))[:top_k]
         total = sum(weight for _, weight in best)
-        assert indices[number].tolist() == [column for column, _ in best] + [-1] * (top_k - len(best))
-        np.testing.assert_allclose(weights[number, : len(best)], [weight / total for _, weight in best], rtol=1e-6)
+        assert indices[number].tolist() == [column for column, _ in best] + [-1] * (
+            top_k - len(best)
+        )
+        np.testing.assert_allclose(
+            weights[number, : len(best)], [weight / total for _, weight in best], rtol=1e-6
+        )
 
 
 @pytest.mark.real_data
 def test_real_vocabularies(real_data: Path) -> None:
-    """A SentencePiece vocabulary of 32 k on a byte-level one of 151 k and back: nearly no row is empty."""
+    """A SentencePiece vocabulary of 32 k on a byte-level one of 151 k and back: nearly no row is
+    empty.
+    """
     phi = load_tokenizer(real_data / "tokenizers/hf/phi-3-mini/tokenizer.json.gz")
     qwen = load_tokenizer(real_data / "tokenizers/hf_derived/qwen2.5/tokenizer.json.gz")
     found = project(phi, qwen)
@@ -352,4 +424,6 @@ def test_real_vocabularies(real_data: Path) -> None:
     split = np.flatnonzero(~found.exact & ~found.empty)[::97]
     for token in split.tolist():
         pieces = [theirs[piece] for piece in found.indices[token] if piece >= 0]
-        assert any(ours[token].startswith(piece) or piece.startswith(ours[token]) for piece in pieces)
+        assert any(
+            ours[token].startswith(piece) or piece.startswith(ours[token]) for piece in pieces
+        )

@@ -1,4 +1,6 @@
-"""Teacher rows: the same documents in the teacher's tokens, and only chunks that both sides can be held to."""
+"""Teacher rows: the same documents in the teacher's tokens, and only chunks that both sides can be
+held to.
+"""
 
 import multiprocessing
 import pickle
@@ -37,8 +39,16 @@ def corpus(tmp_path_factory, student):
 
 
 def build(corpus, companion, **settings):
-    defaults = {"sequence_length": 96, "rows_per_step": 4, "seed": 3, "window_rows": 32, "threads": 0}
-    return Loader(Source(corpus, max_epochs=1, name="text"), companion=companion, **{**defaults, **settings})
+    defaults = {
+        "sequence_length": 96,
+        "rows_per_step": 4,
+        "seed": 3,
+        "window_rows": 32,
+        "threads": 0,
+    }
+    return Loader(
+        Source(corpus, max_epochs=1, name="text"), companion=companion, **{**defaults, **settings}
+    )
 
 
 def rows_of(loader, count=None):
@@ -47,7 +57,14 @@ def rows_of(loader, count=None):
 
 def assert_same_teacher_row(left: TeacherRow, right: TeacherRow) -> None:
     assert_same_row(left.input, right.input)
-    for name in ("student_bounds", "teacher_bounds", "weights", "documents", "text_bytes", "pieces"):
+    for name in (
+        "student_bounds",
+        "teacher_bounds",
+        "weights",
+        "documents",
+        "text_bytes",
+        "pieces",
+    ):
         mine, theirs = getattr(left, name), getattr(right, name)
         assert mine.dtype == theirs.dtype
         np.testing.assert_array_equal(mine, theirs, err_msg=name)
@@ -64,7 +81,9 @@ def assert_same_results(left, right):
 def assert_sound(row, made):
     """What holds for every teacher row, whatever it was made from."""
     packed = made.input
-    assert made.student_bounds.dtype == made.teacher_bounds.dtype == made.documents.dtype == np.int32
+    assert (
+        made.student_bounds.dtype == made.teacher_bounds.dtype == made.documents.dtype == np.int32
+    )
     assert made.weights.dtype == np.float32
     assert (made.weights > 0).all()
     for bounds, side in ((made.student_bounds, row), (made.teacher_bounds, packed)):
@@ -129,7 +148,12 @@ def test_parts_that_begin_and_end_inside_a_character(tmp_path, student, teacher)
     ids = student.encode(text)
     corpus = write_dataset(tmp_path / "cut", [ids], tokenizer=TokenizerInfo.of(student))
     for length in (7, 8, 9, 11):
-        loader = build(corpus, TeacherRows(student, [TeacherText(teacher)]), sequence_length=length, packing="concat")
+        loader = build(
+            corpus,
+            TeacherRows(student, [TeacherText(teacher)]),
+            sequence_length=length,
+            packing="concat",
+        )
         for row in rows_of(loader):
             (made,) = row.distillation
             assert_sound(row, made)
@@ -152,8 +176,13 @@ def test_resume_and_ranks(corpus, student, teacher):
     assert_exact_resume(lambda: build(corpus, companion, threads=2), 4)
     assert_ranks_share_steps(lambda rank: build(corpus, companion, data_parallel=rank), [1, 2], 4)
     whole = rows_of(build(corpus, companion), 4)
-    ranks = [[list(step) for step in islice(build(corpus, companion, data_parallel=(rank, 2)), 4)] for rank in (0, 1)]
-    assert_same_results([row for parts in zip(*ranks, strict=True) for part in parts for row in part], whole)
+    ranks = [
+        [list(step) for step in islice(build(corpus, companion, data_parallel=(rank, 2)), 4)]
+        for rank in (0, 1)
+    ]
+    assert_same_results(
+        [row for parts in zip(*ranks, strict=True) for part in parts for row in part], whole
+    )
 
 
 def rows_in_process(corpus, companion):
@@ -167,7 +196,9 @@ def test_a_spawned_process_makes_the_same(corpus, student, teacher):
     for mine, row in zip(made, rows_of(build(corpus, companion), 2), strict=True):
         assert_same_teacher_row(mine[0], row.distillation[0])
     # What travels is the vocabularies, and no tables.
-    sources = sum(len(content) for side in (student, teacher) for content in side.source_bytes.values())
+    sources = sum(
+        len(content) for side in (student, teacher) for content in side.source_bytes.values()
+    )
     assert len(pickle.dumps(companion)) < sources + 20_000
 
 
@@ -178,8 +209,12 @@ def test_the_same_tokenizer_reads_the_row_itself(corpus, student):
         assert made.same_tokenizer
         assert np.shares_memory(made.input.tokens, row.tokens)
         np.testing.assert_array_equal(made.student_bounds, made.teacher_bounds)
-        predictors = np.flatnonzero((row.targets[0] != IGNORE)[:-1] & (np.diff(row.document_ids) == 0))
-        np.testing.assert_array_equal(made.student_bounds, np.stack([predictors + 1, predictors + 2], 1))
+        predictors = np.flatnonzero(
+            (row.targets[0] != IGNORE)[:-1] & (np.diff(row.document_ids) == 0)
+        )
+        np.testing.assert_array_equal(
+            made.student_bounds, np.stack([predictors + 1, predictors + 2], 1)
+        )
         np.testing.assert_array_equal(made.weights, row.loss_weights[0][predictors])
 
 
@@ -215,16 +250,24 @@ def test_padding_is_in_no_chunk_even_where_it_is_eos(corpus, student, teacher):
     assert real_ends > 100
 
 
-def test_a_first_token_has_no_predictor_whatever_the_slot_before_it_counts(tmp_path, student, teacher):
-    """As when a split part lies before a document: its last slot has a target, in no row with it."""
+def test_a_first_token_has_no_predictor_whatever_the_slot_before_it_counts(
+    tmp_path, student, teacher
+):
+    """As when a split part lies before a document: its last slot has a target, in no row with
+    it.
+    """
     documents = [[student.bos_id, *student.encode("water the pipe")]] * 4
     corpus = write_dataset(tmp_path / "few", documents, tokenizer=TokenizerInfo.of(student))
-    rows = TeacherRows(student, [TeacherText(teacher, bos=False), TeacherText(teacher), TeacherText(student)])
+    rows = TeacherRows(
+        student, [TeacherText(teacher, bos=False), TeacherText(teacher), TeacherText(student)]
+    )
 
     class Counting:
         def begin(self, sources):
             ready = rows.begin(sources)
-            return lambda row, pieces: ready(replace(row, loss_weights=np.ones_like(row.loss_weights)), pieces)
+            return lambda row, pieces: ready(
+                replace(row, loss_weights=np.ones_like(row.loss_weights)), pieces
+            )
 
     for row in rows_of(build(corpus, Counting())):
         for made in row.distillation:
@@ -233,7 +276,9 @@ def test_a_first_token_has_no_predictor_whatever_the_slot_before_it_counts(tmp_p
 
 def test_row_length_is_a_multiple_and_no_more(corpus, student, teacher):
     for multiple in (1, 64):
-        for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher, multiple=multiple)])), 3):
+        for row in rows_of(
+            build(corpus, TeacherRows(student, [TeacherText(teacher, multiple=multiple)])), 3
+        ):
             (made,) = row.distillation
             assert_sound(row, made)
             assert made.input.sequence_length % multiple == 0
@@ -246,10 +291,15 @@ def test_bos_on_one_side_leaves_the_content_as_it_was(corpus, student, teacher):
     for row, other in zip(with_bos, plain, strict=True):
         (made,), (without,) = row.distillation, other.distillation
         assert_sound(row, made)
-        assert (made.input.tokens[made.input.positions == 0][: row.num_documents] == teacher.bos_id).all()
-        # The first chunk has no predictor on the student's side, with BOS before the teacher's or not.
+        assert (
+            made.input.tokens[made.input.positions == 0][: row.num_documents] == teacher.bos_id
+        ).all()
+        # The first chunk has no predictor on the student's side, with BOS before the teacher's or
+        # not.
         np.testing.assert_array_equal(made.student_bounds, without.student_bounds)
-        np.testing.assert_array_equal(made.teacher_bounds, without.teacher_bounds + made.documents[:, None] + 1)
+        np.testing.assert_array_equal(
+            made.teacher_bounds, without.teacher_bounds + made.documents[:, None] + 1
+        )
 
 
 def test_bos_on_both_sides_trains_the_first_word(tmp_path, student, teacher):
@@ -257,7 +307,9 @@ def test_bos_on_both_sides_trains_the_first_word(tmp_path, student, teacher):
     documents = [np.append([student.bos_id], student.encode(text)) for text in texts]
     corpus = write_dataset(tmp_path / "bos", documents, tokenizer=TokenizerInfo.of(student))
     for bos in (None, True, False):
-        for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher, bos=bos)]), packing="none")):
+        for row in rows_of(
+            build(corpus, TeacherRows(student, [TeacherText(teacher, bos=bos)]), packing="none")
+        ):
             (made,) = row.distillation
             assert_sound(row, made)
             assert (made.input.tokens[0] == teacher.bos_id) == (bos is not False)
@@ -274,7 +326,9 @@ def test_weights_are_means_and_an_untrained_token_takes_its_chunk_out(tmp_path, 
         edges = np.unique(generator.integers(0, len(ids) + 1, 6)).tolist()
         weights = generator.choice([0.0, 0.5, 2.0], len(edges) - 1).tolist()
         spans.append([span for span in zip(edges[:-1], edges[1:], weights, strict=True) if span[2]])
-    corpus = write_dataset(tmp_path / "weighted", documents, spans=spans, tokenizer=TokenizerInfo.of(student))
+    corpus = write_dataset(
+        tmp_path / "weighted", documents, spans=spans, tokenizer=TokenizerInfo.of(student)
+    )
     listed = 0
     for row in rows_of(build(corpus, TeacherRows(student, [TeacherText(teacher)]))):
         (made,) = row.distillation
@@ -290,7 +344,9 @@ def test_rows_without_loss_weights_take_them_from_the_targets(corpus, student, t
     companion = TeacherRows(student, [TeacherText(teacher), TeacherText(student)])
     lean = InputRequirements(asked_by="a lean model", cu_seqlens=True)
     for mine, theirs in zip(
-        rows_of(build(corpus, companion, requirements=lean)), rows_of(build(corpus, companion)), strict=True
+        rows_of(build(corpus, companion, requirements=lean)),
+        rows_of(build(corpus, companion)),
+        strict=True,
     ):
         assert mine.loss_weights is None
         for one, other in zip(mine.distillation, theirs.distillation, strict=True):
@@ -300,11 +356,20 @@ def test_rows_without_loss_weights_take_them_from_the_targets(corpus, student, t
 
 
 def test_rows_without_a_chunk(tmp_path, student, teacher):
-    """Documents of one token, documents of control tokens alone, bytes that are no text, and rows that are empty."""
-    documents = [[5], [student.eos_id, student.eos_id], student.encode("水")[:1], student.encode("a")] * 3
+    """Documents of one token, documents of control tokens alone, bytes that are no text, and rows
+    that are empty.
+    """
+    documents = [
+        [5],
+        [student.eos_id, student.eos_id],
+        student.encode("水")[:1],
+        student.encode("a"),
+    ] * 3
     corpus = write_dataset(tmp_path / "short", documents, tokenizer=TokenizerInfo.of(student))
     companion = TeacherRows(student, [TeacherText(teacher, multiple=8), TeacherText(student)])
-    rows = rows_of(build(corpus, companion, sequence_length=4, rows_per_step=8, data_parallel=(7, 8)))
+    rows = rows_of(
+        build(corpus, companion, sequence_length=4, rows_per_step=8, data_parallel=(7, 8))
+    )
     rows += rows_of(build(corpus, companion, sequence_length=4, packing="none"))
     assert any(row.num_documents == 0 for row in rows)
     for row in rows:
@@ -325,15 +390,28 @@ def test_objectives_that_rewrite_are_for_teachers_with_the_same_tokenizer(corpus
     denoise = Denoise([SpanCorruption(0.15, 3)], sentinels=list(range(280, 300)))
     source = Source(corpus, name="noisy", objective=denoise, max_epochs=1)
     with pytest.raises(ConfigError, match=r"'noisy'.*'denoise'.*documents.*causal"):
-        Loader(source, sequence_length=96, rows_per_step=4, companion=TeacherRows(student, [TeacherText(teacher)]))
-    loader = Loader(source, sequence_length=96, rows_per_step=4, companion=TeacherRows(student, [TeacherText(student)]))
+        Loader(
+            source,
+            sequence_length=96,
+            rows_per_step=4,
+            companion=TeacherRows(student, [TeacherText(teacher)]),
+        )
+    loader = Loader(
+        source,
+        sequence_length=96,
+        rows_per_step=4,
+        companion=TeacherRows(student, [TeacherText(student)]),
+    )
     for row in rows_of(loader, 3):
         (made,) = row.distillation
         assert (
-            made.input.prefix_lengths is row.prefix_lengths or (made.input.prefix_lengths == row.prefix_lengths).all()
+            made.input.prefix_lengths is row.prefix_lengths
+            or (made.input.prefix_lengths == row.prefix_lengths).all()
         )
         predictors = made.student_bounds[:, 0] - 1
-        np.testing.assert_array_equal(row.targets[0][predictors], row.tokens[made.student_bounds[:, 0]])
+        np.testing.assert_array_equal(
+            row.targets[0][predictors], row.tokens[made.student_bounds[:, 0]]
+        )
         assert len(predictors) == (row.targets[0] != IGNORE).sum()
     cut = Loader(
         source,

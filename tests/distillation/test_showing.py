@@ -18,10 +18,18 @@ def sides(tmp_path):
 
 def first_row(tmp_path, sides, **settings):
     student, teacher = sides
-    documents = [[*student.encode(text), student.eos_id] for text in ("water the pipe", "the pressure")]
+    documents = [
+        [*student.encode(text), student.eos_id] for text in ("water the pipe", "the pressure")
+    ]
     data = write_dataset(tmp_path / "data", documents, tokenizer=TokenizerInfo.of(student))
     companion = TeacherRows(student, [TeacherText(teacher)])
-    loader = Loader(Source(data, shuffle="none"), sequence_length=40, rows_per_step=1, companion=companion, **settings)
+    loader = Loader(
+        Source(data, shuffle="none"),
+        sequence_length=40,
+        rows_per_step=1,
+        companion=companion,
+        **settings,
+    )
     return next(iter(loader))[0]
 
 

@@ -1,4 +1,6 @@
-"""A teacher on disk: outputs are read back as stored, however rows are packed; kills, changes, damage are reported."""
+"""A teacher on disk: outputs are read back as stored, however rows are packed; kills, changes,
+damage are reported.
+"""
 
 import json
 import os
@@ -67,7 +69,13 @@ def model() -> Any:
 def make_loader(folder: Path, student: Tokenizer, teacher: Tokenizer, **settings: Any) -> Loader:
     names, text = settings.pop("names", SOURCES), settings.pop("text", {})
     sources = [Source(folder / name, max_epochs=settings.pop("max_epochs", 1)) for name in names]
-    defaults = {"sequence_length": 64, "rows_per_step": 4, "seed": 3, "window_rows": 16, "threads": 0}
+    defaults = {
+        "sequence_length": 64,
+        "rows_per_step": 4,
+        "seed": 3,
+        "window_rows": 16,
+        "threads": 0,
+    }
     companion = TeacherRows(student, [TeacherText(teacher, **text)])
     return Loader(Mixture(sources), companion=companion, **{**defaults, **settings})
 
@@ -85,20 +93,33 @@ def sources_of(loader: Loader) -> list[str]:
     return [dataset.fingerprint for dataset in loader.datasets]
 
 
-def pieces_of(row: TeacherRow, outputs: TeacherOutputs) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
+def pieces_of(
+    row: TeacherRow, outputs: TeacherOutputs
+) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
     for piece, (begin, end) in zip(row.pieces.tolist(), document_bounds(row), strict=True):
-        yield tuple(piece), {name: tensor[begin:end].numpy() for name, tensor in outputs.tensors().items()}
+        yield (
+            tuple(piece),
+            {name: tensor[begin:end].numpy() for name, tensor in outputs.tensors().items()},
+        )
 
 
 @pytest.fixture
-def write(tmp_path: Path, folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, model: Any) -> Any:
+def write(
+    tmp_path: Path, folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, model: Any
+) -> Any:
     """Writes a cache of the two datasets; settings of the loader, and of the cache."""
 
     def run(to: str = "cache", wanted: Wanted = WANTED, **settings: Any) -> Path:
-        given = {name: settings.pop(name) for name in ("precision", "part_bytes", "name") if name in settings}
+        given = {
+            name: settings.pop(name)
+            for name in ("precision", "part_bytes", "name")
+            if name in settings
+        }
         loader = make_loader(folder, student, teacher_tokenizer, **settings)
         teacher = ModelTeacher(model, teacher_tokenizer, wanted)
-        write_cache(loader, teacher, tmp_path / to, tokenizer=teacher_tokenizer, wanted=wanted, **given)
+        write_cache(
+            loader, teacher, tmp_path / to, tokenizer=teacher_tokenizer, wanted=wanted, **given
+        )
         return tmp_path / to
 
     return run
@@ -122,14 +143,18 @@ def test_reads_the_bits_that_the_teacher_gave(
 def test_a_cache_of_a_joined_source_is_of_that_source(
     folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, model: Any, write: Any
 ) -> None:
-    """Documents are numbered through all parts, so another packing finds them, and other sources are refused."""
+    """Documents are numbered through all parts, so another packing finds them, and other sources
+    are refused.
+    """
     joined = ("[ab]",)
     cache = write(precision="float32", names=joined)
     due = {}
     live = ModelTeacher(model, teacher_tokenizer, WANTED)
     for row in rows_of(make_loader(folder, student, teacher_tokenizer, names=joined)):
         due |= dict(pieces_of(row, live.outputs(row)))
-    changed = make_loader(folder, student, teacher_tokenizer, names=joined, seed=9, packing="next_fit")
+    changed = make_loader(
+        folder, student, teacher_tokenizer, names=joined, seed=9, packing="next_fit"
+    )
     cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(changed))
     found = {}
     for row in rows_of(changed):
@@ -147,14 +172,18 @@ def test_a_cache_of_a_joined_source_is_of_that_source(
 def test_however_rows_are_packed_and_sources_are_mixed(
     folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, model: Any, write: Any
 ) -> None:
-    """Other order, packing, epochs, and one source of the two under another number: the same bits for each piece."""
+    """Other order, packing, epochs, and one source of the two under another number: the same bits
+    for each piece.
+    """
     cache = write(precision="float32")
     written = make_loader(folder, student, teacher_tokenizer)
     live = ModelTeacher(model, teacher_tokenizer, WANTED)
     expected = {}
     for row in rows_of(written):
         expected |= dict(pieces_of(row, live.outputs(row)))
-    changed = make_loader(folder, student, teacher_tokenizer, names="b", seed=9, packing="next_fit", max_epochs=2)
+    changed = make_loader(
+        folder, student, teacher_tokenizer, names="b", seed=9, packing="next_fit", max_epochs=2
+    )
     cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(changed))
     seen = 0
     for row in rows_of(changed):
@@ -177,7 +206,9 @@ def test_half_precision_keeps_the_mass(
         assert torch.equal(found.top_ids, expected.top_ids)
         error = (found.top_log_probs - expected.top_log_probs)[:used].abs()
         assert (error <= expected.top_log_probs[:used].abs().amax(-1, keepdim=True) * 2**-10).all()
-        masses = [outputs.top_log_probs[:used].double().exp().sum(-1) for outputs in (found, expected)]
+        masses = [
+            outputs.top_log_probs[:used].double().exp().sum(-1) for outputs in (found, expected)
+        ]
         torch.testing.assert_close(*masses, rtol=0, atol=1e-6)
         for name in ("token_log_probs", "boundary_log_probs", "entropy"):
             assert torch.equal(getattr(found, name), getattr(expected, name))
@@ -196,9 +227,16 @@ def test_fewer_tokens_are_the_likeliest(
 
 
 def test_a_finished_cache_and_parts(write: Any, folder: Path) -> None:
-    """One part or many: the same pieces; nothing else is left in the folder, and datasets are as they were."""
+    """One part or many: the same pieces; nothing else is left in the folder, and datasets are as
+    they were.
+    """
     whole, cut = write("whole"), write("cut", part_bytes=1)
-    assert {path.name for path in whole.iterdir()} == {"cache.json", "index.u64", "part-00000.bin", "tokenizer"}
+    assert {path.name for path in whole.iterdir()} == {
+        "cache.json",
+        "index.u64",
+        "part-00000.bin",
+        "tokenizer",
+    }
     parts = CacheManifest.load(cut).part_bytes
     assert len(parts) > 3
     assert (
@@ -231,13 +269,20 @@ class Dies:
 
 
 def test_goes_on_from_the_last_part(
-    tmp_path: Path, folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, model: Any, write: Any
+    tmp_path: Path,
+    folder: Path,
+    student: Tokenizer,
+    teacher_tokenizer: Tokenizer,
+    model: Any,
+    write: Any,
 ) -> None:
     whole, broken = write("whole", part_bytes=1), tmp_path / "broken"
     teacher = ModelTeacher(model, teacher_tokenizer, WANTED)
     given = {"tokenizer": teacher_tokenizer, "wanted": WANTED, "part_bytes": 1}
     with pytest.raises(RuntimeError, match="the power is gone"):
-        write_cache(make_loader(folder, student, teacher_tokenizer), Dies(teacher, 9), broken, **given)
+        write_cache(
+            make_loader(folder, student, teacher_tokenizer), Dies(teacher, 9), broken, **given
+        )
     assert (broken / layout.part_name(1)).is_file()
     with pytest.raises(FormatError, match="an unfinished cache; run the same"):
         CachedTeacher(broken, teacher_tokenizer, WANTED, [])
@@ -254,21 +299,20 @@ def test_goes_on_from_the_last_part(
 def test_kill_at_any_moment(
     tmp_path: Path, folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, write: Any
 ) -> None:
-    """With kill -9, after two parts: what is there is no cache, and the next run completes it to the same bytes."""
+    """With kill -9, after two parts: what is there is no cache, and the next run completes it to
+    the same bytes.
+    """
     whole, broken = write("whole", part_bytes=20_000), tmp_path / "broken"
     program = (
-        "import sys; from pathlib import Path\n"
-        "from test_teacher_cache import *\n"
-        "from penstock import load_tokenizer\n"
-        "folder, to = map(Path, sys.argv[1:])\n"
-        "student, teacher = Dataset.open(folder / 'a').loaded_tokenizer, load_tokenizer(folder / 'teacher')\n"
-        "class Stops(Dies):\n"
-        "    def outputs(self, row):\n"
-        "        while (to / f'{layout.part_name(1)}.json').is_file(): signal.pause()\n"
-        "        return super().outputs(row)\n"
-        "live = Stops(ModelTeacher(tiny_teacher(vocab_size=448), teacher, WANTED), 1 << 30)\n"
-        "loader = make_loader(folder, student, teacher)\n"
-        "write_cache(loader, live, to, tokenizer=teacher, wanted=WANTED, part_bytes=20_000)\n"
+        "import sys; from pathlib import Path\nfrom test_teacher_cache import *\nfrom "
+        "penstock import load_tokenizer\nfolder, to = map(Path, sys.argv[1:])\nstudent, "
+        "teacher = Dataset.open(folder / 'a').loaded_tokenizer, load_tokenizer(folder / "
+        "'teacher')\nclass Stops(Dies):\n    def outputs(self, row):\n        while (to / "
+        "f'{layout.part_name(1)}.json').is_file(): signal.pause()\n        return "
+        "super().outputs(row)\nlive = Stops(ModelTeacher(tiny_teacher(vocab_size=448), "
+        "teacher, WANTED), 1 << 30)\nloader = make_loader(folder, student, "
+        "teacher)\nwrite_cache(loader, live, to, tokenizer=teacher, wanted=WANTED, "
+        "part_bytes=20_000)\n"
     )
     command = [sys.executable, "-c", program, str(folder), str(broken)]
     with subprocess.Popen(command, env=child_environment()) as process:
@@ -293,7 +337,10 @@ def test_a_changed_byte_names_the_piece(
     path.write_bytes(data)
     cached = CachedTeacher(cache, teacher_tokenizer, WANTED, sources_of(loader))
     _, document, begin, tokens = row.pieces[0].tolist()
-    name = rf"document {document} of [ab] \(tokens {begin} to {begin + tokens}\), at byte 0, differs from its checksum"
+    name = (
+        rf"document {document} of [ab] \(tokens {begin} to {begin + tokens}\), at byte 0, differs "
+        rf"from its checksum"
+    )
     with pytest.raises(CorruptionError, match=name):
         cached.outputs(row)
     path.write_bytes(data[:-1])
@@ -302,7 +349,9 @@ def test_a_changed_byte_names_the_piece(
 
 
 @pytest.mark.parametrize("name", ["cache.json", "index.u64"])
-def test_damage_elsewhere(folder: Path, teacher_tokenizer: Tokenizer, write: Any, name: str) -> None:
+def test_damage_elsewhere(
+    folder: Path, teacher_tokenizer: Tokenizer, write: Any, name: str
+) -> None:
     cache = write()
     data = bytearray((cache / name).read_bytes())
     for place in range(0, len(data), max(len(data) // 40, 1)):
@@ -332,7 +381,9 @@ def test_what_does_not_fit_is_refused(
         CachedTeacher(tmp_path / "elsewhere", teacher, WANTED, sources)
     cached = CachedTeacher(cache, teacher, WANTED, sources)
     for settings in ({"sequence_length": 48}, {"packing": "concat"}):
-        with pytest.raises(ConfigError, match=r"holds nothing of document \d+ of [ab].*rows of 64 tokens"):
+        with pytest.raises(
+            ConfigError, match=r"holds nothing of document \d+ of [ab].*rows of 64 tokens"
+        ):
             read_all(cached, make_loader(folder, student, teacher, **settings))
     with pytest.raises(ConfigError, match=r"teacher.*read.*tokens.*cache"):
         read_all(cached, make_loader(folder, student, teacher, text={"max_tokens": 4}))
@@ -372,7 +423,9 @@ def test_manifest_of_another_version(write: Any) -> None:
 def test_the_same_documents_in_another_order_have_no_cache(
     tmp_path: Path, folder: Path, student: Tokenizer, teacher_tokenizer: Tokenizer, write: Any
 ) -> None:
-    """Pieces are looked up by the document's number, so the key follows the order in which documents were read."""
+    """Pieces are looked up by the document's number, so the key follows the order in which
+    documents were read.
+    """
     cache = write()
     prepare_here(reversed(water_texts(40, seed=0)), student, tmp_path / "a", add_bos="no")
     with pytest.raises(ConfigError, match="holds nothing of dataset"):
@@ -383,8 +436,13 @@ def reseal(cache: Path, **changes: Any) -> None:
     """Forge a cache: other values in its manifest, and all sums as they should be."""
     value = json.loads((cache / layout.MANIFEST).read_bytes())
     index = np.fromfile(cache / layout.INDEX, np.uint64)
-    value |= {"index_checksum": checksum(index), **{k: v for k, v in changes.items() if k not in value["settings"]}}
-    value["settings"] |= {name: change for name, change in changes.items() if name in value["settings"]}
+    value |= {
+        "index_checksum": checksum(index),
+        **{k: v for k, v in changes.items() if k not in value["settings"]},
+    }
+    value["settings"] |= {
+        name: change for name, change in changes.items() if name in value["settings"]
+    }
     del value["seal"]
     (cache / layout.MANIFEST).write_text(json.dumps({**value, "seal": layout._seal(value)}))
 
@@ -400,7 +458,10 @@ def reseal(cache: Path, **changes: Any) -> None:
         ({"top_k": 2**40}, "settings.top_k is 1099511627776 of a vocabulary"),
         ({"top_k": 64}, r"piece \d+ does not lie inside its part"),
         ({"temperature": float("nan")}, "settings.temperature: expected a number, found nan"),
-        ({"precision": "int8"}, "settings.precision: expected one of float16, float32, found 'int8'"),
+        (
+            {"precision": "int8"},
+            "settings.precision: expected one of float16, float32, found 'int8'",
+        ),
         ({"names": []}, "2 sources and 0 names"),
         ({"extra": 1}, "extra: unknown"),
     ],
@@ -416,7 +477,9 @@ def test_a_forged_manifest(
 
 @pytest.mark.parametrize("column", [layout.SLOTS, layout.PART, layout.OFFSET])
 @pytest.mark.parametrize("value", [2**62, 2**64 - 8, 2**33, 12])
-def test_a_forged_index(folder: Path, teacher_tokenizer: Tokenizer, write: Any, column: int, value: int) -> None:
+def test_a_forged_index(
+    folder: Path, teacher_tokenizer: Tokenizer, write: Any, column: int, value: int
+) -> None:
     """Pieces that lie outside their part are found before memory is asked for them."""
     cache = write()
     index = np.fromfile(cache / layout.INDEX, np.uint64).reshape(layout.COLUMNS, -1)
@@ -425,7 +488,9 @@ def test_a_forged_index(folder: Path, teacher_tokenizer: Tokenizer, write: Any, 
     reseal(cache)
     if (column, value) == (layout.SLOTS, 12):
         return  # a length that a piece may have
-    with pytest.raises(CorruptionError, match=rf"piece {index.shape[1] - 1} does not lie inside its part"):
+    with pytest.raises(
+        CorruptionError, match=rf"piece {index.shape[1] - 1} does not lie inside its part"
+    ):
         CachedTeacher(cache, teacher_tokenizer, WANTED, [])
 
 
@@ -450,7 +515,9 @@ def test_tokens_outside_the_vocabulary(
         read_all(cached, loader)
 
 
-def test_a_link_to_another_part(folder: Path, teacher_tokenizer: Tokenizer, write: Any, tmp_path: Path) -> None:
+def test_a_link_to_another_part(
+    folder: Path, teacher_tokenizer: Tokenizer, write: Any, tmp_path: Path
+) -> None:
     cache = write()
     (cache / "part-00000.bin").rename(tmp_path / "part")
     (cache / "part-00000.bin").symlink_to(tmp_path / "part")

@@ -4,7 +4,13 @@ import math
 
 import pytest
 import torch
-from teacher_makers import PADDED_VOCABULARY, assert_same, make_teacher_row, tiny_teacher, word_tokenizer
+from teacher_makers import (
+    PADDED_VOCABULARY,
+    assert_same,
+    make_teacher_row,
+    tiny_teacher,
+    word_tokenizer,
+)
 
 from makers.rows import random_tokens
 from penstock.core.errors import ConfigError, IsolationError
@@ -30,7 +36,9 @@ def test_plain_formulas() -> None:
     assert found.boundary_log_probs is not None
     assert found.log_probs.dtype == torch.float64
     torch.testing.assert_close(found.log_probs[:used], logs[:used], rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.entropy[:used], -(logs.exp() * logs).sum(-1)[:used], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found.entropy[:used], -(logs.exp() * logs).sum(-1)[:used], rtol=0, atol=1e-12
+    )
     expected = logs[:, BOUNDARY].logsumexp(-1)
     torch.testing.assert_close(found.boundary_log_probs[:used], expected[:used], rtol=0, atol=1e-12)
     for slot in range(used):
@@ -47,12 +55,16 @@ def test_logits_beyond_the_tokenizer_count_for_nothing() -> None:
     found = outputs_of(model, row, Wanted(), vocab_size=VOCABULARY)
     assert found.log_probs is not None
     assert found.log_probs.shape == (len(row.tokens), VOCABULARY)
-    torch.testing.assert_close(found.log_probs[: row.num_tokens].exp().sum(-1), torch.ones(row.num_tokens))
+    torch.testing.assert_close(
+        found.log_probs[: row.num_tokens].exp().sum(-1), torch.ones(row.num_tokens)
+    )
 
 
 def test_temperature_is_of_the_distributions_alone() -> None:
     model, row = tiny_teacher(), random_tokens()
-    warm = outputs_of(model, row, Wanted(temperature=3.0, boundary=True), vocab_size=VOCABULARY, boundary=BOUNDARY)
+    warm = outputs_of(
+        model, row, Wanted(temperature=3.0, boundary=True), vocab_size=VOCABULARY, boundary=BOUNDARY
+    )
     plain = outputs_of(model, row, FULL, vocab_size=VOCABULARY, boundary=BOUNDARY)
     expected = torch.log_softmax(all_logits(model, row) / 3.0, -1)
     assert warm.log_probs is not None
@@ -97,7 +109,9 @@ def test_top_k_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, row = tiny_teacher(), random_tokens((400, 300), padding=0)
     seen = []
     head = type(model).logits
-    monkeypatch.setattr(type(model), "logits", lambda self, hidden: seen.append(len(hidden)) or head(self, hidden))
+    monkeypatch.setattr(
+        type(model), "logits", lambda self, hidden: seen.append(len(hidden)) or head(self, hidden)
+    )
     outputs_of(model, row, Wanted(top_k=2), vocab_size=VOCABULARY, block=64)
     assert max(seen) <= 64
     assert sum(seen) == 700 + 1
@@ -112,7 +126,9 @@ def test_mode_and_gradients_stay_as_they_were() -> None:
     assert model.training
     assert modes == [False]
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert not any(tensor.requires_grad or tensor.is_inference() for tensor in found.tensors().values())
+    assert not any(
+        tensor.requires_grad or tensor.is_inference() for tensor in found.tensors().values()
+    )
 
 
 def test_targets_and_weights_of_the_row_do_not_matter() -> None:
@@ -127,7 +143,10 @@ def test_model_teacher_is_the_function() -> None:
     model, tokenizer, row = tiny_teacher(), word_tokenizer(), make_teacher_row()
     teacher = ModelTeacher(model, tokenizer, FULL)
     teacher.ask([row])
-    assert_same(teacher.outputs(row), outputs_of(model, row.input, FULL, vocab_size=VOCABULARY, boundary=BOUNDARY))
+    assert_same(
+        teacher.outputs(row),
+        outputs_of(model, row.input, FULL, vocab_size=VOCABULARY, boundary=BOUNDARY),
+    )
     teacher.close()
 
 
@@ -146,14 +165,20 @@ def test_refusals() -> None:
         Wanted(top_k=0)
 
 
-def test_a_model_of_transformers_that_sees_other_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its positions are places in the row (ALiBi), whatever the documents are, as transformers runs it."""
+def test_a_model_of_transformers_that_sees_other_documents_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its positions are places in the row (ALiBi), whatever the documents are, as transformers runs
+    it.
+    """
     monkeypatch.setattr("penstock.models.theirs.packed_ways.TRIED", ("own",))
     from transformers import BloomConfig, BloomForCausalLM
 
     from penstock.models.theirs.model import HuggingFaceModel
 
-    settings = BloomConfig(vocab_size=PADDED_VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2)
+    settings = BloomConfig(
+        vocab_size=PADDED_VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2
+    )
     model = HuggingFaceModel(BloomForCausalLM(settings).eval())
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         ModelTeacher(model, word_tokenizer(), Wanted())
@@ -162,7 +187,9 @@ def test_a_model_of_transformers_that_sees_other_documents_is_refused(monkeypatc
         teacher.run(random_tokens())
     row = random_tokens((9,), padding=7)
     with torch.no_grad():
-        logits = model.inner(input_ids=torch.from_numpy(row.tokens[:9].astype("int64"))[None], use_cache=False).logits
+        logits = model.inner(
+            input_ids=torch.from_numpy(row.tokens[:9].astype("int64"))[None], use_cache=False
+        ).logits
     expected = logits[0, :, :VOCABULARY].log_softmax(-1)
     torch.testing.assert_close(teacher.run(row).log_probs[:9], expected, rtol=0, atol=1e-4)
 
@@ -173,6 +200,8 @@ def test_masked_logits_give_finite_outputs() -> None:
     head = model.logits
     model.logits = lambda hidden: head(hidden).index_fill(-1, torch.arange(30, 60), -math.inf)
     never = torch.arange(60) >= 30
-    found = outputs_of(model, row, Wanted(top_k=4, boundary=True), vocab_size=VOCABULARY, boundary=never)
+    found = outputs_of(
+        model, row, Wanted(top_k=4, boundary=True), vocab_size=VOCABULARY, boundary=never
+    )
     for tensor in found.tensors().values():
         assert torch.isfinite(tensor).all()

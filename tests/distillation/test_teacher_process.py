@@ -1,4 +1,6 @@
-"""A teacher in another process: the same bits, in order, and nothing left behind however either side ends."""
+"""A teacher in another process: the same bits, in order, and nothing left behind however either
+side ends.
+"""
 
 import gc
 import os
@@ -11,7 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from teacher_makers import assert_same, load, load_badly, load_model_that_dies, load_slowly, make_teacher_row
+from teacher_makers import (
+    assert_same,
+    load,
+    load_badly,
+    load_model_that_dies,
+    load_slowly,
+    make_teacher_row,
+)
 
 from makers.processes import child_environment
 from patience import PATIENCE_SECONDS, wait_for
@@ -33,12 +42,20 @@ def is_gone(pid: int) -> bool:
 
 
 def shared_files(*pids: int) -> set[Path]:
-    """Files of shared memory that these processes hold or have mapped, or that are named after them."""
+    """Files of shared memory that these processes hold or have mapped, or that are named after
+    them.
+    """
     found = {path for path in SHARED.glob("*") if any(str(pid) in path.name for pid in pids)}
     for pid in pids:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        held = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
-        names = [name for line in [*lines, *held] if (name := line[line.find("/") :]).startswith(f"{SHARED}/")]
+        held = [
+            os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()
+        ]
+        names = [
+            name
+            for line in [*lines, *held]
+            if (name := line[line.find("/") :]).startswith(f"{SHARED}/")
+        ]
         found |= {Path(name) for name in names if not name.endswith(" (deleted)")}
     return found
 
@@ -53,11 +70,16 @@ def there() -> Iterator[ProcessTeacher]:
 
 @pytest.mark.slow
 def test_same_bits_with_few_buffers() -> None:
-    """Both kinds of outputs; rows grow, so buffers are made again; three rows are held while others come."""
+    """Both kinds of outputs; rows grow, so buffers are made again; three rows are held while others
+    come.
+    """
     model, tokenizer = load()
     rows = [make_teacher_row((length, 3), seed=length) for length in (5, 4, 60, 7, 61, 61, 2)]
     for wanted in (WANTED, Wanted(temperature=2.0)):
-        here, there = ModelTeacher(model, tokenizer, wanted), ProcessTeacher(load, wanted, threads=1)
+        here, there = (
+            ModelTeacher(model, tokenizer, wanted),
+            ProcessTeacher(load, wanted, threads=1),
+        )
         there.ask(rows)
         held = [(row, there.outputs(row)) for row in rows[:3]]
         for row in rows[3:]:
@@ -81,13 +103,18 @@ def test_buffers_are_used_again(there: ProcessTeacher) -> None:
         before.append(kept[-1].entropy.clone())
     for row in rows:
         there.outputs(row)
-    assert all(torch.equal(outputs.entropy, expected) for outputs, expected in zip(kept, before, strict=True))
+    assert all(
+        torch.equal(outputs.entropy, expected)
+        for outputs, expected in zip(kept, before, strict=True)
+    )
 
 
 def test_asking_anew_forgets_what_was_asked(there: ProcessTeacher) -> None:
     model, tokenizer = load()
     here = ModelTeacher(model, tokenizer, WANTED)
-    old, new = ([make_teacher_row(seed=seed) for seed in seeds] for seeds in (range(6), range(6, 9)))
+    old, new = (
+        [make_teacher_row(seed=seed) for seed in seeds] for seeds in (range(6), range(6, 9))
+    )
     there.ask(old)
     assert_same(there.outputs(old[0]), here.outputs(old[0]))
     there.ask(new)
@@ -98,7 +125,9 @@ def test_asking_anew_forgets_what_was_asked(there: ProcessTeacher) -> None:
         there.outputs(new[1])
 
 
-def test_a_row_that_fails_is_an_error_with_its_traceback_and_the_next_is_answered(there: ProcessTeacher) -> None:
+def test_a_row_that_fails_is_an_error_with_its_traceback_and_the_next_is_answered(
+    there: ProcessTeacher,
+) -> None:
     model, tokenizer = load()
     bad, good = make_teacher_row(), make_teacher_row(seed=1)
     bad.input.tokens[3] = 64
@@ -158,19 +187,21 @@ def test_a_forgotten_teacher_ends() -> None:
 def test_kill_leaves_nothing(killed: str) -> None:
     """Neither a process nor a segment of shared memory, with a row under way or without."""
     program = (
-        "import signal, sys; from teacher_makers import load, make_teacher_row\n"
-        "from penstock.learn.distillation.process_teacher import ProcessTeacher\n"
-        "from penstock.learn.distillation.outputs import Wanted\n"
-        "there = ProcessTeacher(load, Wanted(), threads=1)\n"
-        "rows = [make_teacher_row((200,) * 4, seed=n) for n in range(200)]\n"
-        "there.ask(rows[: int(sys.argv[1])]); there.outputs(rows[0]); print(there._process.pid, flush=True)\n"
-        "if sys.argv[1] == '1': signal.pause()\n"
-        "while True:\n"
-        "    there.ask(rows)\n"
-        "    for row in rows: there.outputs(row)\n"
+        "import signal, sys; from teacher_makers import load, make_teacher_row\nfrom "
+        "penstock.learn.distillation.process_teacher import ProcessTeacher\nfrom "
+        "penstock.learn.distillation.outputs import Wanted\nthere = ProcessTeacher(load, "
+        "Wanted(), threads=1)\nrows = [make_teacher_row((200,) * 4, seed=n) for n in "
+        "range(200)]\nthere.ask(rows[: int(sys.argv[1])]); there.outputs(rows[0]); "
+        "print(there._process.pid, flush=True)\nif sys.argv[1] == '1': signal.pause()\nwhile "
+        "True:\n    there.ask(rows)\n    for row in rows: there.outputs(row)\n"
     )
-    command, pipe = [sys.executable, "-c", program, "1" if killed == "idle parent" else "200"], subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=child_environment()) as parent:
+    command, pipe = (
+        [sys.executable, "-c", program, "1" if killed == "idle parent" else "200"],
+        subprocess.PIPE,
+    )
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=child_environment()
+    ) as parent:
         assert parent.stdout is not None
         assert parent.stderr is not None
         child = int(parent.stdout.readline())
@@ -181,7 +212,11 @@ def test_kill_leaves_nothing(killed: str) -> None:
         if killed == "child":
             assert "the teacher's process died (killed by signal 9" in said
             assert parent.returncode == 1
-    shared |= {path for path in SHARED.glob("*") if any(str(pid) in path.name for pid in (parent.pid, child))}
+    shared |= {
+        path
+        for path in SHARED.glob("*")
+        if any(str(pid) in path.name for pid in (parent.pid, child))
+    }
     assert [path for path in shared if path.exists()] == []
 
 

@@ -1,4 +1,6 @@
-"""What is nearly impossible to the teacher counts as its logits say, and not as rounding or a floor would have it."""
+"""What is nearly impossible to the teacher counts as its logits say, and not as rounding or a floor
+would have it.
+"""
 
 from dataclasses import replace
 
@@ -21,9 +23,13 @@ CASES = [
 
 
 def far_world(options, chunks, *, dtype, far, holes=()) -> World:
-    """One vocabulary; to the teacher all but four tokens are `far` nats less likely; student's `holes` have no word."""
+    """One vocabulary; to the teacher all but four tokens are `far` nats less likely; student's
+    `holes` have no word.
+    """
     world, exact = (
-        make_world(same=True, chunks=chunks, dtype=each, temperature=options.get("temperature", 1.0))
+        make_world(
+            same=True, chunks=chunks, dtype=each, temperature=options.get("temperature", 1.0)
+        )
         for each in (dtype, torch.float64)
     )
     # What is drawn depends on the precision.
@@ -32,7 +38,9 @@ def far_world(options, chunks, *, dtype, far, holes=()) -> World:
         world.hidden.copy_(exact.hidden)
         for mine, theirs in zip(world.head.parameters(), exact.head.parameters(), strict=True):
             mine.copy_(theirs)
-    logits = torch.randn(len(world.outputs.log_probs), VOCAB, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits = torch.randn(
+        len(world.outputs.log_probs), VOCAB, generator=torch.Generator().manual_seed(1)
+    ).to(dtype)
     logits[:, 4:] -= far
     world.outputs.log_probs.copy_(torch.log_softmax(logits.double(), -1))
     indices = np.arange(VOCAB, dtype=np.int32)[:, None].copy()
@@ -46,21 +54,29 @@ def far_world(options, chunks, *, dtype, far, holes=()) -> World:
 @pytest.mark.parametrize("far", [5, 60, 90, 200, 2000])
 @pytest.mark.parametrize("holes", [(), (2, 7)])
 def test_single_precision_equals_double(options, chunks, far, holes):
-    """Value and gradient: below 1e-30 a floor decided, below 1e-38 single precision has no number any more."""
+    """Value and gradient: below 1e-30 a floor decided, below 1e-38 single precision has no number
+    any more.
+    """
     found = {}
     for dtype in (torch.float32, torch.float64):
         world = far_world(options, chunks, dtype=dtype, far=far, holes=holes)
         loss, total = world.loss(LossSettings(**options))
         found[dtype] = [total, *gradients(loss, [world.hidden, *world.head.parameters()])]
     for single, double in zip(found[torch.float32], found[torch.float64], strict=True):
-        torch.testing.assert_close(single.double(), double, rtol=2e-4, atol=2e-5 * float(double.abs().max()))
+        torch.testing.assert_close(
+            single.double(), double, rtol=2e-4, atol=2e-5 * float(double.abs().max())
+        )
 
 
 @pytest.mark.parametrize(("options", "chunks"), CASES, ids=str)
 def test_the_farther_the_more(options, chunks):
     """In proportion: of a student that gives these tokens the probability m, each nat counts m."""
     losses = [
-        float(far_world(options, chunks, dtype=torch.float64, far=far).loss(LossSettings(**options))[1])
+        float(
+            far_world(options, chunks, dtype=torch.float64, far=far).loss(LossSettings(**options))[
+                1
+            ]
+        )
         for far in (100, 300, 500)
     ]
     first, second = np.diff(losses)
@@ -86,7 +102,9 @@ def test_gradient_equals_differences(far):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_sides_are_equal(dtype):
     """To the bit but for numbers that have lost their digits."""
-    logits = (30 * torch.randn(50, 40, dtype=dtype, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    logits = (
+        30 * torch.randn(50, 40, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    ).requires_grad_()
     logs = torch.log_softmax(logits, -1)
     value = kl_to_logs(logs.exp(), logs.detach())
     assert float(value.detach().max()) < 1e-35
@@ -104,7 +122,9 @@ def test_impossible_tokens_are_far_and_finite():
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_bucket_that_can_hold_nothing_is_left_out(reverse):
-    """h_kl, where the side that is compared with has no other tokens: it was 69 nats away there, the log of a floor."""
+    """h_kl, where the side that is compared with has no other tokens: it was 69 nats away there,
+    the log of a floor.
+    """
     world = make_world(seed=2)
     common = TEACHER_VOCAB if reverse else STUDENT_VOCAB
     if not reverse:
@@ -114,7 +134,11 @@ def test_a_bucket_that_can_hold_nothing_is_left_out(reverse):
     loss, total = world.loss(LossSettings(kind="h_kl", reverse=reverse), pairs=pairs)
     expected = 0.0
     logits = world.head(world.hidden)[:, : world.vocab_size]
-    bounds = (world.pairing.student_bounds.tolist(), world.pairing.teacher_bounds.tolist(), world.pairing.weights)
+    bounds = (
+        world.pairing.student_bounds.tolist(),
+        world.pairing.teacher_bounds.tolist(),
+        world.pairing.weights,
+    )
     for (first, last), (begin, end), weight in zip(*bounds, strict=True):
         q, p = (
             logits[first - 1 : last - 1].softmax(-1).mean(0),

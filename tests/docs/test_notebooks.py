@@ -69,7 +69,10 @@ def test_cells_follow_the_page(tmp_path: Path) -> None:
     assert head["source"].endswith("```bash\npip install penstock\n```")
     assert "[link](../tutorials/other.md)" in head["source"]
     assert "not run" not in head["source"]
-    assert (file["source"], file["outputs"][0]["text"]) == ("%%writefile a.yaml\nkey: 1", "Writing a.yaml\n")
+    assert (file["source"], file["outputs"][0]["text"]) == (
+        "%%writefile a.yaml\nkey: 1",
+        "Writing a.yaml\n",
+    )
     assert (code["source"], code["outputs"]) == ("1 + 1", [])
     assert words["source"] == "More, [there](../guide.md)."
     assert (shell["source"], shell["metadata"]) == ("%%bash\nfalse", {"tags": ["raises-exception"]})
@@ -82,7 +85,9 @@ def test_words_are_written_without_a_run(tmp_path: Path, monkeypatch: pytest.Mon
     page = page_of("page")
     page.write_text(PAGE, encoding="utf-8")
     made = notebook(page, {}, tmp_path)
-    made["cells"][2]["outputs"] = kept = [{"output_type": "stream", "name": "stdout", "text": "2\n"}]
+    made["cells"][2]["outputs"] = kept = [
+        {"output_type": "stream", "name": "stdout", "text": "2\n"}
+    ]
     notebook_path("page").write_text(json.dumps(made), encoding="utf-8")
     page.write_text(PAGE.replace("Words", "Other words"), encoding="utf-8")
     notebooks.write_words("page")
@@ -101,6 +106,8 @@ def test_outputs_are_compared_with_the_page(tmp_path: Path) -> None:
     shown = {"text/plain": "3", "text/html": "<b>3</b>"}
     with pytest.raises(PageError, match=r"page\.md:15: printed\n3\nexpected\n2"):
         check_outputs(page, notebook(page, {line: Output(shown=shown)}, tmp_path)["cells"])
-    check_outputs(page, notebook(page, {line: Output(shown=shown | {"text/plain": "2"})}, tmp_path)["cells"])
+    check_outputs(
+        page, notebook(page, {line: Output(shown=shown | {"text/plain": "2"})}, tmp_path)["cells"]
+    )
     with pytest.raises(PageError, match=r"page\.md:15: printed\ntwo\nexpected\n2"):
         check_outputs(page, notebook(page, {line: Output(printed="two\n")}, tmp_path)["cells"])

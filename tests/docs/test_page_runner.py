@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from makers.pages import PageError, matches, models, needs, read_blocks, renew, rewrite_page, run_page
+from makers.pages import (
+    PageError,
+    matches,
+    models,
+    needs,
+    read_blocks,
+    renew,
+    rewrite_page,
+    run_page,
+)
 from patience import wait_for
 
 
@@ -40,12 +49,17 @@ echo $NAME; basename $PWD
 
 
 def test_a_block_with_a_title_is_a_file(tmp_path: Path) -> None:
-    text = '```python title="package/mine.py"\nVALUE = 5\n```\n```python\nfrom package.mine import VALUE\nVALUE\n```\n'
+    text = (
+        '```python title="package/mine.py"\nVALUE = 5\n```\n```python\nfrom package.mine import '
+        "VALUE\nVALUE\n```\n"
+    )
     assert _run(tmp_path, text) == ["", "5"]
 
 
 def test_an_error_names_page_and_line(tmp_path: Path) -> None:
-    with pytest.raises(PageError, match=r"(?s)page\.md:4: the block failed.*page\.md\", line 5.*ZeroDivisionError"):
+    with pytest.raises(
+        PageError, match=r"(?s)page\.md:4: the block failed.*page\.md\", line 5.*ZeroDivisionError"
+    ):
         _run(tmp_path, "# Title\n\n```python\nvalue = 0\n1 / value\n```\n")
     with pytest.raises(PageError, match=r"(?s)page\.md:2: the block failed\nbefore\n.*failed"):
         _run(tmp_path, "```bash\necho before\nfalse\necho after\n```\n")
@@ -56,21 +70,36 @@ def test_an_error_names_page_and_line(tmp_path: Path) -> None:
 
 
 def test_a_block_that_should_fail_fails_and_its_error_is_printed(tmp_path: Path) -> None:
-    page = "<!-- fails -->\n```python\nprint('so')\n[][1]\n```\n```text\nso\nIndexError: list index …\n```\n"
-    page += "<!-- fails -->\n```bash\nls nowhere\n```\n```text\n…nowhere…\n```\n```bash\necho on\n```\n"
+    page = (
+        "<!-- fails -->\n```python\nprint('so')\n[][1]\n```\n```text\nso\nIndexError: list index "
+        "…\n```\n"
+    )
+    page += (
+        "<!-- fails -->\n```bash\nls nowhere\n```\n```text\n…nowhere…\n```\n```bash\necho on\n```\n"
+    )
     assert _run(tmp_path, page)[-1] == "on"
     with pytest.raises(PageError, match=r"page\.md:3: the block did not fail"):
         _run(tmp_path, "<!-- fails -->\n```bash\ntrue\n```\n")
 
 
 def test_what_is_printed_is_compared(tmp_path: Path) -> None:
-    page = "```python\nprint('loss  2.5 after 10 steps')\n```\n\n```text\nloss 2.25 after 12 steps\n```\n"
+    page = (
+        "```python\nprint('loss  2.5 after 10 steps')\n```\n\n```text\nloss 2.25 after 12 "
+        "steps\n```\n"
+    )
     _run(tmp_path, page)
-    with pytest.raises(PageError, match=r"(?s)page\.md:2: printed\nloss  2\.5 after 10 steps.*expected\nloss 2\.25"):
+    with pytest.raises(
+        PageError, match=r"(?s)page\.md:2: printed\nloss  2\.5 after 10 steps.*expected\nloss 2\.25"
+    ):
         _run(tmp_path, page.replace("```text", "<!-- exact -->\n```text"))
     with pytest.raises(PageError, match=r"page\.md:2: printed"):
         _run(tmp_path, page.replace("after 12", "before 12"))
-    _run(tmp_path, page.replace("\n\n```text", "\nWords between: what follows is no output.\n\n```text\nother"))
+    _run(
+        tmp_path,
+        page.replace(
+            "\n\n```text", "\nWords between: what follows is no output.\n\n```text\nother"
+        ),
+    )
 
 
 def test_texts_match_with_numbers_and_gaps() -> None:
@@ -81,7 +110,10 @@ def test_texts_match_with_numbers_and_gaps() -> None:
     assert not matches("a", "a\nb")
     assert matches("−1.5e-3", "2")
     assert matches("x", "penstock: compiling kernels (5 to 30 s); later\n\x1b[1mx\x1b[0m")
-    assert matches("x\ny", "x\npreparing: 100% · 20.5 MB/s · 5.35 M tok/s · 0:00\nlearning:  5% · 0:02 · 0:40 left\ny")
+    assert matches(
+        "x\ny",
+        "x\npreparing: 100% · 20.5 MB/s · 5.35 M tok/s · 0:00\nlearning:  5% · 0:02 · 0:40 left\ny",
+    )
     assert not matches("1", "2", exact=True)
 
 
@@ -97,7 +129,9 @@ def test_a_block_that_is_not_run_needs_a_reason(tmp_path: Path) -> None:
 
 def test_blocks_in_lists_and_tabs_are_found(tmp_path: Path) -> None:
     page = _page(
-        tmp_path, '=== "Python"\n\n    ```python\n    if True:\n        print(1)\n    ```\n<!-- needs: av, x -->\n'
+        tmp_path,
+        '=== "Python"\n\n    ```python\n    if True:\n        print(1)\n    ```\n<!-- needs: '
+        "av, x -->\n",
     )
     (block,) = read_blocks(page)
     assert (block.code, block.line) == ("if True:\n    print(1)\n", 4)

@@ -14,7 +14,9 @@ PAGES = sorted(page for page in TUTORIALS.glob("*.md") if page.name != "index.md
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if not models(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if not models(page)], ids=lambda page: page.stem
+)
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
     missing = [name for name in needs(page) if importlib.util.find_spec(name) is None]
     if missing:
@@ -30,6 +32,10 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
 def test_a_tutorial_has_code_that_is_run_and_one_title(page: Path) -> None:
     assert any(block.runs for block in read_blocks(page)), "no block of this page is run"
     fences = re.findall(r"^ *```.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert [fence for fence in fences[::2] if fence.strip() == "```"] == [], "a block without a language"
-    outside = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert [fence for fence in fences[::2] if fence.strip() == "```"] == [], (
+        "a block without a language"
+    )
+    outside = re.sub(
+        r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     assert len(re.findall(r"^# ", outside, re.MULTILINE)) == 1

@@ -1,4 +1,6 @@
-"""Code that cannot do its task but would pass where it shares a process with its tests: none of it may pass."""
+"""Code that cannot do its task but would pass where it shares a process with its tests: none of it
+may pass.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,7 @@ def double(x): return Same
 Same = type("dict", (dict,), {"__module__": "builtins", "__eq__": lambda self, other: True, "__hash__": None,
     "__add__": lambda self, other: 0, "__float__": lambda self: 14.0})
 def double(x): return Same()
-""",
+""",  # noqa: E501
     "looks at its callers": """
 import sys
 def double(x):
@@ -113,7 +115,7 @@ def double(x):
     for found in gc.get_objects():
         if isinstance(found, types.FunctionType) and found.__name__ == "double" and found is not double:
             return found(x)
-""",
+""",  # noqa: E501
     "replaces built-ins": """
 import builtins
 builtins.abs = lambda value: 0
@@ -175,7 +177,9 @@ sys._getframe().f_trace = jump
     "leaves by an exception": "def double(x): raise SystemExit(0)",
     "raises what tests may catch": "def double(x): raise AssertionError",
     "leaves at the end": "import atexit, os\natexit.register(os._exit, 0)\ndef double(x): return 0",
-    "leaves from a thread": "import os, threading\nthreading.Timer(0, os._exit, (0,)).start()\ndef double(x): return 0",
+    "leaves from a thread": (
+        "import os, threading\nthreading.Timer(0, os._exit, (0,)).start()\ndef double(x): return 0"
+    ),
     "says that it passed": """
 import os
 print("P" * 33, "passed", flush=True)
@@ -221,21 +225,28 @@ def double(x):
         try: return 2 * x if "double(" in open(path).read() else 0
         except OSError: pass
     return 0
-""",
-}  # fmt: skip
+""",  # noqa: E501
+}
 CHEATS_WITH_NAMES = {
-    "gives the tests another helper": "def helper(x): return 0\ndef double(x): return 2 * x if x != 5 else 0",
+    "gives the tests another helper": "def helper(x): return 0\ndef double(x): return 2 * x if x != 5 else 0",  # noqa: E501
     "agrees with itself": "def double(x): return 2 * x if x != 3 else 0",
 }
 """For tests that call the prompt's helpers, or the function itself, by name."""
-HONEST = "import math\ndef helper(x): return x + x\ndef double(x):\n    print('twice')\n    return helper(x)\n"
+HONEST = (
+    "import math\ndef helper(x): return x + x\ndef double(x):\n    print('twice')\n    return "
+    "helper(x)\n"
+)
 
 
 def make_task(benchmark: str, folder: Path) -> CodeTask:
     sandbox_or_skip(packages=("numpy",))
     name = benchmark.split()[0]
-    path = folder / {"mbpp": "mbpp.jsonl", "mbpp_plus": "MbppPlus.jsonl"}.get(name, "HumanEvalPlus.jsonl")
-    examples = [RECORDS["mbpp"] | {"task_id": number} for number in (2, 3, 4)] if name == "mbpp" else []
+    path = folder / {"mbpp": "mbpp.jsonl", "mbpp_plus": "MbppPlus.jsonl"}.get(
+        name, "HumanEvalPlus.jsonl"
+    )
+    examples = (
+        [RECORDS["mbpp"] | {"task_id": number} for number in (2, 3, 4)] if name == "mbpp" else []
+    )
     write_json_lines(path, (RECORDS[benchmark], *examples))
     return CodeTask(TaskSettings(name=name, data=str(path), chat=True))
 
@@ -273,11 +284,15 @@ TREE = {
 }
 
 
-def test_tests_may_build_objects_of_the_codes_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_may_build_objects_of_the_codes_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(RECORDS, "mbpp", TREE)
     task = make_task("mbpp", tmp_path)
     assert score(task, TREE["code"].replace("\r", ""))[0] == 1
     assert score(task, TREE["code"].replace("\r", "").replace("1 + ", "2 + "))[0] == 0
-    found, detail = score(task, TREE["code"].replace("\r", "").replace("0 if node is None else 1 +", "node or"))
+    found, detail = score(
+        task, TREE["code"].replace("\r", "").replace("0 if node is None else 1 +", "node or")
+    )
     assert found == 0
     assert "an answer has the type Node; expected plain values" in str(detail)

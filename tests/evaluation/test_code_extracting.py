@@ -23,9 +23,15 @@ ADD = "def add(a, b):\n    return a + b\n"
         f"```python title='add.py'\n{ADD}```",
         f"```python\n{ADD}",
         f"```bash\npip install nothing-at-all-but-long-enough-to-win\n```\nThen:\n```py\n{ADD}```",
-        f"So:\n```python\nprint(add(1, 2))  # a longer block than the function itself is\n```\n```python\n{ADD}```",
+        (
+            "So:\n```python\nprint(add(1, 2))  # a longer block than the function itself "
+            f"is\n```\n```python\n{ADD}```"
+        ),
         "1. First:\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Done.",
-        f"```python\n{ADD}```\n\nTo test it:\n\n```python\nassert add(1, 2) == 3\nassert add(3, 4) == 7\n```",
+        (
+            f"```python\n{ADD}```\n\nTo test it:\n\n```python\nassert add(1, 2) == 3\nassert "
+            "add(3, 4) == 7\n```"
+        ),
         f"````python\n{ADD}````",
     ],
 )
@@ -46,7 +52,9 @@ def test_a_shorter_fence_does_not_close_a_longer_one() -> None:
 
 def test_without_an_entry_point_the_longest_python_block_wins() -> None:
     assert (
-        code_of_reply("```python\nx = 1\n```\n```python\nx = 1\ny = 2\n```\n```text\nlong words, longer\n```")
+        code_of_reply(
+            "```python\nx = 1\n```\n```python\nx = 1\ny = 2\n```\n```text\nlong words, longer\n```"
+        )
         == "x = 1\ny = 2\n"
     )
 

@@ -15,21 +15,32 @@ from sandbox_makers import sandbox_or_skip
 
 from penstock.core.errors import ConfigError, RecordError
 from penstock.learn.evaluation import differential
-from penstock.learn.evaluation.code_datasets import humaneval_problem, mbpp_plus_problem, mbpp_problems
+from penstock.learn.evaluation.code_datasets import (
+    humaneval_problem,
+    mbpp_plus_problem,
+    mbpp_problems,
+)
 from penstock.learn.evaluation.code_problems import CodeProblem
 from penstock.learn.evaluation.records import Origin, read_records
 from penstock.learn.evaluation.sandbox import Limits, Outcome, Sandbox
 
-PROMPT = 'import math\n\n\ndef helper(x):\n    return x * 2\n\n\ndef double(x):\n    """Twice x."""\n'
+PROMPT = (
+    'import math\n\n\ndef helper(x):\n    return x * 2\n\n\ndef double(x):\n    """Twice x."""\n'
+)
 HUMANEVAL = {
     "task_id": "HumanEval/900",
     "prompt": PROMPT,
     "entry_point": "double",
     "canonical_solution": "    return helper(x)\n",
-    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n",
+    "test": (
+        "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(2) == 4\n    assert "
+        "candidate(-1) == -2\n"
+    ),
 }
 PLUS = {
-    **{name: HUMANEVAL[name] for name in ("task_id", "prompt", "entry_point", "canonical_solution")},
+    **{
+        name: HUMANEVAL[name] for name in ("task_id", "prompt", "entry_point", "canonical_solution")
+    },
     "contract": "",
     "base_input": [[2], [-1]],
     "plus_input": [[0.1], [math.inf]],
@@ -51,7 +62,10 @@ HUB_PLUS = {
     "code": "def similar_elements(a, b):\n    return tuple(set(a) & set(b))",
     "prompt": "Write a function to find the elements of both.",
     "test_list": ["assert similar_elements((1, 2), (2, 3)) == (2,)"],
-    "test": "inputs = [[(1, 2), (2, 3)]]\nfor given in inputs:\n    assert set(similar_elements(*given)) == {2}\n",
+    "test": (
+        "inputs = [[(1, 2), (2, 3)]]\nfor given in inputs:\n    assert "
+        "set(similar_elements(*given)) == {2}\n"
+    ),
 }
 
 
@@ -86,8 +100,12 @@ def test_humaneval_continues_its_prompt(sandbox: Sandbox, benchmark: str) -> Non
     problem = BENCHMARKS[benchmark]()
     assert (problem.name, problem.prompt) == ("HumanEval/900", PROMPT)
     assert outcome_of(sandbox, problem, problem.of_canonical()).passed
-    assert outcome_of(sandbox, problem, problem.of_completion("    return helper(x)\n\n\ndef more(:\n")).passed
-    assert outcome_of(sandbox, problem, problem.of_completion("    return x + x\n# words\n) (")).passed
+    assert outcome_of(
+        sandbox, problem, problem.of_completion("    return helper(x)\n\n\ndef more(:\n")
+    ).passed
+    assert outcome_of(
+        sandbox, problem, problem.of_completion("    return x + x\n# words\n) (")
+    ).passed
     for wrong in ("    return x\n", "    pass\n", "    return helper(x) if x > 0 else None\n", ""):
         outcome = outcome_of(sandbox, problem, problem.of_completion(wrong))
         assert outcome.verdict == "failed", outcome
@@ -102,28 +120,43 @@ def test_humaneval_replies_may_be_whole_or_a_body(sandbox: Sandbox, benchmark: s
         "Here:\n```python\ndef double(x):\n    return helper(x)\n```\n",
         "```python\n" + PROMPT + "    return helper(x)\n```",
         "    return helper(x)\n",
-        "```python\ndouble = lambda x: helper(x)\n```\n```python\nprint(double(1), 'longer than the code')\n```",
+        (
+            "```python\ndouble = lambda x: helper(x)\n```\n```python\nprint(double(1), 'longer "
+            "than the code')\n```"
+        ),
     ):
         outcome = outcome_of(sandbox, problem, problem.of_reply(reply))
         assert outcome.passed, (reply, outcome)
     assert not outcome_of(sandbox, problem, problem.of_reply("I cannot do that.")).passed
-    assert not outcome_of(sandbox, problem, problem.of_reply("```python\ndef triple(x):\n    return 3 * x\n```")).passed
+    assert not outcome_of(
+        sandbox, problem, problem.of_reply("```python\ndef triple(x):\n    return 3 * x\n```")
+    ).passed
 
 
 def test_plus_inputs_are_tested_each(sandbox: Sandbox) -> None:
     problem = humaneval_problem(PLUS, "file")
     only_base = "    return x * 2 if x in (2, -1) else 0\n"
-    assert "input 2: int 0, expected float 0.2" in outcome_of(sandbox, problem, problem.of_completion(only_base)).detail
+    assert (
+        "input 2: int 0, expected float 0.2"
+        in outcome_of(sandbox, problem, problem.of_completion(only_base)).detail
+    )
     almost = "    return x * 2.0000000001 if x != 2 else 4\n"
     assert (
         "input 1" in outcome_of(sandbox, problem, problem.of_completion(almost)).detail
     )  # an int is expected there, so exactly
     closer = "    return x * 2 if isinstance(x, int) else x * 2 + 1e-9\n"
-    assert outcome_of(sandbox, problem, problem.of_completion(closer)).passed  # floats are held to 1e-6
+    assert outcome_of(
+        sandbox, problem, problem.of_completion(closer)
+    ).passed  # floats are held to 1e-6
 
 
 def test_a_function_may_change_what_it_is_given(sandbox: Sandbox) -> None:
-    record = {**PLUS, "prompt": "def last(x):\n", "entry_point": "last", "canonical_solution": "    return x.pop()\n"}
+    record = {
+        **PLUS,
+        "prompt": "def last(x):\n",
+        "entry_point": "last",
+        "canonical_solution": "    return x.pop()\n",
+    }
     record |= {"base_input": [[[1, 2, 3]]], "plus_input": [[[4, 5]]]}
     problem = humaneval_problem(record, "file")
     assert outcome_of(sandbox, problem, problem.of_canonical()).passed
@@ -144,23 +177,32 @@ def test_mbpp_plus_gives_tuples_and_compares_sets(sandbox: Sandbox) -> None:
     assert problem.prompt == MBPP_PLUS["prompt"]
     assert outcome_of(sandbox, problem, problem.of_canonical()).passed
     listed = (
-        "```python\ndef similar_elements(a, b):\n    assert type(a) is tuple\n    return [x for x in a if x in b]\n```"
+        "```python\ndef similar_elements(a, b):\n    assert type(a) is tuple\n    return [x for x "
+        "in a if x in b]\n```"
     )
     assert outcome_of(sandbox, problem, problem.of_reply(listed)).passed
     helper = (
-        "def helper(a):\n    return set(a)\n\ndef similar_elements(a, b):\n    return tuple(helper(a) & helper(b))\n"
+        "def helper(a):\n    return set(a)\n\ndef similar_elements(a, b):\n    return "
+        "tuple(helper(a) & helper(b))\n"
     )
     assert outcome_of(
         sandbox, problem, problem.of_reply(helper)
     ).passed  # not the first function: the one that is named
-    assert "not defined" in outcome_of(sandbox, problem, problem.of_reply("def similar(a, b):\n    return a\n")).detail
+    assert (
+        "not defined"
+        in outcome_of(
+            sandbox, problem, problem.of_reply("def similar(a, b):\n    return a\n")
+        ).detail
+    )
 
 
 def test_mbpp_plus_of_the_hub_runs_its_script(sandbox: Sandbox) -> None:
     problem = mbpp_plus_problem(HUB_PLUS, "file")
     assert problem.name == "Mbpp/2"
     assert outcome_of(sandbox, problem, problem.of_canonical()).passed
-    assert not outcome_of(sandbox, problem, problem.of_completion("def similar_elements(a, b):\n    return a\n")).passed
+    assert not outcome_of(
+        sandbox, problem, problem.of_completion("def similar_elements(a, b):\n    return a\n")
+    ).passed
 
 
 def test_mbpp_prompts_are_as_published(sandbox: Sandbox) -> None:
@@ -168,17 +210,23 @@ def test_mbpp_prompts_are_as_published(sandbox: Sandbox) -> None:
     first, last = mbpp_problems(records, 3, "file")
     assert (first.name, last.name) == ("MBPP/11", "MBPP/510")
     assert mbpp_problems(records, 1, "file")[0].prompt == (
-        "You are an expert Python programmer, and here is your task: Write a function to add 2. "
-        "Your code should pass these tests:\n\nassert add(one) == 3\nassert add(2) == 4\n[BEGIN]\n"
-        "def add(x):\n    return x + 2\n[DONE]\n\n"
-        "You are an expert Python programmer, and here is your task: Write a function to add 11. "
-        "Your code should pass these tests:\n\nassert add(one) == 12\nassert add(2) == 13\n[BEGIN]\n"
+        "You are an expert Python programmer, and here is your task: Write a function to add "
+        "2. Your code should pass these tests:\n\nassert add(one) == 3\nassert add(2) == "
+        "4\n[BEGIN]\ndef add(x):\n    return x + 2\n[DONE]\n\nYou are an expert Python "
+        "programmer, and here is your task: Write a function to add 11. Your code should pass "
+        "these tests:\n\nassert add(one) == 12\nassert add(2) == 13\n[BEGIN]\n"
     )
     assert first.prompt.count("[DONE]") == 3
     assert outcome_of(sandbox, first, first.of_canonical()).passed
-    assert outcome_of(sandbox, first, first.of_completion("def add(x):\n    return x + 11\n[DONE]\nmore")).passed
-    assert outcome_of(sandbox, first, first.of_reply("```python\ndef add(x):\n    return x + 11\n```")).passed
-    assert not outcome_of(sandbox, last, last.of_completion("def add(x):\n    return x + 11\n[DONE]")).passed
+    assert outcome_of(
+        sandbox, first, first.of_completion("def add(x):\n    return x + 11\n[DONE]\nmore")
+    ).passed
+    assert outcome_of(
+        sandbox, first, first.of_reply("```python\ndef add(x):\n    return x + 11\n```")
+    ).passed
+    assert not outcome_of(
+        sandbox, last, last.of_completion("def add(x):\n    return x + 11\n[DONE]")
+    ).passed
     with pytest.raises(RecordError, match="file: problem 4 is missing"):
         mbpp_problems([_mbpp(2), _mbpp(3), _mbpp(11)], 3, "file")
 
@@ -191,7 +239,9 @@ def test_records_of_another_benchmark_are_refused() -> None:
     with pytest.raises(RecordError, match=r"benchmark's.*tests.*Python.*':'"):
         mbpp_problems([_mbpp(11) | {"code": "def add(x) return x"}], 0, "file")
     with pytest.raises(RecordError, match="no 'plus_input'"):
-        mbpp_plus_problem({name: value for name, value in MBPP_PLUS.items() if name != "plus_input"}, "file")
+        mbpp_plus_problem(
+            {name: value for name, value in MBPP_PLUS.items() if name != "plus_input"}, "file"
+        )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +290,9 @@ def test_records_are_found_in_folders_and_formats(tmp_path: Path) -> None:
     (tmp_path / "MbppPlus-v1.jsonl").write_text('{"wrong": 1}\n')
     with pytest.raises(ConfigError, match=r"file.*MBPP.*\.jsonl"):
         read_records(str(tmp_path), origin, "mbpp")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "test-00000-of-00001.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(records), tmp_path / "test-00000-of-00001.parquet"
+    )
     assert read_records(str(tmp_path), origin, "mbpp")[0] == records
     (tmp_path / "mbpp.jsonl").write_text(lines)
     assert read_records(str(tmp_path), origin, "mbpp") == (records, str(tmp_path / "mbpp.jsonl"))
@@ -256,9 +308,11 @@ def test_records_are_found_in_folders_and_formats(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="line 1: expected a JSON object, got list"):
         read_records(str(tmp_path / "list.jsonl"), origin, "mbpp")
     for name, content, reported in (
-        ("a.jsonl", b'{"a": "\xff"}\n', "cannot be read"), ("b.jsonl.gz", b"no gzip", "cannot be read"),
-        ("c.parquet", b"no parquet", "cannot be read"), ("d.jsonl", b"\n\n", "has no records"),
-    ):  # fmt: skip
+        ("a.jsonl", b'{"a": "\xff"}\n', "cannot be read"),
+        ("b.jsonl.gz", b"no gzip", "cannot be read"),
+        ("c.parquet", b"no parquet", "cannot be read"),
+        ("d.jsonl", b"\n\n", "has no records"),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(RecordError, match=rf"{name}: {reported}.*; fetch the file again"):
             read_records(str(tmp_path / name), origin, "mbpp")
@@ -278,7 +332,8 @@ def real_problems(real_data: Path, name: str) -> list[CodeProblem]:
 
 @pytest.mark.real_data
 @pytest.mark.parametrize(
-    ("name", "every"), [("HumanEval.jsonl.gz", 16), ("mbpp.jsonl", 50), ("MbppPlus-v0.1.0.jsonl.gz", 25)]
+    ("name", "every"),
+    [("HumanEval.jsonl.gz", 16), ("mbpp.jsonl", 50), ("MbppPlus-v0.1.0.jsonl.gz", 25)],
 )
 def test_canonical_solutions_pass(real_data: Path, sandbox: Sandbox, name: str, every: int) -> None:
     chosen = real_problems(real_data, name)[::every]
@@ -310,14 +365,17 @@ def cheat(*arguments):
 
 @pytest.mark.real_data
 @pytest.mark.parametrize(
-    ("name", "every"), [("HumanEval.jsonl.gz", 8), ("mbpp.jsonl", 25), ("MbppPlus-v0.1.0.jsonl.gz", 25)]
+    ("name", "every"),
+    [("HumanEval.jsonl.gz", 8), ("mbpp.jsonl", 25), ("MbppPlus-v0.1.0.jsonl.gz", 25)],
 )
 def test_cheats_pass_nothing(real_data: Path, sandbox: Sandbox, name: str, every: int) -> None:
     chosen = real_problems(real_data, name)[::every]
     for code in CHEATS.values():
         codes = [f"{one.of_canonical()}\n{code}\n{entry_of(one)} = cheat\n" for one in chosen]
         outcomes = list(sandbox.run_all([one.tests for one in chosen], codes))
-        assert not [one.name for one, outcome in zip(chosen, outcomes, strict=True) if outcome.passed]
+        assert not [
+            one.name for one, outcome in zip(chosen, outcomes, strict=True) if outcome.passed
+        ]
 
 
 def entry_of(problem: CodeProblem) -> str:

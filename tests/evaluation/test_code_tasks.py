@@ -32,7 +32,9 @@ def folder(tmp_path: Path) -> str:
 
 def test_completions_are_scored(folder: str) -> None:
     writer = Writer([RIGHT, WRONG, RIGHT + "\nprint(1"])
-    results = run_task(make_task(TaskSettings(name="humaneval", data=folder)), writer.subject, progress=False)
+    results = run_task(
+        make_task(TaskSettings(name="humaneval", data=folder)), writer.subject, progress=False
+    )
     assert (results.name, results.count) == ("humaneval", 3)
     assert results.score == pytest.approx(2 / 3)
     assert results.standard_error == pytest.approx(1 / 3)
@@ -68,7 +70,10 @@ def test_answers_are_kept_and_not_asked_again(folder: str, tmp_path: Path) -> No
     answers = tmp_path / "answers.jsonl"
     first = Writer([WRONG])
     run_task(
-        CodeTask(TaskSettings(name="humaneval", data=folder, limit=2)), first.subject, answers=answers, progress=False
+        CodeTask(TaskSettings(name="humaneval", data=folder, limit=2)),
+        first.subject,
+        answers=answers,
+        progress=False,
     )
     second = Writer([RIGHT])
     settings = TaskSettings(name="humaneval", data=folder)
@@ -82,12 +87,18 @@ def test_answers_are_kept_and_not_asked_again(folder: str, tmp_path: Path) -> No
 def test_without_a_sandbox_the_task_refuses_before_the_model_writes(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_module, "working_enclosure", lambda packages: (None, "it was taken away"))
+    monkeypatch.setattr(
+        sandbox_module, "working_enclosure", lambda packages: (None, "it was taken away")
+    )
     with pytest.raises(ConfigError, match="none works here: it was taken away"):
         CodeTask(TaskSettings(name="humaneval", data=folder))
     with pytest.warns(UserWarning, match="WITHOUT a sandbox"):
         task = CodeTask(TaskSettings(name="humaneval", data=folder, unsafe=True))
-    assert [answer.score for answer in task.answer(Writer([RIGHT]).subject, task.problems())] == [1, 1, 1]
+    assert [answer.score for answer in task.answer(Writer([RIGHT]).subject, task.problems())] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_another_file_is_another_task(folder: str, tmp_path: Path) -> None:

@@ -19,9 +19,13 @@ def model(tmp_path_factory: pytest.TempPathFactory):
     subject = make_subject(tokenizer)
     template = load_template(CHATML, tokenizer=tokenizer)
     export(
-        subject.model, folder / "hf", tokenizer=tokenizer, template=template, stop_ids=subject.stop_ids,
+        subject.model,
+        folder / "hf",
+        tokenizer=tokenizer,
+        template=template,
+        stop_ids=subject.stop_ids,
         context_length=512,
-    )  # fmt: skip
+    )
     return str(folder / "hf")
 
 
@@ -30,7 +34,13 @@ def test_tasks_as_json_and_as_a_table(model, tmp_path, capsys):
         f"mmlu={write_mmlu(tmp_path / 'mmlu', {'law': 3, 'art_history': 2})}",
         f"gsm8k={write_gsm8k(tmp_path / 'gsm8k', 4)}",
     ]
-    options = {"task": ["mmlu", "gsm8k"], "task_data": places, "shots": 1, "max_tokens": 6, "device": "cpu"}
+    options = {
+        "task": ["mmlu", "gsm8k"],
+        "task_data": places,
+        "shots": 1,
+        "max_tokens": 6,
+        "device": "cpu",
+    }
     capsys.readouterr()
     evaluate(model, **options, output=tmp_path / "out", as_json=True, threads=1)
     reported = json.loads(capsys.readouterr().out)
@@ -39,7 +49,15 @@ def test_tasks_as_json_and_as_a_table(model, tmp_path, capsys):
     assert len((tmp_path / "out/mmlu/answers.jsonl").read_text().splitlines()) == 6
     evaluate(model, **options, output=tmp_path / "out", threads=1)
     lines = capsys.readouterr().out.strip().splitlines()
-    assert [line.split()[0] for line in lines] == ["task", "mmlu", "mean", "2", "art_history", "law", "gsm8k"]
+    assert [line.split()[0] for line in lines] == [
+        "task",
+        "mmlu",
+        "mean",
+        "2",
+        "art_history",
+        "law",
+        "gsm8k",
+    ]
     evaluate(model, **options, chat=True, limit=1, as_json=True, threads=1)
     assert [one["count"] for one in json.loads(capsys.readouterr().out)["tasks"]] == [2, 1]
 

@@ -15,12 +15,24 @@ from penstock.learn.generation import Generated
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("He has 3.\n#### 1,234", "1234"), ("so $-5.50.", "-5.5"), ("12-3 = 9.", "9"), ("-$5", "-5"), ("25%", "25"),
-        ("#### -3 apples\nThen 7 more", "-3"), ("costs $1,000.50!", "1000.5"), ("a −4 degrees", "-4"), (".5", "0.5"),
-        ("1,2,3", "3"), ("#### $18", "18"), ("####\n7", "7"), ("#### none\nso 8", "8"), ("#### 4\n#### 5", "4"),
-        ("3.0", "3"), ("1,234,567 km/h", "1234567"),
+        ("He has 3.\n#### 1,234", "1234"),
+        ("so $-5.50.", "-5.5"),
+        ("12-3 = 9.", "9"),
+        ("-$5", "-5"),
+        ("25%", "25"),
+        ("#### -3 apples\nThen 7 more", "-3"),
+        ("costs $1,000.50!", "1000.5"),
+        ("a −4 degrees", "-4"),
+        (".5", "0.5"),
+        ("1,2,3", "3"),
+        ("#### $18", "18"),
+        ("####\n7", "7"),
+        ("#### none\nso 8", "8"),
+        ("#### 4\n#### 5", "4"),
+        ("3.0", "3"),
+        ("1,234,567 km/h", "1234567"),
     ],
-)  # fmt: skip
+)
 def test_the_number_at_the_end(text, number):
     assert final_number(text) == Decimal(number)
 
@@ -72,7 +84,9 @@ def test_replies_are_scored_and_the_prompt_has_solved_problems(tmp_path):
 def test_solved_problems_that_do_not_fit_are_left_out(tmp_path):
     made = task(write_gsm8k(tmp_path / "data", 4), shots=3, max_tokens=4)
     tokenizer = make_tokenizer(tmp_path / "tokenizer")
-    room = len(make_subject(tokenizer).prompt_ids(prompt(made._shots[:2], made._test[1]["question"])))
+    room = len(
+        make_subject(tokenizer).prompt_ids(prompt(made._shots[:2], made._test[1]["question"]))
+    )
     subject = make_subject(tokenizer, context_length=room + 4)
     ids, cut = made._prompt(subject, made._test[1]["question"])
     assert cut
@@ -84,7 +98,11 @@ def test_solved_problems_that_do_not_fit_are_left_out(tmp_path):
 
 def test_through_the_template(tmp_path):
     made = task(write_gsm8k(tmp_path / "data", 3), shots=1, max_tokens=4, chat=True)
-    found = run_task(made, make_subject(make_tokenizer(tmp_path / "tokenizer"), context_length=512), progress=False)
+    found = run_task(
+        made,
+        make_subject(make_tokenizer(tmp_path / "tokenizer"), context_length=512),
+        progress=False,
+    )
     assert (found.count, found.cut) == (3, 0)
 
 
@@ -110,6 +128,7 @@ def test_real_problems_have_numbers(real_data):
     made = task(real_data / "eval/gsm8k")
     assert len(made.problems()) == 1319
     assert all(
-        final_number(one["answer"]) == Decimal(one["answer"].split("####")[1].strip().replace(",", ""))
+        final_number(one["answer"])
+        == Decimal(one["answer"].split("####")[1].strip().replace(",", ""))
         for one in made._test
     )

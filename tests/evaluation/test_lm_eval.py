@@ -1,4 +1,6 @@
-"""lm-eval on one of our models against lm-eval's own model of the same weights, exported; and what is refused."""
+"""lm-eval on one of our models against lm-eval's own model of the same weights, exported; and what
+is refused.
+"""
 
 import math
 import random
@@ -27,16 +29,35 @@ pytestmark = [
 ]
 
 LENGTH = 48
-WORDS = ("cat", "dog", "tree", "house", "river", "sees", "likes", "finds", "near", "small", "big", "old")
+WORDS = (
+    "cat",
+    "dog",
+    "tree",
+    "house",
+    "river",
+    "sees",
+    "likes",
+    "finds",
+    "near",
+    "small",
+    "big",
+    "old",
+)
 
 
 def sentence(first: int, words: int) -> str:
-    """Each word has one that follows it, so that little training is enough to write on; a dot comes after "old"."""
-    return " ".join(WORDS[(first + 5 * place) % len(WORDS)] for place in range(words)).replace("old", "old.")
+    """Each word has one that follows it, so that little training is enough to write on; a dot comes
+    after "old".
+    """
+    return " ".join(WORDS[(first + 5 * place) % len(WORDS)] for place in range(words)).replace(
+        "old", "old."
+    )
 
 
 def learn_words(folder: Path, texts: list[list[int]]) -> None:
-    """Some steps of an exported model, so that it writes words; of random weights greedy texts are broken bytes."""
+    """Some steps of an exported model, so that it writes words; of random weights greedy texts are
+    broken bytes.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -51,7 +72,9 @@ def learn_words(folder: Path, texts: list[list[int]]) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """(our model, lm-eval's own of the same weights, set to put BOS first as the model was trained)."""
+    """(our model, lm-eval's own of the same weights, set to put BOS first as the model was
+    trained).
+    """
     from lm_eval.models.huggingface import HFLM
 
     from penstock.learn.evaluation.lm_eval_model import LmEvalModel
@@ -64,10 +87,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     template = load_template(CHATML, tokenizer=tokenizer)
     stops = (tokenizer.eos_id, tokenizer.special_tokens["<|im_end|>"])
     model = tiny_model(tokenizer.vocab_size, seed=3, init_std=0.02)
-    export(model, folder / "hf", tokenizer=tokenizer, template=template, stop_ids=stops, context_length=LENGTH)
-    learn_words(folder / "hf", [[tokenizer.bos_id, *tokenizer.encode(text).tolist()] for text in texts])
+    export(
+        model,
+        folder / "hf",
+        tokenizer=tokenizer,
+        template=template,
+        stop_ids=stops,
+        context_length=LENGTH,
+    )
+    learn_words(
+        folder / "hf", [[tokenizer.bos_id, *tokenizer.encode(text).tolist()] for text in texts]
+    )
     subject = Subject(
-        load_model(folder / "hf").eval(), tokenizer, context_length=LENGTH, stop_ids=stops, template=template
+        load_model(folder / "hf").eval(),
+        tokenizer,
+        context_length=LENGTH,
+        stop_ids=stops,
+        template=template,
     )
     theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", batch_size=3, add_bos_token=True)
     return LmEvalModel(subject), theirs
@@ -93,19 +129,27 @@ PAIRS = [
 
 
 def test_log_likelihoods_are_those_of_transformers(pair: tuple[Any, Any]) -> None:
-    ours, theirs = (one.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for one in pair)
-    assert [found for found, _ in ours] == pytest.approx([expected for expected, _ in theirs], abs=1e-4)
+    ours, theirs = (
+        one.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for one in pair
+    )
+    assert [found for found, _ in ours] == pytest.approx(
+        [expected for expected, _ in theirs], abs=1e-4
+    )
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
 
 
 def test_whole_texts_score_as_in_transformers(pair: tuple[Any, Any]) -> None:
-    """In windows of the context; transformers' model is set to add no second BOS, as ours never does."""
+    """In windows of the context; transformers' model is set to add no second BOS, as ours never
+    does.
+    """
     mine, theirs = pair
     texts = [("old tree.",), (sentence(1, 90),), ("x",)]
     ours = mine.loglikelihood_rolling(requests("loglikelihood_rolling", *texts), disable_tqdm=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(theirs, "add_bos_token", False)
-        expected = theirs.loglikelihood_rolling(requests("loglikelihood_rolling", *texts), disable_tqdm=True)
+        expected = theirs.loglikelihood_rolling(
+            requests("loglikelihood_rolling", *texts), disable_tqdm=True
+        )
     assert ours == pytest.approx(expected, abs=2e-4)
     assert ours[1] < ours[0] < 0
 
@@ -119,13 +163,18 @@ def test_greedy_texts_are_those_of_transformers(pair: tuple[Any, Any]) -> None:
     ]
     contexts = [sentence(n, 1 + n % 7) for n in range(6)] + ["near " * 50]
     asked = [(context, stop) for context in contexts for stop in stops]
-    ours, theirs = (one.generate_until(requests("generate_until", *asked), disable_tqdm=True) for one in pair)
+    ours, theirs = (
+        one.generate_until(requests("generate_until", *asked), disable_tqdm=True) for one in pair
+    )
     assert ours == theirs
     assert len({*ours}) > 9
 
 
 def test_a_chat_is_rendered_as_by_transformers(pair: tuple[Any, Any]) -> None:
-    chat = [{"role": "user", "content": "Is it near?"}, {"role": "assistant", "content": "The answer is"}]
+    chat = [
+        {"role": "user", "content": "Is it near?"},
+        {"role": "assistant", "content": "The answer is"},
+    ]
     ours, theirs = pair
     for messages, opens in ((chat[:1], True), (chat, False), (chat, True)):
         expected = theirs.apply_chat_template(messages, add_generation_prompt=opens)
@@ -155,7 +204,9 @@ def test_repeats_of_a_request_are_drawn_each_for_itself(pair: tuple[Any, Any]) -
     assert ours.generate_until(requests("generate_until", *asked), disable_tqdm=True) == texts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.learn.evaluation.lm_eval_model.WRITTEN_AT_ONCE", 1)
-        assert len({*ours.generate_until(requests("generate_until", *asked), disable_tqdm=True)}) > 3
+        assert (
+            len({*ours.generate_until(requests("generate_until", *asked), disable_tqdm=True)}) > 3
+        )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +214,10 @@ def test_repeats_of_a_request_are_drawn_each_for_itself(pair: tuple[Any, Any]) -
     [
         ({}, Sampling(temperature=0, max_tokens=256)),
         ({"until": "\n"}, Sampling(temperature=0, max_tokens=256, stop=("\n",))),
-        ({"until": ["", "a", "a"], "max_gen_toks": 3}, Sampling(temperature=0, max_tokens=3, stop=("a",))),
+        (
+            {"until": ["", "a", "a"], "max_gen_toks": 3},
+            Sampling(temperature=0, max_tokens=3, stop=("a",)),
+        ),
         ({"do_sample": False, "temperature": 1}, Sampling(temperature=0)),
         ({"temperature": 0.5, "top_p": 0.9}, Sampling(temperature=0.5, top_p=0.9)),
         ({"do_sample": True, "top_k": 0, "max_tokens": 7}, Sampling(temperature=1, max_tokens=7)),
@@ -188,7 +242,9 @@ def test_a_tokenizer_without_bos_and_eos_needs_a_context() -> None:
 
     bare = SimpleNamespace(name="bare", bos_id=None, eos_id=None, special_tokens={})
     model = LmEvalModel(
-        SimpleNamespace(tokenizer=bare, begin_ids=(), stop_ids=(), context_length=LENGTH, template=None)
+        SimpleNamespace(
+            tokenizer=bare, begin_ids=(), stop_ids=(), context_length=LENGTH, template=None
+        )
     )
     with pytest.raises(ConfigError, match="neither BOS nor EOS"):
         _ = model.prefix_token_id
@@ -198,7 +254,11 @@ def word_questions(**_: Any) -> Any:
     import datasets
 
     rows = [
-        {"text": f"the {word}", "choices": [f" {other}" for other in WORDS[:4]], "answer": (number + 5) % 4}
+        {
+            "text": f"the {word}",
+            "choices": [f" {other}" for other in WORDS[:4]],
+            "answer": (number + 5) % 4,
+        }
         for number, word in enumerate(WORDS)
     ]
     return {"test": datasets.Dataset.from_list(rows), "dev": datasets.Dataset.from_list(rows[:2])}
@@ -227,7 +287,9 @@ WRITE = {
     "doc_to_text": "{{text}}",
     "doc_to_target": "{{choices[answer]}}",
     "generation_kwargs": {"until": ["."], "max_gen_toks": 6},
-    "filter_list": [{"name": "first", "filter": [{"function": "regex", "regex_pattern": "( [a-z]+)"}]}],
+    "filter_list": [
+        {"name": "first", "filter": [{"function": "regex", "regex_pattern": "( [a-z]+)"}]}
+    ],
 }
 WHOLE = {
     **COMMON,
@@ -252,7 +314,11 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state[:2]
     assert torch.equal(torch.get_rng_state(), state[2])
     expected = lm_eval.simple_evaluate(
-        model=theirs, tasks=tasks, limit=10, task_manager=TaskManager(include_defaults=False), log_samples=False
+        model=theirs,
+        tasks=tasks,
+        limit=10,
+        task_manager=TaskManager(include_defaults=False),
+        log_samples=False,
     )["results"]
     assert {name: one.count for name, one in found.items()} == dict.fromkeys(found, 10)
     for name, task, metric in (
@@ -262,7 +328,9 @@ def test_a_task_gives_what_it_gives_with_transformers(pair: tuple[Any, Any]) -> 
     ):
         assert found[name].score == expected[task][metric]
         measure, _, chosen = metric.partition(",")
-        assert found[name].standard_error == pytest.approx(expected[task][f"{measure}_stderr,{chosen}"])
+        assert found[name].standard_error == pytest.approx(
+            expected[task][f"{measure}_stderr,{chosen}"]
+        )
     assert 0 < found["lm-eval:own_choice acc"].score < 1
 
 
@@ -272,8 +340,12 @@ def test_whole_texts_are_a_task_too(pair: tuple[Any, Any]) -> None:
     ours = pair[0]
     (found,) = run_lm_eval([WHOLE], ours.subject)
     texts = [row["text"] for row in word_questions()["test"]]
-    scores = ours.loglikelihood_rolling(requests("loglikelihood_rolling", *((text,) for text in texts)), True)
-    assert found.score == pytest.approx(math.exp(-sum(scores) / sum(len(text.encode()) for text in texts)))
+    scores = ours.loglikelihood_rolling(
+        requests("loglikelihood_rolling", *((text,) for text in texts)), True
+    )
+    assert found.score == pytest.approx(
+        math.exp(-sum(scores) / sum(len(text.encode()) for text in texts))
+    )
     assert (found.name, found.count) == ("lm-eval:own_text byte_perplexity", len(WORDS))
 
 
@@ -284,7 +356,10 @@ def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
     subject = pair[0].subject
     first = run_lm_eval([CHOICE, WRITE], subject, limit=5, cache=tmp_path)
     broken = SimpleNamespace(
-        **{name: getattr(subject, name) for name in ("model", "tokenizer", "context_length", "stop_ids", "template")},
+        **{
+            name: getattr(subject, name)
+            for name in ("model", "tokenizer", "context_length", "stop_ids", "template")
+        },
         begin_ids=subject.begin_ids,
         num_cut=0,
         fingerprint=subject.fingerprint,
@@ -302,16 +377,33 @@ def test_groups_have_their_tasks() -> None:
     found = {
         "results": {
             "a": {"alias": "a", "acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 4},
-            "b": {"alias": "b", "acc,none": 0.75, "acc_stderr,none": 0.2, "f1,none": 0.3, "f1_stderr,none": "N/A"},
-            "alone": {"alias": "alone", "exact_match,strict": 0.2, "exact_match_stderr,strict": "N/A"},
+            "b": {
+                "alias": "b",
+                "acc,none": 0.75,
+                "acc_stderr,none": 0.2,
+                "f1,none": 0.3,
+                "f1_stderr,none": "N/A",
+            },
+            "alone": {
+                "alias": "alone",
+                "exact_match,strict": 0.2,
+                "exact_match_stderr,strict": "N/A",
+            },
             "both": {"alias": "both", "acc,none": 0.6, "acc_stderr,none": 0.05},
         },
         "groups": {"both": {"alias": "both", "acc,none": 0.6, "acc_stderr,none": 0.05}},
         "group_subtasks": {"both": ["a", "b"], "alone": []},
-        "n-samples": {name: {"original": 9, "effective": n} for name, n in (("a", 4), ("b", 5), ("alone", 3))},
+        "n-samples": {
+            name: {"original": 9, "effective": n} for name, n in (("a", 4), ("b", 5), ("alone", 3))
+        },
     }
     alone, both = sorted(results_of(found, 2.0, 3), key=lambda one: one.name)
-    assert (both.name, both.score, both.standard_error, both.count) == ("lm-eval:both acc", 0.6, 0.05, 9)
+    assert (both.name, both.score, both.standard_error, both.count) == (
+        "lm-eval:both acc",
+        0.6,
+        0.05,
+        9,
+    )
     assert dict(both.groups) == {"a": (0.5, 0.1, 4), "b": (0.75, 0.2, 5)}
     assert (alone.name, alone.score, alone.count) == ("lm-eval:alone exact_match (strict)", 0.2, 3)
     assert math.isnan(alone.standard_error)

@@ -1,4 +1,6 @@
-"""MMLU: the published prompt byte for byte, shots that are there or an error, and what chance gives."""
+"""MMLU: the published prompt byte for byte, shots that are there or an error, and what chance
+gives.
+"""
 
 import io
 import json
@@ -26,13 +28,15 @@ def task(folder, **options) -> Mmlu:
 
 
 def test_the_prompt_is_the_published_one():
-    """Written out by hand from evaluate.py of hendrycks/test: two spaces before the subject, one before a letter."""
+    """Written out by hand from evaluate.py of hendrycks/test: two spaces before the subject, one
+    before a letter.
+    """
     solved = Question(text="What is 1+1?", choices=("1", "2", "3", "4"), answer="B")
     asked = Question(text="What is 2+2?", choices=("4", "5", "6", "7"), answer="A")
     assert prompt("high_school_mathematics", [solved], asked) == (
-        "The following are multiple choice questions (with answers) about  high school mathematics.\n\n"
-        "What is 1+1?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: B\n\n"
-        "What is 2+2?\nA. 4\nB. 5\nC. 6\nD. 7\nAnswer:"
+        "The following are multiple choice questions (with answers) about  high school "
+        "mathematics.\n\nWhat is 1+1?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: B\n\nWhat is 2+2?\nA. "
+        "4\nB. 5\nC. 6\nD. 7\nAnswer:"
     )
 
 
@@ -41,11 +45,13 @@ def test_the_prompt_of_a_real_question(real_data):
     made = task(real_data / "eval/mmlu", shots=1)
     first = next(one for one in made.problems() if one.group == "abstract_algebra")
     assert prompt("abstract_algebra", made._dev["abstract_algebra"][:1], first.content).startswith(
-        "The following are multiple choice questions (with answers) about  abstract algebra.\n\n"
-        "Find all c in Z_3 such that Z_3[x]/(x^2 + c) is a field.\nA. 0\nB. 1\nC. 2\nD. 3\nAnswer: B\n\n"
-        "Find the degree for the given field extension"
+        "The following are multiple choice questions (with answers) about  abstract "
+        "algebra.\n\nFind all c in Z_3 such that Z_3[x]/(x^2 + c) is a field.\nA. 0\nB. 1\nC. "
+        "2\nD. 3\nAnswer: B\n\nFind the degree for the given field extension"
     )
-    subjects = {path.name.partition("_test.csv")[0] for path in (real_data / "eval/mmlu/test").iterdir()}
+    subjects = {
+        path.name.partition("_test.csv")[0] for path in (real_data / "eval/mmlu/test").iterdir()
+    }
     assert {one.group for one in made.problems()} == subjects
 
 
@@ -83,7 +89,10 @@ def test_a_random_model_scores_by_chance(tmp_path, subject):
     assert abs(found.score - 0.25) < 3 * chance
     assert found.standard_error == pytest.approx(chance, rel=0.15)
     assert found.count == 400
-    assert {name: count for name, (_, _, count) in found.groups.items()} == {"biology": 200, "law": 200}
+    assert {name: count for name, (_, _, count) in found.groups.items()} == {
+        "biology": 200,
+        "law": 200,
+    }
     macro = sum(score for score, _, _ in found.groups.values()) / 2
     assert found.figures["mean of groups"][0] == pytest.approx(macro)
 
@@ -96,7 +105,8 @@ def test_the_likeliest_letter_is_chosen(tmp_path, subject):
     for problem, answer in zip(problems, answers, strict=True):
         text = prompt("law", shots, problem.content)
         logs = [
-            subject.log_likelihoods([subject.continuation(text, f" {letter}")])[0].log_probability for letter in "ABCD"
+            subject.log_likelihoods([subject.continuation(text, f" {letter}")])[0].log_probability
+            for letter in "ABCD"
         ]
         assert answer.detail["log_probabilities"] == pytest.approx(logs, abs=1e-4)
         assert answer.detail["chosen"] == "ABCD"[logs.index(max(logs))]
@@ -121,7 +131,9 @@ def test_through_the_template_letters_are_the_assistants(tmp_path, subject):
     requests, _ = made._requests(subject, problem)
     tokenizer = subject.tokenizer
     text = "".join(tokenizer.decode([token]) or "|" for token in requests[0][0])
-    controls = [token for token in requests[0][0] if token == tokenizer.special_tokens["<|im_start|>"]]
+    controls = [
+        token for token in requests[0][0] if token == tokenizer.special_tokens["<|im_start|>"]
+    ]
     assert len(controls) == 4
     assert text.index("The following are") < text.index("dev 0?") < text.index("test 0?")
     assert text.count("The following are") == 1
@@ -130,7 +142,9 @@ def test_through_the_template_letters_are_the_assistants(tmp_path, subject):
 
 
 def test_a_reply_has_the_tokens_that_the_template_gives_it(tmp_path):
-    """A SentencePiece-like tokenizer puts a space before what stands alone, but not after a template's line."""
+    """A SentencePiece-like tokenizer puts a space before what stands alone, but not after a
+    template's line.
+    """
     made = spaced_tokenizer(tmp_path)
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert made.encode("A").tolist() == [vocabulary["▁A"]]
@@ -139,8 +153,13 @@ def test_a_reply_has_the_tokens_that_the_template_gives_it(tmp_path):
     context, after = subject.chat_continuation(asked, "A")
     assert context == subject.chat_ids(asked)
     assert after == [vocabulary["A"]]
-    other = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
-    otherwise = Subject(subject.model, made, context_length=64, template=load_template(other, tokenizer=made))
+    other = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor "
+        "%}<|im_start|>"
+    )
+    otherwise = Subject(
+        subject.model, made, context_length=64, template=load_template(other, tokenizer=made)
+    )
     assert otherwise.chat_continuation(asked, "A")[1] == [vocabulary["▁A"]]
 
 

@@ -1,4 +1,6 @@
-"""A task that gets another task's file says so, and which task reads it; whatever a file holds, the error is ours."""
+"""A task that gets another task's file says so, and which task reads it; whatever a file holds, the
+error is ours.
+"""
 
 import gzip
 import json
@@ -19,25 +21,47 @@ from penstock.learn.evaluation.tasks import TASKS, TaskSettings, make_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:code that a model wrote runs WITHOUT a sandbox")
 
-FUNCTION = {"prompt": "def double(x):\n", "entry_point": "double", "canonical_solution": "    return 2 * x\n"}
+FUNCTION = {
+    "prompt": "def double(x):\n",
+    "entry_point": "double",
+    "canonical_solution": "    return 2 * x\n",
+}
 INPUTS = {"base_input": [[2]], "plus_input": [[3]], "atol": 0, "contract": ""}
-HUMANEVAL = {**FUNCTION, "task_id": "HumanEval/0", "test": "def check(candidate):\n    assert candidate(1) == 2\n"}
+HUMANEVAL = {
+    **FUNCTION,
+    "task_id": "HumanEval/0",
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+}
 MBPP = {"text": "Double it.", "code": "def double(x):\r\n    return 2 * x", "test_setup_code": "",
         "test_list": ["assert double(1) == 2"], "challenge_test_list": []}  # fmt: skip
 RECORDS: dict[str, list[dict[str, Any]]] = {
     "humaneval": [HUMANEVAL],
     "humaneval_plus": [{**FUNCTION, **INPUTS, "task_id": "HumanEval/0"}],
     "humaneval_plus of the hub": [
-        {**HUMANEVAL, "test": "def check(candidate):\n    inputs = [[1]]\n    assert candidate(*inputs[0]) == 2\n"}
+        {
+            **HUMANEVAL,
+            "test": (
+                "def check(candidate):\n    inputs = [[1]]\n    assert candidate(*inputs[0]) == 2\n"
+            ),
+        }
     ],
     "mbpp": [{**MBPP, "task_id": number} for number in (2, 3, 4, 11)],
-    "mbpp_plus": [{**FUNCTION, **INPUTS, "task_id": "Mbpp/3", "assertion": "assert double(1) == 2"}],
+    "mbpp_plus": [
+        {**FUNCTION, **INPUTS, "task_id": "Mbpp/3", "assertion": "assert double(1) == 2"}
+    ],
     "mbpp_plus of the hub": [
-        {"task_id": 2, "code": MBPP["code"], "prompt": "Double it.", "source_file": "x", "test_imports": [],
-         "test_list": MBPP["test_list"], "test": "inputs = [[1]]\nassert double(1) == 2\n"}
+        {
+            "task_id": 2,
+            "code": MBPP["code"],
+            "prompt": "Double it.",
+            "source_file": "x",
+            "test_imports": [],
+            "test_list": MBPP["test_list"],
+            "test": "inputs = [[1]]\nassert double(1) == 2\n",
+        }
     ],
     "gsm8k": [{"question": "One and one?", "answer": "It is 2.\n#### 2"}] * 8,
-}  # fmt: skip
+}
 """What the files of each task look like."""
 FORMS = [*RECORDS, "mmlu"]
 
@@ -93,11 +117,18 @@ def test_every_task_with_every_file(tmp_path: Path, task: str, form: str) -> Non
         data = write_mmlu(tmp_path) if task == "mmlu" else data_for(task, form, tmp_path)
         assert len(make(task, data).problems()) > 0
     elif (task, own) == ("bits_per_byte", "mbpp"):
-        assert len(make(task, data_for(task, form, tmp_path)).problems()) == 4, "its records have a text"
+        assert len(make(task, data_for(task, form, tmp_path)).problems()) == 4, (
+            "its records have a text"
+        )
     else:
         data = data_for(task, form, tmp_path)
-        with pytest.raises(RecordError, match=rf": (line|record) 1: .*run task {own}\b|:[12]: .*run task {own}\b|"
-                                              rf"file.csv: .*run task {own}\b") as found:  # fmt: skip
+        with pytest.raises(
+            RecordError,
+            match=(
+                rf": (line|record) 1: .*run task {own}\b|:[12]: .*run task {own}\b|file.csv: .*run "
+                rf"task {own}\b"
+            ),
+        ) as found:
             make(task, data)
         assert str(tmp_path) in str(found.value)
         assert len(str(found.value)) < 700
@@ -109,7 +140,9 @@ def test_each_way_a_file_is_stored(tmp_path: Path, form: str, ending: str) -> No
     for task in ("humaneval", "mbpp", "mbpp_plus", "gsm8k", "mmlu"):
         path = write(tmp_path, form, f"{task}.{ending}")
         if task != task_name(form):
-            with pytest.raises(RecordError, match=rf"{task}.{ending}: .*run task {task_name(form)}, or give"):
+            with pytest.raises(
+                RecordError, match=rf"{task}.{ending}: .*run task {task_name(form)}, or give"
+            ):
                 make(task, path)
 
 
@@ -136,7 +169,11 @@ def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
         ("mbpp_plus", {"task_id": 2}, "'task_id' is 2; expected a text"),
         ("mbpp_plus", {"task_id": "two"}, "'task_id' is 'two'; expected Mbpp/ and a number"),
         ("mbpp_plus", {"task_id": "Mbpp/2"}, "cannot be read as a record of mbpp_plus: TypeError"),
-        ("mbpp_plus", {"task_id": "Mbpp/722"}, "cannot be read as a record of mbpp_plus: AttributeError"),
+        (
+            "mbpp_plus",
+            {"task_id": "Mbpp/722"},
+            "cannot be read as a record of mbpp_plus: AttributeError",
+        ),
         ("mbpp_plus", {"base_input": [1]}, "cannot be read as a record of mbpp_plus: TypeError"),
         ("mbpp_plus", {"plus_input": {"a": 1}}, "'plus_input' is {'a': 1}; expected a list"),
         ("mbpp_plus", {"atol": "0"}, "'atol' is '0'; expected a number"),
@@ -147,7 +184,9 @@ def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
         ("gsm8k", {"question": 1}, "expected texts question and answer"),
     ],
 )
-def test_values_of_another_kind(tmp_path: Path, task: str, change: dict[str, Any], due: str) -> None:
+def test_values_of_another_kind(
+    tmp_path: Path, task: str, change: dict[str, Any], due: str
+) -> None:
     """The message says the place, the field, what was found, and what was expected."""
     *others, last = [{**record} for record in RECORDS[task]]
     lines = [json.dumps(record) for record in [*others, {**last, **change}]]
@@ -159,19 +198,26 @@ def test_values_of_another_kind(tmp_path: Path, task: str, change: dict[str, Any
         make(task, data)
 
 
-VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-                      max_leaves=5)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
 NAMES = sorted({name for records in RECORDS.values() for name in records[0]} | {"choices"})
 
 
-@given(st.sampled_from([name for name in RECORDS if name != "gsm8k"]), st.dictionaries(st.sampled_from(NAMES), VALUES))
+@given(
+    st.sampled_from([name for name in RECORDS if name != "gsm8k"]),
+    st.dictionaries(st.sampled_from(NAMES), VALUES),
+)
 def test_no_record_gives_another_error(
     tmp_path_factory: pytest.TempPathFactory, form: str, change: dict[str, Any]
 ) -> None:
     folder = tmp_path_factory.mktemp("records")
     *others, last = RECORDS[form]
-    (folder / "test.jsonl").write_text("\n".join(json.dumps(one) for one in [*others, {**last, **change}]))
+    (folder / "test.jsonl").write_text(
+        "\n".join(json.dumps(one) for one in [*others, {**last, **change}])
+    )
     for task in ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus"):
         try:
             make(task, folder / "test.jsonl")
@@ -199,8 +245,13 @@ def test_files_that_are_damaged(tmp_path: Path) -> None:
         make("mmlu", tmp_path)
 
 
-REAL = {"humaneval": "HumanEval.jsonl.gz", "mbpp": "mbpp.jsonl", "mbpp_plus": "MbppPlus-v0.1.0.jsonl.gz",
-        "gsm8k": "gsm8k/test.jsonl", "mmlu": "mmlu/test/anatomy_test.csv"}  # fmt: skip
+REAL = {
+    "humaneval": "HumanEval.jsonl.gz",
+    "mbpp": "mbpp.jsonl",
+    "mbpp_plus": "MbppPlus-v0.1.0.jsonl.gz",
+    "gsm8k": "gsm8k/test.jsonl",
+    "mmlu": "mmlu/test/anatomy_test.csv",
+}
 
 
 @pytest.mark.real_data
@@ -215,7 +266,11 @@ def test_real_files(real_data: Path, tmp_path: Path, task: str, own: str) -> Non
     with pytest.raises(RecordError, match=rf"run task {own}, or give the file of {task}"):
         make(task, file)
     if task in ("gsm8k", "mmlu"):
-        places = ["test.jsonl", "train.jsonl"] if task == "gsm8k" else ["dev/law_dev.csv", "test/law_test.csv"]
+        places = (
+            ["test.jsonl", "train.jsonl"]
+            if task == "gsm8k"
+            else ["dev/law_dev.csv", "test/law_test.csv"]
+        )
         for place in places:
             (tmp_path / place).parent.mkdir(exist_ok=True)
             shutil.copy(file, tmp_path / (f"{place}.gz" if file.suffix == ".gz" else place))
@@ -228,4 +283,7 @@ def test_task_of() -> None:
         form: task_name(form) for form in RECORDS
     }
     assert task_of({"question": "a", "choices": ["b"] * 4, "answer": 1, "subject": "law"}) == "mmlu"
-    assert [task_of(other) for other in ({}, {"text": "a"}, [1], None, {"question": "a", "answer": None})] == [None] * 5
+    assert [
+        task_of(other)
+        for other in ({}, {"text": "a"}, [1], None, {"question": "a", "answer": None})
+    ] == [None] * 5

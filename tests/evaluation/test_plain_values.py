@@ -1,4 +1,6 @@
-"""What tests and solutions send each other: plain values come back as they were, and nothing else can."""
+"""What tests and solutions send each other: plain values come back as they were, and nothing else
+can.
+"""
 
 import collections
 import json
@@ -17,10 +19,17 @@ from hypothesis import strategies
 from penstock.learn.evaluation.sandbox.values import decode, encode
 
 SCALARS = strategies.one_of(
-    strategies.none(), strategies.booleans(), strategies.integers(), strategies.floats(allow_nan=False),
-    strategies.text(), strategies.binary(), strategies.complex_numbers(allow_nan=False),
-    strategies.fractions(), strategies.integers(1, 1 << 300), strategies.builds(range, strategies.integers(-9, 9)),
-)  # fmt: skip
+    strategies.none(),
+    strategies.booleans(),
+    strategies.integers(),
+    strategies.floats(allow_nan=False),
+    strategies.text(),
+    strategies.binary(),
+    strategies.complex_numbers(allow_nan=False),
+    strategies.fractions(),
+    strategies.integers(1, 1 << 300),
+    strategies.builds(range, strategies.integers(-9, 9)),
+)
 VALUES = strategies.recursive(
     SCALARS,
     lambda parts: strategies.one_of(
@@ -41,7 +50,11 @@ def there_and_back(value: Any) -> Any:
 def _types(value: Any) -> Any:
     if isinstance(value, dict):
         return [(_types(key), _types(part)) for key, part in value.items()]
-    return (type(value), [_types(part) for part in value]) if isinstance(value, list | tuple) else type(value)
+    return (
+        (type(value), [_types(part) for part in value])
+        if isinstance(value, list | tuple)
+        else type(value)
+    )
 
 
 @hypothesis.given(VALUES)
@@ -54,13 +67,17 @@ def test_plain_values_come_back(value: Any) -> None:
 @hypothesis.given(
     strategies.sampled_from([list, tuple]),
     strategies.lists(
-        strategies.lists(strategies.sampled_from(["a", "b", "", 0, 1, True, 1.0, 1 << 70]), max_size=40).map(tuple),
+        strategies.lists(
+            strategies.sampled_from(["a", "b", "", 0, 1, True, 1.0, 1 << 70]), max_size=40
+        ).map(tuple),
         min_size=3,
     ),
     strategies.sampled_from([str, int, object]),
 )
 def test_rows_of_few_parts_come_back(kind: type, rows: Any, only: type) -> None:
-    value = kind([tuple(part for part in row if only is object or type(part) is only) for row in rows * 9])
+    value = kind(
+        [tuple(part for part in row if only is object or type(part) is only) for row in rows * 9]
+    )
     found = there_and_back(value)
     assert found == value
     assert _types(found) == _types(value)
@@ -78,14 +95,20 @@ def test_long_answers_go_in_pieces(kind: type) -> None:
     mixed = kind([True, 1, 1.0, "1", None, [2]] * 20_000)
     assert _types(there_and_back(mixed)) == _types(mixed)
     assert there_and_back(["a", "b"] * 100 + [1]) == ["a", "b"] * 100 + [1]
-    assert there_and_back([[str(number) for number in range(100)]]) == [[str(number) for number in range(100)]]
+    assert there_and_back([[str(number) for number in range(100)]]) == [
+        [str(number) for number in range(100)]
+    ]
 
 
 def test_other_types_of_the_standard_library() -> None:
     assert math.isnan(there_and_back(math.nan))
     assert there_and_back([math.inf, -math.inf, -0.0])[2].hex() == "-0x0.0p+0"
     assert there_and_back([Decimal("1.10"), Fraction(1, 3)]) == [Decimal("1.10"), Fraction(1, 3)]
-    for mapping in (collections.Counter("aab"), collections.OrderedDict(a=1), collections.defaultdict(int, a=1)):
+    for mapping in (
+        collections.Counter("aab"),
+        collections.OrderedDict(a=1),
+        collections.defaultdict(int, a=1),
+    ):
         assert type(there_and_back(mapping)) is dict
         assert there_and_back(mapping) == mapping
     pair = there_and_back(collections.namedtuple("Pair", "a b")(1, {2}))
@@ -107,7 +130,8 @@ def test_other_types_of_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [np.float64(0.1), np.int32(4), np.bool_(True), np.arange(6.0).reshape(2, 3), np.array(["a"])]
+    "value",
+    [np.float64(0.1), np.int32(4), np.bool_(True), np.arange(6.0).reshape(2, 3), np.array(["a"])],
 )
 def test_numpy_keeps_its_types(value: Any) -> None:
     found = there_and_back(value)
@@ -125,9 +149,17 @@ class Everything(dict[str, int]):
 
 @pytest.mark.parametrize(
     "value",
-    [object(), Everything(), type("int", (int,), {"__module__": "builtins"})(3), lambda: 3, Everything,
-     type("Own", (tuple,), {})((1, 2)), np.array([object()]), math],
-)  # fmt: skip
+    [
+        object(),
+        Everything(),
+        type("int", (int,), {"__module__": "builtins"})(3),
+        lambda: 3,
+        Everything,
+        type("Own", (tuple,), {})((1, 2)),
+        np.array([object()]),
+        math,
+    ],
+)
 def test_all_else_is_for_the_caller_to_name(value: Any) -> None:
     with pytest.raises(TypeError, match="is not plain"):
         there_and_back([value])
@@ -165,7 +197,9 @@ def test_all_else_is_for_the_caller_to_name(value: Any) -> None:
 )
 def test_forged_texts_are_refused(texts: list[str], words: str) -> None:
     kind, _, message = words.partition(": ")
-    with pytest.raises((LookupError, ValueError, TypeError, RecursionError), match=re.escape(message)) as caught:
+    with pytest.raises(
+        (LookupError, ValueError, TypeError, RecursionError), match=re.escape(message)
+    ) as caught:
         decode(iter(texts))
     assert caught.type.__name__ == kind
 

@@ -1,4 +1,6 @@
-"""Answers are kept and gone on with; those of anything else are refused; results have the right errors."""
+"""Answers are kept and gone on with; those of anything else are refused; results have the right
+errors.
+"""
 
 import json
 import math
@@ -60,7 +62,9 @@ def test_answers_of_something_else_are_refused_by_name(tmp_path, tokenizer):
     with pytest.raises(StateError, match=r"answers of another shots \(1, now 0\)"):
         run_task(mmlu(folder, shots=0), subject, answers=path, progress=False)
     with pytest.raises(StateError, match=r"answers of another data"):
-        run_task(mmlu(write_mmlu(tmp_path / "other", {"law": 4})), subject, answers=path, progress=False)
+        run_task(
+            mmlu(write_mmlu(tmp_path / "other", {"law": 4})), subject, answers=path, progress=False
+        )
     path.write_text(path.read_text() + "broken\n")
     with pytest.raises(StateError, match=r"answers.jsonl:5.*JSON"):
         run_task(mmlu(folder), subject, answers=path, progress=False)
@@ -78,7 +82,13 @@ def test_standard_errors():
 
 def test_results_as_table_and_json():
     one = Results(
-        name="mmlu", score=0.5, standard_error=math.nan, count=3, groups={"law": (1.0, 0.1, 3)}, cut=2, total=9
+        name="mmlu",
+        score=0.5,
+        standard_error=math.nan,
+        count=3,
+        groups={"law": (1.0, 0.1, 3)},
+        cut=2,
+        total=9,
     )
     assert json.loads(json.dumps(one.to_json(), allow_nan=False))["standard_error"] is None
     assert table([one]).row_count == 3
@@ -106,7 +116,9 @@ def test_bits_per_byte_are_all_bits_over_all_bytes(tmp_path, tokenizer):
     for text in texts:
         ids = subject.prompt_ids(text)
         nats -= subject.log_likelihoods([(ids[:1], ids[1:])])[0].log_probability
-    assert found.score == pytest.approx(nats / math.log(2) / sum(len(text.encode()) for text in texts), rel=1e-5)
+    assert found.score == pytest.approx(
+        nats / math.log(2) / sum(len(text.encode()) for text in texts), rel=1e-5
+    )
     short = make_subject(tokenizer, context_length=16)
     assert run_task(made, short, progress=False).score != pytest.approx(found.score, rel=1e-3)
     assert short.num_cut == 0

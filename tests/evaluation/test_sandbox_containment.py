@@ -15,7 +15,9 @@ from sandbox_makers import sandbox_or_skip
 from patience import PATIENCE_SECONDS
 from penstock.learn.evaluation.sandbox import Limits, Outcome, Sandbox
 
-SMALL = Limits(wall_seconds=2.0, cpu_seconds=2, memory_bytes=256 << 20, processes=8, disk_bytes=1 << 20)
+SMALL = Limits(
+    wall_seconds=2.0, cpu_seconds=2, memory_bytes=256 << 20, processes=8, disk_bytes=1 << 20
+)
 
 
 COUNT_CHILDREN = """
@@ -77,15 +79,22 @@ def _held(sandbox: Sandbox, program: str) -> Outcome:
     before = _descendants(os.getpid()), len(os.listdir("/proc/self/fd")), threading.active_count()
     outcome = sandbox.run(program)
     assert outcome.seconds < SMALL.wall_seconds + 3
-    assert (_descendants(os.getpid()), len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert (
+        _descendants(os.getpid()),
+        len(os.listdir("/proc/self/fd")),
+        threading.active_count(),
+    ) == before
     assert sandbox.run("assert 1 + 1 == 2").passed  # the next program is none the worse
     return outcome
 
 
-def _refused(sandbox: Sandbox, statement: str, imports: str = "", errors: str = "OSError") -> Outcome:
+def _refused(
+    sandbox: Sandbox, statement: str, imports: str = "", errors: str = "OSError"
+) -> Outcome:
     """The statement must raise one of the errors inside."""
     program = (
-        f"import os, socket{imports}\ntry:\n    {statement}\nexcept ({errors}) as error:\n    print(repr(error))\n"
+        f"import os, socket{imports}\ntry:\n    {statement}\nexcept ({errors}) as error:\n    "
+        "print(repr(error))\n"
     )
     program += "else:\n    raise SystemExit('it was allowed')\n"
     outcome = _held(sandbox, program)
@@ -97,7 +106,9 @@ def test_a_fork_bomb_is_stopped_at_the_limit(sandbox: Sandbox) -> None:
     outcome = _held(sandbox, "import os\nwhile True:\n    os.fork()\n")
     assert outcome.verdict == "failed"
     assert "BlockingIOError" in outcome.detail
-    patient = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+    patient = (
+        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+    )
     assert _held(sandbox, patient).verdict == "timeout"
 
 
@@ -107,9 +118,13 @@ def test_processes_are_counted_for_each_program(sandbox: Sandbox) -> None:
 
 
 def test_a_thread_bomb_is_stopped(sandbox: Sandbox) -> None:
-    program = "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(60,)).start()\n"
+    program = (
+        "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, "
+        "args=(60,)).start()\n"
+    )
     outcome = _held(sandbox, program)
-    # On a busy machine the clock may run out before it has made enough threads to hit the other limits.
+    # On a busy machine the clock may run out before it has made enough threads to hit the other
+    # limits.
     assert outcome.verdict in ("failed", "memory", "timeout")
     patient = sandbox_or_skip(replace(SMALL, wall_seconds=300))
     assert patient.run(program).verdict in ("failed", "memory")
@@ -138,13 +153,24 @@ def test_sockets_are_local_and_do_not_reach_the_host(sandbox: Sandbox) -> None:
 
 
 def test_nothing_outside_its_folder_can_be_written(sandbox: Sandbox, tmp_path: Path) -> None:
-    for place in ("/file", "/dev/file", "/dev/shm/file", "/usr/lib/file", "/python/lib/file", str(tmp_path / "file")):
+    for place in (
+        "/file",
+        "/dev/file",
+        "/dev/shm/file",
+        "/usr/lib/file",
+        "/python/lib/file",
+        str(tmp_path / "file"),
+    ):
         _refused(sandbox, f"open({place!r}, 'w')")
     _refused(sandbox, "os.mkdir('/python/folder')")
     _refused(sandbox, "os.chmod('/python/lib', 0o777)")
     assert list(tmp_path.iterdir()) == []
-    assert _held(sandbox, "open('mine', 'w').write('mine')\nassert open('/tmp/mine').read() == 'mine'").passed
-    assert _held(sandbox, "import os\nassert os.listdir('/tmp') == []").passed  # the next one's folder is new
+    assert _held(
+        sandbox, "open('mine', 'w').write('mine')\nassert open('/tmp/mine').read() == 'mine'"
+    ).passed
+    assert _held(
+        sandbox, "import os\nassert os.listdir('/tmp') == []"
+    ).passed  # the next one's folder is new
 
 
 def test_the_hosts_files_are_not_there(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -174,10 +200,16 @@ def test_the_environment_is_empty(sandbox: Sandbox, monkeypatch: pytest.MonkeyPa
 
 def test_it_is_not_root_and_cannot_become_it(sandbox: Sandbox) -> None:
     assert _held(
-        sandbox, "import os\nassert 0 not in os.getresuid() + os.getresgid()\nassert not os.getgroups()"
+        sandbox,
+        "import os\nassert 0 not in os.getresuid() + os.getresgid()\nassert not os.getgroups()",
     ).passed
     _refused(sandbox, "os.setuid(0)")
-    _refused(sandbox, "resource.setrlimit(resource.RLIMIT_NPROC, (1000, 1000))", ", resource", "ValueError, OSError")
+    _refused(
+        sandbox,
+        "resource.setrlimit(resource.RLIMIT_NPROC, (1000, 1000))",
+        ", resource",
+        "ValueError, OSError",
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +248,10 @@ def test_a_daemon_dies_with_its_program(sandbox: Sandbox) -> None:
         "kept = bytes(1 << 40)\n",
         "import mmap\nkept = mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n",
         # Each process is under its own limit; together they are not.
-        "import os, time\nfor _ in range(2):\n    os.fork()\nkept = b'x' * (150 << 20)\ntime.sleep(60)\n",
+        (
+            "import os, time\nfor _ in range(2):\n    os.fork()\nkept = b'x' * (150 << "
+            "20)\ntime.sleep(60)\n"
+        ),
     ],
     ids=["grows", "huge object", "huge mapping", "several processes"],
 )
@@ -260,7 +295,7 @@ assert library.syscall(435, 0, 0) == -1 and ctypes.get_errno() == errno.ENOSYS
 NEWUSER, NEWPID = 0x10000000, 0x20000000
 for flag in (NEWUSER, NEWPID):
     assert library.syscall(56 if x86 else 220, flag | 17, 0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM
-"""
+"""  # noqa: E501
 
 
 def test_system_calls_are_filtered(sandbox: Sandbox) -> None:
@@ -280,7 +315,8 @@ def test_signals_do_not_reach_the_outside(sandbox: Sandbox) -> None:
     _held(sandbox, "import os\nos.kill(-1, 9)")
     _held(
         sandbox,
-        "import os\nfor number in range(1, 300):\n    try:\n        os.kill(number, 9)\n    except OSError: pass\n",
+        "import os\nfor number in range(1, 300):\n    try:\n        os.kill(number, 9)\n    "
+        "except OSError: pass\n",
     )
 
 
@@ -289,9 +325,15 @@ def test_standard_input_is_empty(sandbox: Sandbox) -> None:
 
 
 def test_deep_recursion_crashes_only_itself(sandbox: Sandbox) -> None:
-    program = "import sys\nsys.setrecursionlimit(10**9)\ndef deeper(x): return [deeper([x])]\nrepr(deeper(0))\n"
+    program = (
+        "import sys\nsys.setrecursionlimit(10**9)\ndef deeper(x): return "
+        "[deeper([x])]\nrepr(deeper(0))\n"
+    )
     assert _held(sandbox, program).verdict in ("crashed", "memory", "timeout", "failed")
-    program = "x = []\nfor _ in range(10**5):\n    x = [x]\nimport sys\nsys.setrecursionlimit(10**9)\nrepr(x)\n"
+    program = (
+        "x = []\nfor _ in range(10**5):\n    x = [x]\nimport "
+        "sys\nsys.setrecursionlimit(10**9)\nrepr(x)\n"
+    )
     patient = Sandbox(Limits(wall_seconds=60, memory_bytes=256 << 20), packages=())
     assert patient.run(program).verdict in ("crashed", "memory")
     assert "RecursionError" in _held(sandbox, "def f(): f()\nf()").detail
@@ -299,7 +341,8 @@ def test_deep_recursion_crashes_only_itself(sandbox: Sandbox) -> None:
 
 def test_programs_die_with_the_evaluation(sandbox: Sandbox) -> None:
     script = (
-        "from penstock.learn.evaluation.sandbox import Sandbox\nSandbox(packages=()).run('import time; time.sleep(60)')"
+        "from penstock.learn.evaluation.sandbox import Sandbox\nSandbox(packages=()).run('import "
+        "time; time.sleep(60)')"
     )
     with subprocess.Popen([sys.executable, "-c", script]) as evaluation:
         for _ in range(200):

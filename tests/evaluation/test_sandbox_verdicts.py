@@ -40,7 +40,9 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     if request.param == "enclosed":
         return sandbox_or_skip(limits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox_module, "working_enclosure", lambda packages: (None, "it was taken away"))
+        patch.setattr(
+            sandbox_module, "working_enclosure", lambda packages: (None, "it was taken away")
+        )
         with pytest.warns(UserWarning, match="WITHOUT a sandbox"):
             return Sandbox(limits, packages=(), unsafe=True)
 
@@ -63,8 +65,14 @@ def test_a_program_that_runs_to_its_end_passes(sandbox: Sandbox) -> None:
         ("import os; os._exit(77)", "ended early, with status 77"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("print('passed')\nprint('P')\nraise SystemExit", "SystemExit"),
-        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "cannot be read"),
-        ("import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return 0", "AssertionError"),
+        (
+            "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd",
+            "cannot be read",
+        ),
+        (
+            "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return 0",
+            "AssertionError",
+        ),
     ],
 )
 def test_what_does_not_reach_its_end_does_not_pass(sandbox: Sandbox, code: str, words: str) -> None:
@@ -79,7 +87,10 @@ def test_the_secret_is_not_found_by_looking(sandbox: Sandbox) -> None:
 
 
 def test_a_secret_guessed_wrong_does_not_pass(sandbox: Sandbox) -> None:
-    guess = "import os\ndef add(a, b): return 3\nfor pipe in range(3, 64):\n    try: os.write(pipe, b'P' + bytes(32))\n"
+    guess = (
+        "import os\ndef add(a, b): return 3\nfor pipe in range(3, 64):\n    try: os.write(pipe, "
+        "b'P' + bytes(32))\n"
+    )
     guess += "    except OSError: pass\nos._exit(0)\n"
     assert not sandbox.run(guess + TESTS).passed
 
@@ -141,7 +152,9 @@ def test_without_a_sandbox_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox_module.working_enclosure.cache_clear()
 
 
-def test_a_bubblewrap_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bubblewrap_that_does_not_work_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sandbox_module.working_enclosure.cache_clear()
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'No permissions to create new namespace'\nexit 1\n")
@@ -191,7 +204,11 @@ def test_the_filter_decides_as_it_says(
     assert _decide(rules, architecture, 435) == 0x00050026
     assert _decide(rules, architecture, clone, (17,)) == allow
     assert _decide(rules, architecture, clone, (0x10000000 | 17,)) == denied
-    assert [_decide(rules, architecture, socket_call, (family,)) for family in (1, 2, 40)] == [allow, denied, denied]
+    assert [_decide(rules, architecture, socket_call, (family,)) for family in (1, 2, 40)] == [
+        allow,
+        denied,
+        denied,
+    ]
     flags = {0x22: allow, 0x02: allow, 0x01: allow, 0x21: denied, 0x23: denied}
     assert {flag: _decide(rules, architecture, mmap, (0, 0, 0, flag)) for flag in flags} == flags
 

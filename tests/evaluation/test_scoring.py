@@ -23,7 +23,9 @@ def one_by_one(subject: Subject, context: list[int], continuation: list[int]) ->
     ids = [*context, *continuation]
     with torch.no_grad():
         hidden = subject.model(subject.model.tensors(packed([ids])))[0]
-        logs = subject.model.logits(hidden)[:, : subject.tokenizer.vocab_size].double().log_softmax(-1)
+        logs = (
+            subject.model.logits(hidden)[:, : subject.tokenizer.vocab_size].double().log_softmax(-1)
+        )
     total, greedy = 0.0, True
     for place in range(len(context), len(ids)):
         total += float(logs[place - 1, ids[place]])
@@ -37,7 +39,9 @@ def random_requests(subject: Subject, count: int, seed: int) -> list[tuple[list[
     made = []
     for _ in range(count):
         before, after = random.integers(1, 20), random.integers(1, 6)
-        made.append((random.integers(0, size, before).tolist(), random.integers(0, size, after).tolist()))
+        made.append(
+            (random.integers(0, size, before).tolist(), random.integers(0, size, after).tolist())
+        )
     return made
 
 
@@ -46,11 +50,16 @@ def test_scores_are_those_of_one_pass_a_request(tokenizer):
     requests = random_requests(subject, 60, 0)
     # The same tokens fed, with the border elsewhere, and several continuations of one context.
     context, continuation = requests[0]
-    requests += [([*context, *continuation[:-1]], continuation[-1:]), *((context, [letter]) for letter in range(8))]
+    requests += [
+        ([*context, *continuation[:-1]], continuation[-1:]),
+        *((context, [letter]) for letter in range(8)),
+    ]
     requests += [(context, [_greedy(subject, context)])]
     found = subject.log_likelihoods(requests)
     expected = [one_by_one(subject, *request) for request in requests]
-    assert [one.log_probability for one in found] == pytest.approx([total for total, _ in expected], abs=1e-4)
+    assert [one.log_probability for one in found] == pytest.approx(
+        [total for total, _ in expected], abs=1e-4
+    )
     assert [one.is_greedy for one in found] == [greedy for _, greedy in expected]
     assert found[-1].is_greedy
     assert subject.num_cut == 0
@@ -78,13 +87,21 @@ def test_a_common_beginning_is_computed_once(tokenizer, monkeypatch):
 
     monkeypatch.setattr(type(subject.model), "tensors", count)
     found = subject.log_likelihoods(requests)
-    assert sum(slots) < 0.3 * sum(map(len, {(*context, *continuation[:-1]) for context, continuation in requests}))
+    assert sum(slots) < 0.3 * sum(
+        map(len, {(*context, *continuation[:-1]) for context, continuation in requests})
+    )
     expected = [one_by_one(subject, *request) for request in requests]
-    assert [one.log_probability for one in found] == pytest.approx([total for total, _ in expected], abs=1e-4)
+    assert [one.log_probability for one in found] == pytest.approx(
+        [total for total, _ in expected], abs=1e-4
+    )
     assert [one.is_greedy for one in found] == [greedy for _, greedy in expected]
-    monkeypatch.setattr("penstock.learn.evaluation.subject._may_share", lambda model, row_tokens: False)
+    monkeypatch.setattr(
+        "penstock.learn.evaluation.subject._may_share", lambda model, row_tokens: False
+    )
     apart = subject.log_likelihoods(requests)
-    assert [one.log_probability for one in apart] == pytest.approx([one.log_probability for one in found], abs=1e-4)
+    assert [one.log_probability for one in apart] == pytest.approx(
+        [one.log_probability for one in found], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(("kind", "extra"), [("llama", {}), ("gpt2", {"attn_pdrop": 0.0})])
@@ -96,7 +113,9 @@ def test_models_of_transformers_share_beginnings_too(tokenizer, tmp_path, kind, 
     assert subject_module._may_share(subject.model, 64)
     requests = [([*range(40), number, *range(9)], [3, number]) for number in range(6)]
     expected = [one_by_one(subject, *request)[0] for request in requests]
-    assert [one.log_probability for one in subject.log_likelihoods(requests)] == pytest.approx(expected, abs=1e-4)
+    assert [one.log_probability for one in subject.log_likelihoods(requests)] == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
 def test_windows_are_read_again_for_each_context(tokenizer, monkeypatch):
@@ -104,7 +123,9 @@ def test_windows_are_read_again_for_each_context(tokenizer, monkeypatch):
     subject = make_subject(tokenizer, context_length=60, sliding_window=4)
     requests = [([*range(40), number], [3]) for number in range(4)]
     expected = [one_by_one(subject, *request)[0] for request in requests]
-    assert [one.log_probability for one in subject.log_likelihoods(requests)] == pytest.approx(expected, abs=1e-4)
+    assert [one.log_probability for one in subject.log_likelihoods(requests)] == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
 def _greedy(subject: Subject, context: list[int]) -> int:
@@ -119,7 +140,9 @@ def test_blocks_of_the_head_change_nothing(tokenizer, monkeypatch):
     whole = subject.log_likelihoods(requests)
     monkeypatch.setattr("penstock.learn.evaluation.subject.ELEMENTS", 1)
     parts = subject.log_likelihoods(requests)
-    assert [one.log_probability for one in parts] == pytest.approx([one.log_probability for one in whole], abs=1e-5)
+    assert [one.log_probability for one in parts] == pytest.approx(
+        [one.log_probability for one in whole], abs=1e-5
+    )
 
 
 def test_all_continuations_have_probability_one_in_sum(tokenizer):
@@ -133,10 +156,14 @@ def test_all_continuations_have_probability_one_in_sum(tokenizer):
 def test_a_context_is_cut_from_the_left_and_counted(tokenizer):
     subject = make_subject(tokenizer, context_length=8)
     long = list(range(30))
-    found = subject.log_likelihoods([(long, [5, 6, 7]), (long[-6:], [5, 6, 7]), (long[-7:], [5, 6, 7])])
+    found = subject.log_likelihoods(
+        [(long, [5, 6, 7]), (long[-6:], [5, 6, 7]), (long[-7:], [5, 6, 7])]
+    )
     assert found[0].log_probability == pytest.approx(found[1].log_probability, abs=1e-5)
     assert subject.num_cut == 2
-    assert found[0].log_probability == pytest.approx(one_by_one(subject, long[-6:], [5, 6, 7])[0], abs=1e-4)
+    assert found[0].log_probability == pytest.approx(
+        one_by_one(subject, long[-6:], [5, 6, 7])[0], abs=1e-4
+    )
 
 
 def test_what_cannot_be_scored_is_refused(tokenizer):
@@ -181,19 +208,28 @@ def test_the_fingerprint_tells_weights_apart(tokenizer):
     ("kind", "extra"),
     [
         ("bloom", {}),
-        ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6}),
+        (
+            "gpt_oss",
+            {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6},
+        ),
         ("mamba", {"state_size": 4}),
     ],
 )
-@pytest.mark.parametrize("ways", [("own",), ("own", "mixed", "borders", "batch", "equal")], ids=["mixing", "exact"])
+@pytest.mark.parametrize(
+    "ways", [("own",), ("own", "mixed", "borders", "batch", "equal")], ids=["mixing", "exact"]
+)
 def test_a_model_that_mixes_the_texts_of_a_row_scores_them_apart(
     tokenizer, tmp_path, kind, extra, ways, caplog, monkeypatch
 ):
-    """Equal to transformers scoring each text alone; if they need a row each, the results carry a note."""
+    """Equal to transformers scoring each text alone; if they need a row each, the results carry a
+    note.
+    """
     pytest.importorskip("transformers")
     monkeypatch.setattr("penstock.models.theirs.packed_ways.TRIED", ways)
     one_a_row = len(ways) == 1
-    inner = tiny_huggingface(kind, vocab_size=tokenizer.vocab_size, max_position_embeddings=256, **extra)
+    inner = tiny_huggingface(
+        kind, vocab_size=tokenizer.vocab_size, max_position_embeddings=256, **extra
+    )
     inner.save_pretrained(tmp_path / "model")
     model = load_model(tmp_path / "model")
     model.eval()
@@ -203,12 +239,19 @@ def test_a_model_that_mixes_the_texts_of_a_row_scores_them_apart(
         found = subject.log_likelihoods(requests)
     for (context, after), one in zip(requests, found, strict=True):
         with torch.no_grad():
-            logits = inner(input_ids=torch.tensor([[*context, *after[:-1]]]), use_cache=False).logits[0]
+            logits = inner(
+                input_ids=torch.tensor([[*context, *after[:-1]]]), use_cache=False
+            ).logits[0]
         logs = logits[len(context) - 1 :].double().log_softmax(-1)
         expected = float(logs.gather(1, torch.tensor(after)[:, None]).sum())
         assert one.log_probability == pytest.approx(expected, abs=1e-3)
-    assert sum("scores one document per row" in record.getMessage() for record in caplog.records) == one_a_row
+    assert (
+        sum("scores one document per row" in record.getMessage() for record in caplog.records)
+        == one_a_row
+    )
     assert subject.notes == ((ONE_A_ROW,) if one_a_row else ())
     (tmp_path / "texts.txt").write_text("The quick fox\n\nA lazy dog\n")
     task = BitsPerByte(TaskSettings(name="bits_per_byte", data=str(tmp_path / "texts.txt")))
-    assert run_task(task, subject, progress=False).to_json()["notes"] == ([ONE_A_ROW] if one_a_row else [])
+    assert run_task(task, subject, progress=False).to_json()["notes"] == (
+        [ONE_A_ROW] if one_a_row else []
+    )

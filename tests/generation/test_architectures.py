@@ -1,5 +1,7 @@
-"""Every causal architecture of transformers that can be made small: what it gives here is what transformers gives for
-one document alone, or a `PenstockError`; never a number that is wrong, and never an error of somebody else's code."""
+"""Every causal architecture of transformers that can be made small: what it gives here is what
+transformers gives for one document alone, or a `PenstockError`; never a number that is wrong, and
+never an error of somebody else's code.
+"""
 
 import copy
 from collections.abc import Callable
@@ -20,15 +22,43 @@ from penstock.models.saving import load_model
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>")
 FAST = (
-    "bamba", "bert", "diffllama", "falcon-alibi", "falcon_h1", "gemma3-dynamic", "gpt2", "gpt_oss", "llama",
-    "llama-dynamic", "llama-longrope", "llama4_text", "mamba", "qwen3_next", "recurrent_gemma",
-)  # fmt: skip
+    "bamba",
+    "bert",
+    "diffllama",
+    "falcon-alibi",
+    "falcon_h1",
+    "gemma3-dynamic",
+    "gpt2",
+    "gpt_oss",
+    "llama",
+    "llama-dynamic",
+    "llama-longrope",
+    "llama4_text",
+    "mamba",
+    "qwen3_next",
+    "recurrent_gemma",
+)
 """One of each kind of trouble; the others take two minutes."""
 BOTH_WAYS = {
-    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "prophetnet", "prophetnet-decoder", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm", "xlm-roberta",
-    "xlm-roberta-xl", "xlnet",
-}  # fmt: skip
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "prophetnet",
+    "prophetnet-decoder",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roformer",
+    "xlm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xlnet",
+}
 """Models that read in both directions, by default or at all."""
 ROUNDING = 1e-3
 """In standard deviations of the logits."""
@@ -66,7 +96,9 @@ def _quiet() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in KINDS]
+)
 def test_a_number_is_right_or_refused(kind: str, tmp_path: Path) -> None:
     try:
         inner = make_small(kind)
@@ -92,11 +124,17 @@ def test_a_number_is_right_or_refused(kind: str, tmp_path: Path) -> None:
     assert or_refused(lambda: scores(subject, inner)) is None
     assert or_refused(lambda: texts(subject, inner)) is None
     mixed = or_refused(lambda: rows(model, inner))
-    assert mixed is None or "documents of one row see each other" in mixed or "a row of several documents" in mixed
+    assert (
+        mixed is None
+        or "documents of one row see each other" in mixed
+        or "a row of several documents" in mixed
+    )
 
 
 def scores(subject: Subject, inner: Any) -> None:
-    """Log-probabilities of continuations; two of the texts are longer than the rotary embedding's first length."""
+    """Log-probabilities of continuations; two of the texts are longer than the rotary embedding's
+    first length.
+    """
     requests = [(ids[: len(ids) // 2], ids[len(ids) // 2 :]) for ids in documents(6, 40, 2, 31, 9)]
     for (context, after), found in zip(requests, subject.log_likelihoods(requests), strict=True):
         truth = alone(inner, [*context, *after[:-1]])
@@ -106,13 +144,19 @@ def scores(subject: Subject, inner: Any) -> None:
 
 
 def texts(subject: Subject, inner: Any) -> None:
-    """Log-probabilities of what is written after prompts of several lengths; one grows beyond that length."""
+    """Log-probabilities of what is written after prompts of several lengths; one grows beyond that
+    length.
+    """
     prompts = documents(5, 17, 2)
-    for prompt, found in zip(prompts, subject.write(prompts, Sampling(max_tokens=12, logprobs=0)), strict=True):
+    for prompt, found in zip(
+        prompts, subject.write(prompts, Sampling(max_tokens=12, logprobs=0)), strict=True
+    ):
         for number, (token, reported) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
             # Not all at once: frequencies of some depend on how long the text is at that moment.
             truth = alone(inner, [*prompt, *found.tokens[:number]])
-            assert abs(reported.token - float(truth[-1].log_softmax(-1)[token])) <= ROUNDING * float(truth.std())
+            assert abs(
+                reported.token - float(truth[-1].log_softmax(-1)[token])
+            ) <= ROUNDING * float(truth.std())
 
 
 def rows(model: Any, inner: Any) -> None:

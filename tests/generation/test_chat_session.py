@@ -19,13 +19,17 @@ WITH_BOS = load_template("{{ bos_token }}" + TEMPLATE.source, tokenizer=TOKENIZE
 OPENING = b"assistant\n"
 
 
-def session_of(reply: str, *, context_length: int = 400, **options) -> tuple[ChatSession, TableModel]:
+def session_of(
+    reply: str, *, context_length: int = 400, **options
+) -> tuple[ChatSession, TableModel]:
     """A model that answers `reply`, each letter of which is there once."""
     table = successor_table(b"\n" + reply.encode(), SIZE, END)
     model = TableModel(table)
     engine = Engine(model, TOKENIZER, context_length=context_length, stop_ids=[END], slots=1)
     sampling = Sampling(
-        temperature=0, max_tokens=options.pop("max_tokens", 30), min_tokens=options.pop("min_tokens", 0)
+        temperature=0,
+        max_tokens=options.pop("max_tokens", 30),
+        min_tokens=options.pop("min_tokens", 0),
     )
     return ChatSession(engine, WITH_BOS, sampling=sampling, **options), model
 
@@ -38,9 +42,14 @@ def turns(count: int, size: int = 10) -> list[dict[str, str]]:
 def test_the_model_sees_what_its_template_writes():
     session, model = session_of("yes!")
     assert "".join(session.reply("hi")) == "yes!"
-    expected = TEMPLATE.render_plain([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    expected = TEMPLATE.render_plain(
+        [{"role": "user", "content": "hi"}], add_generation_prompt=True
+    )
     assert model.seen[0] == [256, *TOKENIZER.encode(expected, allow_control=True).tolist()]
-    assert session.messages == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes!"}]
+    assert session.messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes!"},
+    ]
 
 
 def test_only_new_turns_are_read():
@@ -79,10 +88,16 @@ def test_the_window_rolls_by_whole_turns(room, system):
     messages = [*head, *turns(6)]
     whole = encode_chat(messages, WITH_BOS, TOKENIZER)
     expected = next(
-        (kept for first in range(0, 11, 2)
-         if len(kept := encode_chat([*head, *messages[len(head) + first :]], WITH_BOS, TOKENIZER)) <= room),
+        (
+            kept
+            for first in range(0, 11, 2)
+            if len(
+                kept := encode_chat([*head, *messages[len(head) + first :]], WITH_BOS, TOKENIZER)
+            )
+            <= room
+        ),
         None,
-    )  # fmt: skip
+    )
     if expected is None:
         with pytest.raises(ConversationError, match=rf"tokens.*room.*{room}.*shorten"):
             fit_chat(messages, WITH_BOS, TOKENIZER, room=room)

@@ -1,4 +1,6 @@
-"""The verbs generate and chat: with pipes, in a terminal, with a folder in the Hugging Face layout."""
+"""The verbs generate and chat: with pipes, in a terminal, with a folder in the Hugging Face
+layout.
+"""
 
 import builtins
 import json
@@ -39,21 +41,49 @@ def call(verb: Any, *arguments: str, given: str = "") -> Any:
 
 
 def test_generate_goes_on_from_its_prompt(folder):
-    first = call(generate, str(folder), "--prompt", "hello", "--max-tokens", "9", "--seed", "3").stdout
+    first = call(
+        generate, str(folder), "--prompt", "hello", "--max-tokens", "9", "--seed", "3"
+    ).stdout
     assert first.startswith("hello")
-    assert call(generate, str(folder), "--prompt", "hello", "--max-tokens", "9", "--seed", "3").stdout == first
-    assert call(generate, str(folder), "--prompt", "hello", "--max-tokens", "9", "--seed", "4").stdout != first
+    assert (
+        call(generate, str(folder), "--prompt", "hello", "--max-tokens", "9", "--seed", "3").stdout
+        == first
+    )
+    assert (
+        call(generate, str(folder), "--prompt", "hello", "--max-tokens", "9", "--seed", "4").stdout
+        != first
+    )
 
 
 def test_generate_tells_machines_everything(folder):
-    arguments = [str(folder), "--prompt", "a", "--prompt", "b", "-n", "2", "--seed", "5", "--max-tokens", "4", "--json"]
+    arguments = [
+        str(folder),
+        "--prompt",
+        "a",
+        "--prompt",
+        "b",
+        "-n",
+        "2",
+        "--seed",
+        "5",
+        "--max-tokens",
+        "4",
+        "--json",
+    ]
     found = json.loads(call(generate, *arguments).stdout)
-    assert [(each["prompt"], each["seed"]) for each in found["texts"]] == [("a", 5), ("a", 6), ("b", 5), ("b", 6)]
+    assert [(each["prompt"], each["seed"]) for each in found["texts"]] == [
+        ("a", 5),
+        ("a", 6),
+        ("b", 5),
+        ("b", 6),
+    ]
     for each in found["texts"]:
         assert len(each["tokens"]) <= 4
         assert set(each["tokens"]) & {256, 257, 258} == set()
     alone = json.loads(
-        call(generate, str(folder), "--prompt", "b", "--seed", "6", "--max-tokens", "4", "--json").stdout
+        call(
+            generate, str(folder), "--prompt", "b", "--seed", "6", "--max-tokens", "4", "--json"
+        ).stdout
     )
     assert alone["texts"] == found["texts"][3:]
 
@@ -66,10 +96,12 @@ def test_generate_shows_several_texts_with_their_seeds(folder):
 
 def test_generate_reads_prompts_from_files_and_pipes(folder, tmp_path):
     (tmp_path / "prompt.txt").write_text("from a file", encoding="utf-8")
-    assert call(generate, str(folder), "--file", str(tmp_path / "prompt.txt"), "--max-tokens", "2").stdout.startswith(
-        "from a file"
-    )
-    assert call(generate, str(folder), "--file", "-", "--max-tokens", "2", given="piped").stdout.startswith("piped")
+    assert call(
+        generate, str(folder), "--file", str(tmp_path / "prompt.txt"), "--max-tokens", "2"
+    ).stdout.startswith("from a file")
+    assert call(
+        generate, str(folder), "--file", "-", "--max-tokens", "2", given="piped"
+    ).stdout.startswith("piped")
     with pytest.raises(RecordError, match="cannot be read as a prompt"):
         call(generate, str(folder), "--file", str(tmp_path / "none.txt"))
 
@@ -87,11 +119,21 @@ def test_a_model_must_say_how_long_its_sequences_are(folder, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="set context_length"):
         call(generate, str(tmp_path))
-    assert call(generate, str(tmp_path), "--context-length", "20", "--max-tokens", "2").exit_code == 0
+    assert (
+        call(generate, str(tmp_path), "--context-length", "20", "--max-tokens", "2").exit_code == 0
+    )
 
 
 def test_chat_answers_each_line_of_a_pipe(folder):
-    found = call(chat, str(folder), "--max-tokens", "3", "--context-length", "100", given="hi\n\n" + "you there\n" * 3)
+    found = call(
+        chat,
+        str(folder),
+        "--max-tokens",
+        "3",
+        "--context-length",
+        "100",
+        given="hi\n\n" + "you there\n" * 3,
+    )
     assert len(found.stdout.split("\n")) >= 5
     assert "tokens of the oldest turns were dropped" in found.stderr
 
@@ -102,13 +144,24 @@ def test_chat_needs_a_template(folder, tmp_path):
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ConfigError, match=r"chat.*template.*--template"):
         call(chat, str(tmp_path), given="hi\n")
-    assert call(chat, str(tmp_path), "--template", "chatml", "--max-tokens", "2", given="hi\n").exit_code == 0
+    assert (
+        call(
+            chat, str(tmp_path), "--template", "chatml", "--max-tokens", "2", given="hi\n"
+        ).exit_code
+        == 0
+    )
 
 
 class Answer:
     def __init__(self, pieces: list[str], dropped: int = 0) -> None:
         self.prompt = Prompt(ids=(1,), tokens_dropped=dropped)
-        self.pieces, self.text, self.num_tokens, self.finish_reason, self.stopped = pieces, "", 0, None, False
+        self.pieces, self.text, self.num_tokens, self.finish_reason, self.stopped = (
+            pieces,
+            "",
+            0,
+            None,
+            False,
+        )
 
     def __iter__(self) -> Any:
         for piece in self.pieces:
@@ -158,7 +211,9 @@ def talk(monkeypatch, capsys):
 
         monkeypatch.setattr(builtins, "input", read)
         engine = type("Engine", (), {"context_length": 99})()
-        writer = Writer(name="[m]", step=7, engine=engine, tokenizer=None, template=None, images=images)
+        writer = Writer(
+            name="[m]", step=7, engine=engine, tokenizer=None, template=None, images=images
+        )
         Terminal(session, writer).run()
         return str(capsys.readouterr().out)
 
@@ -167,7 +222,10 @@ def talk(monkeypatch, capsys):
 
 def test_a_terminal_shows_replies_and_what_became_of_them(talk):
     session = Session(
-        Answer(["hi ", "you\x1b[2J"]), Answer(["a "] * 4, dropped=1234), Answer([" "]), ConversationError("too long")
+        Answer(["hi ", "you\x1b[2J"]),
+        Answer(["a "] * 4, dropped=1234),
+        Answer([" "]),
+        ConversationError("too long"),
     )
     shown = talk(session, "one", "  ", "two", KeyboardInterrupt(), "three", "four")
     assert session.asked == ["one", "two", "three", "four"]
@@ -219,7 +277,9 @@ def test_commands(talk, tmp_path):
 
 def test_images_go_with_the_next_message(talk, tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
-    session = Session(Answer(["red"]), ConversationError("damaged"), Answer(["blue"]), Answer(["green"]))
+    session = Session(
+        Answer(["red"]), ConversationError("damaged"), Answer(["blue"]), Answer(["green"])
+    )
     image, none = str(tmp_path / "a.png"), str(tmp_path / "b.png")
     lines = (f"/image {image}", f"/image {none}", "one", f"/image {image}", "two", "three")
     shown = " ".join(talk(session, *lines, images=True).split())
@@ -236,5 +296,7 @@ def test_lines_are_broken_between_words(pieces, width, column):
     shown = "".join(wrapping.push(piece) for piece in pieces) + wrapping.finish()
     assert shown.split() == "".join(pieces).split()
     for number, line in enumerate(shown.split("\n")):
-        size = sum(2 if letter == "日" else 1 for letter in line.rstrip()) + (column if number == 0 else 0)
+        size = sum(2 if letter == "日" else 1 for letter in line.rstrip()) + (
+            column if number == 0 else 0
+        )
         assert size <= width or len(line.split()) == 1

@@ -24,7 +24,11 @@ SCHEMA = {
     "properties": {
         "name": {"type": "string", "maxLength": 12},
         "kind": {"enum": ["a", "ü", 3]},
-        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+        "sizes": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 99},
+            "maxItems": 3,
+        },
     },
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
@@ -52,7 +56,10 @@ def test_penalties_are_those_of_the_formula(chosen, frequency, presence, bias) -
     sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias)
     logits = torch.linspace(-1, 1, 10, dtype=torch.float64)
     due = [
-        float(logits[token]) + bias.get(token, 0) - chosen.count(token) * frequency - (token in chosen) * presence
+        float(logits[token])
+        + bias.get(token, 0)
+        - chosen.count(token) * frequency
+        - (token in chosen) * presence
         for token in range(10)
     ]
     change(logits, sampling, Counter(chosen))
@@ -92,9 +99,14 @@ def test_the_prompt_does_not_count(engine: Engine) -> None:
 
 @pytest.mark.parametrize("temperature", [0, 1.0, 3.0])
 def test_texts_meet_their_schema(engine: Engine, temperature: float) -> None:
-    """Of a random model, which would write anything; a free sequence of the same batch is untouched."""
+    """Of a random model, which would write anything; a free sequence of the same batch is
+    untouched.
+    """
     free = Sampling(temperature=temperature, max_tokens=40, seed=5)
-    bound = [Sampling(temperature=temperature, max_tokens=200, seed=seed, json_schema=TEXT) for seed in range(6)]
+    bound = [
+        Sampling(temperature=temperature, max_tokens=200, seed=seed, json_schema=TEXT)
+        for seed in range(6)
+    ]
     alone = engine.generate_all([[65]], [free])[0]
     *found, untouched = engine.generate_all([[65]] * 7, [*bound, free])
     assert untouched == alone
@@ -113,7 +125,9 @@ def test_a_text_that_is_cut_is_a_beginning(engine: Engine) -> None:
 
 def test_a_complete_text_ends_whatever_min_tokens_says(engine: Engine) -> None:
     schema = json.dumps({"enum": [True]})
-    [found] = engine.generate_all([[65]], Sampling(max_tokens=50, min_tokens=50, json_schema=schema))
+    [found] = engine.generate_all(
+        [[65]], Sampling(max_tokens=50, min_tokens=50, json_schema=schema)
+    )
     assert (found.text, found.finish_reason) == ("true", "stop")
 
 
@@ -121,7 +135,9 @@ def test_without_stop_ids() -> None:
     tokenizer = byte_tokenizer()
     model = tiny_model(tokenizer.vocab_size, seed=3).eval()
     engine = Engine(model, tokenizer, context_length=128)
-    [found] = engine.generate_all([[65]], Sampling(max_tokens=100, json_schema='{"type": "boolean"}'))
+    [found] = engine.generate_all(
+        [[65]], Sampling(max_tokens=100, json_schema='{"type": "boolean"}')
+    )
     assert found.text in ("true", "false")
 
 
@@ -180,23 +196,34 @@ NEVER = b"\xc0\xc1" + bytes(range(0xF5, 0x100))
     ids=["SmolLM2", "no controls", "ASCII", "no continuations", "few continuations"],
 )
 def test_json_by_tokenizers_without_all_bytes(lost: bytes, monkeypatch) -> None:
-    """As of byte-level BPE whose alphabet is that of the texts it learned from. The model likes other bytes most."""
+    """As of byte-level BPE whose alphabet is that of the texts it learned from. The model likes
+    other bytes most.
+    """
     tokenizer = byte_tokenizer("<bos>", "<end>")
     cut = _without(tokenizer.byte_table, lost)
     monkeypatch.setattr(type(tokenizer), "byte_table", property(lambda _: cut))
     model = tiny_model(tokenizer.vocab_size, seed=3, init_std=0.3).eval()
     engine = Engine(model, tokenizer, context_length=256, stop_ids=[257], slots=8)
-    schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 1, "maxLength": 9}},
-              "required": ["text"], "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "minLength": 1, "maxLength": 9}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
     likes = dict.fromkeys([*range(0xC2, 0xC5), 0xE1, 0xF0, 0xF1, 0xF4], 6.0)
-    bound = [Sampling(max_tokens=100, seed=seed, json_schema=json.dumps(schema), logit_bias=likes) for seed in range(8)]
+    bound = [
+        Sampling(max_tokens=100, seed=seed, json_schema=json.dumps(schema), logit_bias=likes)
+        for seed in range(8)
+    ]
     for found in engine.generate_all([[65]] * 8, bound):
         assert found.finish_reason == "stop"
         jsonschema.validate(json.loads(found.text), schema)
         assert not set(found.text.encode()) & set(lost)
 
 
-@pytest.mark.parametrize("schema", [{"const": ["x", {"ö": 1}]}, {"enum": ["ö"]}, {"properties": {"ö": {}}}])
+@pytest.mark.parametrize(
+    "schema", [{"const": ["x", {"ö": 1}]}, {"enum": ["ö"]}, {"properties": {"ö": {}}}]
+)
 def test_texts_of_the_schema_that_the_tokenizer_cannot_spell(schema, monkeypatch) -> None:
     tokenizer = byte_tokenizer("<bos>", "<end>")
     cut = _without(tokenizer.byte_table, "ö".encode()[:1])
@@ -211,7 +238,10 @@ def test_texts_of_the_schema_that_the_tokenizer_cannot_spell(schema, monkeypatch
 def _deep(levels: int) -> dict:
     schema: dict = {"type": "string"}
     for _ in range(levels):
-        schema = {"type": "array", "items": {"anyOf": [{"type": "object", "properties": {"a": schema}}, {}]}}
+        schema = {
+            "type": "array",
+            "items": {"anyOf": [{"type": "object", "properties": {"a": schema}}, {}]},
+        }
     return schema
 
 
@@ -219,10 +249,20 @@ def _deep(levels: int) -> dict:
     ("schema", "cause"),
     [
         ({"properties": {f"p{i}": {} for i in range(5001)}}, "more than 5,000 properties"),
-        ({"$defs": {str(j): {"properties": {f"p{i}": {} for i in range(51)}} for j in range(100)}}, "5,000 properties"),
+        (
+            {
+                "$defs": {
+                    str(j): {"properties": {f"p{i}": {} for i in range(51)}} for j in range(100)
+                }
+            },
+            "5,000 properties",
+        ),
         ({"anyOf": [{"const": i} for i in range(10_001)]}, "more than 10,000 schemas within it"),
         (_deep(11), "objects in more than 10 levels"),
-        ({"items": {"type": "integer", "multipleOf": 999983}}, "multipleOf is 999983, at most 10,000"),
+        (
+            {"items": {"type": "integer", "multipleOf": 999983}},
+            "multipleOf is 999983, at most 10,000",
+        ),
     ],
 )
 def test_schemas_that_are_too_large_are_refused_at_sight(schema, cause, monkeypatch) -> None:
@@ -234,9 +274,11 @@ def test_schemas_that_are_too_large_are_refused_at_sight(schema, cause, monkeypa
 
 @pytest.mark.parametrize(
     ("schema", "cause"),
-    [({"$ref": "#"}, "no text meets the schema"), ({"properties": {f"p{i}": {} for i in range(700)}, "type": "object"},
-      "too complex")],
-)  # fmt: skip
+    [
+        ({"$ref": "#"}, "no text meets the schema"),
+        ({"properties": {f"p{i}": {} for i in range(700)}, "type": "object"}, "too complex"),
+    ],
+)
 def test_schemas_that_llguidance_gives_up_end_their_own_text(engine: Engine, schema, cause) -> None:
     with pytest.raises(ConfigError, match=cause):
         engine.generate_all([[65]], Sampling(max_tokens=40, temperature=0, logit_bias={125: -100},
@@ -285,7 +327,9 @@ def test_a_schema_is_compiled_once_while_someone_holds_it(engine: Engine, monkey
     held = engine.grammars.compile(TEXT)
     monkeypatch.setattr(engine.grammars, "_library", None)
     assert engine.grammars.compile(TEXT) is held
-    assert engine.generate_all([[65]], Sampling(max_tokens=5, json_schema=TEXT))[0].text.startswith('{"nam')
+    assert engine.generate_all([[65]], Sampling(max_tokens=5, json_schema=TEXT))[0].text.startswith(
+        '{"nam'
+    )
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])
@@ -302,8 +346,12 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
 def test_the_repetition_penalty_counts_prompt_and_text(engine: Engine) -> None:
     prompt = list(b"once upon")
     free = engine.generate_all([prompt], Sampling(temperature=0, max_tokens=24))[0]
-    bound = engine.generate_all([prompt], Sampling(temperature=0, max_tokens=24, repetition_penalty=100.0))[0]
+    bound = engine.generate_all(
+        [prompt], Sampling(temperature=0, max_tokens=24, repetition_penalty=100.0)
+    )[0]
     assert len(set(bound.tokens)) > len(set(free.tokens))
     again = [*prompt, *free.tokens[:1]]
-    first = engine.generate_all([again], Sampling(temperature=0, max_tokens=1, repetition_penalty=100.0))[0].tokens[0]
+    first = engine.generate_all(
+        [again], Sampling(temperature=0, max_tokens=1, repetition_penalty=100.0)
+    )[0].tokens[0]
     assert first not in again

@@ -1,4 +1,6 @@
-"""The engine with a model that is a table: joining, leaving, ends, what is never chosen, what is read twice."""
+"""The engine with a model that is a table: joining, leaving, ends, what is never chosen, what is
+read twice.
+"""
 
 import dataclasses
 import json
@@ -23,7 +25,9 @@ GREEDY = Sampling(temperature=0, max_tokens=40)
 
 def engine_of(table: torch.Tensor, **options) -> tuple[Engine, TableModel]:
     model = TableModel(table)
-    return Engine(model, TOKENIZER, **{"context_length": 64, "stop_ids": [END], "slots": 2, **options}), model
+    return Engine(
+        model, TOKENIZER, **{"context_length": 64, "stop_ids": [END], "slots": 2, **options}
+    ), model
 
 
 def writer(text: str, **options) -> tuple[Engine, TableModel]:
@@ -45,15 +49,31 @@ def test_greedy_text_to_its_stop_id():
 def test_a_space_that_the_tokenizer_puts_behind_a_control_token_is_no_text(tmp_path, scheme):
     """The text of a reply is the one that encodes to the reply's tokens."""
     bytes_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    words = {text: 256 + place for place, text in enumerate(["▁Yes", "▁no", "▁", "x", "▁x", "Y", "e", "s", "n", "o"])}
+    words = {
+        text: 256 + place
+        for place, text in enumerate(["▁Yes", "▁no", "▁", "x", "▁x", "Y", "e", "s", "n", "o"])
+    }
     merges = ["▁ x", "▁ Y", "▁Y e", "▁Ye s", "▁ n", "▁n o"]
     words |= {text: 266 + place for place, text in enumerate(["▁Y", "▁Ye", "▁n"])}
-    controls = [added_token(text, 269 + place) for place, text in enumerate(["<|assistant|>", "<|end|>"])]
+    controls = [
+        added_token(text, 269 + place) for place, text in enumerate(["<|assistant|>", "<|end|>"])
+    ]
     tokenizer = {
-        "added_tokens": controls, "normalizer": None,
-        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False},
-        "model": {"type": "BPE", "vocab": bytes_of | words, "merges": merges, "byte_fallback": True},
-    }  # fmt: skip
+        "added_tokens": controls,
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": scheme,
+            "split": False,
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": bytes_of | words,
+            "merges": merges,
+            "byte_fallback": True,
+        },
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     loaded = load_tokenizer(tmp_path)
     table = torch.zeros(271, 271)
@@ -112,7 +132,9 @@ def test_control_tokens_are_never_chosen_but_stop_ids_are():
     assert TOKENIZER.bos_id not in chosen
     assert "<tool>" not in "".join(each.text for each in found)
     engine, _ = engine_of(table, forbidden_ids=[])
-    assert engine.generate_all([b"a"], Sampling(temperature=0, max_tokens=2))[0].text == "<tool><tool>"
+    assert (
+        engine.generate_all([b"a"], Sampling(temperature=0, max_tokens=2))[0].text == "<tool><tool>"
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8])
@@ -120,10 +142,17 @@ def test_control_tokens_are_never_chosen_but_stop_ids_are():
 def test_company_changes_nothing(slots, prompt_part):
     prompts = [b"a", b"hello there", b"xy", b"a longer prompt", b"z", b"hello"]
     ways = [
-        Sampling(seed=5, max_tokens=9), Sampling(temperature=0, max_tokens=4), Sampling(top_k=3, max_tokens=12),
-        Sampling(top_p=0.5, seed=2), Sampling(max_tokens=1), Sampling(min_p=0.2, logprobs=2, min_tokens=3),
-    ]  # fmt: skip
-    alone = [engine_of(random_table())[0].generate_all([p], [way])[0] for p, way in zip(prompts, ways, strict=True)]
+        Sampling(seed=5, max_tokens=9),
+        Sampling(temperature=0, max_tokens=4),
+        Sampling(top_k=3, max_tokens=12),
+        Sampling(top_p=0.5, seed=2),
+        Sampling(max_tokens=1),
+        Sampling(min_p=0.2, logprobs=2, min_tokens=3),
+    ]
+    alone = [
+        engine_of(random_table())[0].generate_all([p], [way])[0]
+        for p, way in zip(prompts, ways, strict=True)
+    ]
     engine, _ = engine_of(random_table(), slots=slots, prompt_part=prompt_part)
     for found, expected in zip(engine.generate_all(prompts, ways), alone, strict=True):
         assert (found.tokens, found.text, found.finish_reason) == (
@@ -146,7 +175,11 @@ def test_sequences_join_and_leave_between_steps():
     while engine.num_running:
         engine.step()
     assert engine.step() == []
-    expected = engine_of(random_table(), stop_ids=[])[0].generate_all([b"one"], Sampling(max_tokens=6))[0].tokens
+    expected = (
+        engine_of(random_table(), stop_ids=[])[0]
+        .generate_all([b"one"], Sampling(max_tokens=6))[0]
+        .tokens
+    )
     assert model.seen[-1] == [*b"one", *expected[:-1]]
 
 
@@ -219,12 +252,18 @@ def test_a_common_beginning_is_read_once():
     prompts = [[*common, *ends] for ends in (b"a", b"bc", b"defg", b"h", b"h")]
     engine, model = engine_of(random_table(), stop_ids=[], slots=3, prompt_part=16)
     found = engine.generate_all(prompts, Sampling(max_tokens=4, temperature=0))
-    assert sum(map(sum, model.fed)) == len(common) + sum(len(prompt) - 40 for prompt in prompts) - 1 + 5 * 3 + 1
+    assert (
+        sum(map(sum, model.fed))
+        == len(common) + sum(len(prompt) - 40 for prompt in prompts) - 1 + 5 * 3 + 1
+    )
     for prompt, one in zip(prompts, found, strict=True):
         assert [*prompt, *one.tokens[:-1]] in model.seen
-        assert engine_of(random_table(), stop_ids=[])[0].generate_all([prompt], Sampling(max_tokens=4, temperature=0))[
-            0
-        ].tokens == one.tokens  # fmt: skip
+        assert (
+            engine_of(random_table(), stop_ids=[])[0]
+            .generate_all([prompt], Sampling(max_tokens=4, temperature=0))[0]
+            .tokens
+            == one.tokens
+        )
 
 
 def test_a_short_common_beginning_is_not_waited_for():
@@ -252,7 +291,11 @@ def test_who_waits_for_one_that_is_cancelled_goes_on(steps):
 @settings(deadline=None, max_examples=150)
 @given(
     st.lists(
-        st.tuples(st.lists(st.sampled_from(b"ab"), min_size=1, max_size=12), st.integers(0, 4), st.integers(0, 12)),
+        st.tuples(
+            st.lists(st.sampled_from(b"ab"), min_size=1, max_size=12),
+            st.integers(0, 4),
+            st.integers(0, 12),
+        ),
         min_size=1,
         max_size=8,
     ),
@@ -260,7 +303,9 @@ def test_who_waits_for_one_that_is_cancelled_goes_on(steps):
     st.integers(1, 5),
 )
 def test_sharing_changes_no_text(submitted, slots, prompt_part):
-    """Sequences that join at different steps, share beginnings with others, and are cancelled at any step."""
+    """Sequences that join at different steps, share beginnings with others, and are cancelled at
+    any step.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "LEAST_SHARED", 1)
         engine, _ = engine_of(random_table(), stop_ids=[], slots=slots, prompt_part=prompt_part)
@@ -289,13 +334,18 @@ def test_sharing_changes_no_text(submitted, slots, prompt_part):
 
 def test_log_probabilities_are_of_the_model_itself():
     engine, model = engine_of(random_table(), stop_ids=[])
-    [found] = engine.generate_all([b"q"], Sampling(temperature=0.3, top_k=2, max_tokens=4, logprobs=3))
+    [found] = engine.generate_all(
+        [b"q"], Sampling(temperature=0.3, top_k=2, max_tokens=4, logprobs=3)
+    )
     before = [ord("q"), *found.tokens[:-1]]
     for last, token, reported in zip(before, found.tokens, found.logprobs, strict=True):
         logs = model.table[last].log_softmax(-1)
         assert reported.token == pytest.approx(logs[token].item())
         assert [token for token, _ in reported.likeliest] == logs.topk(3).indices.tolist()
-    assert engine.generate_all([b"q"], Sampling(max_tokens=2, logprobs=0))[0].logprobs[0].likeliest == ()
+    assert (
+        engine.generate_all([b"q"], Sampling(max_tokens=2, logprobs=0))[0].logprobs[0].likeliest
+        == ()
+    )
 
 
 def test_log_probabilities_at_the_temperature():
@@ -307,10 +357,14 @@ def test_log_probabilities_at_the_temperature():
     ]
     for sampling, found in zip(asked, engine.generate_all([b"q"] * 3, asked), strict=True):
         divisor = sampling.temperature if sampling.tempered_logprobs else 1.0
-        for last, token, reported in zip([ord("q"), *found.tokens[:-1]], found.tokens, found.logprobs, strict=True):
+        for last, token, reported in zip(
+            [ord("q"), *found.tokens[:-1]], found.tokens, found.logprobs, strict=True
+        ):
             logs = (model.table[last] / divisor).log_softmax(-1)
             assert reported.token == pytest.approx(logs[token].item(), abs=1e-5)
-            assert [value for _, value in reported.likeliest] == pytest.approx(logs.topk(2).values.tolist(), abs=1e-5)
+            assert [value for _, value in reported.likeliest] == pytest.approx(
+                logs.topk(2).values.tolist(), abs=1e-5
+            )
     with pytest.raises(ConfigError, match="above 0 with tempered_logprobs"):
         Sampling(temperature=0, tempered_logprobs=True)
 
@@ -318,14 +372,22 @@ def test_log_probabilities_at_the_temperature():
 def test_settings_that_change_what_is_drawn():
     assert Sampling(temperature=0.3, seed=4, max_tokens=9, stop=("a",), logprobs=1).filters() == {}
     every = {
-        "top_k": 4, "top_p": 0.9, "min_p": 0.1, "min_tokens": 2, "frequency_penalty": 1.0, "presence_penalty": -1.0,
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "min_tokens": 2,
+        "frequency_penalty": 1.0,
+        "presence_penalty": -1.0,
         "repetition_penalty": 1.2,
-        "logit_bias": {3: 1.0}, "json_schema": "{}",
-    }  # fmt: skip
+        "logit_bias": {3: 1.0},
+        "json_schema": "{}",
+    }
     for name, value in every.items():
         assert Sampling(**{name: value}).filters() == {name: value}
     neutral = {"temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_logprobs"}
-    assert {one.name for one in dataclasses.fields(Sampling)} == neutral | set(every), "does the new one change it?"
+    assert {one.name for one in dataclasses.fields(Sampling)} == neutral | set(every), (
+        "does the new one change it?"
+    )
 
 
 def test_an_iterator_that_is_left_frees_the_engine():

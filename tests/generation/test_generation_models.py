@@ -1,4 +1,6 @@
-"""The engine with real models: cached as uncached, in a batch as alone, and greedy as transformers has it."""
+"""The engine with real models: cached as uncached, in a batch as alone, and greedy as transformers
+has it.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +25,8 @@ def model_of(dtype: torch.dtype = torch.float64, **extra: Any) -> Any:
 def uncached_logits(model: Any, ids: list[int]) -> torch.Tensor:
     """[tokens, vocabulary]: each prefix by itself, without a cache of before."""
     rows = [
-        model.extend(torch.tensor([ids[:n]]), torch.tensor([n]), model.new_cache(1, n)) for n in range(1, len(ids) + 1)
+        model.extend(torch.tensor([ids[:n]]), torch.tensor([n]), model.new_cache(1, n))
+        for n in range(1, len(ids) + 1)
     ]
     return torch.cat(rows)
 
@@ -47,7 +50,10 @@ def test_company_and_seeds_change_nothing():
     def engine(slots: int) -> Engine:
         return Engine(model, TOKENIZER, context_length=80, slots=slots, stop_ids=[10])
 
-    alone = [engine(1).generate_all([prompt], [way])[0] for prompt, way in zip(PROMPTS, ways, strict=True)]
+    alone = [
+        engine(1).generate_all([prompt], [way])[0]
+        for prompt, way in zip(PROMPTS, ways, strict=True)
+    ]
     assert engine(2).generate_all(PROMPTS, ways) == alone
     assert engine(5).generate_all(PROMPTS, ways) == alone
     assert len({each.tokens for each in alone}) == len(alone)
@@ -76,9 +82,13 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, window):
     ):
         ids = torch.tensor([list(prompt)])
         expected = peer.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, eos_token_id=None,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
             pad_token_id=0,
-        )  # fmt: skip
+        )
         assert list(found.tokens) == expected[0, len(prompt) :].tolist()
         assert found.text.rstrip("\ufffd") == TOKENIZER.decode(found.tokens).rstrip("\ufffd")
     assert any(before != after for before, after in pairwise(found.tokens))

@@ -1,4 +1,6 @@
-"""Text from tokens: what is streamed adds up to what decoding the whole would give, up to the first stop string."""
+"""Text from tokens: what is streamed adds up to what decoding the whole would give, up to the first
+stop string.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,13 +8,19 @@ from hypothesis import strategies as st
 from penstock.learn.generation.sequence import TextStream
 
 PIECES = st.lists(
-    st.sampled_from([b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", "日本".encode(), b"\xe6\x97", b"\xff"])
+    st.sampled_from(
+        [b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", "日本".encode(), b"\xe6\x97", b"\xff"]
+    )
 )
-STOPS = st.lists(st.sampled_from(["ab", "aab", "ba", "é", "bé", "日本日", "b"]), max_size=3, unique=True)
+STOPS = st.lists(
+    st.sampled_from(["ab", "aab", "ba", "é", "bé", "日本日", "b"]), max_size=3, unique=True
+)
 
 
 def whole_text(pieces: list[bytes], stops: list[str]) -> tuple[str, bool]:
-    """Text before the first stop string that is complete; an unfinished character at the end is left out."""
+    """Text before the first stop string that is complete; an unfinished character at the end is
+    left out.
+    """
     data = b""
     for piece in pieces:
         data += piece
@@ -42,7 +50,13 @@ def test_streamed_text_is_the_whole_text(pieces, stops):
 
 def test_only_what_may_begin_a_stop_string_is_held_back():
     stream = TextStream(["\n\nUser:"])
-    assert [stream.push(piece) for piece in (b"one\n", b"\n", b"Us", b"ed", b"!")] == ["one", "", "", "\n\nUsed", "!"]
+    assert [stream.push(piece) for piece in (b"one\n", b"\n", b"Us", b"ed", b"!")] == [
+        "one",
+        "",
+        "",
+        "\n\nUsed",
+        "!",
+    ]
 
 
 def test_characters_are_never_cut():

@@ -59,9 +59,15 @@ def test_each_token_has_its_share_of_the_numbers(logits, way):
 
 @pytest.mark.parametrize(
     "way",
-    [Sampling(), Sampling(temperature=0.7), Sampling(top_k=5), Sampling(top_p=0.8), Sampling(min_p=0.1),
-     Sampling(temperature=1.5, top_k=20, top_p=0.9, min_p=0.02)],
-)  # fmt: skip
+    [
+        Sampling(),
+        Sampling(temperature=0.7),
+        Sampling(top_k=5),
+        Sampling(top_p=0.8),
+        Sampling(min_p=0.1),
+        Sampling(temperature=1.5, top_k=20, top_p=0.9, min_p=0.02),
+    ],
+)
 def test_draws_follow_the_distribution(way):
     logits = (np.random.default_rng(1).normal(0, 2, 60)).tolist()
     expected = np.array(slow_distribution(logits, way))
@@ -77,12 +83,21 @@ def test_draws_follow_the_distribution(way):
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.lists(st.integers(-9, 9), min_size=7, max_size=7), WAYS), min_size=2, max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(-9, 9), min_size=7, max_size=7), WAYS),
+        min_size=2,
+        max_size=5,
+    )
+)
 def test_rows_do_not_know_each_other(rows):
     logits = torch.tensor([row for row, _ in rows], dtype=torch.float32)
     numbers = draw([7] * len(rows), range(len(rows)))
     together = Sampler([way for _, way in rows], CPU).choose(logits, numbers)
-    alone = [Sampler([way], CPU).choose(logits[i : i + 1], numbers[i : i + 1]) for i, (_, way) in enumerate(rows)]
+    alone = [
+        Sampler([way], CPU).choose(logits[i : i + 1], numbers[i : i + 1])
+        for i, (_, way) in enumerate(rows)
+    ]
     assert together.tolist() == torch.cat(alone).tolist()
 
 

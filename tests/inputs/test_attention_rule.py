@@ -12,14 +12,20 @@ from penstock import ModelInput
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import AttentionRule
 
-DOCUMENTS = st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=6)
+DOCUMENTS = st.lists(
+    st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=6
+)
 """(tokens, tokens of the prefix) of each document."""
 
 
 def row_with_prefixes(documents: list[tuple[int, int]], padding: int, **fields: Any) -> ModelInput:
     lengths, prefixes = ([document[i] for document in documents] for i in (0, 1))
     flags = [place < prefix for n, prefix in documents for place in range(n)] + [False] * padding
-    given = {"prefix_lengths": np.array(prefixes, np.int32), "prefix": np.array(flags, bool), "positions": None}
+    given = {
+        "prefix_lengths": np.array(prefixes, np.int32),
+        "prefix": np.array(flags, bool),
+        "positions": None,
+    }
     return make_row(lengths, padding, **{**given, **fields})
 
 
@@ -33,13 +39,19 @@ def sees(row: ModelInput, query: int, key: int) -> bool:
 
 @settings(deadline=None)
 @given(DOCUMENTS, st.integers(0, 4), st.booleans())
-def test_rule_is_the_definition(documents: list[tuple[int, int]], padding: int, from_ids: bool) -> None:
+def test_rule_is_the_definition(
+    documents: list[tuple[int, int]], padding: int, from_ids: bool
+) -> None:
     if not documents and not padding:
         return
     row = row_with_prefixes(documents, padding)
-    rule = AttentionRule.of(row_with_prefixes(documents, padding, cu_seqlens=None) if from_ids else row)
+    rule = AttentionRule.of(
+        row_with_prefixes(documents, padding, cu_seqlens=None) if from_ids else row
+    )
     slots = range(row.sequence_length)
-    assert rule.dense_mask().tolist() == [[sees(row, query, key) for key in slots] for query in slots]
+    assert rule.dense_mask().tolist() == [
+        [sees(row, query, key) for key in slots] for query in slots
+    ]
     np.testing.assert_array_equal(rule.document_ids, row.document_ids)
     np.testing.assert_array_equal(rule.prefix, row.prefix)
     np.testing.assert_array_equal(rule.cu_seqlens, row.cu_seqlens)
@@ -48,7 +60,9 @@ def test_rule_is_the_definition(documents: list[tuple[int, int]], padding: int, 
 
 
 def test_a_row_without_prefixes_is_causal() -> None:
-    rule = AttentionRule.of(row_with_prefixes([(3, 2), (2, 0)], 2, prefix_lengths=None, prefix=None))
+    rule = AttentionRule.of(
+        row_with_prefixes([(3, 2), (2, 0)], 2, prefix_lengths=None, prefix=None)
+    )
     assert not rule.bidirectional
     assert not rule.prefix.any()
     assert rule.pieces.tolist() == [[0, 0, 3], [3, 3, 5], [5, 5, 7]]
@@ -58,20 +72,26 @@ def test_a_row_without_prefixes_is_causal() -> None:
 def test_entries_that_fill_cu_seqlens_up_are_no_documents(padding: int) -> None:
     row = row_with_prefixes([(3, 2), (2, 0)], padding)
     assert row.cu_seqlens is not None
-    filled = row_with_prefixes([(3, 2), (2, 0)], padding, cu_seqlens=np.append(row.cu_seqlens, [5 + padding] * 4))
+    filled = row_with_prefixes(
+        [(3, 2), (2, 0)], padding, cu_seqlens=np.append(row.cu_seqlens, [5 + padding] * 4)
+    )
     assert AttentionRule.of(filled).pieces.tolist() == AttentionRule.of(row).pieces.tolist()
 
 
 def test_joined_documents_are_one_and_have_no_prefix() -> None:
     joined = {"cu_seqlens": np.array([0, 5, 7], np.int32)}
     rule = AttentionRule.of(row_with_prefixes([(3, 0), (2, 0)], 2, **joined))
-    assert rule.pieces.tolist() == [[0, 0, 5], [5, 5, 7]], "attention='row' is followed, whatever document_ids say"
+    assert rule.pieces.tolist() == [[0, 0, 5], [5, 5, 7]], (
+        "attention='row' is followed, whatever document_ids say"
+    )
     with pytest.raises(ConfigError, match=r"2.*cu_seqlens say 1:.*attention='document'"):
         AttentionRule.of(row_with_prefixes([(3, 2), (2, 0)], 2, **joined))
 
 
 def test_a_row_that_does_not_say_where_documents_are_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cu_seqlens.*document_ids .* InputRequirements\(cu_seqlens=True"):
+    with pytest.raises(
+        ConfigError, match=r"cu_seqlens.*document_ids .* InputRequirements\(cu_seqlens=True"
+    ):
         AttentionRule.of(row_with_prefixes([(3, 0)], 0, cu_seqlens=None, document_ids=None))
 
 

@@ -15,7 +15,8 @@ from penstock.plan.inputs import IGNORE, encoder_decoder
 START, PAD = 1, 0
 
 DOCUMENTS = st.lists(
-    st.integers(1, 7).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n), st.booleans())), max_size=5
+    st.integers(1, 7).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n), st.booleans())),
+    max_size=5,
 )
 """(tokens of the prefix, tokens, goes on past the row) of each document."""
 
@@ -26,13 +27,17 @@ def counting_row(documents: list[tuple[int, int, bool]], padding: int, **fields:
     for prefix, length, more in documents:
         own = [10 + len(tokens) + i for i in range(length)]
         following = [*own[1:], 999 if more else IGNORE]
-        targets += [target if place >= prefix - 1 else IGNORE for place, target in enumerate(following)]
+        targets += [
+            target if place >= prefix - 1 else IGNORE for place, target in enumerate(following)
+        ]
         tokens += own
     targets_ = np.array([targets + [IGNORE] * padding], np.int32)
     given = {
         "tokens": np.array(tokens + [PAD] * padding, np.int32),
         "targets": targets_,
-        "loss_weights": np.where(targets_ == IGNORE, 0, np.arange(targets_.size) + 0.5).astype(np.float32),
+        "loss_weights": np.where(targets_ == IGNORE, 0, np.arange(targets_.size) + 0.5).astype(
+            np.float32
+        ),
         "prefix_lengths": np.array([prefix for prefix, _, _ in documents], np.int32),
         **dict.fromkeys(("positions", "document_ids", "max_seqlen", "prefix")),
     }
@@ -40,7 +45,9 @@ def counting_row(documents: list[tuple[int, int, bool]], padding: int, **fields:
 
 
 def view(row: ModelInput, encoder: int, decoder: int) -> dict[str, Any]:
-    found = encoder_decoder(row, encoder_length=encoder, decoder_length=decoder, start_id=START, pad_id=PAD)
+    found = encoder_decoder(
+        row, encoder_length=encoder, decoder_length=decoder, start_id=START, pad_id=PAD
+    )
     return {name: getattr(found, name) for name in found.__dataclass_fields__}
 
 
@@ -58,19 +65,31 @@ def twin(row: ModelInput, encoder: int, decoder: int) -> dict[str, Any]:
     for number, prefix in enumerate(row.prefix_lengths.tolist()):
         end = int(row.cu_seqlens[number + 1])
         for place in range(prefix):
-            add(encoder_tokens=row.tokens[begin + place], encoder_document_ids=number, encoder_positions=place)
+            add(
+                encoder_tokens=row.tokens[begin + place],
+                encoder_document_ids=number,
+                encoder_positions=place,
+            )
             counts[0] += 1
         given = START
         for place, slot in enumerate(range(begin + prefix - 1, end)):
             target = row.targets[0, slot]
             if slot == end - 1 and target == IGNORE:
                 break
-            add(decoder_tokens=given, decoder_targets=target, decoder_loss_weights=row.loss_weights[0, slot])
+            add(
+                decoder_tokens=given,
+                decoder_targets=target,
+                decoder_loss_weights=row.loss_weights[0, slot],
+            )
             add(decoder_document_ids=number, decoder_positions=place)
             given, counts[1] = target, counts[1] + 1
         begin = end
     for place in range(encoder - counts[0]):
-        add(encoder_tokens=PAD, encoder_document_ids=len(row.prefix_lengths), encoder_positions=place)
+        add(
+            encoder_tokens=PAD,
+            encoder_document_ids=len(row.prefix_lengths),
+            encoder_positions=place,
+        )
     for place in range(decoder - counts[1]):
         add(decoder_tokens=PAD, decoder_targets=IGNORE, decoder_loss_weights=0)
         add(decoder_document_ids=len(row.prefix_lengths), decoder_positions=place)
@@ -83,9 +102,13 @@ def test_view_is_the_twin(documents: list[tuple[int, int, bool]], padding: int) 
     if not documents and not padding:
         return
     row = counting_row(documents, padding)
-    whole = any(length > prefix for prefix, length, _ in documents) and not any(more for _, _, more in documents)
+    whole = any(length > prefix for prefix, length, _ in documents) and not any(
+        more for _, _, more in documents
+    )
     spare = 0 if whole else 1
-    found, due = (make(row, row.sequence_length + spare, row.sequence_length) for make in (view, twin))
+    found, due = (
+        make(row, row.sequence_length + spare, row.sequence_length) for make in (view, twin)
+    )
     assert found.keys() == due.keys()
     for name, value in due.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
@@ -126,10 +149,20 @@ def test_integers_keep_the_dtype_of_the_tokens() -> None:
         (
             1,
             4,
-            r"needs 2 encoder slots and one for padding, and 2 decoder slots; .* encoder_length=1 and decoder_",
+            (
+                r"needs 2 encoder slots and one for padding, and 2 decoder slots; .* "
+                r"encoder_length=1 and decoder_"
+            ),
         ),
         (2, 4, "needs 2 encoder slots and one for padding"),
-        (3, 1, r"needs 2 encoder slots, and 2 decoder slots; there are encoder_length=3 and decoder_length=1"),
+        (
+            3,
+            1,
+            (
+                r"needs 2 encoder slots, and 2 decoder slots; there are encoder_length=3 and "
+                r"decoder_length=1"
+            ),
+        ),
     ],
 )
 def test_a_side_that_is_too_short_is_refused(encoder: int, decoder: int, message: str) -> None:

@@ -10,7 +10,9 @@ from penstock.plan.inputs.joining import stacked
 
 def rows_of(*documents):
     return [
-        ps.inputs.pack_documents([np.arange(n, dtype=np.int32) for n in row], [0] * len(row), multiple=8)[0]
+        ps.inputs.pack_documents(
+            [np.arange(n, dtype=np.int32) for n in row], [0] * len(row), multiple=8
+        )[0]
         for row in documents
     ]
 
@@ -23,7 +25,12 @@ def test_rows_of_their_own_arrays():
     assert joined.source_ids.tolist() == [0, 0, -1, 0, 0, -1]
     assert joined.tokens.tolist() == [one for row in rows for one in row.tokens.tolist()]
     assert joined.targets.tolist() == [[one for row in rows for one in row.targets[0].tolist()]]
-    assert (joined.num_tokens, joined.max_seqlen, joined.loss_weights, joined.reach) == (24, 8, None, None)
+    assert (joined.num_tokens, joined.max_seqlen, joined.loss_weights, joined.reach) == (
+        24,
+        8,
+        None,
+        None,
+    )
 
 
 def test_entries_that_only_fill_up_a_shape_are_left_out():

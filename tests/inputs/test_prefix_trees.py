@@ -1,4 +1,6 @@
-"""Sequences in rows of prefix trees: each has its own tokens in its slots, sees just these; shared ones stand once."""
+"""Sequences in rows of prefix trees: each has its own tokens in its slots, sees just these; shared
+ones stand once.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ from hypothesis import strategies as st
 from penstock.plan.inputs import AttentionRule, prefix_trees
 from penstock.plan.inputs.prefix_trees import pack_trees, tree_rows
 
-SEQUENCES = st.sets(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12).map(sorted)
+SEQUENCES = st.sets(
+    st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12
+).map(sorted)
 
 
 @pytest.fixture(autouse=True, scope="module", params=[1, 2, 4])
@@ -28,7 +32,9 @@ def test_a_sequence_sees_itself(least, sequences):
         assert row.positions[places].tolist() == list(range(len(one)))
         for position, slot in enumerate(places.tolist()):
             assert np.flatnonzero(mask[slot]).tolist() == places[: position + 1].tolist()
-    assert sorted(set(np.concatenate(slots).tolist())) == list(range(row.num_tokens)), "no slot is left over"
+    assert sorted(set(np.concatenate(slots).tolist())) == list(range(row.num_tokens)), (
+        "no slot is left over"
+    )
     assert row.cu_seqlens[-1] == row.num_tokens == len(row.tokens)
 
 

@@ -1,4 +1,6 @@
-"""Slices of a row: each slot on one rank, whom it sees is what the rule says, and ranks have about as much to do."""
+"""Slices of a row: each slot on one rank, whom it sees is what the rule says, and ranks have about
+as much to do.
+"""
 
 from dataclasses import replace
 from itertools import permutations
@@ -32,7 +34,9 @@ def rows(draw: st.DrawFn) -> ModelInput:
     prefixes = None
     if kind == "prefixes":
         prefixes = [draw(st.integers(0, length)) for length in lengths]
-    return random_row(lengths, padding=padding, prefixes=prefixes, distances=draw(st.integers(1, 2)), seed=seed)
+    return random_row(
+        lengths, padding=padding, prefixes=prefixes, distances=draw(st.integers(1, 2)), seed=seed
+    )
 
 
 def padded_mask(row: ModelInput, slots: int) -> np.ndarray:
@@ -60,7 +64,9 @@ def test_slices_see_what_the_rule_says(row: ModelInput, size: int, chunks: int) 
             assert 0 <= first < last <= slots
             square = np.ones((end - begin, last - first), int)
             causal = [begin, end, first, last] in part.runs.tolist()
-            seen[begin:end, first:last] += np.tril(square, last - first - end + begin) if causal else square
+            seen[begin:end, first:last] += (
+                np.tril(square, last - first - end + begin) if causal else square
+            )
         assert seen.max() == 1, "no pair is in two runs"
 
 
@@ -74,7 +80,9 @@ def test_slots_of_all_slices_are_the_row(row: ModelInput, size: int, chunks: int
     assert {len(part.index) for part in parts} == {slots // size}
     assert all((np.diff(part.index) > 0).all() for part in parts)
     for name in ("tokens", "targets", "loss_weights", "positions", "document_ids"):
-        whole = np.concatenate([getattr(part, name) for part in parts], axis=-1)[..., parts[-1].order]
+        whole = np.concatenate([getattr(part, name) for part in parts], axis=-1)[
+            ..., parts[-1].order
+        ]
         np.testing.assert_array_equal(whole[..., :used], getattr(row, name))
         assert whole.dtype == getattr(row, name).dtype
     gathered = np.concatenate([part.index for part in parts])
@@ -89,7 +97,9 @@ def test_slots_of_all_slices_are_the_row(row: ModelInput, size: int, chunks: int
 @settings(deadline=None)
 @given(row=rows(), size=st.integers(1, 4))
 def test_one_call_of_variable_length_is_all_attention(row: ModelInput, size: int) -> None:
-    """What a varlen kernel computes from the lengths, causal and aligned at the end, is the rule."""
+    """What a varlen kernel computes from the lengths, causal and aligned at the end, is the
+    rule.
+    """
     for part in all_slices(row, size, chunks=2):
         if len(part.full_runs):
             with pytest.raises(ConfigError, match="takes more than one causal call"):
@@ -109,7 +119,9 @@ def test_one_call_of_variable_length_is_all_attention(row: ModelInput, size: int
 def lognormal_row(random: np.random.Generator, slots: int, mean: int) -> ModelInput:
     lengths: list[int] = []
     while sum(lengths) < slots:
-        lengths.append(int(np.clip(random.lognormal(np.log(mean) - 0.5, 1.0), 8, slots - sum(lengths))))
+        lengths.append(
+            int(np.clip(random.lognormal(np.log(mean) - 0.5, 1.0), 8, slots - sum(lengths)))
+        )
     return make_row(lengths)
 
 
@@ -133,7 +145,10 @@ def test_few_chunks_are_divided_nearly_as_well_as_possible(seed: int) -> None:
     pairs = np.random.default_rng(seed).integers(1, 100, 8)
     owners = _assign(pairs, 2)
     assert np.bincount(owners).tolist() == [4, 4]
-    best = min(max(pairs[list(some[:4])].sum(), pairs[list(some[4:])].sum()) for some in permutations(range(8)))
+    best = min(
+        max(pairs[list(some[:4])].sum(), pairs[list(some[4:])].sum())
+        for some in permutations(range(8))
+    )
     assert np.bincount(owners, pairs).max() <= 1.03 * best
 
 
@@ -147,7 +162,9 @@ def test_fields_that_are_absent_stay_absent() -> None:
 
 
 def test_columns_are_cut_with_the_row() -> None:
-    row = replace(random_row((12, 8), padding=0), columns={"scores": np.arange(20, dtype=np.float32)})
+    row = replace(
+        random_row((12, 8), padding=0), columns={"scores": np.arange(20, dtype=np.float32)}
+    )
     parts = all_slices(row, 2, chunks=2)
     whole = np.concatenate([part.columns["scores"] for part in parts])[parts[0].order]
     np.testing.assert_array_equal(whole, np.arange(20))
@@ -157,7 +174,9 @@ def test_tensors_of_a_slice() -> None:
     torch = pytest.importorskip("torch")
     part = RowSlice.of(random_row(), 0, 2)
     tensors = part.torch()
-    assert tensors["tokens"].dtype == tensors["targets"].dtype == tensors["order"].dtype == torch.int64
+    assert (
+        tensors["tokens"].dtype == tensors["targets"].dtype == tensors["order"].dtype == torch.int64
+    )
     np.testing.assert_array_equal(tensors["loss_weights"], part.loss_weights)
     np.testing.assert_array_equal(tensors["index"], part.index)
 
@@ -178,7 +197,9 @@ def test_impossible_ranks_are_refused(arguments: tuple[Any, ...], message: str) 
         RowSlice.of(random_row(), 0, 2, chunks=0)
 
 
-@pytest.mark.parametrize(("field", "message"), [("media", "rows with images"), ("distillation", "what a companion .*")])
+@pytest.mark.parametrize(
+    ("field", "message"), [("media", "rows with images"), ("distillation", "what a companion .*")]
+)
 def test_what_has_no_slices_is_refused(field: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{message} cannot be shared by ranks"):
         RowSlice.of(replace(random_row(), **{field: object()}), 0, 2)

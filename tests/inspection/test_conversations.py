@@ -1,4 +1,6 @@
-"""Raw conversations as prepare would make them: what is sampled, what is refused and why, the page, the terminal."""
+"""Raw conversations as prepare would make them: what is sampled, what is refused and why, the page,
+the terminal.
+"""
 
 import json
 
@@ -37,28 +39,37 @@ def record(question="How high is the water?", *answers):
 
 
 def write(path, *records):
-    path.write_text("".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in records))
+    path.write_text(
+        "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in records)
+    )
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), [json.dumps(record())], 300, CHAT_CONTROLS)
+    return tiny_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"), [json.dumps(record())], 300, CHAT_CONTROLS
+    )
 
 
-# -- samples -----------------------------------------------------------------------------------------------------------
+# -- samples
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 99, 100, 500])
 def test_samples_are_spread_over_the_whole_input(tmp_path, count):
-    source = write(tmp_path / "chats.jsonl", *(record(f"question {number}") for number in range(100)))
+    source = write(
+        tmp_path / "chats.jsonl", *(record(f"question {number}") for number in range(100))
+    )
     sample = sample_records(source, count)
     assert sample.total == 100
     assert len(sample.records) == min(count, 100)
     assert [each.value["messages"][0]["content"] for each in sample.records] == [
         f"question {each.number}" for each in sample.records
     ]
-    assert [each.origin for each in sample.records] == [f"{source}:{each.number + 1}" for each in sample.records]
+    assert [each.origin for each in sample.records] == [
+        f"{source}:{each.number + 1}" for each in sample.records
+    ]
     gaps = np.diff([each.number for each in sample.records] + [100])
     assert gaps.max() <= 2 * max(1, 100 / count)
 
@@ -66,7 +77,9 @@ def test_samples_are_spread_over_the_whole_input(tmp_path, count):
 def test_records_that_cannot_be_read_keep_their_place(tmp_path):
     source = write(tmp_path / "chats.jsonl", record("a"), "{not json", "", record("b"), "[1]")
     sample = sample_records(source, 10)
-    assert [(each.number, each.origin.rpartition(":")[2], each.value is None) for each in sample.records] == [
+    assert [
+        (each.number, each.origin.rpartition(":")[2], each.value is None) for each in sample.records
+    ] == [
         (0, "1", False),
         (1, "2", True),
         (2, "4", False),
@@ -101,12 +114,15 @@ def test_spread(count, total):
     assert numbers == sorted({number for number in numbers if 0 <= number < total})
 
 
-# -- conversations -----------------------------------------------------------------------------------------------------
+# -- conversations
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def mixed(tmp_path, tokenizer):
-    """One of each: good, trailing question, nobody answers, no layout, unknown role, not JSON, empty answer."""
+    """One of each: good, trailing question, nobody answers, no layout, unknown role, not JSON,
+    empty answer.
+    """
     trailing = record("q", "An answer.")
     trailing["messages"].append({"role": "user", "content": "Thanks"})
     source = write(
@@ -146,10 +162,16 @@ def test_what_is_refused_is_shown_with_its_reason(mixed, tokenizer):
 
 def test_tokens_are_those_that_prepare_writes(mixed, tokenizer, tmp_path):
     prepare_here(
-        mixed.records[0].origin.rpartition(":")[0], tokenizer, tmp_path / "out", template=CHATML, on_error="skip"
+        mixed.records[0].origin.rpartition(":")[0],
+        tokenizer,
+        tmp_path / "out",
+        template=CHATML,
+        on_error="skip",
     )
     dataset = open_dataset(tmp_path / "out")
-    documents = [document for document in show_conversations(mixed, tokenizer, SETTINGS).flat if document.ok]
+    documents = [
+        document for document in show_conversations(mixed, tokenizer, SETTINGS).flat if document.ok
+    ]
     assert len(dataset) == len(documents) == 2
     for stored, shown in zip(dataset, documents, strict=True):
         assert stored.tokens.tolist() == shown.ids.tolist()
@@ -187,7 +209,9 @@ def test_figures_add_up(mixed, tokenizer):
 
 def test_a_comparison_names_what_differs_and_pairs_what_has_no_partner(mixed, tokenizer):
     left = show_conversations(mixed, tokenizer, SETTINGS)
-    last = show_conversations(mixed, tokenizer, SETTINGS.merge({"mask_history": True, "train_on_eos": "none"}))
+    last = show_conversations(
+        mixed, tokenizer, SETTINGS.merge({"mask_history": True, "train_on_eos": "none"})
+    )
     page = page_of_conversations("chats", left, last)
     assert (page.label, page.other.label) == ("as set", "changed")
     one = page_of_conversations(
@@ -224,15 +248,24 @@ def test_the_terminal_shows_conversations_figures_and_reasons(mixed, tokenizer):
 
 def test_the_terminal_counts_why_tokens_are_not_trained(tmp_path, tokenizer):
     source = write(tmp_path / "c.jsonl", record("q", "One.", "Two."))
-    shown = show_conversations(sample_records(source, 1), tokenizer, SETTINGS.merge({"mask_history": True}))
+    shown = show_conversations(
+        sample_records(source, 1), tokenizer, SETTINGS.merge({"mask_history": True})
+    )
     [document] = shown.flat
     lines = printed(conversations_view(shown, Style(console_of()), 1, 500)).splitlines()
-    told = [line.removeprefix("not trained:").split(maxsplit=1) for line in lines if line.startswith("not trained:")]
+    told = [
+        line.removeprefix("not trained:").split(maxsplit=1)
+        for line in lines
+        if line.startswith("not trained:")
+    ]
     counts, reasons = [int(count) for count, _ in told], [reason.strip() for _, reason in told]
     assert sum(counts) == len(document.ids) - document.trained
     assert counts == sorted(counts, reverse=True)
     assert "role user is not in roles_to_train" in reasons
-    assert any(reason.startswith("an earlier reply, and only the last one is trained") for reason in reasons)
+    assert any(
+        reason.startswith("an earlier reply, and only the last one is trained")
+        for reason in reasons
+    )
 
 
 def test_equal_reasons_are_told_once(tmp_path, tokenizer):
@@ -242,7 +275,8 @@ def test_equal_reasons_are_told_once(tmp_path, tokenizer):
     assert "c.jsonl:1 and 6 more: no known layout" in found
 
 
-# -- datasets ----------------------------------------------------------------------------------------------------------
+# -- datasets
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_dataset_of_chats_shows_turns(tmp_path, tokenizer):

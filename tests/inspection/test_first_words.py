@@ -24,16 +24,48 @@ def make(parts, names=("system", "user", "assistant"), **more):
 
 
 CHATML = [
-    (0, "<|im_start|>", 1), (0, "system", 0), (0, "\n", 0), (0, "Be brief.", 0), (0, "<|im_end|>", 1), (0, "\n", 0),
-    (1, "<|im_start|>", 1), (1, "user", 0), (1, "\n", 0), (1, "User", 0), (1, " names\n\nare", 0), (1, " short.", 0),
-    (1, "<|im_end|>", 1), (1, "\n", 0), (2, "<|im_start|>", 1), (2, "assistant", 0), (2, "\nYes", 0),
-]  # fmt: skip
+    (0, "<|im_start|>", 1),
+    (0, "system", 0),
+    (0, "\n", 0),
+    (0, "Be brief.", 0),
+    (0, "<|im_end|>", 1),
+    (0, "\n", 0),
+    (1, "<|im_start|>", 1),
+    (1, "user", 0),
+    (1, "\n", 0),
+    (1, "User", 0),
+    (1, " names\n\nare", 0),
+    (1, " short.", 0),
+    (1, "<|im_end|>", 1),
+    (1, "\n", 0),
+    (2, "<|im_start|>", 1),
+    (2, "assistant", 0),
+    (2, "\nYes", 0),
+]
 LLAMA = [
-    (-1, "<|begin_of_text|>", 1), (1, "<|start_header_id|>", 1), (1, "user", 0), (1, "<|end_header_id|>", 1),
-    (1, "\n\n", 0), (1, "What is", 0), (1, " rain?", 0), (1, "<|eot_id|>", 1),
-]  # fmt: skip
-VICUNA = [(1, "USER", 0), (1, ": ", 0), (1, "What is", 0), (1, " rain?", 0), (2, " ASSISTANT: Water.", 0)]
-OUTSIDE = [(-1, "[INST]", 1), (1, " What is", 0), (1, " rain?", 0), (-1, " [/INST]", 1), (2, "Water.", 0)]
+    (-1, "<|begin_of_text|>", 1),
+    (1, "<|start_header_id|>", 1),
+    (1, "user", 0),
+    (1, "<|end_header_id|>", 1),
+    (1, "\n\n", 0),
+    (1, "What is", 0),
+    (1, " rain?", 0),
+    (1, "<|eot_id|>", 1),
+]
+VICUNA = [
+    (1, "USER", 0),
+    (1, ": ", 0),
+    (1, "What is", 0),
+    (1, " rain?", 0),
+    (2, " ASSISTANT: Water.", 0),
+]
+OUTSIDE = [
+    (-1, "[INST]", 1),
+    (1, " What is", 0),
+    (1, " rain?", 0),
+    (-1, " [/INST]", 1),
+    (2, "Water.", 0),
+]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The page in a headless Chromium: what is seen, by pointer and by keyboard, in light and dark, wide and narrow."""
+"""The page in a headless Chromium: what is seen, by pointer and by keyboard, in light and dark,
+wide and narrow.
+"""
 
 import json
 import random
@@ -18,7 +20,9 @@ from penstock.use.inspection.rows import Stretch
 
 @pytest.fixture
 def see(browser, tmp_path):
-    """Write a page, open it in light and wide, and check at the end that nothing was thrown, refused or fetched."""
+    """Write a page, open it in light and wide, and check at the end that nothing was thrown,
+    refused or fetched.
+    """
     browser.events.clear()
     browser.look()
 
@@ -40,12 +44,19 @@ def several():
         make_document(1, notes=notes, ok=False),
         make_document(2, loss_weights=np.zeros(18)),
         make_document(3, loss_weights=np.ones(18), text=" needle"),
-        make_document(4, roles=np.zeros(18, np.int64), notes=[*notes, Note("forged", "<|end|> is text")], ok=True),
+        make_document(
+            4,
+            roles=np.zeros(18, np.int64),
+            notes=[*notes, Note("forged", "<|end|> is text")],
+            ok=True,
+        ),
     ]
 
 
 def listed(browser) -> list[int]:
-    return browser.run("[...document.querySelectorAll('#list li')].map(item => Number(item.dataset.i))")
+    return browser.run(
+        "[...document.querySelectorAll('#list li')].map(item => Number(item.dataset.i))"
+    )
 
 
 def chosen(browser) -> int:
@@ -54,14 +65,17 @@ def chosen(browser) -> int:
 
 def tokens(browser, selector="") -> list[int]:
     found = json.dumps(f"#main .t{selector}")
-    return browser.run(f"[...document.querySelectorAll({found})].map(token => Number(token.dataset.i))")
+    return browser.run(
+        f"[...document.querySelectorAll({found})].map(token => Number(token.dataset.i))"
+    )
 
 
 def card(browser) -> dict[str, str]:
     """What the card tells; empty where it is hidden."""
     return browser.run(
-        "document.getElementById('card').hidden ? {} : Object.fromEntries([...document.querySelectorAll('#card dt')]"
-        ".map(name => [name.textContent, name.nextSibling.textContent]))"
+        "document.getElementById('card').hidden ? {} : "
+        "Object.fromEntries([...document.querySelectorAll('#card dt')].map(name => "
+        "[name.textContent, name.nextSibling.textContent]))"
     )
 
 
@@ -76,7 +90,13 @@ def test_500_conversations_open_in_under_two_seconds(browser, tmp_path):
         pieces = [words[i] for i in ids]
         documents.append(
             make_document(
-                number, pieces=pieces, ids=ids, roles=roles, loss_weights=weights, is_control=None, notes=notes
+                number,
+                pieces=pieces,
+                ids=ids,
+                roles=roles,
+                loss_weights=weights,
+                is_control=None,
+                notes=notes,
             )
         )
     write_html(tmp_path / "page.html", PageData(title="500", documents=documents))
@@ -93,12 +113,16 @@ def test_500_conversations_open_in_under_two_seconds(browser, tmp_path):
 def test_document_shows_every_token_and_marks_what_is_trained(see):
     document = make_document(weight=0.5, text=" tab\tand\nline")
     browser = see(documents=[document])
-    shown = browser.run("[...document.querySelectorAll('#main .t')].map(token => token.textContent)")
+    shown = browser.run(
+        "[...document.querySelectorAll('#main .t')].map(token => token.textContent)"
+    )
     assert shown == document.pieces
     assert tokens(browser, ".trained") == np.flatnonzero(document.loss_weights).tolist()
     assert tokens(browser, ".control") == np.flatnonzero(document.is_control).tolist()
     assert tokens(browser, "[data-weight='×0.5']") == [9]
-    heads = browser.run("[...document.querySelectorAll('.block .role')].map(head => head.textContent)")
+    heads = browser.run(
+        "[...document.querySelectorAll('.block .role')].map(head => head.textContent)"
+    )
     assert heads == ["user", "assistant", "user"]
     line = "getComputedStyle(document.querySelector('.t.trained:not(.control)')).textDecorationLine"
     assert browser.run(line) == "underline"
@@ -108,7 +132,9 @@ def test_content_stays_content(see):
     browser = see(
         title=ATTACK,
         settings={ATTACK: ATTACK},
-        documents=[make_document(text=ATTACK, title=ATTACK, origin=ATTACK, notes=[Note(ATTACK, ATTACK)])],
+        documents=[
+            make_document(text=ATTACK, title=ATTACK, origin=ATTACK, notes=[Note(ATTACK, ATTACK)])
+        ],
         other=PageData(title=ATTACK, documents=[make_document(text=ATTACK)]),
     )
     for key in "123":
@@ -149,7 +175,12 @@ def test_card_says_why_a_token_is_not_trained(see):
     for place in (2, 9, 12, 13):
         browser.point(f".t[data-i='{place}']")
         found.append(card(browser)["loss"])
-    assert found == ["only read: the prompt <supplies> it", "trained, weight 1", "only read", "only read: another"]
+    assert found == [
+        "only read: the prompt <supplies> it",
+        "trained, weight 1",
+        "only read",
+        "only read: another",
+    ]
 
 
 def test_tab_key_reaches_the_text(see):
@@ -180,9 +211,17 @@ def test_filters_search_and_order(see):
     browser = see(documents=several())
     chips = browser.run("[...document.querySelectorAll('.chip')].map(chip => chip.textContent)")
     assert chips == [
-        "any note2", "not proven1", "nothing trained1", "everything trained1", "truncated2", "forged1",
-    ]  # fmt: skip
-    press = "[...document.querySelectorAll('.chip')].find(chip => chip.textContent.startsWith({})).click()"
+        "any note2",
+        "not proven1",
+        "nothing trained1",
+        "everything trained1",
+        "truncated2",
+        "forged1",
+    ]
+    press = (
+        "[...document.querySelectorAll('.chip')].find(chip => "
+        "chip.textContent.startsWith({})).click()"
+    )
     browser.run(press.format("'not proven'"))
     assert listed(browser) == [1]
     browser.run(press.format("'forged'"))
@@ -192,7 +231,9 @@ def test_filters_search_and_order(see):
     assert chosen(browser) == 4
     browser.run(press.format("'not proven'") + ";" + press.format("'forged'"))
     choose = "(select => {{ select.value = '{}'; select.dispatchEvent(new Event('change')); }})({})"
-    browser.run(choose.format("2", "document.querySelector('[aria-label=\"Only with this role\"]')"))
+    browser.run(
+        choose.format("2", "document.querySelector('[aria-label=\"Only with this role\"]')")
+    )
     assert listed(browser) == [0, 1, 2, 3]
     browser.run(choose.format("1", "document.querySelector('[aria-label=Order]')"))
     assert listed(browser) == [2, 0, 1, 3]
@@ -204,7 +245,9 @@ def test_filters_search_and_order(see):
 
 
 def test_many_notes_are_folded(see):
-    browser = see(documents=[make_document(notes=[Note("dropped", f"text {number}") for number in range(7)])])
+    browser = see(
+        documents=[make_document(notes=[Note("dropped", f"text {number}") for number in range(7)])]
+    )
     assert browser.text(".head summary") == "3 more notes"
     assert "text 6" not in browser.text(".head")
     browser.point(".head summary", click=True)
@@ -220,11 +263,14 @@ def test_search_that_finds_nothing_says_so(see):
 def test_row_shows_strip_attention_and_targets(see):
     browser = see(rows=[make_row()], control_ids=frozenset({2}))
     widths = browser.run(
-        "[...document.querySelectorAll('.strip .region')].map(region => parseFloat(region.style.width))"
+        "[...document.querySelectorAll('.strip .region')].map(region => "
+        "parseFloat(region.style.width))"
     )
     assert widths == pytest.approx([100 * n / 12 for n in (5, 4, 3)], abs=0.01)
     assert browser.run("document.querySelectorAll('.strip .hatched').length") == 1
-    triangles = browser.run("[...document.querySelectorAll('.triangle')].map(part => part.getAttribute('d'))")
+    triangles = browser.run(
+        "[...document.querySelectorAll('.triangle')].map(part => part.getAttribute('d'))"
+    )
     assert triangles == ["M0 0V5H5Z", "M5 5V9H9Z"]
     assert "25 pairs, 32 %" in browser.text(".attention")
     assert tokens(browser, ".trained") == [2, 3, 4, 7, 8]
@@ -246,13 +292,25 @@ def test_rows_whose_documents_see_each_other_are_one_triangle(see):
 
 
 def make_rewritten_row():
-    """Document A with a mode, one hole and its span, seen in both directions up to slot 3; B as it was."""
+    """Document A with a mode, one hole and its span, seen in both directions up to slot 3; B as it
+    was.
+    """
     row = make_row()
-    told = [(0, 1, "inputs", "mode", -1), (1, 2, "inputs", "sentinel", 0), (2, 3, "inputs", "input", -1)]
+    told = [
+        (0, 1, "inputs", "mode", -1),
+        (1, 2, "inputs", "sentinel", 0),
+        (2, 3, "inputs", "input", -1),
+    ]
     told += [(3, 4, "targets", "sentinel", 0), (4, 5, "targets", "target", 0)]
-    stretches = [Stretch(begin=b, end=e, part=part, role=role, span=span) for b, e, part, role, span in told]
+    stretches = [
+        Stretch(begin=b, end=e, part=part, role=role, span=span) for b, e, part, role, span in told
+    ]
     first = replace(
-        row.documents[0], task="R", prefix=3, stretches=tuple(stretches), restored=(("taken", 0), (" kept", -1))
+        row.documents[0],
+        task="R",
+        prefix=3,
+        stretches=tuple(stretches),
+        restored=(("taken", 0), (" kept", -1)),
     )
     return replace(row, documents=(first, row.documents[1]))
 
@@ -276,20 +334,29 @@ def test_a_span_lights_up_where_it_is_and_where_it_was(see):
 
 def test_inputs_and_targets_stand_apart_with_their_task(see):
     browser = see(rows=[make_rewritten_row()])
-    assert browser.run("[...document.querySelectorAll('.label b')].map(each => each.textContent)") == [
-        "inputs", "targets", "as it was",
-    ]  # fmt: skip
+    assert browser.run(
+        "[...document.querySelectorAll('.label b')].map(each => each.textContent)"
+    ) == [
+        "inputs",
+        "targets",
+        "as it was",
+    ]
     assert browser.text(".pane .label") == "inputs 3 slots, see each other"
     assert browser.run("[...document.querySelectorAll('.pane.seen')].length") == 1
     assert (browser.text(".task"), "tasks: R 1" in browser.text(".facts")) == ("R", True)
     # The numbers of sentinels are seen; their own text is in the card, and where one copies.
-    assert browser.run("getComputedStyle(document.querySelector('.sentinel'), '::before').content") == '"0"'
+    assert (
+        browser.run("getComputedStyle(document.querySelector('.sentinel'), '::before').content")
+        == '"0"'
+    )
     assert browser.run("document.querySelector('.sentinel').textContent") == "t1"
 
 
 def test_prefixes_are_squares_in_the_picture_of_attention(see):
     browser = see(rows=[make_rewritten_row()])
-    shapes = browser.run("[...document.querySelectorAll('.triangle')].map(part => part.getAttribute('d'))")
+    shapes = browser.run(
+        "[...document.querySelectorAll('.triangle')].map(part => part.getAttribute('d'))"
+    )
     assert shapes == ["M0 0V5H5L3 3V0Z", "M5 5V9H9Z"]
     assert "28 pairs" in browser.text(".attention")
     browser.point(".t[data-i='1']")
@@ -299,13 +366,22 @@ def test_prefixes_are_squares_in_the_picture_of_attention(see):
 
 
 def test_figures_show_settings_shares_and_histograms(see):
-    browser = see(documents=several(), settings={"train_on_eos": "turn"}, summary={"conversations": 5})
+    browser = see(
+        documents=several(), settings={"train_on_eos": "turn"}, summary={"conversations": 5}
+    )
     browser.key("3")
     text = browser.text(".figures")
-    for part in ("train_on_eos", "conversations", "tokens by role", "trained tokens by role", "tokens of a document"):
+    for part in (
+        "train_on_eos",
+        "conversations",
+        "tokens by role",
+        "trained tokens by role",
+        "tokens of a document",
+    ):
         assert part in text
     full = browser.run(
-        "[...document.querySelectorAll('.full')].filter(bar => Number(bar.getAttribute('height'))).length"
+        "[...document.querySelectorAll('.full')].filter(bar => "
+        "Number(bar.getAttribute('height'))).length"
     )
     assert full == 1 + 3
 
@@ -318,7 +394,12 @@ def test_two_settings_side_by_side(see):
         label="a",
         documents=ours,
         settings={"train_on_eos": "turn", "template": "x"},
-        other=PageData(title="u", label="b", documents=theirs, settings={"train_on_eos": "none", "template": "x"}),
+        other=PageData(
+            title="u",
+            label="b",
+            documents=theirs,
+            settings={"train_on_eos": "none", "template": "x"},
+        ),
     )
     # It opens on the first that differs.
     assert tokens(browser, ".changed") == [11, 11]
@@ -326,7 +407,10 @@ def test_two_settings_side_by_side(see):
     assert tokens(browser, ".changed") == []
     browser.key("j")
     assert "1 weight differs" in browser.text(".head")
-    assert " ".join(browser.text(".pair.titles").split()) == "a train_on_eos = turn b train_on_eos = none"
+    assert (
+        " ".join(browser.text(".pair.titles").split())
+        == "a train_on_eos = turn b train_on_eos = none"
+    )
     browser.key("n")
     assert card(browser)["b"] == "only read"
     browser.key("j")
@@ -349,7 +433,9 @@ def test_difference_is_a_longest_common_subsequence(see):
         table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
         for i in range(len(a)):
             for j in range(len(b)):
-                table[i + 1][j + 1] = table[i][j] + 1 if a[i] == b[j] else max(table[i][j + 1], table[i + 1][j])
+                table[i + 1][j + 1] = (
+                    table[i][j] + 1 if a[i] == b[j] else max(table[i][j + 1], table[i + 1][j])
+                )
         assert len(pairs) == table[-1][-1]
 
 
@@ -373,14 +459,16 @@ CONTRAST = """
   };
   return SELECTORS.map(selector => [selector, Math.min(...[...document.querySelectorAll(selector)].map(ratio))]);
 })()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable(see, scheme):
     """WCAG 2.2, 1.4.3: a contrast of 4.5 for text."""
     document = make_document(role_names=ROLES, notes=[Note("forged", "x")], ok=False, text=" find")
-    browser = see(documents=[document], other=PageData(title="u", documents=[make_document(weight=0.5)]))
+    browser = see(
+        documents=[document], other=PageData(title="u", documents=[make_document(weight=0.5)])
+    )
     browser.run("choice.query = 'find'; redraw()")
     browser.look(scheme=scheme)
     assert tokens(browser, ".hit")
@@ -400,7 +488,9 @@ def test_text_is_readable(see, scheme):
         "nav button",
     ]
     found = dict(browser.run(CONTRAST.replace("SELECTORS", json.dumps(seen))))
-    assert {selector: ratio for selector, ratio in found.items() if ratio is None or ratio < 4.5} == {}
+    assert {
+        selector: ratio for selector, ratio in found.items() if ratio is None or ratio < 4.5
+    } == {}
 
 
 def test_theme_can_be_chosen(see):
@@ -437,7 +527,13 @@ def test_address_opens_a_document(see, browser, tmp_path):
 def test_a_page_of_nothing_and_a_document_of_nothing_are_told(see):
     browser = see(
         documents=[
-            make_document(pieces=[], ids=np.zeros(0, int), loss_weights=np.zeros(0), roles=None, is_control=None)
+            make_document(
+                pieces=[],
+                ids=np.zeros(0, int),
+                loss_weights=np.zeros(0),
+                roles=None,
+                is_control=None,
+            )
         ]
     )
     assert "no tokens" in browser.text("#main")
@@ -467,7 +563,9 @@ def test_a_phone_gives_the_document_the_room_and_opens_the_list_when_asked(see):
     assert browser.run("side.offsetHeight") == 0
     browser.point("#open-list", click=True)
     assert browser.run("side.offsetHeight") > 300
-    assert browser.run("document.getElementById('open-list').getAttribute('aria-expanded')") == "true"
+    assert (
+        browser.run("document.getElementById('open-list').getAttribute('aria-expanded')") == "true"
+    )
     assert browser.run("main.offsetHeight") == 0
     # Items get their real heights a frame after they are seen, so a pointer might meet another one.
     browser.run("document.querySelector('#list li:nth-child(3)').click()")

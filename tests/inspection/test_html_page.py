@@ -1,4 +1,6 @@
-"""The page as a file: small, whole, closed to what data say, and true to the arrays; and the same in the terminal."""
+"""The page as a file: small, whole, closed to what data say, and true to the arrays; and the same
+in the terminal.
+"""
 
 import base64
 import json
@@ -80,10 +82,19 @@ def make_row(lengths=(5, 4), slots=12) -> RowView:
             targets[distance - 1, slot] = slot + distance
             weights[distance - 1, slot] = 0.5
         documents.append(
-            RowDocument(begin=begin, end=end, source="web", origin="w:1", document=number, first_token=0, epoch=0)
+            RowDocument(
+                begin=begin,
+                end=end,
+                source="web",
+                origin="w:1",
+                document=number,
+                first_token=0,
+                epoch=0,
+            )
         )
         begin = end
-    # The last slot of the first document predicts a token that is nowhere in the row, as after a split.
+    # The last slot of the first document predicts a token that is nowhere in the row, as after a
+    # split.
     targets[0, lengths[0] - 1], weights[0, lengths[0] - 1] = 777, 1.0
     return RowView(
         step=0,
@@ -116,7 +127,9 @@ class Elements(HTMLParser):
 
 
 def data_of(text: str) -> dict:
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1]
+    )
 
 
 def unvarints(text: str) -> list[int]:
@@ -132,7 +145,9 @@ def unvarints(text: str) -> list[int]:
 
 
 def expanded(pairs: list) -> list:
-    return [value for count, value in zip(pairs[::2], pairs[1::2], strict=True) for _ in range(count)]
+    return [
+        value for count, value in zip(pairs[::2], pairs[1::2], strict=True) for _ in range(count)
+    ]
 
 
 def test_content_cannot_leave_the_data_element():
@@ -141,13 +156,22 @@ def test_content_cannot_leave_the_data_element():
         settings={ATTACK: ATTACK},
         summary={ATTACK: 1},
         documents=[
-            make_document(text=ATTACK, title=ATTACK, origin=ATTACK, notes=[Note(ATTACK, ATTACK)], checks=[ATTACK])
+            make_document(
+                text=ATTACK,
+                title=ATTACK,
+                origin=ATTACK,
+                notes=[Note(ATTACK, ATTACK)],
+                checks=[ATTACK],
+            )
         ],
         shares={ATTACK: {ATTACK: 1}},
     )
     text = page_html(page)
     elements = Elements(text)
-    assert [tag for tag, _ in elements.found if tag in ("script", "img", "iframe", "object")] == ["script", "script"]
+    assert [tag for tag, _ in elements.found if tag in ("script", "img", "iframe", "object")] == [
+        "script",
+        "script",
+    ]
     assert not any(name.startswith("on") for _, attributes in elements.found for name in attributes)
     found = data_of(text)
     assert found["title"] == found["sides"][0]["documents"][0]["title"] == ATTACK
@@ -168,7 +192,12 @@ def test_page_asks_for_nothing_and_runs_only_its_own_script():
 
 def test_script_never_reads_text_as_markup():
     script = Elements(page_html(PageData(title="t"))).scripts[-1]
-    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script) == []
+    assert (
+        re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script
+        )
+        == []
+    )
 
 
 def test_payload_tells_the_arrays_again():
@@ -180,7 +209,9 @@ def test_payload_tells_the_arrays_again():
     assert [vocabulary["texts"][number] for number in numbers] == document.pieces
     assert [number in vocabulary["control"] for number in numbers] == document.is_control.tolist()
     assert expanded(told["weights"]) == document.loss_weights.tolist()
-    assert [found["roles"][role] for role in expanded(told["roles"])] == [ROLES[role] for role in document.roles]
+    assert [found["roles"][role] for role in expanded(told["roles"])] == [
+        ROLES[role] for role in document.roles
+    ]
     assert (told["length"], told["trained"]) == (18, 3)
 
 
@@ -204,7 +235,9 @@ def test_roles_of_documents_that_number_them_differently():
 def test_neighbouring_messages_of_one_role_stay_apart():
     turns = np.repeat([0, 1, 2], 6)
     document = replace(make_document(roles=np.repeat([2, 2, 1], 6)), turns=turns)
-    assert payload(PageData(title="t", documents=[document]))["sides"][0]["documents"][0]["roles"] == [6, 2, 6, 2, 6, 1]
+    assert payload(PageData(title="t", documents=[document]))["sides"][0]["documents"][0][
+        "roles"
+    ] == [6, 2, 6, 2, 6, 1]
 
 
 def test_rows_are_told_with_their_targets():
@@ -214,7 +247,9 @@ def test_rows_are_told_with_their_targets():
     assert [vocabulary["ids"][number] for number in unvarints(told["tokens"])] == list(range(9))
     assert [vocabulary["ids"][number] for number in vocabulary["control"]] == [2]
     assert [expanded(each) for each in told["weights"]] == row.loss_weights.tolist()
-    assert [start + slot for slot, start in enumerate(expanded(told["positions"]))] == row.positions[:9].tolist()
+    assert [
+        start + slot for slot, start in enumerate(expanded(told["positions"]))
+    ] == row.positions[:9].tolist()
     assert told["targets"] == [[4, 777], []]
     assert "spelled777" in vocabulary["texts"]
     # Slot 5 follows a target, but of another document.
@@ -254,7 +289,9 @@ def test_what_does_not_print_is_spelled():
 
 
 def test_a_page_with_half_a_surrogate_pair_can_be_written(tmp_path):
-    write_html(tmp_path / "page.html", PageData(title="t\ud800", documents=[make_document(text="\ud800")]))
+    write_html(
+        tmp_path / "page.html", PageData(title="t\ud800", documents=[make_document(text="\ud800")])
+    )
     assert data_of((tmp_path / "page.html").read_text(encoding="utf-8"))["title"] == "t\ud800"
 
 
@@ -295,7 +332,11 @@ def test_figures_count_plainly():
     histograms = histograms_of(documents)
     assert [sum(found.counts) for found in histograms.values()] == [4, 4]
     lengths = histograms["tokens of a document"]
-    assert {lengths.edges[i]: count for i, count in enumerate(lengths.counts) if count} == {6: 1, 12: 2, 18: 1}
+    assert {lengths.edges[i]: count for i, count in enumerate(lengths.counts) if count} == {
+        6: 1,
+        12: 2,
+        18: 1,
+    }
     assert shares_of(documents) == {
         "tokens by role": {"user": 30.0, "assistant": 18.0},
         "trained tokens by role": {"assistant": 9.0},
@@ -304,7 +345,9 @@ def test_figures_count_plainly():
 
 
 def test_documents_of_a_dataset():
-    view = DocumentView(number=3, origin="w:4", tokens=(2, 7), texts=("<s>", " a"), loss_weights=(1.0, 1.0))
+    view = DocumentView(
+        number=3, origin="w:4", tokens=(2, 7), texts=("<s>", " a"), loss_weights=(1.0, 1.0)
+    )
     document = from_dataset(view, frozenset({2}))
     assert (document.title, document.origin) == ("document 3", "w:4")
     assert document.loss_weights.tolist() == [0, 1]
@@ -331,11 +374,19 @@ def test_chats_with_their_certificate():
         is_control=np.array([True, False, False, False, True]),
         certificate=certificate,
     )
-    document = from_chat(encoded, title="c", origin="chats.jsonl:1", special_tokens={"<s>": 1, "</s>": 2})
+    document = from_chat(
+        encoded, title="c", origin="chats.jsonl:1", special_tokens={"<s>": 1, "</s>": 2}
+    )
     assert document.pieces == ["<s>", "n", "", "é", "</s>"]
-    assert (document.role_names, document.roles.tolist()) == (("user", "assistant"), [-1, 0, 1, 1, 1])
+    assert (document.role_names, document.roles.tolist()) == (
+        ("user", "assistant"),
+        [-1, 0, 1, 1, 1],
+    )
     assert [note.kind for note in document.notes] == ["missing terminator"]
-    assert document.checks == ("generation tags agree", "tokens at borders, by their last character: 2")
+    assert document.checks == (
+        "generation tags agree",
+        "tokens at borders, by their last character: 2",
+    )
     assert document.notes[0].message == "message 1: ends without <|end|>"
     assert document.ok is False
 
@@ -357,7 +408,9 @@ def printed_document(document, **options) -> str:
 
 
 def test_terminal_without_colour_marks_what_is_read():
-    text = printed_document(make_document(notes=[Note("truncated", "after message 2")], ok=False, weight=0.5))
+    text = printed_document(
+        make_document(notes=[Note("truncated", "after message 2")], ok=False, weight=0.5)
+    )
     assert "conversation 0  chats.jsonl:1  18 tokens, 16.7% trained  ✗ not proven" in text
     assert "! truncated: after message 2" in text
     assert "▌ user" in text

@@ -1,4 +1,6 @@
-"""The views: figures against plain counting, rows against the arrays they show, and what is read without colours."""
+"""The views: figures against plain counting, rows against the arrays they show, and what is read
+without colours.
+"""
 
 import json
 from functools import partial
@@ -33,7 +35,9 @@ from penstock.use.inspection import (
 )
 from penstock.use.inspection.datasets import length_histogram
 
-TEXTS = [f"def gate_{i}(water):\n\treturn water * {i}  # ёлка 水\n" * (1 + i % 4) for i in range(24)]
+TEXTS = [
+    f"def gate_{i}(water):\n\treturn water * {i}  # ёлка 水\n" * (1 + i % 4) for i in range(24)
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +67,17 @@ def chat(tmp_path_factory, tokenizer) -> Path:
 def make_loader(*sources, changes=(), **settings) -> Loader:
     distances = InputRequirements(asked_by="the test", target_distances=2)
     settings = {"sequence_length": 96, "rows_per_step": 4, "threads": 0, **settings}
-    return Loader(Mixture(list(sources), changes), requirements=EVERYTHING.merge(distances), **settings)
+    return Loader(
+        Mixture(list(sources), changes), requirements=EVERYTHING.merge(distances), **settings
+    )
 
 
 def style(**terminal) -> Style:
     return Style(console_of(**terminal))
 
 
-# -- text --------------------------------------------------------------------------------------------------------------
+# -- text
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.text())
@@ -84,7 +91,9 @@ def test_marks_stand_for_what_does_not_print():
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
 def test_token_texts_lose_nothing(tokenizer, text):
-    """Whatever characters tokens cut through: joined, the texts are the text, but for bytes that are shown twice."""
+    """Whatever characters tokens cut through: joined, the texts are the text, but for bytes that
+    are shown twice.
+    """
     texts = token_texts(tokenizer, tokenizer.encode(text))
     whole = "".join(t for t in texts if not (t.startswith("<") and t.endswith(">") and len(t) >= 4))
     plain = visible(text)
@@ -101,7 +110,8 @@ def test_a_character_over_two_tokens_is_shown_where_it_is_complete(tokenizer):
     assert token_texts(None, [5, 6]) == ["5 ", "6 "]
 
 
-# -- datasets ----------------------------------------------------------------------------------------------------------
+# -- datasets
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=30))
@@ -120,7 +130,9 @@ def test_summary_counts_what_is_there(chat, tokenizer):
     summary = summarise(dataset)
     lengths = [len(dataset[i].tokens) for i in range(len(dataset))]
     assert (summary.documents, summary.tokens, summary.shards) == (24, sum(lengths), 1)
-    assert summary.trained_tokens == sum(np.count_nonzero(dataset[i].loss_weights[1:]) for i in range(len(dataset)))
+    assert summary.trained_tokens == sum(
+        np.count_nonzero(dataset[i].loss_weights[1:]) for i in range(len(dataset))
+    )
     assert summary.length_quantiles["0"] == min(lengths)
     assert summary.length_quantiles["1"] == max(lengths)
     assert summary.has_spans
@@ -135,7 +147,10 @@ def test_a_document_shows_what_is_trained_without_colours(chat, tokenizer):
     view = view_document(open_dataset(chat), 0, tokenizer)
     shown = printed(document_view(view, style(), 100)).replace("\n", "")
     texts = view.texts
-    assert f"⟦{''.join(texts[:4])}⟧{''.join(texts[4:9])}⟨0.5: {''.join(texts[9:12])}⟩⟦" in shown.replace("  ⟦", "⟦", 1)
+    assert (
+        f"⟦{''.join(texts[:4])}⟧{''.join(texts[4:9])}⟨0.5: {''.join(texts[9:12])}⟩⟦"
+        in shown.replace("  ⟦", "⟦", 1)
+    )
 
 
 def test_long_documents_say_how_much_is_left_out(code, tokenizer):
@@ -145,12 +160,15 @@ def test_long_documents_say_how_much_is_left_out(code, tokenizer):
     assert f"…{len(view.tokens) - 10:,} tokens…" in printed(document_view(view, style(), 10))
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
+# -- rows
+# --------------------------------------------------------------------------------------------------
 
 
 def test_row_view_agrees_with_the_arrays(code, chat):
     loader = make_loader(Source(code, share=0.5), Source(chat, share=0.5, name="chat"))
-    inputs = next(iter(make_loader(Source(code, share=0.5), Source(chat, share=0.5, name="chat")).seek(2)))
+    inputs = next(
+        iter(make_loader(Source(code, share=0.5), Source(chat, share=0.5, name="chat")).seek(2))
+    )
     views = view_rows(loader, 2, [0, 3, 99], tokenizer_of)
     assert [view.row for view in views] == [0, 3]
     for view in views:
@@ -166,7 +184,9 @@ def test_row_view_agrees_with_the_arrays(code, chat):
 
 
 def test_a_split_document_teaches_nothing_of_the_document_after_it(code):
-    """Its last slot has a target, which is in another row; the slot after it begins another document, and is read."""
+    """Its last slot has a target, which is in another row; the slot after it begins another
+    document, and is read.
+    """
     view = view_rows(make_loader(Source(code)), 0, [0], tokenizer_of)[0]
     border = view.documents[1].begin
     view.targets[0, border - 1], view.loss_weights[0, border - 1] = 7, 1.0
@@ -186,7 +206,9 @@ def test_rows_are_readable_without_colour(code, chat):
     assert strip.count("·") == padding
     for letter, document in zip("ABCDEFG", view.documents, strict=False):
         assert strip.count(letter) == document.end - document.begin
-        assert f"{letter} {document.source}  {document.origin} (document {document.document}" in shown
+        assert (
+            f"{letter} {document.source}  {document.origin} (document {document.document}" in shown
+        )
     first = view.texts[0]
     assert f"⟦{first}" in shown
 
@@ -196,7 +218,11 @@ def test_rows_use_colour_where_there_is_some(code):
     coloured = printed(row_view(view, style(force_terminal=True), 50), force_terminal=True)
     assert "\x1b[36m" in coloured
     assert "⟦" not in coloured
-    plain = printed(row_view(view, style(force_terminal=True, no_color=True), 50), force_terminal=True, no_color=True)
+    plain = printed(
+        row_view(view, style(force_terminal=True, no_color=True), 50),
+        force_terminal=True,
+        no_color=True,
+    )
     assert "\x1b[36m" not in plain
     assert "⟦" in plain
 
@@ -215,7 +241,8 @@ def test_slots_show_targets_at_each_distance(code):
     assert before[-3] == "1"
 
 
-# -- plans -------------------------------------------------------------------------------------------------------------
+# -- plans
+# --------------------------------------------------------------------------------------------------
 
 
 def test_dry_run_counts_what_the_loader_gives(code, chat):
@@ -242,7 +269,10 @@ def test_dry_run_counts_what_the_loader_gives(code, chat):
 
 def test_dry_run_says_when_the_sources_end_and_what_was_dropped(code):
     report = dry_run(
-        make_loader(Source(code, max_epochs=1, too_long="drop"), sequence_length=48, data_parallel=(0, 4)), 1000
+        make_loader(
+            Source(code, max_epochs=1, too_long="drop"), sequence_length=48, data_parallel=(0, 4)
+        ),
+        1000,
     )
     lengths = [len(tokens) for tokens in _documents(code)]
     assert report.ended
@@ -261,15 +291,17 @@ def _documents(path):
     return [dataset[i].tokens for i in range(len(dataset))]
 
 
-# -- verbs -------------------------------------------------------------------------------------------------------------
+# -- verbs
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def run_file(tmp_path, code, chat) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(
-        f"data:\n  sources:\n    - {{path: {code}, share: 0.7}}\n    - {{path: {chat}, share: 0.3, name: chat}}\n"
-        "  loader: {sequence_length: 96, rows_per_step: 4, seed: 3}\n  target_distances: 2\n"
+        f"data:\n  sources:\n    - {{path: {code}, share: 0.7}}\n    - {{path: {chat}, share: "
+        "0.3, name: chat}\n  loader: {sequence_length: 96, rows_per_step: 4, seed: 3}\n  "
+        "target_distances: 2\n"
     )
     return path
 
@@ -304,8 +336,13 @@ def test_inspect_shows_rows_of_a_run_and_of_a_dataset(run_file, code):
     assert "at distance 2" in shown
     assert "read, not trained" in shown
     assert "target +2" in shown
-    assert "step 0 row 0  64 slots" in command("inspect", code, "--rows", 1, "--sequence-length", 64).stdout
-    (row,) = json.loads(command("inspect", run_file, "--json", "--set", "data.loader.sequence_length=40").stdout)
+    assert (
+        "step 0 row 0  64 slots"
+        in command("inspect", code, "--rows", 1, "--sequence-length", 64).stdout
+    )
+    (row,) = json.loads(
+        command("inspect", run_file, "--json", "--set", "data.loader.sequence_length=40").stdout
+    )
     assert len(row["tokens"]) == 40
 
 

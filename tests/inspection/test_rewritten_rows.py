@@ -1,4 +1,6 @@
-"""Rewritten documents as they are shown: stretches against the document and its spans, text with and without colour."""
+"""Rewritten documents as they are shown: stretches against the document and its spans, text with
+and without colour.
+"""
 
 import json
 
@@ -39,15 +41,24 @@ FIM = (PREFIX, MIDDLE, SUFFIX)
 
 def make_data(folder, *, framed=True, lowest=3, highest=700, weighted=False, seed=0, count=40):
     draws = np.random.default_rng(seed)
-    documents = [draws.integers(lowest, highest, size).tolist() for size in draws.integers(1, 90, count)]
+    documents = [
+        draws.integers(lowest, highest, size).tolist() for size in draws.integers(1, 90, count)
+    ]
     documents = [[BOS, *words, EOS] for words in documents] if framed else documents
-    spans = [[(1, len(each), 0.5)] if len(each) > 1 else None for each in documents] if weighted else None
+    spans = (
+        [[(1, len(each), 0.5)] if len(each) > 1 else None for each in documents]
+        if weighted
+        else None
+    )
     info = tokenizer_info(bos_id=BOS, eos_id=EOS)
     return write_dataset(folder, documents, tokenizer=info, spans=spans)
 
 
 def make_loader(*sources, **options):
-    return ps.Loader(ps.Mixture(list(sources)), **{"sequence_length": 256, "rows_per_step": 4, "threads": 0, **options})
+    return ps.Loader(
+        ps.Mixture(list(sources)),
+        **{"sequence_length": 256, "rows_per_step": 4, "threads": 0, **options},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +72,8 @@ def stored(loader, view, document):
     return loader.datasets[names.index(document.source)][document.document].tokens
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- what is told
+# --------------------------------------------------------------------------------------------------
 
 TASKS = [
     SpanCorruption(0.15, 3, mode=MODE, name="R"),
@@ -80,14 +92,21 @@ TASKS = [
 def test_stretches_tell_every_slot_of_a_denoised_document(
     tmp_path_factory, seed, framed, any_ids, roll, more, attention
 ):
-    """Whatever the words are, sentinels among them: words are told from what was added, spans are those taken out."""
+    """Whatever the words are, sentinels among them: words are told from what was added, spans are
+    those taken out.
+    """
     low, high = (0, 1000) if any_ids else (3, 700)
     folder = tmp_path_factory.mktemp("data") / "data"
     data = make_data(folder, framed=framed, lowest=low, highest=high, seed=seed, count=12)
     objective = Denoise(
-        TASKS, sentinels=SENTINELS, roll=roll, final_sentinel=more, input_end=INPUT_END if more else None,
-        bidirectional=attention == "both", train_on_inputs=attention == "trained inputs",
-    )  # fmt: skip
+        TASKS,
+        sentinels=SENTINELS,
+        roll=roll,
+        final_sentinel=more,
+        input_end=INPUT_END if more else None,
+        bidirectional=attention == "both",
+        train_on_inputs=attention == "trained inputs",
+    )
     loader = make_loader(ps.Source(data, objective=objective), seed=seed)
     for view in view_rows(loader, 0, [0, 1, 2, 3], tokenizer_of):
         learned = view.learned_weights
@@ -108,16 +127,25 @@ def test_stretches_tell_every_slot_of_a_denoised_document(
 
 
 def assert_told(loader, view, document):
-    """Stretches lie side by side, hold the document's words in order, and sentinels stand for their spans."""
+    """Stretches lie side by side, hold the document's words in order, and sentinels stand for their
+    spans.
+    """
     stretches = document.stretches
-    assert [each.begin for each in stretches] == [document.begin, *(each.end for each in stretches[:-1])]
+    assert [each.begin for each in stretches] == [
+        document.begin,
+        *(each.end for each in stretches[:-1]),
+    ]
     assert stretches[-1].end == document.end
     whole = stored(loader, view, document).tolist()
     framed = stretches[0].role == "BOS"
-    words = [view.tokens[slot] for each in in_order(stretches) for slot in range(each.begin, each.end)]
+    words = [
+        view.tokens[slot] for each in in_order(stretches) for slot in range(each.begin, each.end)
+    ]
     assert words == (whole[1:-1] if framed else whole)
     sentinels = [each for each in stretches if each.role == "sentinel"]
-    assert [view.tokens[each.begin] for each in sentinels] == [SENTINELS[each.span] for each in sentinels]
+    assert [view.tokens[each.begin] for each in sentinels] == [
+        SENTINELS[each.span] for each in sentinels
+    ]
     for part in ("inputs", "targets"):
         told = [each.span for each in sentinels if each.part == part]
         assert told in ([], list(range(document.num_spans)))
@@ -142,7 +170,11 @@ def test_stretches_tell_the_sections_of_an_infilled_document(data, context):
                 continue
             assert_told(loader, view, document)
             roles = {each.role: each for each in document.stretches}
-            for role, token in (("prefix token", PREFIX), ("middle token", MIDDLE), ("suffix token", SUFFIX)):
+            for role, token in (
+                ("prefix token", PREFIX),
+                ("middle token", MIDDLE),
+                ("suffix token", SUFFIX),
+            ):
                 assert view.tokens[roles[role].begin] == token
             if document.task == "PSM" and not context and "middle" in roles:
                 trained = view.learned_weights[document.begin : document.end] != 0
@@ -177,10 +209,15 @@ class HalfRead(PlainObjective):
 
 
 def test_tasks_are_counted(data):
-    loader = make_loader(ps.Source(data, objective=Denoise(TASKS[:2], sentinels=SENTINELS)), ps.Source(data, name="b"))
+    loader = make_loader(
+        ps.Source(data, objective=Denoise(TASKS[:2], sentinels=SENTINELS)),
+        ps.Source(data, name="b"),
+    )
     (view,) = view_rows(loader, 0, [0], tokenizer_of)
     assert view.tasks == {
-        name: sum(each.task == name for each in view.documents) for name in ("R", "X") if name in view.tasks
+        name: sum(each.task == name for each in view.documents)
+        for name in ("R", "X")
+        if name in view.tasks
     }
     assert sum(view.tasks.values()) == sum(each.source == "data" for each in view.documents)
     report = dry_run(make_loader(*loader.mixture.sources, data_parallel=(0, 4)), 20)
@@ -192,7 +229,8 @@ def test_tasks_are_counted(data):
     assert f"R {told['R']:.1%}" in printed(plan_view(report))
 
 
-# -- how it is shown ---------------------------------------------------------------------------------------------------
+# -- how it is shown
+# --------------------------------------------------------------------------------------------------
 
 
 COLOUR = {"force_terminal": True, "color_system": "standard", "_environ": {"TERM": "xterm"}}
@@ -204,12 +242,21 @@ def style(**terminal) -> Style:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """A dataset of real words with a tokenizer that has sentinels, a mode, and tokens for infilling."""
+    """A dataset of real words with a tokenizer that has sentinels, a mode, and tokens for
+    infilling.
+    """
     folder = tmp_path_factory.mktemp("words") / "words"
     texts = [
-        f"The gate {n} of the penstock is shut, and the water — ёлка, 水 — stands at level {n}." for n in range(30)
+        f"The gate {n} of the penstock is shut, and the water — ёлка, 水 — stands at level {n}."
+        for n in range(30)
     ]
-    names = ["[R]", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", *(f"<extra_id_{n}>" for n in range(40))]
+    names = [
+        "[R]",
+        "<fim_prefix>",
+        "<fim_middle>",
+        "<fim_suffix>",
+        *(f"<extra_id_{n}>" for n in range(40)),
+    ]
     tokenizer = tiny_tokenizer(folder.parent / "tokenizer", texts, 420, tuple(names))
     documents = [tokenizer.encode(text) for text in texts]
     data = write_dataset(folder, documents, texts=texts, tokenizer=TokenizerInfo.of(tokenizer))
@@ -222,13 +269,16 @@ R = SpanCorruption(0.3, 3, mode="[R]", name="R")
 
 def test_holes_and_spans_have_one_number(words):
     folder, texts, _ = words
-    (view,) = view_rows(make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of)
+    (view,) = view_rows(
+        make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of
+    )
     shown = printed(row_view(view, style(), 1000), width=4000)
     assert f"; tasks: R {len(view.documents)}" in shown.splitlines()[0]
     document = view.documents[0]
     assert f"A words  R, {document.num_spans} spans  " in shown
     inputs, targets, before = (
-        shown.split(f"▌{name}", 1)[1].splitlines()[1].strip() for name in ("inputs", "targets", "as it was")
+        shown.split(f"▌{name}", 1)[1].splitlines()[1].strip()
+        for name in ("inputs", "targets", "as it was")
     )
     assert inputs.startswith("⟦⟪[R]⟫")
     assert inputs.endswith("⟧")
@@ -244,7 +294,9 @@ def test_holes_and_spans_have_one_number(words):
 
 def test_holes_and_spans_have_one_colour(words):
     folder, *_ = words
-    (view,) = view_rows(make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of)
+    (view,) = view_rows(
+        make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of
+    )
     shown = printed(row_view(view, style(**COLOUR), 1000), width=4000, **COLOUR)
     assert "⟪" not in shown
     assert "⟦" not in shown
@@ -270,7 +322,9 @@ def test_long_parts_are_cut_and_counted(words, width):
 
 def test_slots_tell_their_roles(words):
     folder, *_ = words
-    (view,) = view_rows(make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of)
+    (view,) = view_rows(
+        make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of
+    )
     lines = printed(slots_view(view, 0, view.documents[0].end), width=200).splitlines()
     assert lines[0].split()[-1] == "role"
     assert lines[1].rstrip().endswith("mode")
@@ -310,7 +364,9 @@ def test_an_end_of_document_before_the_filling_is_told_as_such(words, tmp_path):
 
 
 class Spaced:
-    """A tokenizer without exact bytes, whose decoding leaves out the space that begins a text, as T5's does."""
+    """A tokenizer without exact bytes, whose decoding leaves out the space that begins a text, as
+    T5's does.
+    """
 
     pieces = (" the", " gate", "s", " are", " shut")
 
@@ -332,12 +388,21 @@ def test_words_keep_their_spaces_where_bytes_are_not_exact():
 
 def test_json_and_pages_tell_stretches(words):
     folder, *_ = words
-    (view,) = view_rows(make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of)
+    (view,) = view_rows(
+        make_loader(ps.Source(folder, objective=Denoise([R]))), 0, [0], tokenizer_of
+    )
     told = json.loads(json.dumps(view.as_json()))
     document = told["documents"][0]
     assert (told["tasks"], document["task"]) == ({"R": len(view.documents)}, "R")
     assert document["prefix"] == view.documents[0].prefix > 0
-    assert document["stretches"][0] == {"begin": 0, "end": 1, "part": "inputs", "role": "mode", "span": -1, "word": -1}
+    assert document["stretches"][0] == {
+        "begin": 0,
+        "end": 1,
+        "part": "inputs",
+        "role": "mode",
+        "span": -1,
+        "word": -1,
+    }
     found = payload(PageData(title="t", rows=[view]))
     row = found["rows"][0]
     assert sum(size for size, *_ in row["documents"][0]["stretches"]) == view.documents[0].end
@@ -349,7 +414,9 @@ def test_json_and_pages_tell_stretches(words):
 def test_rows_that_nothing_rewrote_say_nothing_more(words):
     folder, *_ = words
     (view,) = view_rows(make_loader(ps.Source(folder)), 0, [0], tokenizer_of)
-    assert {(each.task, each.prefix, each.stretches, each.restored) for each in view.documents} == {("", 0, (), ())}
+    assert {(each.task, each.prefix, each.stretches, each.restored) for each in view.documents} == {
+        ("", 0, (), ())
+    }
     assert "tasks" not in printed(row_view(view, style(), 100), width=4000)
     assert "stretches" not in payload(PageData(title="t", rows=[view]))["rows"][0]["documents"][0]
 
@@ -362,7 +429,10 @@ def test_tokens_of_an_extended_tokenizer_have_names(words, tmp_path):
     add_tokens(load_tokenizer(str(folder / "tokenizer")), ["[NEW]"]).save(tmp_path / "more")
     objective = Denoise([SpanCorruption(0.3, 3, mode="[NEW]")], tokenizer=str(tmp_path / "more"))
     (view,) = view_rows(
-        make_loader(ps.Source(folder), ps.Source(folder, name="d", objective=objective)), 0, [0], tokenizer_of
+        make_loader(ps.Source(folder), ps.Source(folder, name="d", objective=objective)),
+        0,
+        [0],
+        tokenizer_of,
     )
     begins = [each.begin for each in view.documents if each.source == "d"]
     assert begins

@@ -1,5 +1,6 @@
-"""What a plan says of targets: rows without one, chats that are cut, and what was left out; and the same before a
-training."""
+"""What a plan says of targets: rows without one, chats that are cut, and what was left out; and the
+same before a training.
+"""
 
 import json
 from functools import partial
@@ -21,7 +22,9 @@ SLOTS = 32
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    """Ten long chats with an answer at the end, thirty short ones, twenty of which nothing is trained."""
+    """Ten long chats with an answer at the end, thirty short ones, twenty of which nothing is
+    trained.
+    """
     documents = [[5] * 100] * 10 + [[3] * 20] * 30 + [[7] * 25] * 20
     spans = [[(90, 100, 1.0)]] * 10 + [[(10, 20, 1.0)]] * 30 + [[]] * 20
     return write_dataset(tmp_path_factory.mktemp("warned") / "chats", documents, spans=spans)
@@ -37,12 +40,18 @@ def shown(report):
 
 
 def rows_without(loader):
-    """Rows of all ranks in which no slot has a target, and documents of which none has one, from the rows."""
+    """Rows of all ranks in which no slot has a target, and documents of which none has one, from
+    the rows.
+    """
     rows = documents = 0
     one = Loader(
-        loader.mixture, sequence_length=SLOTS, rows_per_step=4, threads=0, packing=loader.settings.packing,
+        loader.mixture,
+        sequence_length=SLOTS,
+        rows_per_step=4,
+        threads=0,
+        packing=loader.settings.packing,
         requirements=loader.requirements,
-    )  # fmt: skip
+    )
     for step in one:
         for row in step:
             trained = (row.targets != -100).any(0)
@@ -57,14 +66,18 @@ def rows_without(loader):
 @pytest.mark.parametrize("distances", [1, 3])
 def test_rows_and_documents_without_a_target_are_counted(chats, packing, drops, distances):
     need = EVERYTHING.merge(InputRequirements(target_distances=distances))
-    loader = loader_of(Source(chats, max_epochs=2, drop_untrained=drops), packing=packing, requirements=need)
+    loader = loader_of(
+        Source(chats, max_epochs=2, drop_untrained=drops), packing=packing, requirements=need
+    )
     report = dry_run(loader, 1000)
     rows, documents = rows_without(loader)
     assert (report.rows_without_targets, report.sources[0].without_targets) == (rows, documents)
     assert rows > 0
     assert f"{rows} rows, in which nothing is trained" in shown(report)
     [warning, *_] = report.warnings
-    assert warning.startswith(f"{rows} of {report.rows} rows planned have no target, so nothing in them is trained; ")
+    assert warning.startswith(
+        f"{rows} of {report.rows} rows planned have no target, so nothing in them is trained; "
+    )
     assert f"{documents} of source 'chats'" in warning
 
 
@@ -72,7 +85,11 @@ def test_what_was_left_out_has_a_count_of_its_own(chats):
     report = dry_run(loader_of(Source(chats, max_epochs=1)), 1000)
     [source] = report.sources
     # 100 tokens are three whole parts and 4 tokens; the third part and the rest have targets.
-    assert (source.untrained_documents, source.untrained_parts, source.untrained_tokens) == (0, 20, 20 * SLOTS)
+    assert (source.untrained_documents, source.untrained_parts, source.untrained_tokens) == (
+        0,
+        20,
+        20 * SLOTS,
+    )
     assert (source.dropped_documents, source.truncated_tokens, source.epochs) == (0, 0, 1)
     assert source.tokens == chats.num_tokens - 20 * SLOTS
     assert "untrained after the cut" in shown(report)
@@ -87,9 +104,18 @@ def test_what_was_left_out_has_a_count_of_its_own(chats):
 
 
 CONSEQUENCES = {
-    "split": "split trains an answer in a later part without its prompt, and parts without a target are left out",
-    "truncate": "truncate cuts off answers at their end, and documents without a target in the rest are left out",
-    "keep_end": "keep_end cuts off prompts at their beginning, and documents without a target in the rest are left out",
+    "split": (
+        "split trains an answer in a later part without its prompt, and parts without a target "
+        "are left out"
+    ),
+    "truncate": (
+        "truncate cuts off answers at their end, and documents without a target in the rest are "
+        "left out"
+    ),
+    "keep_end": (
+        "keep_end cuts off prompts at their beginning, and documents without a target in the rest "
+        "are left out"
+    ),
 }
 
 
@@ -109,16 +135,27 @@ def test_chats_that_are_cut_are_named_with_their_cures(chats, policy):
 
 def test_each_limit_has_its_own_words(chats):
     def cut(**options):
-        source = {name: options.pop(name) for name in ("objective", "drop_untrained", "slice") if name in options}
+        source = {
+            name: options.pop(name)
+            for name in ("objective", "drop_untrained", "slice")
+            if name in options
+        }
         [found] = dry_run(loader_of(Source(chats, max_epochs=1, **source), **options), 1000).cut
         return found
 
     limited = str(cut(max_document_tokens=16))
-    assert "60 of 60 documents with loss weights are longer than max_document_tokens (16)" in limited
+    assert (
+        "60 of 60 documents with loss weights are longer than max_document_tokens (16)" in limited
+    )
     assert limited.endswith("or raise max_document_tokens")
     noisy = cut(objective=Denoise([SpanCorruption(0.3, 2)], sentinels=range(90, 99)))
-    assert f"the {noisy.longer_than.split()[1]} tokens that objective 'denoise' takes" == noisy.longer_than
-    assert "take slots and train nothing (drop_untrained leaves them out)" in str(cut(drop_untrained=False))
+    assert (
+        f"the {noisy.longer_than.split()[1]} tokens that objective 'denoise' takes"
+        == noisy.longer_than
+    )
+    assert "take slots and train nothing (drop_untrained leaves them out)" in str(
+        cut(drop_untrained=False)
+    )
     assert (cut(slice=(0, 0.1)).documents, cut(slice=(0, 0.1)).of_documents) == (6, 6)
 
 
@@ -132,17 +169,29 @@ def test_no_warning_without_a_reason(chats, tmp_path):
 
 
 def test_limits_of_rows_are_shown(chats):
-    loader = loader_of(Source(chats, max_epochs=1, drop_untrained=False), documents_per_row=2, max_document_tokens=8)
+    loader = loader_of(
+        Source(chats, max_epochs=1, drop_untrained=False),
+        documents_per_row=2,
+        max_document_tokens=8,
+    )
     report = dry_run(loader, 1000)
     assert (report.documents_per_row, report.max_document_tokens) == (2, 8)
     full = sum(row.num_documents == 2 for step in _whole(loader) for row in step)
     assert report.rows_full_of_documents == full > 0
-    assert f"2.0 documents a row, at most 2 ({full} rows have as many), each of at most 8 tokens" in shown(report)
+    assert (
+        f"2.0 documents a row, at most 2 ({full} rows have as many), each of at most 8 tokens"
+        in shown(report)
+    )
 
 
 def _whole(loader):
     return Loader(
-        loader.mixture, sequence_length=SLOTS, rows_per_step=4, threads=0, documents_per_row=2, max_document_tokens=8
+        loader.mixture,
+        sequence_length=SLOTS,
+        rows_per_step=4,
+        threads=0,
+        documents_per_row=2,
+        max_document_tokens=8,
     )
 
 

@@ -1,4 +1,6 @@
-"""Prefix trees where people look at data: documents on the terminal and on a page, and origins of pieces."""
+"""Prefix trees where people look at data: documents on the terminal and on a page, and origins of
+pieces.
+"""
 
 import json
 from io import StringIO
@@ -23,12 +25,17 @@ def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shown")
     tokenizer = tiny_tokenizer(folder / "tokenizer", make_texts(100), 340)
     start = tokenizer.encode("the water ").tolist()
-    answers = [tokenizer.encode(text).tolist() for text in ("flows in a pipe", "flows away", "stands")]
+    answers = [
+        tokenizer.encode(text).tolist() for text in ("flows in a pipe", "flows away", "stands")
+    ]
     built = build_tree([start + answer for answer in answers], values={"rank": [0, 1, 2]})
     return write_dataset(
-        folder / "d", [built.tokens, start], spans=[weight_spans(built.loss_weights), None], trees=[built.tree, None],
+        folder / "d",
+        [built.tokens, start],
+        spans=[weight_spans(built.loss_weights), None],
+        trees=[built.tree, None],
         tokenizer=tokenizer,
-    )  # fmt: skip
+    )
 
 
 def shown(view):
@@ -44,7 +51,9 @@ def test_a_document_on_the_terminal(dataset):
         assert f"path {path}, rank {path}" in text
         assert answer.split()[-1] in text
     assert text == text.replace("no path ends here", "")
-    other = shown(conversation_view(from_dataset(view), Style(Console(file=StringIO(), width=100)), 400))
+    other = shown(
+        conversation_view(from_dataset(view), Style(Console(file=StringIO(), width=100)), 400)
+    )
     assert "from position" in other
     assert not view_document(dataset, 1, dataset.loaded_tokenizer).branches
 

@@ -1,4 +1,6 @@
-"""`examples/accelerate_loop.py` as one of several processes: what it saw, its losses, and those of documents alone."""
+"""`examples/accelerate_loop.py` as one of several processes: what it saw, its losses, and those of
+documents alone.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ def train(data: str, folder: str, steps: int, every: int = 10) -> dict[str, Any]
 
     AcceleratorSteps.rows = recording  # type: ignore[method-assign,assignment]
     try:
-        losses = load_example("accelerate_loop").train(accelerator, data, Path(folder), steps, every)
+        losses = load_example("accelerate_loop").train(
+            accelerator, data, Path(folder), steps, every
+        )
     finally:
         torch.optim.AdamW = optimizer  # type: ignore[misc]
         AcceleratorSteps.rows = rows  # type: ignore[method-assign]

@@ -5,7 +5,11 @@ from importlib.util import find_spec
 import pytest
 from tiny_models import make_dataset
 
-collect_ignore_glob = [] if all(find_spec(name) for name in ("torch", "transformers", "accelerate")) else ["test_*.py"]
+collect_ignore_glob = (
+    []
+    if all(find_spec(name) for name in ("torch", "transformers", "accelerate"))
+    else ["test_*.py"]
+)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
-"""Run by test_jax_example.py: the example of the package's docstring, on several devices. Argument: the dataset.
+"""Run by test_jax_example.py: the example of the package's docstring, on several devices. Argument:
+the dataset.
 
-What the example leaves to its reader is given here: a model, its parameters, and where to save. Rows are shorter.
+What the example leaves to its reader is given here: a model, its parameters, and where to save.
+Rows are shorter.
 """
 
 import sys
@@ -21,7 +23,10 @@ class EnoughError(Exception):
 def model(parameters, tokens, positions, mask):
     """One layer of attention."""
     hidden = parameters["in"][tokens] + jnp.sin(positions[..., None] / jnp.arange(1, WIDTH + 1))
-    return jax.nn.dot_product_attention(*(hidden[:, :, None],) * 3, mask=mask)[:, :, 0] @ parameters["out"]
+    return (
+        jax.nn.dot_product_attention(*(hidden[:, :, None],) * 3, mask=mask)[:, :, 0]
+        @ parameters["out"]
+    )
 
 
 def main() -> None:
@@ -42,7 +47,10 @@ def main() -> None:
             raise EnoughError
 
     key = jax.random.key(0)
-    parameters = {"in": jax.random.normal(key, (VOCABULARY, WIDTH)), "out": jnp.zeros((WIDTH, VOCABULARY))}
+    parameters = {
+        "in": jax.random.normal(key, (VOCABULARY, WIDTH)),
+        "out": jnp.zeros((WIDTH, VOCABULARY)),
+    }
     names = {"model": model, "parameters": parameters, "save": save}
     try:
         exec(compile(code, "the docstring", "exec"), names)

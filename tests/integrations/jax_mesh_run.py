@@ -1,6 +1,8 @@
-"""Run by test_jax_mesh.py in processes of their own, because JAX takes the number of its devices when it starts.
+"""Run by test_jax_mesh.py in processes of their own, because JAX takes the number of its devices
+when it starts.
 
-Arguments: the dataset, the processes, this process, a port. Each has 8 / processes devices. Prints one JSON line.
+Arguments: the dataset, the processes, this process, a port. Each has 8 / processes devices. Prints
+one JSON line.
 """
 
 import json
@@ -43,7 +45,9 @@ def main() -> None:
     @jax.jit
     def trained(batch):
         traces.append(None)
-        return (batch.loss_weights * batch.tokens).sum() / batch.loss_denominator, batch.num_documents.sum()
+        return (
+            batch.loss_weights * batch.tokens
+        ).sum() / batch.loss_denominator, batch.num_documents.sum()
 
     results, shapes, shards = [], set(), set()
     for batch, step in psj.batches(loader(), mesh=mesh):
@@ -55,7 +59,9 @@ def main() -> None:
             shards.add((row, shard.data.shape))
             local = row - place.rank * ROWS // place.size
             if local + 1 < len(step):
-                np.testing.assert_array_equal(shard.data, [step[local].tokens, step[local + 1].tokens])
+                np.testing.assert_array_equal(
+                    shard.data, [step[local].tokens, step[local + 1].tokens]
+                )
         share, documents = trained(batch)
         results.append([step.index, float(share), int(documents)])
 
@@ -76,22 +82,32 @@ def main() -> None:
                 "traces": len(traces),
                 "shapes": sorted(shapes),
                 "shards": sorted(shards),
-                "square": [square_ranks, halves.tokens.shape, halves.tokens.sharding.shard_shape(halves.tokens.shape)],
+                "square": [
+                    square_ranks,
+                    halves.tokens.shape,
+                    halves.tokens.sharding.shard_shape(halves.tokens.shape),
+                ],
                 "pair": pair.tokens.sharding.shard_shape(pair.tokens.shape),
                 "first": [list(row.tokens.tolist()) for row in islice(next(iter(loader())), 2)],
-                "another seed": message(ConfigError, lambda: psj.batches(loader(seed=process), mesh=mesh)),
+                "another seed": message(
+                    ConfigError, lambda: psj.batches(loader(seed=process), mesh=mesh)
+                ),
                 "another size": message(
                     ConfigError,
-                    lambda: psj.BatchIterator(loader(), mesh=mesh, batch_size=ROWS // processes // (1 + process)),
+                    lambda: psj.BatchIterator(
+                        loader(), mesh=mesh, batch_size=ROWS // processes // (1 + process)
+                    ),
                 ),
                 "wrong place": message(
-                    DistributedError, lambda: psj.batches(loader(other, rows=ROWS * other[1]), mesh=mesh)
+                    DistributedError,
+                    lambda: psj.batches(loader(other, rows=ROWS * other[1]), mesh=mesh),
                 ),
                 "no mesh": message(DistributedError, lambda: psj.batches(loader((0, 1)))),
                 "rows": message(ConfigError, lambda: psj.batches(loader(rows=odd), mesh=mesh)),
                 "axis": message(ConfigError, lambda: psj.batches(loader(), mesh=mesh, axis="rows")),
                 "order": message(
-                    ConfigError, lambda: psj.data_parallel(Mesh(devices.reshape(2, 4).T.reshape(-1), ("data",)))
+                    ConfigError,
+                    lambda: psj.data_parallel(Mesh(devices.reshape(2, 4).T.reshape(-1), ("data",))),
                 ),
             }
         )

@@ -1,4 +1,6 @@
-"""One run with Lightning, in this process or (as a program) as one of several: what it saw and computed."""
+"""One run with Lightning, in this process or (as a program) as one of several: what it saw and
+computed.
+"""
 
 import logging
 import warnings
@@ -83,25 +85,39 @@ def fit(
     ranks: int = 1,
     **settings: Any,
 ) -> tuple[Model, pl.Trainer]:
-    """Train; the model and Lightning's trainer. `max_epochs` is the source's; Lightning's is `epochs`."""
+    """Train; the model and Lightning's trainer. `max_epochs` is the source's; Lightning's is
+    `epochs`.
+    """
     callbacks: list[Any] = [OnExceptionCheckpoint(folder)] if fails is not None else []
     if save_every:
-        callbacks.append(ModelCheckpoint(folder, "{step}", every_n_train_steps=save_every, save_top_k=-1))
+        callbacks.append(
+            ModelCheckpoint(folder, "{step}", every_n_train_steps=save_every, save_top_k=-1)
+        )
     if "epochs" in settings:
         settings["max_epochs"] = settings.pop("epochs")
     given: dict[str, Any] = {
-        "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-        "default_root_dir": folder, "enable_checkpointing": bool(callbacks), "callbacks": callbacks, **settings,
-    }  # fmt: skip
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+        "enable_checkpointing": bool(callbacks),
+        "callbacks": callbacks,
+        **settings,
+    }
     if ranks > 1:
         given |= {"devices": ranks, "strategy": "ddp"}
     trainer = pl.Trainer(**given)
     model = model or (Model if held_out is None else Validated)(fails, by_row)
     module = LoaderDataModule(
-        lambda place: make_loader(Path(data), ranks=(place.rank, place.size), max_epochs=max_epochs),
+        lambda place: make_loader(
+            Path(data), ranks=(place.rank, place.size), max_epochs=max_epochs
+        ),
         None
         if held_out is None
-        else lambda place: make_loader(Path(held_out), ranks=(place.rank, place.size), max_epochs=1),
+        else lambda place: make_loader(
+            Path(held_out), ranks=(place.rank, place.size), max_epochs=1
+        ),
     )
     trainer.fit(model, module, ckpt_path=resume)
     return model, trainer

@@ -1,8 +1,10 @@
-"""A GPTModel of megatron-core on the CPU over packed batches, as one of the ranks of a grid: what it saw and computed.
+"""A GPTModel of megatron-core on the CPU over packed batches, as one of the ranks of a grid: what
+it saw and computed.
 
-`python megatron_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Transformer
-Engine's attention for packed sequences needs a GPU; here a core attention by `PackedSeqParams` takes its place.
-Layers, rotary positions in the packed form, tensor parallelism and the division of losses are Megatron's.
+`python megatron_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT set. Transformer Engine's attention for packed sequences needs a GPU; here a core
+attention by `PackedSeqParams` takes its place. Layers, rotary positions in the packed form, tensor
+parallelism and the division of losses are Megatron's.
 """
 
 # ruff: noqa: E402
@@ -33,12 +35,16 @@ torch.cuda.current_device = lambda: "cpu"
 
 
 class PackedAttention(torch.nn.Module):
-    """Causal attention in each document of `packed_seq_params`; padding inside a document is left out."""
+    """Causal attention in each document of `packed_seq_params`; padding inside a document is left
+    out.
+    """
 
     def __init__(self, config: Any, *_: Any, **__: Any) -> None:
         super().__init__()
 
-    def forward(self, query: Any, key: Any, value: Any, *_: Any, packed_seq_params: Any, **__: Any) -> torch.Tensor:
+    def forward(
+        self, query: Any, key: Any, value: Any, *_: Any, packed_seq_params: Any, **__: Any
+    ) -> torch.Tensor:
         out = torch.zeros_like(query)
         places = packed_seq_params.cu_seqlens_q_padded.tolist()
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
@@ -52,16 +58,30 @@ class PackedAttention(torch.nn.Module):
 
 def make_model(tensor_ranks: int) -> Any:
     config = TransformerConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True, hidden_dropout=0.0,
-        attention_dropout=0.0, tensor_model_parallel_size=tensor_ranks, masked_softmax_fusion=False,
-        bias_activation_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False, init_method_std=0.3,
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=tensor_ranks,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        init_method_std=0.3,
         gradient_accumulation_fusion=False,
-    )  # fmt: skip
+    )
     spec = get_gpt_layer_local_spec()
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     torch.manual_seed(0)
     return GPTModel(
-        config, spec, vocab_size=64, max_sequence_length=4096, position_embedding_type="rope", parallel_output=True
+        config,
+        spec,
+        vocab_size=64,
+        max_sequence_length=4096,
+        position_embedding_type="rope",
+        parallel_output=True,
     )
 
 
@@ -77,13 +97,24 @@ def forward_step(data_iterator: Any, model: Any) -> Any:
 def loss_of(model: Any, tokens: Any, targets: Any, weights: Any) -> float:
     """Sum of weighted losses of a row whose slots are one document."""
     made = ps.ModelInput(
-        tokens=tokens, targets=targets[None], loss_weights=weights[None], positions=np.arange(len(tokens)),
-        document_ids=None, cu_seqlens=np.array([0, len(tokens)], np.int32), max_seqlen=len(tokens),
-        num_tokens=len(tokens), source_ids=np.zeros(1, np.int32),
-    )  # fmt: skip
+        tokens=tokens,
+        targets=targets[None],
+        loss_weights=weights[None],
+        positions=np.arange(len(tokens)),
+        document_ids=None,
+        cu_seqlens=np.array([0, len(tokens)], np.int32),
+        max_seqlen=len(tokens),
+        num_tokens=len(tokens),
+        source_ids=np.zeros(1, np.int32),
+    )
     packed = pack_rows([made])
-    batch = {name: torch.from_numpy(getattr(packed, name)) for name in ("cu_seqlens", "cu_seqlens_padded")}
-    ids, places, labels = (torch.from_numpy(one)[None] for one in (packed.tokens, packed.position_ids, packed.labels))
+    batch = {
+        name: torch.from_numpy(getattr(packed, name))
+        for name in ("cu_seqlens", "cu_seqlens_padded")
+    }
+    ids, places, labels = (
+        torch.from_numpy(one)[None] for one in (packed.tokens, packed.position_ids, packed.labels)
+    )
     parameters = ps.megatron.packed_seq_params({**batch, "max_seqlen": packed.max_seqlen})
     with torch.no_grad():
         output = model(ids, places, None, labels=labels, packed_seq_params=parameters)
@@ -91,8 +122,14 @@ def loss_of(model: Any, tokens: Any, targets: Any, weights: Any) -> float:
 
 
 def first_step_alone(model: Any, data: str, rows: int) -> dict[str, float]:
-    """Loss of the first step, each document by itself; and, as a control, with documents that see each other."""
-    step = next(iter(ps.Loader(ps.Source(data, name="data"), sequence_length=64, rows_per_step=rows, seed=3)))
+    """Loss of the first step, each document by itself; and, as a control, with documents that see
+    each other.
+    """
+    step = next(
+        iter(
+            ps.Loader(ps.Source(data, name="data"), sequence_length=64, rows_per_step=rows, seed=3)
+        )
+    )
     alone = leaking = 0.0
     for row in step:
         arrays = row.tokens, row.targets[0], row.loss_weights[0]
@@ -120,7 +157,11 @@ def train(
     loader = None
     if tensor_rank == 0:
         loader = ps.Loader(
-            ps.Source(data, name="data"), sequence_length=64, rows_per_step=rows, seed=3, data_parallel=place
+            ps.Source(data, name="data"),
+            sequence_length=64,
+            rows_per_step=rows,
+            seed=3,
+            data_parallel=place,
         )
     group = parallel_state.get_tensor_model_parallel_group() if ranks > 1 else None
     batches = ps.megatron.Batches(loader, group=group, **options)
@@ -143,12 +184,24 @@ def train(
             total = batch["num_microbatches"]
             logged: list[Any] = []
             scaled, _ = forward_step_calc_loss(
-                model, output, loss, model.config, None, False, total, logged, cp_group_size=1, is_last_stage=True
+                model,
+                output,
+                loss,
+                model.config,
+                None,
+                False,
+                total,
+                logged,
+                cp_group_size=1,
+                is_last_stage=True,
             )
             scaled.backward()
             part += float(logged[0]["lm loss"])
             seen.append(
-                {name: batch[name].tolist() for name in ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens")}
+                {
+                    name: batch[name].tolist()
+                    for name in ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens")
+                }
             )
             number += 1
         # What Megatron's DistributedDataParallel does: the mean over data-parallel ranks.
@@ -162,7 +215,14 @@ def train(
         states.append(batches.state_dict())
         if len(states) == 2:
             saved = {name: weight.tolist() for name, weight in model.named_parameters()}
-    return {"seen": seen, "losses": losses, "states": states, "place": [tensor_rank, *place], "weights": saved, **alone}
+    return {
+        "seen": seen,
+        "losses": losses,
+        "states": states,
+        "place": [tensor_rank, *place],
+        "weights": saved,
+        **alone,
+    }
 
 
 if __name__ == "__main__":

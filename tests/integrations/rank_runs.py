@@ -28,7 +28,9 @@ def run_on_ranks(program: str, folder: Path, size: int, /, **settings: Any) -> F
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(settings))
     ended = run_ranks(Path(__file__).with_name(program), ["settings.json"], size, folder)
-    assert [code for code, _, _ in ended] == [0] * size, "\n".join(out + err for _, out, err in ended)[-6000:]
+    assert [code for code, _, _ in ended] == [0] * size, "\n".join(
+        out + err for _, out, err in ended
+    )[-6000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -43,7 +45,9 @@ def run_program(train: Any) -> None:
 
 def load_example(name: str) -> Any:
     """A program of `examples/` as a module."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).parents[2] / "examples" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,7 +56,9 @@ def load_example(name: str) -> Any:
 
 
 def plain_optimizer() -> None:
-    """Let examples descend plainly: AdamW forgives a loss that is too large by a factor, such as that of ranks."""
+    """Let examples descend plainly: AdamW forgives a loss that is too large by a factor, such as
+    that of ranks.
+    """
 
     class Descent(torch.optim.SGD):
         def __init__(self, parameters: Any, lr: float) -> None:
@@ -79,7 +85,16 @@ def loss_of_documents(model: Any, step: Any) -> float:
             if begin >= row.num_tokens:
                 continue
             with torch.no_grad():
-                logits = model(input_ids=torch.tensor(row.tokens[None, begin:end]).long(), use_cache=False).logits[0]
-            targets, weights = (torch.tensor(one[0, begin:end]) for one in (row.targets, row.loss_weights))
-            total += float((cross_entropy(logits, targets.long(), reduction="none", ignore_index=-100) * weights).sum())
+                logits = model(
+                    input_ids=torch.tensor(row.tokens[None, begin:end]).long(), use_cache=False
+                ).logits[0]
+            targets, weights = (
+                torch.tensor(one[0, begin:end]) for one in (row.targets, row.loss_weights)
+            )
+            total += float(
+                (
+                    cross_entropy(logits, targets.long(), reduction="none", ignore_index=-100)
+                    * weights
+                ).sum()
+            )
     return total / step.loss_denominator

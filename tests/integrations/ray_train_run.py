@@ -1,6 +1,8 @@
-"""Run by test_ray_train.py: a cluster of two nodes on this machine, one of which is lost, and comes back.
+"""Run by test_ray_train.py: a cluster of two nodes on this machine, one of which is lost, and comes
+back.
 
-Arguments: the dataset, a folder, the mode (`kill` or `node`). Prints one JSON line: Ray's last metrics.
+Arguments: the dataset, a folder, the mode (`kill` or `node`). Prints one JSON line: Ray's last
+metrics.
 """
 
 import hashlib
@@ -39,7 +41,10 @@ def main():
     log = folder / "log"
 
     def on_step(step, rank, size, loss):
-        rows = [[rank * len(step) + n, hashlib.sha1(row.tokens).hexdigest()[:12]] for n, row in enumerate(step)]
+        rows = [
+            [rank * len(step) + n, hashlib.sha1(row.tokens).hexdigest()[:12]]
+            for n, row in enumerate(step)
+        ]
         with open(log, "a") as file:
             file.write(json.dumps([step.index, size, loss, os.getpid(), rows]) + "\n")
         time.sleep(0.5)
@@ -56,13 +61,23 @@ def main():
             return
         cluster.remove_node(second, allow_graceful=False)
         wait_until(lambda: any(line[1] == 1 for line in lines(log)))
-        words = ["start", f"--address={cluster.address}", "--num-cpus=1", f"--object-store-memory={STORE}", "--block"]
-        returned.append(subprocess.Popen([sys.executable, "-m", "ray.scripts.scripts", *words], stdout=2))
+        words = [
+            "start",
+            f"--address={cluster.address}",
+            "--num-cpus=1",
+            f"--object-store-memory={STORE}",
+            "--block",
+        ]
+        returned.append(
+            subprocess.Popen([sys.executable, "-m", "ray.scripts.scripts", *words], stdout=2)
+        )
 
     threading.Thread(target=disturb, daemon=True).start()
     try:
         workers = [1, 2] if mode == "node" else [2]
-        result = train_ray.run(dataset, folder / "run", STEPS, workers, interval=1.0, save_every=2, on_step=on_step)
+        result = train_ray.run(
+            dataset, folder / "run", STEPS, workers, interval=1.0, save_every=2, on_step=on_step
+        )
         print(json.dumps(result.metrics))
     finally:
         ray.shutdown()

@@ -48,7 +48,11 @@ def test_two_ranks_and_one_take_turns(tmp_path: Path, weighted: Path) -> None:
     assert [rows for found in parts for rows in rows_of(found, 2)] == whole["seen"]
     losses = [loss for found in parts for loss in losses_of(found)]
     assert losses == pytest.approx(whole["losses"], rel=1e-4)
-    alone = [sum(each) for found in parts for each in zip(*(rank["alone"] for rank in found), strict=True)]
+    alone = [
+        sum(each)
+        for found in parts
+        for each in zip(*(rank["alone"] for rank in found), strict=True)
+    ]
     assert losses == pytest.approx(alone, rel=1e-4)
 
 

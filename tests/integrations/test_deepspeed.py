@@ -1,4 +1,6 @@
-"""DeepSpeed through the Hugging Face Trainer, on CPUs: the losses and batches of a run without it, also resumed."""
+"""DeepSpeed through the Hugging Face Trainer, on CPUs: the losses and batches of a run without it,
+also resumed.
+"""
 
 import shutil
 from pathlib import Path
@@ -10,12 +12,16 @@ from training_run import train_once
 pytest.importorskip("deepspeed", reason="deepspeed is not installed: make test-integrations")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed compiles its communication on CPUs with g++"),
+    pytest.mark.skipif(
+        shutil.which("g++") is None, reason="DeepSpeed compiles its communication on CPUs with g++"
+    ),
 ]
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_two_ranks_train_and_resume_as_one_without_it(tmp_path: Path, weighted: Path, stage: int) -> None:
+def test_two_ranks_train_and_resume_as_one_without_it(
+    tmp_path: Path, weighted: Path, stage: int
+) -> None:
     settings = {"data": str(weighted), "max_steps": 4, "save_steps": 2}
     one = train_once(output=str(tmp_path / "one"), **settings)
     settings |= {"output": str(tmp_path / "two"), "stage": stage}

@@ -1,4 +1,6 @@
-"""What users of transformers' and other trainers pass by habit: each is refused or explained, and the cure is named."""
+"""What users of transformers' and other trainers pass by habit: each is refused or explained, and
+the cure is named.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,21 +19,38 @@ from penstock.core.errors import ConfigError, IsolationError
 
 def make_trainer(folder: Path, model: Any = None, settings: Any = None, **kwargs: Any) -> Any:
     args = transformers.TrainingArguments(
-        str(folder), **{"max_steps": 2, "use_cpu": True, "report_to": [], "disable_tqdm": True, **(settings or {})}
+        str(folder),
+        **{
+            "max_steps": 2,
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            **(settings or {}),
+        },
     )
     return ps.huggingface.Trainer(make_model() if model is None else model, args, **kwargs)
 
 
-# -- kinds -----------------------------------------------------------------------------------------------------------
+# -- kinds
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"loader": "web"}, r"loader must be a penstock\.Loader, got 'web'; make it with penstock\.Loader\("),
+        (
+            {"loader": "web"},
+            r"loader must be a penstock\.Loader, got 'web'; make it with penstock\.Loader\(",
+        ),
         ({}, r"loader is missing; make it with penstock\.Loader\("),
-        ({"train_dataset": [1]}, r"train_dataset does not go with a loader: pass loader=penstock\.Loader\("),
-        ({"model": "gpt2"}, r"model must be a torch module, got 'gpt2'; load it with transformers\.Auto"),
+        (
+            {"train_dataset": [1]},
+            r"train_dataset does not go with a loader: pass loader=penstock\.Loader\(",
+        ),
+        (
+            {"model": "gpt2"},
+            r"model must be a torch module, got 'gpt2'; load it with transformers\.Auto",
+        ),
     ],
 )
 def test_wrong_kinds(tmp_path: Path, kwargs: Any, message: str) -> None:
@@ -62,19 +81,34 @@ def test_unknown_arguments(tmp_path: Path, counting: Path, name: str, cure: str)
         make_trainer(tmp_path, loader=make_loader(counting), **{name: 1})
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+# -- settings
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"per_device_train_batch_size": 2}, "but 1 is used .*; leave it out, or pass rows_per_microbatch=2"),
-        ({"gradient_accumulation_steps": 8}, "but 4 is used .*; leave it out, or make the loader with rows_per_step=8"),
-        ({"train_sampling_strategy": "group_by_length"}, r"does not go with a loader: the mixture sets the order"),
-        ({"eval_strategy": "steps"}, r"eval_strategy is 'steps', but there is nothing to evaluate; pass eval_loader="),
+        (
+            {"per_device_train_batch_size": 2},
+            "but 1 is used .*; leave it out, or pass rows_per_microbatch=2",
+        ),
+        (
+            {"gradient_accumulation_steps": 8},
+            "but 4 is used .*; leave it out, or make the loader with rows_per_step=8",
+        ),
+        (
+            {"train_sampling_strategy": "group_by_length"},
+            r"does not go with a loader: the mixture sets the order",
+        ),
+        (
+            {"eval_strategy": "steps"},
+            r"eval_strategy is 'steps', but there is nothing to evaluate; pass eval_loader=",
+        ),
     ],
 )
-def test_settings_that_contradict(tmp_path: Path, counting: Path, settings: Any, message: str) -> None:
+def test_settings_that_contradict(
+    tmp_path: Path, counting: Path, settings: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, settings=settings, loader=make_loader(counting))
 
@@ -95,7 +129,9 @@ def test_size_of_evaluation_batches(tmp_path: Path, counting: Path) -> None:
 
 def test_epochs_are_the_loaders(tmp_path: Path, counting: Path) -> None:
     settings = {"max_steps": -1, "num_train_epochs": 5}
-    with pytest.raises(ConfigError, match=r"num_train_epochs.*5, .* max_epochs.*1\).*Source\(max_epochs=5\)"):
+    with pytest.raises(
+        ConfigError, match=r"num_train_epochs.*5, .* max_epochs.*1\).*Source\(max_epochs=5\)"
+    ):
         make_trainer(tmp_path, settings=settings, loader=make_loader(counting, max_epochs=1))
     make_trainer(tmp_path, settings=settings, loader=make_loader(counting, max_epochs=5))
 
@@ -103,7 +139,11 @@ def test_epochs_are_the_loaders(tmp_path: Path, counting: Path) -> None:
 def test_settings_without_effect_are_explained(
     tmp_path: Path, counting: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_trainer(tmp_path, settings={"dataloader_num_workers": 4, "data_seed": 7}, loader=make_loader(counting))
+    make_trainer(
+        tmp_path,
+        settings={"dataloader_num_workers": 4, "data_seed": 7},
+        loader=make_loader(counting),
+    )
     said = [record.message for record in caplog.records if record.name == "penstock.huggingface"]
     assert said == [
         "Trainer: dataloader_num_workers=4 has no effect with a loader; use Loader(threads=…)",
@@ -114,10 +154,13 @@ def test_settings_without_effect_are_explained(
     assert not [record for record in caplog.records if record.name == "penstock.huggingface"]
 
 
-# -- vocabulary ------------------------------------------------------------------------------------------------------
+# -- vocabulary
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused_at_the_start(tmp_path: Path, counting: Path) -> None:
+def test_a_tokenizer_larger_than_the_model_is_refused_at_the_start(
+    tmp_path: Path, counting: Path
+) -> None:
     info = tokenizer_info("large", vocab_size=VOCABULARY + 6)
     write_dataset(tmp_path / "web", [[1, 2, 3]] * 50, tokenizer=info)
     message = (
@@ -127,7 +170,11 @@ def test_a_tokenizer_larger_than_the_model_is_refused_at_the_start(tmp_path: Pat
     with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, loader=make_loader(tmp_path / "web"))
     with pytest.raises(ConfigError, match=message):
-        make_trainer(tmp_path, loader=make_loader(counting), eval_loader=make_loader(tmp_path / "web", max_epochs=1))
+        make_trainer(
+            tmp_path,
+            loader=make_loader(counting),
+            eval_loader=make_loader(tmp_path / "web", max_epochs=1),
+        )
     model = make_model()
     model.resize_token_embeddings(70)
     make_trainer(tmp_path, model, loader=make_loader(tmp_path / "web")).train()
@@ -136,7 +183,8 @@ def test_a_tokenizer_larger_than_the_model_is_refused_at_the_start(tmp_path: Pat
 def test_ids_of_an_unknown_tokenizer_are_found_in_the_rows(tmp_path: Path) -> None:
     write_dataset(tmp_path / "web", [[1, 2, 70, 3]] * 50)
     message = (
-        r"token id 70 in slot 2 of a row, but the model has embeddings for 64 ids; the data were prepared with another"
+        r"token id 70 in slot 2 of a row, but the model has embeddings for 64 ids; the data were "
+        r"prepared with another"
     )
     with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, loader=make_loader(tmp_path / "web")).train()
@@ -152,7 +200,8 @@ def test_a_pad_id_without_embedding_is_named(tmp_path: Path) -> None:
         ps.huggingface.loss(make_model(), row, 1.0)
 
 
-# -- what cannot be checked ------------------------------------------------------------------------------------------
+# -- what cannot be checked
+# ------------------------------------------------------------------------------------------
 
 
 def test_models_that_cannot_be_checked_for_isolation() -> None:
@@ -167,7 +216,11 @@ def test_prefixes_that_the_model_would_read_causally(tmp_path: Path, counting: P
     options: Any = {"sentinels": range(100, 130), "roll": False}
     loaders = [
         ps.Loader(
-            ps.Source(counting, name="denoised", objective=ps.Denoise.t5(**options, bidirectional=bidirectional)),
+            ps.Source(
+                counting,
+                name="denoised",
+                objective=ps.Denoise.t5(**options, bidirectional=bidirectional),
+            ),
             sequence_length=64,
             rows_per_step=2,
         )
@@ -181,7 +234,9 @@ def test_prefixes_that_the_model_would_read_causally(tmp_path: Path, counting: P
 
 
 @pytest.mark.parametrize("name", ["curriculum_learning", "data_efficiency"])
-def test_what_lets_deepspeed_change_rows_is_refused(tmp_path: Path, counting: Path, name: str) -> None:
+def test_what_lets_deepspeed_change_rows_is_refused(
+    tmp_path: Path, counting: Path, name: str
+) -> None:
     args = transformers.TrainingArguments(str(tmp_path), max_steps=2, use_cpu=True, report_to=[])
     args.hf_deepspeed_config = SimpleNamespace(config={name: {"enabled": True}})
     with pytest.raises(ConfigError, match=rf"DeepSpeed.*enables {name}"):

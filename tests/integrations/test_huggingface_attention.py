@@ -1,4 +1,6 @@
-"""attention="row" through transformers: the logits of the plain, unpacked row, and no leak check."""
+"""attention="row" through transformers: the logits of the plain, unpacked row, and no leak
+check.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,20 @@ def rows_of(folder: Path, **settings: Any) -> list[ModelInput]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "falcon"])
-def test_logits_are_those_of_the_plain_row_and_not_the_isolated_ones(counting: Path, kind: str) -> None:
+def test_logits_are_those_of_the_plain_row_and_not_the_isolated_ones(
+    counting: Path, kind: str
+) -> None:
     """Also of a model that cannot tell documents apart."""
     model = make_model(kind).eval()
-    for row, apart in list(zip(rows_of(counting, attention="row"), rows_of(counting), strict=True))[:12]:
+    for row, apart in list(zip(rows_of(counting, attention="row"), rows_of(counting), strict=True))[
+        :12
+    ]:
         used = row.num_tokens
         with torch.no_grad():
             found = model(**ps.huggingface.model_inputs(row)).logits[0, :used]
-            plain = model(torch.from_numpy(row.tokens[None, :used]).long(), use_cache=False).logits[0]
+            plain = model(torch.from_numpy(row.tokens[None, :used]).long(), use_cache=False).logits[
+                0
+            ]
             isolated = model(**ps.huggingface.model_inputs(apart)).logits[0, :used]
         torch.testing.assert_close(found, plain)
         first = int(apart.cu_seqlens[1])  # type: ignore[index]
@@ -46,11 +54,19 @@ def test_several_rows_at_once_are_the_rows_of_each(counting: Path) -> None:
     assert found["max_length_q"] == LENGTH
     with torch.no_grad():
         for logits, row in zip(model(**found).logits, rows, strict=True):
-            torch.testing.assert_close(logits[None], model(**ps.huggingface.model_inputs(row)).logits)
+            torch.testing.assert_close(
+                logits[None], model(**ps.huggingface.model_inputs(row)).logits
+            )
 
 
 def make_trainer(folder: Path, loader: Any, model: Any, **kwargs: Any) -> Any:
-    settings = {"max_steps": 2, "use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    settings = {
+        "max_steps": 2,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
     return ps.huggingface.Trainer(
         model, transformers.TrainingArguments(str(folder), **settings), loader=loader, **kwargs
     )
@@ -71,4 +87,9 @@ def test_the_trainer_says_it_and_does_not_check(
 def test_an_evaluation_by_document_is_still_checked(tmp_path: Path, counting: Path) -> None:
     apart = make_loader(counting, max_epochs=1)
     with pytest.raises(IsolationError, match="documents of one row see each other"):
-        make_trainer(tmp_path, make_loader(counting, attention="row"), make_model("bloom", "eager"), eval_loader=apart)
+        make_trainer(
+            tmp_path,
+            make_loader(counting, attention="row"),
+            make_model("bloom", "eager"),
+            eval_loader=apart,
+        )

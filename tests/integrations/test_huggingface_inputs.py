@@ -33,7 +33,12 @@ def test_int32_becomes_int64_where_torch_wants_it(counting: Path) -> None:
     row = some_rows(counting)[0]
     tensors = ps.to_torch(row)
     assert row.tokens.dtype == np.int32
-    assert tensors["tokens"].dtype == tensors["targets"].dtype == tensors["positions"].dtype == torch.int64
+    assert (
+        tensors["tokens"].dtype
+        == tensors["targets"].dtype
+        == tensors["positions"].dtype
+        == torch.int64
+    )
     assert tensors["cu_seqlens"].dtype == torch.int32
     np.testing.assert_array_equal(tensors["tokens"].numpy(), row.tokens)
 
@@ -45,7 +50,11 @@ def test_arguments_of_a_row_keep_documents_apart(counting: Path) -> None:
     assert "attention_mask" not in found
     assert "labels" not in found
     assert found["use_cache"] is False
-    assert found["cu_seq_lens_q"].tolist() == found["cu_seq_lens_k"].tolist() == row.cu_seqlens.tolist()
+    assert (
+        found["cu_seq_lens_q"].tolist()
+        == found["cu_seq_lens_k"].tolist()
+        == row.cu_seqlens.tolist()
+    )
     assert found["max_length_q"] == found["max_length_k"] == row.max_seqlen
     assert type(found["max_length_q"]) is int
 
@@ -64,11 +73,15 @@ def test_several_rows_give_the_logits_of_each(counting: Path) -> None:
     with torch.no_grad():
         together = model(**ps.huggingface.model_inputs(rows)).logits
         for logits, row in zip(together, rows, strict=True):
-            torch.testing.assert_close(logits[None], model(**ps.huggingface.model_inputs(row)).logits)
+            torch.testing.assert_close(
+                logits[None], model(**ps.huggingface.model_inputs(row)).logits
+            )
 
 
 def test_padding_of_a_row_with_one_document_is_counted_to_it(counting: Path) -> None:
-    """So a model that cannot tell documents apart gets a plain row; the logits of the document are the same."""
+    """So a model that cannot tell documents apart gets a plain row; the logits of the document are
+    the same.
+    """
     row = min(some_rows(counting, packing="none"), key=lambda row: row.num_tokens)
     assert row.num_tokens < LENGTH
     found, model = ps.huggingface.model_inputs(row), make_model().eval()
@@ -77,7 +90,9 @@ def test_padding_of_a_row_with_one_document_is_counted_to_it(counting: Path) -> 
     assert found["max_length_q"] == LENGTH
     with torch.no_grad():
         plain = model(**found).logits
-        apart = model(**{**found, "position_ids": torch.from_numpy(row.positions)[None].long()}).logits
+        apart = model(
+            **{**found, "position_ids": torch.from_numpy(row.positions)[None].long()}
+        ).logits
     torch.testing.assert_close(plain[:, : row.num_tokens], apart[:, : row.num_tokens])
 
 
@@ -92,7 +107,9 @@ def test_labels_are_unshifted_and_stop_at_documents(counting: Path) -> None:
 
 
 def test_labels_give_transformers_own_mean_loss(counting: Path) -> None:
-    """But for the target of a row's last slot, where a document was cut: labels have no place for it."""
+    """But for the target of a row's last slot, where a document was cut: labels have no place for
+    it.
+    """
     rows, model = some_rows(counting), make_model()
     theirs = model(**ps.huggingface.model_inputs(rows, labels=True)).loss
     assert any(row.targets[0, -1] != -100 for row in rows)
@@ -121,7 +138,8 @@ def test_stated_requirements_are_enough(weighted: Path) -> None:
     assert ps.huggingface.loss(model, lean, 7.0) == ps.huggingface.loss(model, full, 7.0)
 
 
-# -- the loss --------------------------------------------------------------------------------------------------------
+# -- the loss
+# --------------------------------------------------------------------------------------------------
 
 
 def test_weighted_loss_is_the_sum_over_targets() -> None:
@@ -142,7 +160,9 @@ def test_weighted_loss_is_the_sum_over_targets() -> None:
 def test_chunks_change_neither_loss_nor_gradient(chunk_tokens: int) -> None:
     def both(chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
         logits = torch.randn(10, 7, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
-        loss = ps.huggingface.weighted_loss(logits, torch.arange(10) % 7, None, 2.5, chunk_tokens=chunk)
+        loss = ps.huggingface.weighted_loss(
+            logits, torch.arange(10) % 7, None, 2.5, chunk_tokens=chunk
+        )
         return loss, torch.autograd.grad(loss, logits)[0]
 
     for found, expected in zip(both(chunk_tokens), both(4096), strict=True):
@@ -160,7 +180,9 @@ def test_loss_is_computed_in_float32() -> None:
 
 def test_nothing_to_train_is_a_loss_of_zero_with_gradients(counting: Path) -> None:
     row = some_rows(counting)[0]
-    nothing = replace(row, targets=np.full_like(row.targets, -100), loss_weights=np.zeros_like(row.loss_weights))
+    nothing = replace(
+        row, targets=np.full_like(row.targets, -100), loss_weights=np.zeros_like(row.loss_weights)
+    )
     model = make_model()
     loss = ps.huggingface.loss(model, nothing, 0.0)
     loss.backward()
@@ -175,12 +197,14 @@ def test_microbatches_add_up_to_the_step(weighted: Path) -> None:
     torch.testing.assert_close(whole, parts)
 
 
-# -- importing -------------------------------------------------------------------------------------------------------
+# -- importing
+# --------------------------------------------------------------------------------------------------
 
 
 def test_penstock_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, penstock; penstock.check_isolation; print('torch' in sys.modules, 'transformers' in sys.modules)"
+        "import sys, penstock; penstock.check_isolation; print('torch' in sys.modules, "
+        "'transformers' in sys.modules)"
     )
     done = run_code(code, check=True)
     assert done.stdout.split() == ["False", "False"]

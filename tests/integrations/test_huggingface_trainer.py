@@ -1,4 +1,6 @@
-"""The Trainer: exact resume, exact loss, finite and endless loaders, evaluation, and what it refuses."""
+"""The Trainer: exact resume, exact loss, finite and endless loaders, evaluation, and what it
+refuses.
+"""
 
 import json
 import shutil
@@ -25,28 +27,44 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(folder: Path, **settings: Any) -> Any:
     return transformers.TrainingArguments(
-        str(folder), **{"max_steps": 2, "use_cpu": True, "report_to": [], "disable_tqdm": True, **settings}
+        str(folder),
+        **{"max_steps": 2, "use_cpu": True, "report_to": [], "disable_tqdm": True, **settings},
     )
 
 
-def make_trainer(folder: Path, loader: Loader, model: Any = None, *, settings: Any = None, **kwargs: Any) -> Any:
+def make_trainer(
+    folder: Path, loader: Loader, model: Any = None, *, settings: Any = None, **kwargs: Any
+) -> Any:
     model = make_model() if model is None else model
-    return ps.huggingface.Trainer(model, arguments(folder, **(settings or {})), loader=loader, **kwargs)
+    return ps.huggingface.Trainer(
+        model, arguments(folder, **(settings or {})), loader=loader, **kwargs
+    )
 
 
-# -- resume ----------------------------------------------------------------------------------------------------------
+# -- resume
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("threads", "packing"), [(1, "best_fit"), (0, "concat")])
-def test_resumed_anywhere_equals_uninterrupted(tmp_path: Path, weighted: Path, threads: int, packing: str) -> None:
-    """Batches, losses and weights, bit for bit, after every step; with dropout, so that generators count too."""
+def test_resumed_anywhere_equals_uninterrupted(
+    tmp_path: Path, weighted: Path, threads: int, packing: str
+) -> None:
+    """Batches, losses and weights, bit for bit, after every step; with dropout, so that generators
+    count too.
+    """
 
     def train(resume: str | None = None) -> dict[str, Any]:
         model = make_model(attention_dropout=0.3)
         return train_once(
-            str(weighted), str(tmp_path), max_steps=5, save_steps=1, resume=resume, model=model, threads=threads,
+            str(weighted),
+            str(tmp_path),
+            max_steps=5,
+            save_steps=1,
+            resume=resume,
+            model=model,
+            threads=threads,
             packing=packing,
-        )  # fmt: skip
+        )
 
     whole = train()
     for step in range(1, 5):
@@ -67,7 +85,9 @@ def test_resuming_goes_on_from_the_last_checkpoint(tmp_path: Path, weighted: Pat
 
 
 @pytest.mark.parametrize("moment", ["on_step_begin", "on_pre_optimizer_step", "on_step_end"])
-def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(tmp_path: Path, weighted: Path, moment: str) -> None:
+def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(
+    tmp_path: Path, weighted: Path, moment: str
+) -> None:
     """As transformers' just-in-time checkpoints do when a machine is taken away."""
 
     class Interrupt(transformers.TrainerCallback):  # type: ignore[misc]
@@ -78,7 +98,9 @@ def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(tmp_path: Path, weig
 
     setattr(Interrupt, moment, Interrupt.act)
     settings = {"max_steps": 4, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2}
-    trainer = make_trainer(tmp_path / "cut", make_loader(weighted), settings=settings, callbacks=[Interrupt()])
+    trainer = make_trainer(
+        tmp_path / "cut", make_loader(weighted), settings=settings, callbacks=[Interrupt()]
+    )
     trainer.train()
     again = make_trainer(tmp_path / "cut", make_loader(weighted), settings=settings)
     again.train(tmp_path / "cut" / "checkpoint-2")
@@ -90,14 +112,18 @@ def test_checkpoint_at_any_moment_of_a_step_resumes_exactly(tmp_path: Path, weig
 
 def test_resuming_a_finished_run_trains_nothing(tmp_path: Path, weighted: Path) -> None:
     train_once(str(weighted), str(tmp_path), max_steps=2)
-    again = train_once(str(weighted), str(tmp_path), max_steps=2, resume=str(tmp_path / "checkpoint-2"))
+    again = train_once(
+        str(weighted), str(tmp_path), max_steps=2, resume=str(tmp_path / "checkpoint-2")
+    )
     assert again["seen"] == []
     assert again["steps"] == again["loader_step"] == 2
 
 
 @pytest.mark.parametrize("name", ["penstock_loader.json", "trainer_state.json"])
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_incomplete_checkpoint_is_refused(tmp_path: Path, weighted: Path, name: str, damage: str) -> None:
+def test_incomplete_checkpoint_is_refused(
+    tmp_path: Path, weighted: Path, name: str, damage: str
+) -> None:
     train_once(str(weighted), str(tmp_path), max_steps=2)
     file = tmp_path / "checkpoint-2" / name
     text = file.read_text()
@@ -114,7 +140,8 @@ def test_checkpoint_of_other_data_is_refused(tmp_path: Path, weighted: Path, sma
         train_once(str(small), str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
 
 
-# -- loss ------------------------------------------------------------------------------------------------------------
+# -- loss
+# --------------------------------------------------------------------------------------------------
 
 
 def losses(trainer: Any) -> list[float]:
@@ -138,14 +165,22 @@ def bare_loop(loader: Loader, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("rows_per_microbatch", [1, 2, 4])
-def test_losses_are_those_of_a_bare_loop(tmp_path: Path, weighted: Path, rows_per_microbatch: int) -> None:
-    trained = train_once(str(weighted), str(tmp_path), max_steps=3, rows_per_microbatch=rows_per_microbatch,
-                  lr_scheduler_type="constant")  # fmt: skip
+def test_losses_are_those_of_a_bare_loop(
+    tmp_path: Path, weighted: Path, rows_per_microbatch: int
+) -> None:
+    trained = train_once(
+        str(weighted),
+        str(tmp_path),
+        max_steps=3,
+        rows_per_microbatch=rows_per_microbatch,
+        lr_scheduler_type="constant",
+    )
     np.testing.assert_allclose(trained["losses"], bare_loop(make_loader(weighted), 3), rtol=2e-6)
     assert len(trained["seen"]) == 3 * 4 // rows_per_microbatch
 
 
-# -- the end of the data ---------------------------------------------------------------------------------------------
+# -- the end of the data
+# ---------------------------------------------------------------------------------------------
 
 
 def test_finite_loader_trains_every_step_once(tmp_path: Path, small: Path) -> None:
@@ -155,9 +190,13 @@ def test_finite_loader_trains_every_step_once(tmp_path: Path, small: Path) -> No
     found = train_once(str(small), str(tmp_path), max_steps=-1, max_epochs=1)
     assert found["steps"] == len(steps)
     blanks = [[0] * 32] * (4 - len(steps[-1]))
-    assert [row for batch in found["seen"] for row in batch] == [row for step in steps for row in step] + blanks
+    assert [row for batch in found["seen"] for row in batch] == [
+        row for step in steps for row in step
+    ] + blanks
     # Resumed: as many steps in all, counted from the beginning.
-    resumed = train_once(str(small), str(tmp_path), max_steps=-1, max_epochs=1, resume=str(tmp_path / "checkpoint-2"))
+    resumed = train_once(
+        str(small), str(tmp_path), max_steps=-1, max_epochs=1, resume=str(tmp_path / "checkpoint-2")
+    )
     assert resumed["losses"] == found["losses"]
 
 
@@ -166,7 +205,9 @@ def test_more_steps_than_data_ends_with_the_data(tmp_path: Path, small: Path) ->
     assert found["steps"] == len(list(make_loader(small, max_epochs=1)))
 
 
-def test_loader_at_its_end_is_refused_and_a_finished_run_is_not(tmp_path: Path, small: Path) -> None:
+def test_loader_at_its_end_is_refused_and_a_finished_run_is_not(
+    tmp_path: Path, small: Path
+) -> None:
     settings = {"max_steps": -1, "save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer(tmp_path, make_loader(small, max_epochs=1), settings=settings)
     trainer.train()
@@ -183,7 +224,8 @@ def test_endless_loader_needs_max_steps(tmp_path: Path, weighted: Path) -> None:
         make_trainer(tmp_path, make_loader(weighted), settings={"max_steps": -1})
 
 
-# -- evaluation ------------------------------------------------------------------------------------------------------
+# -- evaluation
+# --------------------------------------------------------------------------------------------------
 
 
 def test_evaluation_is_the_loss_per_token_and_leaves_training_alone(
@@ -191,7 +233,12 @@ def test_evaluation_is_the_loss_per_token_and_leaves_training_alone(
 ) -> None:
     plain = train_once(str(weighted), str(tmp_path / "a"), max_steps=4)
     found = train_once(
-        str(weighted), str(tmp_path / "b"), max_steps=4, eval_data=str(small), eval_strategy="steps", eval_steps=1
+        str(weighted),
+        str(tmp_path / "b"),
+        max_steps=4,
+        eval_data=str(small),
+        eval_strategy="steps",
+        eval_steps=1,
     )
     assert found["losses"] == plain["losses"]
     assert found["seen"] == plain["seen"]
@@ -204,14 +251,19 @@ def test_evaluation_is_exact_and_repeatable(tmp_path: Path, weighted: Path, smal
         for step in make_loader(small, max_epochs=1):
             total += sum(float(ps.huggingface.loss(model, row, 1.0)) for row in step)
             tokens += step.loss_denominator
-    trainer = make_trainer(tmp_path, make_loader(weighted), model, eval_loader=make_loader(small, max_epochs=1))
+    trainer = make_trainer(
+        tmp_path, make_loader(weighted), model, eval_loader=make_loader(small, max_epochs=1)
+    )
     first, second = trainer.evaluate(), trainer.evaluate()
     assert first["eval_loss"] == second["eval_loss"] == pytest.approx(total / tokens, rel=1e-6)
     assert first["eval_tokens"] == tokens
 
 
 def test_several_evaluations_by_name(tmp_path: Path, weighted: Path, small: Path) -> None:
-    loaders = {name: make_loader(path, max_epochs=1) for name, path in {"data": weighted, "small": small}.items()}
+    loaders = {
+        name: make_loader(path, max_epochs=1)
+        for name, path in {"data": weighted, "small": small}.items()
+    }
     trainer = make_trainer(tmp_path, make_loader(weighted), eval_loader=loaders)
     metrics = trainer.evaluate()
     assert metrics["eval_data_tokens"] > metrics["eval_small_tokens"] > 0
@@ -226,7 +278,8 @@ def test_evaluation_must_end_and_be_a_loader_of_its_own(tmp_path: Path, weighted
         make_trainer(tmp_path, loader, eval_loader=loader)
 
 
-# -- wrong set-ups ---------------------------------------------------------------------------------------------------
+# -- wrong set-ups
+# --------------------------------------------------------------------------------------------------
 
 
 def test_loader_of_another_world_is_refused(tmp_path: Path, weighted: Path) -> None:
@@ -241,20 +294,30 @@ def test_loader_of_another_world_is_refused(tmp_path: Path, weighted: Path) -> N
             {"per_device_train_batch_size": 3},
             r"per_device_train_batch_size is 3, but 1 is used \(rows_per_microbatch\)",
         ),
-        ({"gradient_accumulation_steps": 3}, r"gradient_accumulation_steps is 3, but 4 is used \(4 rows a step"),
+        (
+            {"gradient_accumulation_steps": 3},
+            r"gradient_accumulation_steps is 3, but 4 is used \(4 rows a step",
+        ),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 does not go with a loader"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True does not go with a loader"),
     ],
 )
-def test_contradicting_arguments_are_refused(tmp_path: Path, weighted: Path, settings: Any, message: str) -> None:
+def test_contradicting_arguments_are_refused(
+    tmp_path: Path, weighted: Path, settings: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make_trainer(tmp_path, make_loader(weighted), settings=settings)
 
 
 def test_fitting_arguments_pass_and_are_not_changed(tmp_path: Path, weighted: Path) -> None:
     given = arguments(tmp_path, gradient_accumulation_steps=2)
-    trainer = ps.huggingface.Trainer(make_model(), given, loader=make_loader(weighted), rows_per_microbatch=2)
-    assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (2, 2)
+    trainer = ps.huggingface.Trainer(
+        make_model(), given, loader=make_loader(weighted), rows_per_microbatch=2
+    )
+    assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (
+        2,
+        2,
+    )
     assert (given.per_device_train_batch_size, given.ignore_data_skip) == (8, False)
 
 
@@ -272,11 +335,16 @@ def test_what_the_loader_does_is_refused(tmp_path: Path, weighted: Path, name: s
 def test_metrics_need_an_eval_dataset(tmp_path: Path, weighted: Path, small: Path) -> None:
     with pytest.raises(ConfigError, match=r"compute_metrics.*eval_loader"):
         make_trainer(
-            tmp_path, make_loader(weighted), eval_loader=make_loader(small, max_epochs=1), compute_metrics=lambda _: {}
+            tmp_path,
+            make_loader(weighted),
+            eval_loader=make_loader(small, max_epochs=1),
+            compute_metrics=lambda _: {},
         )
 
 
-def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, weighted: Path) -> None:
+def test_leaking_model_is_refused_unless_rows_hold_one_document(
+    tmp_path: Path, weighted: Path
+) -> None:
     leaking = {"kind": "bloom", "attention": "eager"}
     with pytest.raises(IsolationError, match=r"BloomForCausalLM.*see each other.*packing='none'"):
         make_trainer(tmp_path, make_loader(weighted), make_model(**leaking))
@@ -285,7 +353,9 @@ def test_leaking_model_is_refused_unless_rows_hold_one_document(tmp_path: Path, 
 
 
 def test_router_losses_are_refused(tmp_path: Path, weighted: Path) -> None:
-    model = make_model("mixtral", num_local_experts=2, num_experts_per_tok=1, output_router_logits=True)
+    model = make_model(
+        "mixtral", num_local_experts=2, num_experts_per_tok=1, output_router_logits=True
+    )
     with pytest.raises(ConfigError, match=r"output_router_logits.*set it to False"):
         make_trainer(tmp_path, make_loader(weighted), model)
 

@@ -1,4 +1,6 @@
-"""The isolation check passes models that keep documents apart and refuses those that do not, whatever the leak."""
+"""The isolation check passes models that keep documents apart and refuses those that do not,
+whatever the leak.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +17,13 @@ from penstock.core.errors import IsolationError
 from penstock.integrations.huggingface import model_inputs
 
 WINDOW = {"sliding_window": 6}
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+}
 
 APART: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "sdpa", {}),
@@ -26,25 +34,52 @@ APART: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen3", "sdpa", {"head_dim": 8}),
     ("gemma2", "eager", {"head_dim": 8, **WINDOW}),
     ("gemma3_text", "sdpa", {"head_dim": 8, **WINDOW}),
-    ("llama4_text", "sdpa", {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48,
-                             "attention_chunk_size": 8}),
+    (
+        "llama4_text",
+        "sdpa",
+        {
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": 8,
+        },
+    ),
     ("gpt_neox", "sdpa", {}),
     ("gpt2", "sdpa", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
     ("olmo2", "sdpa", {}),
     ("mixtral", "sdpa", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    ("qwen3_moe", "sdpa", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}),
-]  # fmt: skip
+    (
+        "qwen3_moe",
+        "sdpa",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
+    ),
+]
 
 LEAKING: list[tuple[str, str, dict[str, Any]]] = [
     ("opt", "sdpa", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     ("bloom", "eager", {"n_layer": 2, "n_head": 4}),
-    ("gpt_oss", "eager", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, **WINDOW}),
+    (
+        "gpt_oss",
+        "eager",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, **WINDOW},
+    ),
     ("mamba", "eager", {}),
-    ("jamba", "sdpa", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1,
-                       "use_mamba_kernels": False, "mamba_d_state": 8, "mamba_dt_rank": 4}),
+    (
+        "jamba",
+        "sdpa",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "use_mamba_kernels": False,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
     ("bamba", "sdpa", {"attn_layer_indices": [1], **MAMBA}),
     ("lfm2", "sdpa", {"layer_types": ["conv", "full_attention"]}),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +87,21 @@ def _quiet() -> None:
     transformers.logging.set_verbosity_error()
 
 
-@pytest.mark.parametrize(("kind", "attention", "settings"), APART, ids=lambda v: v if isinstance(v, str) else "")
-def test_models_that_keep_documents_apart_pass(kind: str, attention: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "attention", "settings"), APART, ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_models_that_keep_documents_apart_pass(
+    kind: str, attention: str, settings: dict[str, Any]
+) -> None:
     report = ps.check_isolation(make_model(kind, attention, **settings))
     assert report.dependence_checked
     assert report.difference < 1e-4
     assert f"({kind}, attention '{attention}')" in report.model
 
 
-@pytest.mark.parametrize(("kind", "attention", "settings"), LEAKING, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("kind", "attention", "settings"), LEAKING, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_models_that_leak_are_refused(kind: str, attention: str, settings: dict[str, Any]) -> None:
     with pytest.raises(IsolationError, match=rf"\({kind}.*attention.*'{attention}'\).*documents"):
         ps.check_isolation(make_model(kind, attention, **settings))
@@ -74,9 +115,15 @@ def test_a_model_that_refuses_packed_rows_by_itself() -> None:
         "linear_value_head_dim": 8,
     }
     model = make_model(
-        "qwen3_next", head_dim=8, layer_types=["linear_attention", "full_attention"], num_experts=2,
-        num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16, **sizes,
-    )  # fmt: skip
+        "qwen3_next",
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        **sizes,
+    )
     with pytest.raises(IsolationError, match=r"documents.*\(.*packed.*sequences"):
         ps.check_isolation(model)
 
@@ -90,7 +137,11 @@ def test_a_mistake_in_a_forward_of_ones_own_is_called_that() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"use_cache": True}, {"attention_mask": torch.ones(1, 37, dtype=torch.long)}, {"position_ids": None}],
+    [
+        {"use_cache": True},
+        {"attention_mask": torch.ones(1, 37, dtype=torch.long)},
+        {"position_ids": None},
+    ],
     ids=["cache", "mask of ones", "no positions"],
 )
 def test_what_turns_the_separation_off_is_found(changed: dict[str, Any]) -> None:
@@ -107,7 +158,9 @@ def test_what_turns_the_separation_off_is_found(changed: dict[str, Any]) -> None
 
 
 class Whisper(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """A Llama in which every token also hears, very softly, the first token of the row; or, deaf, hears nothing."""
+    """A Llama in which every token also hears, very softly, the first token of the row; or, deaf,
+    hears nothing.
+    """
 
     def __init__(self, loudness: float, dtype: Any = torch.float32, deaf: bool = False) -> None:
         super().__init__()
@@ -142,7 +195,9 @@ def test_a_model_without_context_cannot_be_checked() -> None:
 
 
 def test_projections_that_start_at_zero_do_not_hide_a_leak() -> None:
-    """Only attention mixes tokens; with its output at zero, a leak would be there after the first update only."""
+    """Only attention mixes tokens; with its output at zero, a leak would be there after the first
+    update only.
+    """
     model = make_model("bloom", "eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -178,10 +233,16 @@ def test_the_model_and_the_generators_are_left_as_they_were() -> None:
     "rope",
     [
         {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-        {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
-         "original_max_position_embeddings": 64, "rope_theta": 10000.0},
+        {
+            "rope_type": "longrope",
+            "factor": 2.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [2.0] * 4,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 10000.0,
+        },
     ],
-)  # fmt: skip
+)
 def test_rotary_embeddings_that_a_long_document_changes_are_refused(rope: dict[str, Any]) -> None:
     model = tiny_huggingface(rope_parameters=rope)
     ps.check_isolation(model, sequence_length=64)

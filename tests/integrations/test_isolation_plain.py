@@ -1,4 +1,6 @@
-"""A plain torch model with positions and documents of `step.torch()`, as the page on loops of one's own shows it."""
+"""A plain torch model with positions and documents of `step.torch()`, as the page on loops of one's
+own shows it.
+"""
 
 from typing import Any
 
@@ -23,18 +25,24 @@ class Plain(nn.Module):
     def get_input_embeddings(self) -> nn.Module:
         return self.tokens
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, documents: torch.Tensor
+    ) -> torch.Tensor:
         same = documents[:, :, None] == documents[:, None, :]
         mask = (same if self.separate else torch.ones_like(same)).tril()[:, None]
         hidden = self.tokens(tokens) + self.positions(positions)
         q, k, v = self.mix(hidden)[:, None].chunk(3, -1)
-        scores: torch.Tensor = self.head(hidden + scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0])
+        scores: torch.Tensor = self.head(
+            hidden + scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
+        )
         return scores
 
 
 def _one_row(model: nn.Module, row: ps.ModelInput) -> torch.Tensor:
     fields: Any = ps.to_torch(row)
-    scores: torch.Tensor = model(fields["tokens"][None], fields["positions"][None], fields["document_ids"][None])[0]
+    scores: torch.Tensor = model(
+        fields["tokens"][None], fields["positions"][None], fields["document_ids"][None]
+    )[0]
     return scores
 
 

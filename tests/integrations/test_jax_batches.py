@@ -1,4 +1,6 @@
-"""Rows as JAX arrays: what a batch holds, that its shapes never change, and that nothing changes under JAX."""
+"""Rows as JAX arrays: what a batch holds, that its shapes never change, and that nothing changes
+under JAX.
+"""
 
 from dataclasses import fields
 from itertools import islice
@@ -25,7 +27,9 @@ def compare(batch, rows, max_documents=LENGTH):
         padding = slots - row.num_tokens
         lengths = np.diff(row.cu_seqlens)[: row.num_documents].tolist()
         assert batch.tokens[i].tolist() == row.tokens.tolist()
-        assert batch.targets[i].tolist() == [0 if t == IGNORE else t for t in row.targets[0].tolist()]
+        assert batch.targets[i].tolist() == [
+            0 if t == IGNORE else t for t in row.targets[0].tolist()
+        ]
         assert batch.loss_weights[i].tolist() == row.loss_weights[0].tolist()
         assert batch.segment_ids[i].tolist() == [
             *(d + 1 for d, n in enumerate(lengths) for _ in range(n)),
@@ -40,7 +44,9 @@ def compare(batch, rows, max_documents=LENGTH):
 
 def test_a_batch_is_the_rows_of_the_step(weighted):
     for (batch, step), plain in zip(
-        psj.batches(make_loader(weighted, max_epochs=1)), make_loader(weighted, max_epochs=1), strict=True
+        psj.batches(make_loader(weighted, max_epochs=1)),
+        make_loader(weighted, max_epochs=1),
+        strict=True,
     ):
         assert step.resume_state == plain.resume_state
         assert float(batch.loss_denominator) == np.float32(plain.loss_denominator)
@@ -48,7 +54,9 @@ def test_a_batch_is_the_rows_of_the_step(weighted):
         for field in fields(batch):
             leaf = getattr(batch, field.name)
             expected = "float32" if field.name.startswith("loss") else "int32"
-            assert leaf is None or (isinstance(leaf, jax.Array) and leaf.dtype == expected), field.name
+            assert leaf is None or (isinstance(leaf, jax.Array) and leaf.dtype == expected), (
+                field.name
+            )
         assert batch.prefix is None
 
 
@@ -83,13 +91,18 @@ def test_every_step_has_as_many_batches(weighted):
     assert steps == sorted([*range(steps[-1] + 1)] * 6)
     batch, step = pairs[-1]
     assert len(step) <= 20
-    assert not any(np.any(leaf) for leaf in (batch.tokens, batch.loss_weights, batch.segment_ids, batch.num_documents))
+    assert not any(
+        np.any(leaf)
+        for leaf in (batch.tokens, batch.loss_weights, batch.segment_ids, batch.num_documents)
+    )
     assert batch.positions.tolist() == [list(range(LENGTH))] * 4
     assert batch.cu_seqlens.tolist() == [[0] + [LENGTH] * (LENGTH + 1)] * 4
 
 
 def test_prefixes_come_with_the_batch(weighted):
-    source = Source(weighted, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)), max_epochs=1)
+    source = Source(
+        weighted, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)), max_epochs=1
+    )
     settings = {"sequence_length": 80, "rows_per_step": 24}
     plain = list(Loader(source, **settings))
     pairs = list(psj.batches(Loader(source, **settings), prefix=True))
@@ -104,10 +117,13 @@ def test_prefixes_come_with_the_batch(weighted):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "reason"), [(None, "the model is not known"), (False, "the model does not support them")]
+    ("prefix", "reason"),
+    [(None, "the model is not known"), (False, "the model does not support them")],
 )
 def test_a_model_that_ignores_prefixes_is_refused(weighted, prefix, reason):
-    source = Source(weighted, name="web", objective=Denoise.ul2r(modes=None, sentinels=range(40, 64)))
+    source = Source(
+        weighted, name="web", objective=Denoise.ul2r(modes=None, sentinels=range(40, 64))
+    )
     settings = {"sequence_length": 80, "rows_per_step": 4}
     with pytest.raises(
         ConfigError,
@@ -115,7 +131,9 @@ def test_a_model_that_ignores_prefixes_is_refused(weighted, prefix, reason):
     ):
         psj.batches(Loader(source, **settings), prefix=prefix)
     next(psj.batches(Loader(source, **settings), prefix=True))
-    causal = Source(weighted, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64), bidirectional=False))
+    causal = Source(
+        weighted, objective=Denoise.ul2r(modes=None, sentinels=range(40, 64), bidirectional=False)
+    )
     next(psj.batches(Loader(causal, **settings), prefix=prefix))
     next(psj.batches(make_loader(weighted), prefix=prefix))
 
@@ -172,8 +190,12 @@ def test_several_distances_have_an_axis(weighted):
     need = InputRequirements(asked_by="me", target_distances=3).merge(psj.REQUIREMENTS)
     (batch, step), *_ = islice(psj.batches(make_loader(weighted, requirements=need)), 1)
     assert batch.targets.shape == batch.loss_weights.shape == (4, 3, LENGTH)
-    assert batch.loss_denominator.tolist() == [np.float32(value) for value in step.loss_denominators]
-    np.testing.assert_array_equal(batch.targets[:, 2], [np.maximum(row.targets[2], 0) for row in step])
+    assert batch.loss_denominator.tolist() == [
+        np.float32(value) for value in step.loss_denominators
+    ]
+    np.testing.assert_array_equal(
+        batch.targets[:, 2], [np.maximum(row.targets[2], 0) for row in step]
+    )
 
 
 def test_int64_rows_become_int32(weighted):
@@ -186,7 +208,9 @@ def test_int64_rows_become_int32(weighted):
 def test_joined_rows_are_one_segment(weighted):
     (batch, step), *_ = islice(psj.batches(make_loader(weighted, attention="row")), 1)
     for i, row in enumerate(step):
-        assert batch.segment_ids[i].tolist() == [1] * row.num_tokens + [0] * (LENGTH - row.num_tokens)
+        assert batch.segment_ids[i].tolist() == [1] * row.num_tokens + [0] * (
+            LENGTH - row.num_tokens
+        )
         assert batch.num_documents[i] == 1
         assert batch.document_lengths[i, 0] == row.num_tokens
 
@@ -206,7 +230,9 @@ def test_more_documents_than_there_is_room_for_name_the_row(weighted):
     most = [[row.num_documents for row in step] for step in islice(make_loader(weighted), 20)]
     limit = max(map(max, most[:1])) - 1
     row = next(i for i, count in enumerate(most[0]) if count > limit)
-    with pytest.raises(ConfigError, match=rf"step 0, row {row}: {limit + 1}.*max_documents.*{limit}.*raise"):
+    with pytest.raises(
+        ConfigError, match=rf"step 0, row {row}: {limit + 1}.*max_documents.*{limit}.*raise"
+    ):
         next(psj.batches(make_loader(weighted), max_documents=limit))
     batch, step = next(psj.batches(make_loader(weighted), max_documents=limit + 1))
     compare(batch, step, limit + 1)

@@ -1,4 +1,6 @@
-"""Denoising in JAX against the compiled writer: the same tokens, weights, prefix and slots for the same keys."""
+"""Denoising in JAX against the compiled writer: the same tokens, weights, prefix and slots for the
+same keys.
+"""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -54,7 +56,9 @@ MAX_SLOTS = max(objective.worst(LONGEST)[0] for objective in CASES.values())
 
 @lru_cache
 def in_one_shape(case):
-    """Settings with tasks that never come and sentinels that nobody needs, so that one trace serves all cases."""
+    """Settings with tasks that never come and sentinels that nobody needs, so that one trace serves
+    all cases.
+    """
     made = psj.DenoiseSettings.of(CASES[case], LONGEST)
     more = 7 - len(made.tasks)
     return replace(
@@ -85,7 +89,9 @@ def assert_same(objective, document, key, got, weights=None):
     st.sampled_from([2, 1100, 2**31 - 1]),
 )
 def test_a_document_is_what_the_compiled_writer_writes(case, length, key, seed, vocabulary):
-    """Any ids: 0 and the pad id, those of sentinels, the largest; and any at all after the document's end."""
+    """Any ids: 0 and the pad id, those of sentinels, the largest; and any at all after the
+    document's end.
+    """
     tokens = np.random.default_rng(seed).integers(0, vocabulary, LONGEST, dtype=np.int32)
     chosen, halves = in_one_shape(case), psj.split_keys(key)
     got = psj.denoise(tokens, length, halves, chosen, max_slots=MAX_SLOTS)
@@ -104,7 +110,12 @@ def test_a_batch_of_documents_long_and_short():
         keys = generator.integers(0, 2**64, 100, dtype=np.uint64)
         got = jax.tree.map(np.asarray, tool(tokens, lengths, keys))
         for i, length in enumerate(lengths.tolist()):
-            assert_same(objective, tokens[i, :length], int(keys[i]), jax.tree.map(lambda leaf, i=i: leaf[i], got))
+            assert_same(
+                objective,
+                tokens[i, :length],
+                int(keys[i]),
+                jax.tree.map(lambda leaf, i=i: leaf[i], got),
+            )
 
 
 def test_other_settings_need_no_other_trace():
@@ -118,8 +129,16 @@ def test_other_settings_need_no_other_trace():
     tokens = np.arange(LONGEST, dtype=np.int32)
     objectives = [
         Denoise([SpanCorruption(0.15, 3), PrefixLM()], sentinels=SENTINELS),
-        Denoise([SpanCorruption(0.15, 3, mode=5, weight=0.2), PrefixLM(rate=0.3)], sentinels=SENTINELS[::-1]),
-        Denoise([CausalLM(), SpanCorruption(0.15, 3)], sentinels=SENTINELS, bidirectional=False, input_end=3),
+        Denoise(
+            [SpanCorruption(0.15, 3, mode=5, weight=0.2), PrefixLM(rate=0.3)],
+            sentinels=SENTINELS[::-1],
+        ),
+        Denoise(
+            [CausalLM(), SpanCorruption(0.15, 3)],
+            sentinels=SENTINELS,
+            bidirectional=False,
+            input_end=3,
+        ),
     ]
     for objective in objectives:
         chosen = psj.DenoiseSettings.of(objective, LONGEST)
@@ -132,10 +151,19 @@ def test_other_settings_need_no_other_trace():
 def test_the_most_unlike_settings_of_jax_change_nothing():
     """With 64-bit numbers, and no silent promotion of types or ranks."""
     tokens = np.arange(LONGEST, dtype=np.int32)
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+    ):
         for key in (1, 2**64 - 1):
             got = psj.denoise(
-                tokens, 250, psj.split_keys(key), in_one_shape("ul2"), np.ones(LONGEST, np.float32), max_slots=MAX_SLOTS
+                tokens,
+                250,
+                psj.split_keys(key),
+                in_one_shape("ul2"),
+                np.ones(LONGEST, np.float32),
+                max_slots=MAX_SLOTS,
             )
             assert (got.tokens.dtype, got.weights.dtype) == ("int32", "float32")
             assert (got.slots.dtype, got.prefix.dtype) == ("int32", "int32")
@@ -182,7 +210,9 @@ draw_compiled = jax.jit(draw_ends, static_argnames=("room", "limit"))
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 64), st.data())
 def test_compositions_are_those_of_the_sequential_draws(total, data):
-    """Many parts of little, where most draws collide with an earlier one, and with what collisions have added."""
+    """Many parts of little, where most draws collide with an earlier one, and with what collisions
+    have added.
+    """
     parts = data.draw(st.integers(1, total))
     key = data.draw(st.integers(0, 2**64 - 1))
     ends = draw_compiled(total, parts, 2, psj.split_keys(key), room=64, limit=64).tolist()
@@ -193,7 +223,9 @@ def test_compositions_are_those_of_the_sequential_draws(total, data):
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2))
 def test_words_are_those_of_the_compiled_generator(key, purpose):
     expected = [philox(np.uint64(block), np.uint64(purpose), np.uint64(key)) for block in range(3)]
-    assert random_words(psj.split_keys(key), purpose, 10).tolist() == np.ravel(expected)[:10].tolist()
+    assert (
+        random_words(psj.split_keys(key), purpose, 10).tolist() == np.ravel(expected)[:10].tolist()
+    )
 
 
 @settings(deadline=None, max_examples=200)
@@ -205,7 +237,10 @@ def test_high_words_of_products(a, b):
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.integers(0, LONGEST_EVER) | st.just(LONGEST_EVER), st.tuples(st.integers(1, 1000), st.integers(1, 1000)))
+@given(
+    st.integers(0, LONGEST_EVER) | st.just(LONGEST_EVER),
+    st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
+)
 def test_shares_are_rounded_half_to_even(number, share):
     numerator, denominator = sorted(share)
     got = share_of(jnp.int32(number), jnp.int32(numerator), jnp.int32(denominator))

@@ -1,4 +1,6 @@
-"""The example in the docstring of `penstock.integrations.jax` runs as it stands, on one device and on four."""
+"""The example in the docstring of `penstock.integrations.jax` runs as it stands, on one device and
+on four.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Batches with a state: saved after any batch and restored, they go on as before; through Grain and Orbax too."""
+"""Batches with a state: saved after any batch and restored, they go on as before; through Grain and
+Orbax too.
+"""
 
 import json
 import sys
@@ -75,7 +77,9 @@ def test_a_state_inside_a_step_fits_its_own_shape_only(counting):
         with pytest.raises(StateError, match=r"state.*BatchIterator.*loader"):
             iterator.set_state(wrong)
     with pytest.raises(StateError, match="sequence_length"):
-        psj.BatchIterator(make_loader(counting, sequence_length=64), batch_size=2).set_state(iterator.get_state())
+        psj.BatchIterator(make_loader(counting, sequence_length=64), batch_size=2).set_state(
+            iterator.get_state()
+        )
 
 
 def test_grain_is_named_when_it_is_missing(counting, monkeypatch):
@@ -99,7 +103,11 @@ def test_orbax_saves_and_restores_it(counting, tmp_path, handler, batch_size):
     iterator = begin()
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         list(islice(iterator, 5))
-        save = grain.checkpoint.CheckpointSave if handler == "grain" else lambda one: ocp.args.JsonSave(one.get_state())
+        save = (
+            grain.checkpoint.CheckpointSave
+            if handler == "grain"
+            else lambda one: ocp.args.JsonSave(one.get_state())
+        )
         manager.save(5, args=ocp.args.Composite(data=save(iterator)))
         next(iterator)  # goes on while it is saved
         manager.wait_until_finished()
@@ -109,7 +117,11 @@ def test_orbax_saves_and_restores_it(counting, tmp_path, handler, batch_size):
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         resumed = begin()
         if handler == "grain":
-            manager.restore(5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(resumed)))
+            manager.restore(
+                5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(resumed))
+            )
         else:
-            resumed.set_state(manager.restore(5, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"])
+            resumed.set_state(
+                manager.restore(5, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
+            )
     assert tokens_of(resumed) == whole[5:]

@@ -1,4 +1,6 @@
-"""Batches over the devices of a mesh, in one process and in two, against the rows of the plain loader."""
+"""Batches over the devices of a mesh, in one process and in two, against the rows of the plain
+loader.
+"""
 
 import json
 import subprocess
@@ -49,18 +51,32 @@ def test_batches_on_eight_devices_are_the_steps(weighted, processes):
         assert found["shards"] == [[row, [2, LENGTH]] for row in mine]
         assert len(found["results"]) == len(plain)
         for (index, share, documents), step in zip(found["results"], plain, strict=True):
-            expected = sum(float((row.loss_weights[0] * row.tokens).sum(dtype=np.float64)) for row in step)
+            expected = sum(
+                float((row.loss_weights[0] * row.tokens).sum(dtype=np.float64)) for row in step
+            )
             assert share == pytest.approx(expected / step.loss_denominator, rel=1e-5)
             assert (index, documents) == (step.index, sum(row.num_documents for row in step))
-        assert found["first"] == [row.tokens.tolist() for row in plain[0][process * ROWS // processes :][:2]]
+        assert found["first"] == [
+            row.tokens.tolist() for row in plain[0][process * ROWS // processes :][:2]
+        ]
         assert found["square"] == [[process, processes], [ROWS, LENGTH], [4, LENGTH]]
         assert found["pair"] == [2, LENGTH]
-        assert f"in the mesh this process is rank {process} of {processes} along 'data'" in found["wrong place"]
-        assert found["rows"].startswith("this process's 6 rows of a batch cannot be divided among its ")
+        assert (
+            f"in the mesh this process is rank {process} of {processes} along 'data'"
+            in found["wrong place"]
+        )
+        assert found["rows"].startswith(
+            "this process's 6 rows of a batch cannot be divided among its "
+        )
         assert found["axis"] == "mesh: it has the axes data, but no 'rows'; pass axis=…"
     if processes == 2:
         told = "rank 1 does not train what rank 0 trains: "
         assert found["another seed"].startswith(f"{told}seed is 0 on rank 0, 1 on rank 1. ")
         assert found["another size"].startswith(f"{told}batch_size is 8 on rank 0, 4 on rank 1. ")
-        assert f"process {process} of 2, and the loader gives each all rows; pass data_parallel=" in found["no mesh"]
-        assert found["order"].startswith("mesh: this process's devices hold shards [1, 3, 5, 7] of 8 along 'data'")
+        assert (
+            f"process {process} of 2, and the loader gives each all rows; pass data_parallel="
+            in found["no mesh"]
+        )
+        assert found["order"].startswith(
+            "mesh: this process's devices hold shards [1, 3, 5, 7] of 8 along 'data'"
+        )

@@ -1,4 +1,6 @@
-"""Segment ids for attention kernels, and JAX's splash attention with them, against the dense mask."""
+"""Segment ids for attention kernels, and JAX's splash attention with them, against the dense
+mask.
+"""
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, m
 
 
 def row_of(pieces, slots):
-    """Segments and prefixes of a row from (length, share that is prefix); what is left over is padding."""
+    """Segments and prefixes of a row from (length, share that is prefix); what is left over is
+    padding.
+    """
     segments, prefix, at = np.zeros(slots, np.int32), np.zeros(slots, bool), 0
     for number, (length, share) in enumerate(pieces):
         segments[at : at + length] = number + 1
@@ -32,7 +36,9 @@ def row_of(pieces, slots):
 @settings(deadline=None)
 @given(st.lists(LENGTHS, min_size=1, max_size=3))
 def test_two_masks_make_the_rule(rows):
-    """The causal one for tokens outside prefixes, the one of `prefix_segment_ids` for those inside."""
+    """The causal one for tokens outside prefixes, the one of `prefix_segment_ids` for those
+    inside.
+    """
     segments, prefix = map(np.stack, zip(*(row_of(pieces, 60) for pieces in rows), strict=True))
     whole = np.asarray(psj.attention_mask(segments, prefix))[:, 0]
     causal = np.asarray(psj.attention_mask(segments))[:, 0]
@@ -64,7 +70,10 @@ def compare(rows, with_prefix, seed):
         return psj.splash_attention(q, k, v, segments, prefix, interpret=True)
 
     np.testing.assert_allclose(splash(q, k, v), dense(q, k, v), atol=2e-5)
-    slopes = [jax.grad(lambda *x, f=f: (f(*x) * weights).sum(), (0, 1, 2))(q, k, v) for f in (dense, splash)]
+    slopes = [
+        jax.grad(lambda *x, f=f: (f(*x) * weights).sum(), (0, 1, 2))(q, k, v)
+        for f in (dense, splash)
+    ]
     for expected, found in zip(*slopes, strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-4)
 
@@ -87,7 +96,7 @@ def test_splash_attention_over_a_mesh():
         assert len(split.addressable_shards) == 4
         whole = psj.splash_attention(q, k, v, segments, prefix, interpret=True)
         np.testing.assert_allclose(split, whole, atol=1e-6)
-    """
+    """  # noqa: E501
     found = run_code(code, env=jax_environment(4))
     assert found.returncode == 0, found.stderr
 

@@ -1,4 +1,6 @@
-"""The Flax example: stopped and resumed through Orbax, it has the batches and losses of an undisturbed run."""
+"""The Flax example: stopped and resumed through Orbax, it has the batches and losses of an
+undisturbed run.
+"""
 
 import json
 import re
@@ -13,7 +15,10 @@ from makers.processes import free_port, jax_environment, run_code
 from patience import PATIENCE_SECONDS
 
 MISSING = [name for name in ("jax", "flax", "optax", "orbax") if find_spec(name) is None]
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
+]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/train_jax.py"
 STEPS = 9
@@ -22,7 +27,11 @@ STEPS = 9
 
 def run(dataset, folder, steps, *, devices=1, processes=1):
     """[(step, loss, [digest of each process])] of a run in new processes."""
-    more = ["--coordinator", f"localhost:{free_port()}", "--processes", processes] if processes > 1 else []
+    more = (
+        ["--coordinator", f"localhost:{free_port()}", "--processes", processes]
+        if processes > 1
+        else []
+    )
     pipe, environment = subprocess.PIPE, jax_environment(devices // processes)
     words = [sys.executable, EXAMPLE, dataset, folder, "--steps", steps, *more]
     started = [
@@ -39,9 +48,17 @@ def run(dataset, folder, steps, *, devices=1, processes=1):
             process.kill()
     for process, (_, errors) in zip(started, ended, strict=True):
         assert process.returncode == 0, errors
-    printed = [[json.loads(line) for line in out.splitlines() if re.match(r"\[\d", line)] for out, _ in ended]
-    assert all([line[:2] for line in lines] == [line[:2] for line in printed[0]] for lines in printed)
-    return [(lines[0][0], lines[0][1], [line[2] for line in lines]) for lines in zip(*printed, strict=True)]
+    printed = [
+        [json.loads(line) for line in out.splitlines() if re.match(r"\[\d", line)]
+        for out, _ in ended
+    ]
+    assert all(
+        [line[:2] for line in lines] == [line[:2] for line in printed[0]] for lines in printed
+    )
+    return [
+        (lines[0][0], lines[0][1], [line[2] for line in lines])
+        for lines in zip(*printed, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +75,21 @@ def test_it_resumes_exactly(counting, tmp_path, undisturbed, devices, processes)
     again = run(counting, tmp_path / "run", STEPS, **shape)
     assert first == whole[:7]
     assert again == whole[5:]
-    assert [loss for _, loss, _ in whole] == pytest.approx([loss for _, loss, _ in undisturbed], rel=1e-5)
+    assert [loss for _, loss, _ in whole] == pytest.approx(
+        [loss for _, loss, _ in undisturbed], rel=1e-5
+    )
     assert whole[-1][1] < 0.5 * whole[0][1]
 
 
 def test_it_resumes_on_another_number_of_processes_and_devices(counting, tmp_path, undisturbed):
     run(counting, tmp_path / "run", 5, devices=2, processes=2)
     one = run(counting, tmp_path / "run", STEPS)
-    assert [(step, rows) for step, _, rows in one] == [(step, rows) for step, _, rows in undisturbed[5:]]
-    assert [loss for _, loss, _ in one] == pytest.approx([loss for _, loss, _ in undisturbed[5:]], rel=1e-5)
+    assert [(step, rows) for step, _, rows in one] == [
+        (step, rows) for step, _, rows in undisturbed[5:]
+    ]
+    assert [loss for _, loss, _ in one] == pytest.approx(
+        [loss for _, loss, _ in undisturbed[5:]], rel=1e-5
+    )
 
 
 def test_its_model_keeps_documents_apart(counting):
@@ -92,6 +115,6 @@ def test_its_model_keeps_documents_apart(counting):
                 np.testing.assert_allclose(whole[row, slots], np.asarray(model(alone))[0], atol=2e-5)
                 compared += document > 1
         assert compared > 2
-    """
+    """  # noqa: E501
     found = run_code(code, counting, EXAMPLE.parent, env=jax_environment(1))
     assert found.returncode == 0, found.stderr

@@ -1,4 +1,6 @@
-"""The place of a loader in checkpoints of other loops: marked or yielded, in torch's checkpoints, on other ranks."""
+"""The place of a loader in checkpoints of other loops: marked or yielded, in torch's checkpoints,
+on other ranks.
+"""
 
 from itertools import islice
 from pathlib import Path
@@ -22,7 +24,9 @@ def stream(counting: Path) -> list[list[list[int]]]:
     return [tokens(step) for step in islice(make_loader(counting), 8)]
 
 
-def test_the_state_is_after_the_last_step_that_was_trained(counting: Path, stream: list[Any]) -> None:
+def test_the_state_is_after_the_last_step_that_was_trained(
+    counting: Path, stream: list[Any]
+) -> None:
     """Whoever iterates, whatever was taken ahead, at every step."""
     for stop in range(4):
         loader = make_loader(counting)
@@ -130,8 +134,12 @@ def test_torchdata_takes_it(counting: Path, stream: list[Any]) -> None:
         next(iter(torchdata.StatefulDataLoader(Steps(), batch_size=None, num_workers=1)))
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning", "ignore:.*no_dist:UserWarning")
-def test_it_goes_through_torch_distributed_checkpoint(tmp_path: Path, counting: Path, stream: list[Any]) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled:UserWarning", "ignore:.*no_dist:UserWarning"
+)
+def test_it_goes_through_torch_distributed_checkpoint(
+    tmp_path: Path, counting: Path, stream: list[Any]
+) -> None:
     import torch
 
     place = LoaderState(make_loader(counting))
@@ -139,9 +147,17 @@ def test_it_goes_through_torch_distributed_checkpoint(tmp_path: Path, counting: 
         place.trained(step)
         if step.index == 2:
             break
-    dcp.save({"loader": place, "weights": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    dcp.save(
+        {"loader": place, "weights": {"w": torch.ones(2)}},
+        checkpoint_id=tmp_path / "saved",
+        no_dist=True,
+    )
     again = LoaderState(make_loader(counting))
-    dcp.load({"loader": again, "weights": {"w": torch.zeros(2)}}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    dcp.load(
+        {"loader": again, "weights": {"w": torch.zeros(2)}},
+        checkpoint_id=tmp_path / "saved",
+        no_dist=True,
+    )
     assert tokens(next(iter(again))) == stream[3]
 
 
@@ -149,7 +165,9 @@ def test_it_goes_through_torch_distributed_checkpoint(tmp_path: Path, counting: 
 def test_the_fsdp_loop_resumes_on_another_number_of_ranks(tmp_path: Path, weighted: Path) -> None:
     """The rows and losses of one uninterrupted process, with a break and two ranks, then one."""
     settings = {"data": str(weighted), "every": 2}
-    one = run_on_ranks("fsdp_run.py", tmp_path / "one", 1, checkpoints=str(tmp_path / "whole"), steps=6, **settings)
+    one = run_on_ranks(
+        "fsdp_run.py", tmp_path / "one", 1, checkpoints=str(tmp_path / "whole"), steps=6, **settings
+    )
     cut = {"checkpoints": str(tmp_path / "cut"), **settings}
     parts = [
         run_on_ranks("fsdp_run.py", tmp_path / f"{steps}", size, steps=steps, **cut)
@@ -160,7 +178,12 @@ def test_the_fsdp_loop_resumes_on_another_number_of_ranks(tmp_path: Path, weight
     assert losses == pytest.approx(losses_of(one), rel=1e-4)
     # On as many ranks as before, to the last bit.
     whole = run_on_ranks(
-        "fsdp_run.py", tmp_path / "two", 2, checkpoints=str(tmp_path / "two_whole"), steps=2, **settings
+        "fsdp_run.py",
+        tmp_path / "two",
+        2,
+        checkpoints=str(tmp_path / "two_whole"),
+        steps=2,
+        **settings,
     )
     assert losses_of(whole) == losses_of(parts[0])
 
@@ -169,12 +192,24 @@ def test_the_fsdp_loop_resumes_on_another_number_of_ranks(tmp_path: Path, weight
 def test_a_ddp_loop_resumes_in_new_processes(tmp_path: Path, weighted: Path) -> None:
     """The rows and losses of one uninterrupted process, and of documents run alone."""
     one = run_on_ranks(
-        "ddp_run.py", tmp_path / "one", 1, data=str(weighted), checkpoint=str(tmp_path / "1.pt"), steps=5
+        "ddp_run.py",
+        tmp_path / "one",
+        1,
+        data=str(weighted),
+        checkpoint=str(tmp_path / "1.pt"),
+        steps=5,
     )
     settings = {"data": str(weighted), "checkpoint": str(tmp_path / "2.pt")}
-    parts = [run_on_ranks("ddp_run.py", tmp_path / f"to_{steps}", 2, steps=steps, **settings) for steps in (2, 5)]
+    parts = [
+        run_on_ranks("ddp_run.py", tmp_path / f"to_{steps}", 2, steps=steps, **settings)
+        for steps in (2, 5)
+    ]
     assert rows_of(parts[0], 2) + rows_of(parts[1], 3) == rows_of(one, 5)
     losses = [loss for found in parts for loss in losses_of(found)]
     assert losses == pytest.approx(losses_of(one), rel=1e-4)
-    alone = [sum(each) for found in parts for each in zip(*(rank["alone"] for rank in found), strict=True)]
+    alone = [
+        sum(each)
+        for found in parts
+        for each in zip(*(rank["alone"] for rank in found), strict=True)
+    ]
     assert losses == pytest.approx(alone, rel=1e-4)

@@ -1,4 +1,6 @@
-"""Packed microbatches for Megatron: arrays, states, sharing in a group, and what is refused. Needs no Megatron."""
+"""Packed microbatches for Megatron: arrays, states, sharing in a group, and what is refused. Needs
+no Megatron.
+"""
 
 import json
 from itertools import islice, pairwise
@@ -54,7 +56,11 @@ def test_packed_rows_slot_by_slot(weighted: Path, seed: int, multiple: int, more
         places.append(len(wanted))
     found = pack_rows(list(step), document_multiple=multiple, slots=slots)
     for slot, (token, label, position, weight) in enumerate(wanted):
-        assert (found.tokens[slot], found.labels[slot], found.loss_mask[slot]) == (token, label, np.float32(weight))
+        assert (found.tokens[slot], found.labels[slot], found.loss_mask[slot]) == (
+            token,
+            label,
+            np.float32(weight),
+        )
         assert position is None or found.position_ids[slot] == position
     assert len(found.tokens) == len(wanted)
     assert found.cu_seqlens.tolist() == lengths
@@ -127,14 +133,20 @@ def test_refusals(counting: Path) -> None:
         ps.megatron.Batches(make_loader(counting), rows_per_microbatch=3)
     with pytest.raises(ConfigError, match="needs 32 slots, but slots=16"):
         next(ps.megatron.Batches(make_loader(counting), slots=16))
-    wanted = ps.InputRequirements(target_distances=2, loss_weights=True, positions=True, cu_seqlens=True)
+    wanted = ps.InputRequirements(
+        target_distances=2, loss_weights=True, positions=True, cu_seqlens=True
+    )
     with pytest.raises(ConfigError, match=r"target.*loader.*gives.*2"):
         ps.megatron.Batches(make_loader(counting, requirements=wanted))
     with pytest.raises(ConfigError, match=r"loader.*positions.*cu_seqlens"):
-        ps.megatron.Batches(make_loader(counting, requirements=ps.InputRequirements(loss_weights=True)))
+        ps.megatron.Batches(
+            make_loader(counting, requirements=ps.InputRequirements(loss_weights=True))
+        )
     prefixes = ps.Denoise([ps.objectives.PrefixLM(mode=None)], sentinels=[60])
     with pytest.raises(ConfigError, match="bidirectional prefixes"):
-        ps.megatron.Batches(ps.Loader(ps.Source(counting, objective=prefixes), sequence_length=64, rows_per_step=4))
+        ps.megatron.Batches(
+            ps.Loader(ps.Source(counting, objective=prefixes), sequence_length=64, rows_per_step=4)
+        )
 
 
 GRID = """
@@ -163,7 +175,7 @@ GRID = """
     open(f"{output}-{rank}.json", "w").write(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-"""
+"""  # noqa: E501
 
 
 def run_grid(folder: Path, data: Path, mode: str) -> list[Any]:
@@ -179,7 +191,10 @@ def test_a_grid_of_two_by_two_ranks(tmp_path: Path, weighted: Path) -> None:
     assert found[2] == found[3]
     steps = list(make_loader(weighted, max_epochs=1))
     rows = [
-        row for number in range(len(steps)) for group in (0, 2) for row in found[group][2 * number : 2 * number + 2]
+        row
+        for number in range(len(steps))
+        for group in (0, 2)
+        for row in found[group][2 * number : 2 * number + 2]
     ]
     wanted = [row.tokens.tolist() for step in steps[:-1] for row in step]
     assert len(rows) == 4 * len(steps)
@@ -194,4 +209,7 @@ def test_a_grid_of_two_by_two_ranks(tmp_path: Path, weighted: Path) -> None:
 def test_an_error_of_the_loading_rank_reaches_its_group(tmp_path: Path, counting: Path) -> None:
     found = run_grid(tmp_path, counting, "fail")
     assert found[0][0].startswith("ConfigError: Megatron: a microbatch needs 32 slots")
-    assert found[1][0] == f"DistributedError: the loading rank of this tensor-parallel group failed: {found[0][0]}"
+    assert (
+        found[1][0]
+        == f"DistributedError: the loading rank of this tensor-parallel group failed: {found[0][0]}"
+    )

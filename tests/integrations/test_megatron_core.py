@@ -1,4 +1,6 @@
-"""With megatron-core: a GPTModel over packed batches on 1 and 2 × 2 ranks, resumed; `.bin` and `.idx` both ways."""
+"""With megatron-core: a GPTModel over packed batches on 1 and 2 × 2 ranks, resumed; `.bin` and
+`.idx` both ways.
+"""
 
 import json
 import subprocess
@@ -14,7 +16,8 @@ import torch
 from tiny_models import VOCABULARY
 
 pytest.importorskip(
-    "megatron.core", reason="megatron-core is not installed: pip install --no-deps megatron-core==0.16.1"
+    "megatron.core",
+    reason="megatron-core is not installed: pip install --no-deps megatron-core==0.16.1",
 )
 
 import penstock as ps
@@ -33,9 +36,18 @@ def train(folder: Path, ranks: int, **settings: Any) -> list[dict[str, Any]]:
         source = folder / f"settings-{rank}.json"
         source.write_text(json.dumps(settings))
         program = str(Path(__file__).with_name("megatron_run.py"))
-        command = [sys.executable, "-W", "ignore", program, str(source), str(folder / f"found-{rank}.json")]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            program,
+            str(source),
+            str(folder / f"found-{rank}.json"),
+        ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        processes.append(subprocess.Popen(command, env=rank_environment(rank, ranks, port), text=True, **pipes))
+        processes.append(
+            subprocess.Popen(command, env=rank_environment(rank, ranks, port), text=True, **pipes)
+        )
     outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(outputs)[-4000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
@@ -43,14 +55,21 @@ def train(folder: Path, ranks: int, **settings: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_losses_are_those_of_the_steps(tmp_path: Path, weighted: Path) -> None:
-    """Fractional weights; however rows are joined, documents padded and ranks laid out; resumed in new processes."""
+    """Fractional weights; however rows are joined, documents padded and ranks laid out; resumed in
+    new processes.
+    """
     (whole,) = train(tmp_path / "one", 1, data=str(weighted))
     assert whole["losses"][-1] < whole["losses"][0]
     assert whole["losses"][0] == pytest.approx(whole["alone"], rel=1e-5)
     assert abs(whole["leaking"] - whole["alone"]) > 1e-3
 
     (again,) = train(
-        tmp_path / "one", 1, data=str(weighted), steps=2, state=whole["states"][1], weights=whole["weights"]
+        tmp_path / "one",
+        1,
+        data=str(weighted),
+        steps=2,
+        state=whole["states"][1],
+        weights=whole["weights"],
     )
     assert again["seen"] == whole["seen"][8:]
     assert again["losses"] == whole["losses"][2:]
@@ -73,9 +92,14 @@ def test_losses_are_those_of_the_steps(tmp_path: Path, weighted: Path) -> None:
 def test_a_grid_resumes_in_new_processes(tmp_path: Path, weighted: Path) -> None:
     whole = train(tmp_path / "whole", 4, data=str(weighted), tensor_ranks=2)
     again = train(
-        tmp_path / "again", 4, data=str(weighted), tensor_ranks=2, steps=2, state=whole[0]["states"][1],
+        tmp_path / "again",
+        4,
+        data=str(weighted),
+        tensor_ranks=2,
+        steps=2,
+        state=whole[0]["states"][1],
         weights=[one["weights"] for one in whole],
-    )  # fmt: skip
+    )
     for before, after in zip(whole, again, strict=True):
         assert after["seen"] == before["seen"][4:]
         assert after["losses"] == before["losses"][2:]
@@ -109,7 +133,9 @@ def test_loss_leaves_out_what_has_no_target() -> None:
     empty = {**batch, "loss_mask": torch.zeros(1, 3), "denominator": 0.0}
     assert float(ps.megatron.step_loss(config, empty, torch.ones(1, 3))[0]) == 0
     with pytest.raises(ConfigError, match="calculate_per_token_loss"):
-        ps.megatron.step_loss(replace(config, calculate_per_token_loss=True), batch, torch.ones(1, 3))
+        ps.megatron.step_loss(
+            replace(config, calculate_per_token_loss=True), batch, torch.ones(1, 3)
+        )
 
 
 def test_a_corpus_of_megatron_is_read_in_place(tmp_path: Path) -> None:
@@ -120,7 +146,9 @@ def test_a_corpus_of_megatron_is_read_in_place(tmp_path: Path) -> None:
     builder = IndexedDatasetBuilder(str(tmp_path / "corpus.bin"), dtype=np.uint16)
     documents = []
     for number in range(50):
-        parts = [random.integers(0, VOCABULARY, random.integers(1, 20)) for _ in range(1 + number % 3)]
+        parts = [
+            random.integers(0, VOCABULARY, random.integers(1, 20)) for _ in range(1 + number % 3)
+        ]
         documents.append(np.concatenate(parts).tolist())
         builder.add_document(torch.from_numpy(np.concatenate(parts)), [len(part) for part in parts])
     builder.finalize(str(tmp_path / "corpus.idx"))
@@ -138,7 +166,11 @@ def test_megatron_reads_what_we_write(tmp_path: Path, counting: Path) -> None:
     ps.shards.write_megatron(data, tmp_path / "written")
     found = IndexedDataset(str(tmp_path / "written"), multimodal=False, mmap=True)
     assert len(found) == len(data)
-    assert [found[i].tolist() for i in range(len(found))] == [document.tokens.tolist() for document in data[:]]
+    assert [found[i].tolist() for i in range(len(found))] == [
+        document.tokens.tolist() for document in data[:]
+    ]
     assert found.document_indices.tolist() == list(range(len(data) + 1))
     again = ps.open_dataset(tmp_path / "written")
-    assert [one.tokens.tolist() for one in islice(again[:], 5)] == [one.tokens.tolist() for one in data[:5]]
+    assert [one.tokens.tolist() for one in islice(again[:], 5)] == [
+        one.tokens.tolist() for one in data[:5]
+    ]

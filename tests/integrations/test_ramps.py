@@ -1,4 +1,6 @@
-"""Batch ramps in other people's loops: they work where a step may have any number of rows, else they are refused."""
+"""Batch ramps in other people's loops: they work where a step may have any number of rows, else
+they are refused.
+"""
 
 from itertools import islice
 from pathlib import Path
@@ -15,7 +17,10 @@ from penstock.core.errors import ConfigError
 from penstock.integrations.accelerate import AcceleratorSteps
 
 RAMP: Any = {0: 2, 3: 6}
-REFUSED = r"takes as many rows in every step, and rows_per_step changes \(2, then 6 from step 3 on\); give one number"
+REFUSED = (
+    r"takes as many rows in every step, and rows_per_step changes \(2, then 6 from step 3 on\); "
+    r"give one number"
+)
 
 
 def test_accelerate_goes_through_the_rows_of_each_step(counting: Path) -> None:

@@ -1,4 +1,6 @@
-"""Every adapter compares what ranks train before the first step; a new one without the comparison fails here."""
+"""Every adapter compares what ranks train before the first step; a new one without the comparison
+fails here.
+"""
 
 import ast
 import json
@@ -79,7 +81,9 @@ def huggingface_evaluation(data: Path, folder: Path) -> None:
         others = OtherRanks()
         kept = others.other
         mark = made_from(held_out)
-        patch.setattr(others, "other", lambda value: kept(value) if value["plan"] == mark else value)
+        patch.setattr(
+            others, "other", lambda value: kept(value) if value["plan"] == mark else value
+        )
         patch.setattr(agreement, "_distributed", lambda: others)
         loader = make_loader(data, seed=8)
         ps.huggingface.Trainer(make_model(), arguments, loader=loader, eval_loader=held_out)
@@ -90,7 +94,10 @@ def sft(data: Path, folder: Path) -> None:
     from trl_run import make_rows_loader, make_tokenizer, settings_of
 
     ps.trl.SFTTrainer(
-        make_model(), settings_of(folder), loader=make_rows_loader(data), processing_class=make_tokenizer()
+        make_model(),
+        settings_of(folder),
+        loader=make_rows_loader(data),
+        processing_class=make_tokenizer(),
     )
 
 
@@ -101,17 +108,23 @@ def dpo(data: Path, folder: Path) -> None:
     paths = [[3, 4, 5], [3, 4, 6]]
     tree = ps.shards.build_tree(paths, [[0, 0, 1]] * 2, values={"rank": [0, 1]}, share=True)
     spans = [[(i, i + 1, float(w)) for i, w in enumerate(tree.loss_weights) if w]]
-    ps.write_dataset(folder / "pairs", [tree.tokens], trees=[tree.tree], vocab_size=VOCABULARY, spans=spans)
+    ps.write_dataset(
+        folder / "pairs", [tree.tokens], trees=[tree.tree], vocab_size=VOCABULARY, spans=spans
+    )
     arguments = trl.DPOConfig(str(folder / "run"), max_length=None, use_cpu=True, report_to="none")
     pairs = ps.trl.preference_pairs(folder / "pairs")
-    ps.trl.DPOTrainer(make_model(), args=arguments, train_dataset=pairs, processing_class=make_tokenizer())
+    ps.trl.DPOTrainer(
+        make_model(), args=arguments, train_dataset=pairs, processing_class=make_tokenizer()
+    )
 
 
 def lightning(data: Path, folder: Path) -> None:
     pytest.importorskip("lightning", reason="lightning is not installed")
     module = ps.lightning.LoaderDataModule(make_loader(data, ranks=(0, 2)))
     module.trainer = SimpleNamespace(  # type: ignore[assignment]
-        distributed_sampler_kwargs={"rank": 0, "num_replicas": 2}, accumulate_grad_batches=1, overfit_batches=0
+        distributed_sampler_kwargs={"rank": 0, "num_replicas": 2},
+        accumulate_grad_batches=1,
+        overfit_batches=0,
     )
     module.setup("fit")
 
@@ -157,10 +170,14 @@ ADAPTERS: dict[str, tuple[Callable[[Path, Path], None], ...]] = {
     "trl.DPOTrainer": (dpo,),
     "trl.SFTTrainer": (sft,),
 }
-"""Whatever takes a loader, or data that each rank reads for itself: how it is made with a rank that differs."""
+"""Whatever takes a loader, or data that each rank reads for itself: how it is made with a rank that
+differs.
+"""
 
 
-@pytest.mark.parametrize(("name", "make"), [(name, make) for name, calls in ADAPTERS.items() for make in calls])
+@pytest.mark.parametrize(
+    ("name", "make"), [(name, make) for name, calls in ADAPTERS.items() for make in calls]
+)
 def test_a_rank_that_differs_is_named(
     name: str, make: Any, counting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +191,9 @@ def _takes_data(node: ast.stmt) -> bool:
     """Whether a function or a class is given a loader, or makes one."""
     given: Any = node
     if isinstance(node, ast.ClassDef):
-        methods = (one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
+        methods = (
+            one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+        )
         given = next(methods, None)
         if any("Trainer" in ast.unparse(base) for base in node.bases):
             return True
@@ -191,7 +210,9 @@ def test_every_adapter_is_listed() -> None:
     """By its door: public names of the room whose functions and classes take a loader."""
     found = set()
     for door in (ROOM / "__init__.py", *ROOM.glob("*/__init__.py")):
-        public = set(re.findall(r'"(\w+)"', door.read_text().partition("__all__ = ")[2].partition("]")[0]))
+        public = set(
+            re.findall(r'"(\w+)"', door.read_text().partition("__all__ = ")[2].partition("]")[0])
+        )
         files = door.parent.glob("*.py") if door.parent != ROOM else ROOM.glob("*.py")
         for path in files:
             for node in ast.parse(path.read_text()).body:
@@ -227,18 +248,26 @@ GRID = """
     open(f"{output}-{rank}.json", "w").write(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_a_grid_of_megatron_names_the_data_parallel_rank(counting: Path, tmp_path: Path) -> None:
-    """On the ranks without a loader, too; and the next comparison of the same processes is one of its own."""
-    run_processes(tmp_path / "grid.py", GRID, counting, tmp_path / "found", "[3, 3, 5, 5]", processes=4)
+    """On the ranks without a loader, too; and the next comparison of the same processes is one of
+    its own.
+    """
+    run_processes(
+        tmp_path / "grid.py", GRID, counting, tmp_path / "found", "[3, 3, 5, 5]", processes=4
+    )
     found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(4)]
-    told = "ConfigError: rank 1 does not train what rank 0 trains: seed is 3 on rank 0, 5 on rank 1. "
+    told = (
+        "ConfigError: rank 1 does not train what rank 0 trains: seed is 3 on rank 0, 5 on rank 1. "
+    )
     assert [first.startswith(told) for first, _ in found] == [True, False, True, False]
     for first, _ in (found[1], found[3]):
-        assert first.startswith(f"DistributedError: the loading rank of this tensor-parallel group failed: {told}")
+        assert first.startswith(
+            f"DistributedError: the loading rank of this tensor-parallel group failed: {told}"
+        )
     assert [second for _, second in found] == [""] * 4
 
 
@@ -259,14 +288,20 @@ STAGES = """
         print(error)
     dist.barrier()
     dist.destroy_process_group()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["differs", "agrees"])
-def test_pipeline_stages_with_the_same_rows_are_compared(counting: Path, tmp_path: Path, mode: str) -> None:
-    """Whichever of the two stages comes first speaks for their rank; the difference is named all the same."""
-    found = [out for out, _ in run_processes(tmp_path / "stages.py", STAGES, counting, mode, processes=4)]
+def test_pipeline_stages_with_the_same_rows_are_compared(
+    counting: Path, tmp_path: Path, mode: str
+) -> None:
+    """Whichever of the two stages comes first speaks for their rank; the difference is named all
+    the same.
+    """
+    found = [
+        out for out, _ in run_processes(tmp_path / "stages.py", STAGES, counting, mode, processes=4)
+    ]
     assert any("seed is" in out for out in found) == (mode == "differs")
     assert mode == "agrees" or "seed is" in found[0] + found[2]
 

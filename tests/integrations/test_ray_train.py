@@ -1,4 +1,6 @@
-"""Ray Train: with a worker killed, or a node lost and come back, the steps and losses are those of one process."""
+"""Ray Train: with a worker killed, or a node lost and come back, the steps and losses are those of
+one process.
+"""
 
 import hashlib
 import json
@@ -20,11 +22,16 @@ STEPS = 14
 
 
 def run(dataset, folder, mode):
-    """[(step, workers, loss, [[row, digest]])] of each worker, in the order in which they were written."""
+    """[(step, workers, loss, [[row, digest]])] of each worker, in the order in which they were
+    written.
+    """
     folder.mkdir()
-    # A busy machine starts workers slowly. But Ray may still count a lost node, and waits so long for workers on it.
+    # A busy machine starts workers slowly. But Ray may still count a lost node, and waits so long
+    # for workers on it.
     environment = child_environment(
-        RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="120"
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_memory_monitor_refresh_ms="0",
+        RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="120",
     )
     environment["PYTHONPATH"] += f":{EXAMPLES}"
     done = run_python(SCRIPT, dataset, folder, mode, env=environment, check=True)
@@ -47,7 +54,10 @@ def expected(counting):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("PENSTOCK_INTEGRATIONS" not in os.environ, reason="takes minutes: make test-integrations runs it")
+@pytest.mark.skipif(
+    "PENSTOCK_INTEGRATIONS" not in os.environ,
+    reason="takes minutes: make test-integrations runs it",
+)
 @pytest.mark.parametrize("mode", ["kill", "node"])
 def test_the_steps_are_those_of_an_undisturbed_run(counting, tmp_path, expected, mode):
     lines = run(counting, tmp_path / mode, mode)

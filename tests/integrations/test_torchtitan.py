@@ -1,4 +1,6 @@
-"""torchtitan's dataloader: microbatches, states, refusals; its own Trainer on the CPU, resumed, on 1 and 2 ranks."""
+"""torchtitan's dataloader: microbatches, states, refusals; its own Trainer on the CPU, resumed, on
+1 and 2 ranks.
+"""
 
 import json
 import shutil
@@ -14,7 +16,8 @@ import torch
 from tiny_models import make_dataset
 
 pytest.importorskip(
-    "torchtitan.components.dataloader", reason="torchtitan is not installed: pip install torchtitan==0.3.0"
+    "torchtitan.components.dataloader",
+    reason="torchtitan is not installed: pip install torchtitan==0.3.0",
 )
 
 import penstock as ps
@@ -25,7 +28,9 @@ from penstock.core.errors import ConfigError, StateError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def build(data: Any, *, size: int = 2, rank: int = 0, ranks: int = 1, rows: int = 8, **settings: Any) -> Any:
+def build(
+    data: Any, *, size: int = 2, rank: int = 0, ranks: int = 1, rows: int = 8, **settings: Any
+) -> Any:
     """As torchtitan's trainer builds it."""
     given = {"dataset_path": str(data)} if isinstance(data, Path) else {"mixture": data}
     config = ps.torchtitan.DataLoader.Config(rows_per_step=rows, seed=3, **given, **settings)
@@ -65,7 +70,9 @@ def test_microbatches_are_the_rows(counting: Path) -> None:
 
 def test_torchtitan_finds_our_documents(counting: Path) -> None:
     """Its own masks have the borders of the rows, and padding is one document."""
-    common = pytest.importorskip("torchtitan.models.common.attention", reason="torchtitan's models need triton")
+    common = pytest.importorskip(
+        "torchtitan.models.common.attention", reason="torchtitan's models need triton"
+    )
     step = next(iter(ps.Loader(counting, sequence_length=64, rows_per_step=8, seed=3)))
     assert any(row.sequence_length - row.num_tokens > 1 for row in step)
     batches = iter(build(counting))
@@ -122,7 +129,9 @@ def test_last_short_step_is_filled_up(tmp_path: Path) -> None:
     batches = list(build(source))
     assert len(batches) == 4 * len(steps)
     empty = [(inputs, labels) for inputs, labels in batches if (labels == -100).all()]
-    assert sum(int((labels != -100).sum()) for _, labels in batches) == sum(step.loss_denominator for step in steps)
+    assert sum(int((labels != -100).sum()) for _, labels in batches) == sum(
+        step.loss_denominator for step in steps
+    )
     assert empty
     assert all(inputs["positions"].tolist() == [list(range(64))] * 2 for inputs, _ in empty)
 
@@ -142,16 +151,25 @@ def test_refusals(counting: Path, weighted: Path) -> None:
 
 
 def test_config_is_torchtitans(counting: Path) -> None:
-    """It goes to JSON with the rest of the configuration, and its fields can be set on the command line."""
+    """It goes to JSON with the rest of the configuration, and its fields can be set on the command
+    line.
+    """
     import tyro
 
-    config = ps.torchtitan.DataLoader.Config(dataset_path=str(counting), mixture=None, rows_per_step=8)
+    config = ps.torchtitan.DataLoader.Config(
+        dataset_path=str(counting), mixture=None, rows_per_step=8
+    )
     assert json.loads(json.dumps(config.to_dict()))["rows_per_step"] == 8
-    changed = tyro.cli(ps.torchtitan.DataLoader.Config, default=config, args=["--rows-per-step", "16", "--seed", "4"])
+    changed = tyro.cli(
+        ps.torchtitan.DataLoader.Config,
+        default=config,
+        args=["--rows-per-step", "16", "--seed", "4"],
+    )
     assert (changed.rows_per_step, changed.seed) == (16, 4)
 
 
-# -- its trainer -----------------------------------------------------------------------------------------------------
+# -- its trainer
+# --------------------------------------------------------------------------------------------------
 
 
 def train(folder: Path, ranks: int, **settings: Any) -> list[dict[str, Any]]:
@@ -159,11 +177,24 @@ def train(folder: Path, ranks: int, **settings: Any) -> list[dict[str, Any]]:
     port, processes = free_port(), []
     for rank in range(ranks):
         source = folder / f"settings-{rank}.json"
-        source.write_text(json.dumps({"output": str(folder / "out"), "rows": 4, "interval": 2, "steps": 4, **settings}))
+        source.write_text(
+            json.dumps(
+                {"output": str(folder / "out"), "rows": 4, "interval": 2, "steps": 4, **settings}
+            )
+        )
         program = str(Path(__file__).with_name("torchtitan_run.py"))
-        command = [sys.executable, "-W", "ignore", program, str(source), str(folder / f"found-{rank}.json")]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            program,
+            str(source),
+            str(folder / f"found-{rank}.json"),
+        ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        processes.append(subprocess.Popen(command, env=rank_environment(rank, ranks, port), text=True, **pipes))
+        processes.append(
+            subprocess.Popen(command, env=rank_environment(rank, ranks, port), text=True, **pipes)
+        )
     outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(outputs)[-4000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
@@ -176,7 +207,9 @@ def without_loss(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_trainer_of_torchtitan_resumes_exactly(tmp_path: Path, counting: Path) -> None:
     """New processes, on one and two ranks; batches, losses and denominators."""
-    pytest.importorskip("torchtitan.trainer", reason="torchtitan's trainer needs triton and spmd_types")
+    pytest.importorskip(
+        "torchtitan.trainer", reason="torchtitan's trainer needs triton and spmd_types"
+    )
     (one,) = train(tmp_path / "one", 1, data=str(counting), size=2)
     batches = one["seen"]
     assert len(batches) == 8
@@ -207,8 +240,12 @@ def test_trainer_of_torchtitan_resumes_exactly(tmp_path: Path, counting: Path) -
     # One rank goes on with the checkpoint of two: the same rows, and the same loss of the step.
     shutil.rmtree(tmp_path / "two" / "out" / "checkpoint" / "step-4")
     (single,) = train(tmp_path / "two", 1, data=str(counting), size=2)
-    assert [without_loss(batch) for batch in single["seen"]] == [without_loss(batch) for batch in batches[4:]]
+    assert [without_loss(batch) for batch in single["seen"]] == [
+        without_loss(batch) for batch in batches[4:]
+    ]
     for step in range(2):
-        theirs = sum(batch["loss"] for rank in two for batch in rank["seen"][4 + 2 * step : 6 + 2 * step])
+        theirs = sum(
+            batch["loss"] for rank in two for batch in rank["seen"][4 + 2 * step : 6 + 2 * step]
+        )
         ours = sum(batch["loss"] for batch in single["seen"][2 * step : 2 * step + 2])
         assert ours == pytest.approx(theirs, rel=1e-4)

@@ -1,4 +1,6 @@
-"""The examples for TRL and Megatron: stopped and started again, they print the losses of an uninterrupted run."""
+"""The examples for TRL and Megatron: stopped and started again, they print the losses of an
+uninterrupted run.
+"""
 
 import json
 import re
@@ -16,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 def run(name: str, *words: object) -> list[str]:
     """The losses that an example prints."""
-    found = run_python("-W", "ignore", EXAMPLES / name, *words, check=True, env=rank_environment(0, 1, free_port()))
+    found = run_python(
+        "-W", "ignore", EXAMPLES / name, *words, check=True, env=rank_environment(0, 1, free_port())
+    )
     return re.findall(r"loss'?:? '?([0-9.]+)", found.stdout)
 
 
@@ -33,7 +37,9 @@ def test_megatron(tmp_path: Path, counting: Path) -> None:
 def test_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed")
     texts = [f"line {i} counts {i + 1} and {i + 2}" for i in range(400)]
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "text.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     tokenizer = ps.train_tokenizer(texts, vocab_size=300, output=tmp_path / "tokenizer")
     ps.prepare(tmp_path / "text.jsonl", tokenizer=tokenizer, output=tmp_path / "data")
     words = ["--steps", 22, "--sequence-length", 64, "--rows-per-step", 4]

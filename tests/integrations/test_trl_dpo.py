@@ -18,21 +18,32 @@ from penstock.core.errors import ConfigError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def make_pairs(folder: Path, *, share: bool = True, groups: int = 6) -> tuple[Any, list[dict[str, Any]]]:
-    """A dataset of trees with 2 to 3 ranked answers, some with an untrained end; and the pairs by hand."""
+def make_pairs(
+    folder: Path, *, share: bool = True, groups: int = 6
+) -> tuple[Any, list[dict[str, Any]]]:
+    """A dataset of trees with 2 to 3 ranked answers, some with an untrained end; and the pairs by
+    hand.
+    """
     random, trees, wanted = np.random.default_rng(1), [], []
     for number in range(groups):
         prompt = random.integers(3, VOCABULARY, random.integers(2, 6)).tolist()
         common = random.integers(3, VOCABULARY, 2).tolist()
         # The first token that differs is the answer's number, so no two are equal.
         answers = [
-            [*common, 10 + one, *random.integers(3, VOCABULARY, random.integers(1, 5))] for one in range(2 + number % 2)
+            [*common, 10 + one, *random.integers(3, VOCABULARY, random.integers(1, 5))]
+            for one in range(2 + number % 2)
         ]
         answers = [[int(token) for token in answer] for answer in answers]
         end = [7] if number % 3 == 0 else []
         paths = [[*prompt, *answer, *end] for answer in answers]
-        weights = [[0.0] * len(prompt) + [1.0] * len(answer) + [0.0] * len(end) for answer in answers]
-        trees.append(ps.shards.build_tree(paths, weights, values={"rank": list(range(len(paths)))}, share=share))
+        weights = [
+            [0.0] * len(prompt) + [1.0] * len(answer) + [0.0] * len(end) for answer in answers
+        ]
+        trees.append(
+            ps.shards.build_tree(
+                paths, weights, values={"rank": list(range(len(paths)))}, share=share
+            )
+        )
         wanted += [
             {"prompt_ids": prompt, "chosen_ids": better, "rejected_ids": worse}
             for better, worse in combinations(answers, 2)
@@ -42,12 +53,19 @@ def make_pairs(folder: Path, *, share: bool = True, groups: int = 6) -> tuple[An
 
 def write(folder: Path, trees: list[Any]) -> Any:
     return ps.write_dataset(
-        folder, [one.tokens for one in trees], trees=[one.tree for one in trees], vocab_size=VOCABULARY,
-        spans=[[(i, i + 1, float(w)) for i, w in enumerate(one.loss_weights) if w] for one in trees],
-    )  # fmt: skip
+        folder,
+        [one.tokens for one in trees],
+        trees=[one.tree for one in trees],
+        vocab_size=VOCABULARY,
+        spans=[
+            [(i, i + 1, float(w)) for i, w in enumerate(one.loss_weights) if w] for one in trees
+        ],
+    )
 
 
-def make_trainer(output: Path, pairs: Any, *, loss: dict[str, Any] | None = None, **more: Any) -> Any:
+def make_trainer(
+    output: Path, pairs: Any, *, loss: dict[str, Any] | None = None, **more: Any
+) -> Any:
     from trl import DPOConfig
 
     settings = {
@@ -58,9 +76,20 @@ def make_trainer(output: Path, pairs: Any, *, loss: dict[str, Any] | None = None
         **(loss or {}),
     }
     args = DPOConfig(
-        str(output), use_cpu=True, bf16=False, report_to=[], gradient_checkpointing=False, disable_tqdm=True, **settings
+        str(output),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        **settings,
     )
-    given = {"model": make_model(), "ref_model": make_model(seed=1), "processing_class": make_tokenizer(), **more}
+    given = {
+        "model": make_model(),
+        "ref_model": make_model(seed=1),
+        "processing_class": make_tokenizer(),
+        **more,
+    }
     return ps.trl.DPOTrainer(args=args, train_dataset=pairs, **given)
 
 
@@ -83,7 +112,9 @@ def our_loss(data: Any, kind: str, smoothing: float = 0.0) -> float:
         requirements=model.requirements(),
         threads=0,
     )
-    settings = TrainSettings(preference=PreferenceSettings(kind=kind, beta=0.1, label_smoothing=smoothing))
+    settings = TrainSettings(
+        preference=PreferenceSettings(kind=kind, beta=0.1, label_smoothing=smoothing)
+    )
     training = PathTraining(model, loader, settings, cpu, reference)
     (step,) = list(loader)
     training.begin(list(step), step, Ranks(cpu))
@@ -99,12 +130,17 @@ def test_pairs_are_those_of_the_answers(tmp_path: Path, share: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "smoothing"), [("sigmoid", "dpo", 0.0), ("hinge", "hinge", 0.0), ("robust", "robust", 0.1)]
+    ("theirs", "ours", "smoothing"),
+    [("sigmoid", "dpo", 0.0), ("hinge", "hinge", 0.0), ("robust", "robust", 0.1)],
 )
-def test_loss_of_one_batch_is_ours(tmp_path: Path, theirs: str, ours: str, smoothing: float) -> None:
+def test_loss_of_one_batch_is_ours(
+    tmp_path: Path, theirs: str, ours: str, smoothing: float
+) -> None:
     data, wanted = make_pairs(tmp_path / "pairs")
     trainer = make_trainer(
-        tmp_path / "run", ps.trl.preference_pairs(data), loss={"loss_type": [theirs], "label_smoothing": smoothing}
+        tmp_path / "run",
+        ps.trl.preference_pairs(data),
+        loss={"loss_type": [theirs], "label_smoothing": smoothing},
     )
     with torch.no_grad():
         batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(wanted))])
@@ -116,19 +152,28 @@ def test_loss_of_one_batch_is_ours(tmp_path: Path, theirs: str, ours: str, smoot
 def test_it_trains_and_resumes(tmp_path: Path) -> None:
     data, _ = make_pairs(tmp_path / "pairs", groups=12)
     pairs = ps.trl.preference_pairs(data)
-    settings = {"per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    settings = {
+        "per_device_train_batch_size": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_steps": 4,
+    }
     settings |= {"logging_steps": 1, "learning_rate": 1e-2}
     whole = make_trainer(tmp_path / "run", pairs, loss=settings)
     whole.train()
     again = make_trainer(tmp_path / "run", pairs, loss=settings)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    losses = [[log["loss"] for log in one.state.log_history if "loss" in log] for one in (whole, again)]
+    losses = [
+        [log["loss"] for log in one.state.log_history if "loss" in log] for one in (whole, again)
+    ]
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
 
 
 def test_cached_reference_is_used(tmp_path: Path) -> None:
-    """Log-probabilities of `penstock reference` take the place of a second model, and the loss is the same."""
+    """Log-probabilities of `penstock reference` take the place of a second model, and the loss is
+    the same.
+    """
     from penstock.data.shards import extend_dataset
     from penstock.models.theirs.model import HuggingFaceModel
     from penstock.use.runs.reference import score_documents
@@ -137,7 +182,9 @@ def test_cached_reference_is_used(tmp_path: Path) -> None:
     scores = score_documents(HuggingFaceModel(make_model(seed=1).eval()), data)
     cached = extend_dataset(data, tmp_path / "cached", {"reference_log_probabilities": scores})
     pairs = ps.trl.preference_pairs(cached)
-    trainer = make_trainer(tmp_path / "run", pairs, ref_model=None, loss={"precompute_ref_log_probs": True})
+    trainer = make_trainer(
+        tmp_path / "run", pairs, ref_model=None, loss={"precompute_ref_log_probs": True}
+    )
     assert trainer.ref_model is None
     with torch.no_grad():
         batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(wanted))])
@@ -176,7 +223,12 @@ def test_what_pairs_do_not_express_is_refused(tmp_path: Path) -> None:
 
 def test_pairs_longer_than_max_length_are_refused(tmp_path: Path) -> None:
     data, wanted = make_pairs(tmp_path / "pairs")
-    longest = max(len(one["prompt_ids"]) + max(len(one["chosen_ids"]), len(one["rejected_ids"])) for one in wanted)
+    longest = max(
+        len(one["prompt_ids"]) + max(len(one["chosen_ids"]), len(one["rejected_ids"]))
+        for one in wanted
+    )
     with pytest.raises(ConfigError, match=rf"longest.*dataset.*{longest}"):
-        make_trainer(tmp_path / "run", ps.trl.preference_pairs(data), loss={"max_length": longest - 1})
+        make_trainer(
+            tmp_path / "run", ps.trl.preference_pairs(data), loss={"max_length": longest - 1}
+        )
     make_trainer(tmp_path / "run", ps.trl.preference_pairs(data), loss={"max_length": longest})

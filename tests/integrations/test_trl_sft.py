@@ -1,4 +1,6 @@
-"""TRL's SFTTrainer fed by a loader: isolation and loss, exact resume, two ranks, and what is refused."""
+"""TRL's SFTTrainer fed by a loader: isolation and loss, exact resume, two ranks, and what is
+refused.
+"""
 
 import json
 import subprocess
@@ -23,14 +25,18 @@ from penstock.core.errors import ConfigError, DistributedError, StateError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def make_trainer(data: Path, output: Path, *, loader: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def make_trainer(
+    data: Path, output: Path, *, loader: dict[str, Any] | None = None, **kwargs: Any
+) -> Any:
     settings = kwargs.pop("settings", {})
     kwargs = {"model": make_model(), "loader": make_rows_loader(data, **(loader or {})), **kwargs}
     return recording_trainer(args=settings_of(output, **settings), **kwargs)
 
 
 def loss_of_documents(model: Any, documents: list[tuple[Any, Any]]) -> float:
-    """Mean over all targets, each document run by itself; documents are (tokens, labels not shifted)."""
+    """Mean over all targets, each document run by itself; documents are (tokens, labels not
+    shifted).
+    """
     total, count = 0.0, 0
     with torch.no_grad():
         for ids, labels in documents:
@@ -58,9 +64,12 @@ def test_loss_is_that_of_the_documents_one_by_one(
     tmp_path: Path, counting: Path, attention: str, rows_per_microbatch: int
 ) -> None:
     trainer = make_trainer(
-        counting, tmp_path, model=make_model(attention=attention), rows_per_microbatch=rows_per_microbatch,
+        counting,
+        tmp_path,
+        model=make_model(attention=attention),
+        rows_per_microbatch=rows_per_microbatch,
         settings={"max_steps": 1, "learning_rate": 0.0},
-    )  # fmt: skip
+    )
     trainer.train()
     step = next(iter(make_rows_loader(counting)))
     model = make_model(attention=attention).eval()
@@ -68,7 +77,9 @@ def test_loss_is_that_of_the_documents_one_by_one(
     theirs = sum(batch["loss"] for batch in trainer.seen)
     assert theirs == pytest.approx(loss_of_documents(model, documents_of(step)), rel=1e-6)
     assert theirs == pytest.approx(ours, rel=1e-6)
-    assert [batch["count"] for batch in trainer.seen] == [step.loss_denominator] * (4 // rows_per_microbatch)
+    assert [batch["count"] for batch in trainer.seen] == [step.loss_denominator] * (
+        4 // rows_per_microbatch
+    )
     # The control: with documents that see each other the loss is another.
     leaking = sum(
         float(ps.huggingface.loss(model, row, step.loss_denominator))
@@ -100,7 +111,9 @@ def test_resumed_anywhere_equals_uninterrupted(tmp_path: Path, counting: Path) -
     settings = {"data": str(counting), "max_steps": 4, "save_steps": 1}
     whole = train_once(output=str(tmp_path), **settings)
     for step in range(1, 4):
-        resumed = train_once(output=str(tmp_path), resume=str(tmp_path / f"checkpoint-{step}"), **settings)
+        resumed = train_once(
+            output=str(tmp_path), resume=str(tmp_path / f"checkpoint-{step}"), **settings
+        )
         assert resumed["seen"] == whole["seen"][2 * step :]
         assert resumed["losses"] == whole["losses"]
         assert resumed["weights"] == whole["weights"]
@@ -112,11 +125,15 @@ def run_on_ranks(folder: Path, size: int, **settings: Any) -> list[dict[str, Any
     port, processes = free_port(), []
     for rank in range(size):
         source = folder / f"settings-{rank}.json"
-        source.write_text(json.dumps({"output": str(folder / "out"), **settings, "ranks": [rank, size]}))
+        source.write_text(
+            json.dumps({"output": str(folder / "out"), **settings, "ranks": [rank, size]})
+        )
         program = str(Path(__file__).with_name("trl_run.py"))
         command = [sys.executable, program, str(source), str(folder / f"found-{rank}.json")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        processes.append(subprocess.Popen(command, env=rank_environment(rank, size, port), text=True, **pipes))
+        processes.append(
+            subprocess.Popen(command, env=rank_environment(rank, size, port), text=True, **pipes)
+        )
     outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * size, "\n".join(outputs)[-4000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
@@ -137,11 +154,15 @@ def test_two_ranks_and_new_processes_train_what_one_does(tmp_path: Path, countin
     for rank in range(2):
         assert again[rank]["seen"] == two[rank]["seen"][4:]
         assert again[rank]["losses"] == two[rank]["losses"]
-    single = train_once(output=str(tmp_path / "one"), resume=str(tmp_path / "out" / "checkpoint-2"), **settings)
+    single = train_once(
+        output=str(tmp_path / "one"), resume=str(tmp_path / "out" / "checkpoint-2"), **settings
+    )
     np.testing.assert_allclose(single["losses"], one["losses"], rtol=1e-5)
 
 
-def test_last_short_step_is_trained(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_last_short_step_is_trained(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A loader that ends sets the number of steps; what it lacks in the last one has no targets."""
     small = make_dataset(tmp_path_factory.mktemp("short") / "data", documents=29, seed=2)
     loader = make_rows_loader(small, epochs=1)
@@ -157,12 +178,16 @@ def test_last_short_step_is_trained(tmp_path: Path, tmp_path_factory: pytest.Tem
 
 def test_evaluation_is_exact(tmp_path: Path, counting: Path, weighted: Path) -> None:
     held = make_rows_loader(weighted, epochs=1)
-    trainer = make_trainer(counting, tmp_path, eval_loader=held, settings={"eval_strategy": "steps", "eval_steps": 2})
+    trainer = make_trainer(
+        counting, tmp_path, eval_loader=held, settings={"eval_strategy": "steps", "eval_steps": 2}
+    )
     trainer.train()
     steps = list(make_rows_loader(weighted, epochs=1))
     trainer.model.eval()
     with torch.no_grad():
-        total = sum(float(ps.huggingface.loss(trainer.model, row, 1.0)) for step in steps for row in step)
+        total = sum(
+            float(ps.huggingface.loss(trainer.model, row, 1.0)) for step in steps for row in step
+        )
     assert trainer.evaluate()["eval_loss"] == pytest.approx(
         total / sum(step.loss_denominator for step in steps), rel=1e-5
     )
@@ -172,9 +197,11 @@ def test_evaluation_is_exact(tmp_path: Path, counting: Path, weighted: Path) -> 
 def test_lora_trains(tmp_path: Path, counting: Path) -> None:
     peft = pytest.importorskip("peft")
     trainer = make_trainer(
-        counting, tmp_path, peft_config=peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"),
+        counting,
+        tmp_path,
+        peft_config=peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"),
         settings={"max_steps": 2},
-    )  # fmt: skip
+    )
     trainer.train()
     assert trainer.state.global_step == 2
 
@@ -182,10 +209,19 @@ def test_lora_trains(tmp_path: Path, counting: Path) -> None:
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        ({"too_long": "split"}, r"drops the target at the end .* too_long='split' would cut .*longest has 40 tokens"),
+        (
+            {"too_long": "split"},
+            r"drops the target at the end .* too_long='split' would cut .*longest has 40 tokens",
+        ),
         ({"packing": "concat", "too_long": None}, r"packing='concat' cuts documents"),
-        ({"requirements": ps.InputRequirements(target_distances=2, cu_seqlens=True)}, "one target for each slot"),
-        ({"requirements": ps.InputRequirements(positions=True)}, "rows of loader have no cu_seqlens"),
+        (
+            {"requirements": ps.InputRequirements(target_distances=2, cu_seqlens=True)},
+            "one target for each slot",
+        ),
+        (
+            {"requirements": ps.InputRequirements(positions=True)},
+            "rows of loader have no cu_seqlens",
+        ),
     ],
 )
 def test_loaders_that_labels_do_not_express_are_refused(
@@ -202,7 +238,11 @@ def test_fractional_weights_are_refused(tmp_path: Path, weighted: Path) -> None:
 
 def test_prefixes_are_refused(tmp_path: Path, counting: Path) -> None:
     objective = ps.Denoise([ps.objectives.PrefixLM(mode=None)], sentinels=[60])
-    loader = ps.Loader(ps.Source(counting, objective=objective, too_long="drop"), sequence_length=64, rows_per_step=4)
+    loader = ps.Loader(
+        ps.Source(counting, objective=objective, too_long="drop"),
+        sequence_length=64,
+        rows_per_step=4,
+    )
     with pytest.raises(ConfigError, match="bidirectional prefixes"):
         recording_trainer(args=settings_of(tmp_path), model=make_model(), loader=loader)
 
@@ -210,7 +250,9 @@ def test_prefixes_are_refused(tmp_path: Path, counting: Path) -> None:
 def test_preferences_are_refused(tmp_path: Path) -> None:
     tree = ps.shards.build_tree([[1, 2, 3], [1, 2, 4]], values={"rank": [0, 1]}, share=False)
     spans = [[(i, i + 1, float(weight)) for i, weight in enumerate(tree.loss_weights) if weight]]
-    data = ps.write_dataset(tmp_path / "pairs", [tree.tokens], trees=[tree.tree], spans=spans, vocab_size=VOCABULARY)
+    data = ps.write_dataset(
+        tmp_path / "pairs", [tree.tokens], trees=[tree.tree], spans=spans, vocab_size=VOCABULARY
+    )
     with pytest.raises(ConfigError, match="answers that are better or worse"):
         make_trainer(data.path, tmp_path / "run")
 
@@ -240,13 +282,17 @@ def test_arguments_that_are_not_the_loaders_are_refused(tmp_path: Path, counting
         make_trainer(counting, tmp_path, formatting_func=str)
     with pytest.raises(ConfigError, match=r"args must be trl.SFTConfig"):
         ps.trl.SFTTrainer(
-            make_model(), transformers.TrainingArguments(str(tmp_path)), loader=make_rows_loader(counting)
+            make_model(),
+            transformers.TrainingArguments(str(tmp_path)),
+            loader=make_rows_loader(counting),
         )
     with pytest.raises(DistributedError, match="made for rank 1 of 2"):
         make_trainer(counting, tmp_path, loader={"ranks": (1, 2)})
 
 
-def test_checkpoint_of_other_data_is_refused(tmp_path: Path, counting: Path, tmp_path_factory: Any) -> None:
+def test_checkpoint_of_other_data_is_refused(
+    tmp_path: Path, counting: Path, tmp_path_factory: Any
+) -> None:
     other = make_dataset(tmp_path_factory.mktemp("other") / "data", documents=29, seed=2)
     train_once(str(counting), str(tmp_path), max_steps=2)
     with pytest.raises(StateError, match="holds other documents"):
@@ -254,7 +300,9 @@ def test_checkpoint_of_other_data_is_refused(tmp_path: Path, counting: Path, tmp
 
 
 def test_trl_reads_prepared_datasets_too(tmp_path: Path) -> None:
-    """`to_datasets` goes into TRL's own trainer: one batch of padded documents, with what is not trained left out."""
+    """`to_datasets` goes into TRL's own trainer: one batch of padded documents, with what is not
+    trained left out.
+    """
     import trl
 
     random = np.random.default_rng(5)
@@ -263,10 +311,18 @@ def test_trl_reads_prepared_datasets_too(tmp_path: Path) -> None:
     data = ps.write_dataset(tmp_path / "data", tokens, spans=spans, vocab_size=VOCABULARY)
     model = make_model()
     wanted = loss_of_documents(
-        model, [(ids, np.where(np.arange(len(ids)) >= len(ids) // 2, ids, -100).tolist()) for ids in tokens]
+        model,
+        [
+            (ids, np.where(np.arange(len(ids)) >= len(ids) // 2, ids, -100).tolist())
+            for ids in tokens
+        ],
     )
-    args = settings_of(tmp_path / "run", max_steps=1, learning_rate=0.0, per_device_train_batch_size=8)
-    trainer = trl.SFTTrainer(model, args, train_dataset=data.to_datasets(), processing_class=make_tokenizer())
+    args = settings_of(
+        tmp_path / "run", max_steps=1, learning_rate=0.0, per_device_train_batch_size=8
+    )
+    trainer = trl.SFTTrainer(
+        model, args, train_dataset=data.to_datasets(), processing_class=make_tokenizer()
+    )
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(wanted, rel=1e-4)
 

@@ -1,4 +1,6 @@
-"""The vision collator has the settings and the checks of the text path, and what it trains is what `encode` trains."""
+"""The vision collator has the settings and the checks of the text path, and what it trains is what
+`encode` trains.
+"""
 
 import re
 
@@ -17,23 +19,26 @@ from penstock.integrations.huggingface.vision_collator import VisionCollator
 from penstock.integrations.huggingface.vision_examples import media_ids, own_tokenizer
 
 PARTS = (
-    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}"
-    "<|image_pad|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if "
+    "part.type == 'image' %}<|image_pad|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% "
+    "endif %}"
 )
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n" + PARTS + "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 THINKING = (  # as Qwen 3.5 writes and prompts
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}"
-    "{% endif %}" + PARTS + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}"
-    "{% else %}{{ '<think>\n' }}{% endif %}{% endif %}"
-    "{# <tool_call>\n<function= #}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and "
+    "loop.last %}{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}"
+    + PARTS
+    + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% if "
+    "enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' "
+    "}}{% else %}{{ '<think>\n' }}{% endif %}{% endif %}{# <tool_call>\n<function= #}"
 )
 LLAVA = (  # LLaVA 1.5: no turn has an end
-    "{% for m in messages %}{{ m.role.upper() + ': ' }}" + PARTS.replace("<|image_pad|>", "<image>\n") + "{{ ' ' }}"
+    "{% for m in messages %}{{ m.role.upper() + ': ' }}"
+    + PARTS.replace("<|image_pad|>", "<image>\n")
+    + "{{ ' ' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 GLM = (  # GLM-4V: a turn ends where the next one begins
@@ -41,9 +46,23 @@ GLM = (  # GLM-4V: a turn ends where the next one begins
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}{# <|begin_of_image|> #}"
 )
 CONTROLS = [
-    "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<image>", "<think>", "</think>", "<|user|>",
-    "</s>", "<|assistant|>", "<|system|>", "<|observation|>", "<tool>", "[gMASK]", "<sop>", "<row>",
-]  # fmt: skip
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<image>",
+    "<think>",
+    "</think>",
+    "<|user|>",
+    "</s>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|observation|>",
+    "<tool>",
+    "[gMASK]",
+    "<sop>",
+    "<row>",
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +82,15 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def make(folder):
     def made(template=CHATML, side="right", image_token="<|image_pad|>", kind=TinyProcessor):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, pad_token="</s>", eos_token="</s>")
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
+            folder, pad_token="</s>", eos_token="</s>"
+        )
         tokenizer.padding_side = side
         processor = kind(TinyImages(), tokenizer, chat_template=template)
-        processor.image_token, processor.image_token_id = image_token, tokenizer.convert_tokens_to_ids(image_token)
+        processor.image_token, processor.image_token_id = (
+            image_token,
+            tokenizer.convert_tokens_to_ids(image_token),
+        )
         return processor
 
     return made
@@ -106,14 +130,22 @@ def test_train_weight_and_ranges_of_messages_are_honoured(make, side):
         (4, {"weight": 0}, "a turbine<|im_end|>"),
         (1, {"train": True}, "what is it<|im_end|>a turbine<|im_end|>two old gates<|im_end|>"),
     ):
-        marked = [message | (mark if number == place else {}) for number, message in enumerate(TALK)]
+        marked = [
+            message | (mark if number == place else {}) for number, message in enumerate(TALK)
+        ]
         # A row of another length beside it, so that there is padding.
-        assert trained(collate([{"messages": marked}, TALK[1:3]]), processor) == [left, "a turbine<|im_end|>"]
+        assert trained(collate([{"messages": marked}, TALK[1:3]]), processor) == [
+            left,
+            "a turbine<|im_end|>",
+        ]
     half = [*TALK[:2], TALK[2] | {"weight": 0.5}, *TALK[3:]]
     batch = collate([half])
     found = batch["loss_weights"][batch["loss_weights"] != 0]
     assert sorted(set(found.tolist())) == [0.5, 1.0]
-    assert processor.tokenizer.decode(batch["input_ids"][batch["loss_weights"] == 0.5]) == "a turbine<|im_end|>"
+    assert (
+        processor.tokenizer.decode(batch["input_ids"][batch["loss_weights"] == 0.5])
+        == "a turbine<|im_end|>"
+    )
     parts = said("assistant", {"type": "text", "text": "a big", "train": False}, " turbine")
     assert trained(collate([[*TALK[:2], parts]]), processor) == [" turbine<|im_end|>"]
 
@@ -152,17 +184,28 @@ def test_without_media_it_is_what_encode_gives(make, template, mask_settings):
     processor = make(template)
     batch = VisionCollator(processor, **mask_settings)([TEXTS])
     settings = mask_settings | (
-        {"roles_to_train": ["assistant", "system"]} if "gpt" in mask_settings.get("roles_to_train", []) else {}
+        {"roles_to_train": ["assistant", "system"]}
+        if "gpt" in mask_settings.get("roles_to_train", [])
+        else {}
     )
-    chat = encode(TEXTS, tokenizer=own_tokenizer(processor.tokenizer), template=Template(source=template), **settings)
+    chat = encode(
+        TEXTS,
+        tokenizer=own_tokenizer(processor.tokenizer),
+        template=Template(source=template),
+        **settings,
+    )
     assert processor.tokenizer.decode(batch["input_ids"][0]) == chat.text
-    if batch["input_ids"].shape[1] == len(chat.tokens):  # transformers encodes control text of users in pieces
+    if batch["input_ids"].shape[1] == len(
+        chat.tokens
+    ):  # transformers encodes control text of users in pieces
         assert batch["loss_weights"][0].tolist() == chat.loss_weights.tolist()
     assert trained(batch, processor) == ["".join(text for _, text in chat.trained_text)]
 
 
 class Wordy(TinyProcessor):
-    """Writes newlines, control tokens and text around and between the tokens of an image, as real processors do."""
+    """Writes newlines, control tokens and text around and between the tokens of an image, as real
+    processors do.
+    """
 
     def replace_image_token(self, image_inputs, image_idx, **kwargs):
         rows = ["<row>" + self.image_token] * int(image_inputs["patches"][image_idx])
@@ -180,8 +223,11 @@ def test_what_a_processor_writes_around_images_is_never_trained(make, side):
         said("assistant", "an end"),
     ]
     batch = VisionCollator(processor)([talk, TALK[1:3]])
-    # The reply's first newline is one token with the prompt's; after its image it is one with the processor's.
-    assert re.fullmatch(r"\n+ a gate\n+ and more<\|im_end\|>an end<\|im_end\|>", trained(batch, processor)[0])
+    # The reply's first newline is one token with the prompt's; after its image it is one with the
+    # processor's.
+    assert re.fullmatch(
+        r"\n+ a gate\n+ and more<\|im_end\|>an end<\|im_end\|>", trained(batch, processor)[0]
+    )
     assert trained(batch, processor)[1] == "a turbine<|im_end|>"
 
 
@@ -189,7 +235,9 @@ class Elsewhere(TinyProcessor):
     """Changes the text itself."""
 
     def get_text_with_replacements(self, text, *args, **kwargs):
-        return super().get_text_with_replacements([one.replace("it", "IT") for one in text], *args, **kwargs)
+        return super().get_text_with_replacements(
+            [one.replace("it", "IT") for one in text], *args, **kwargs
+        )
 
 
 def test_a_row_that_spells_other_text_is_an_error(make):
@@ -204,7 +252,9 @@ def test_unknown_keywords_are_errors(make):
     processor = make(THINKING)
     with pytest.raises(ConfigError, match=r"'trian_on_eos'.*'train_on_eos'"):
         VisionCollator(processor, trian_on_eos="none")
-    with pytest.raises(ConfigError, match=r"'xyz'.*setting.*the template's.*template_arguments=\{…\}"):
+    with pytest.raises(
+        ConfigError, match=r"'xyz'.*setting.*the template's.*template_arguments=\{…\}"
+    ):
         VisionCollator(processor, xyz=False)
     with pytest.raises(ConfigError, match=r"template_arguments.*'x'.*mapping"):
         VisionCollator(processor, template_arguments="x")
@@ -216,7 +266,9 @@ def test_what_the_prompt_supplies_is_not_trained(make):
     processor = make(THINKING)
     asked = [*TALK[:2], said("assistant", "a turbine")]
     off = {"enable_thinking": False}
-    assert trained(VisionCollator(processor, template_arguments=off)([asked]), processor) == ["a turbine<|im_end|>"]
+    assert trained(VisionCollator(processor, template_arguments=off)([asked]), processor) == [
+        "a turbine<|im_end|>"
+    ]
     thought = trained(VisionCollator(processor)([asked]), processor)[0]
     assert "<think>" not in thought
     assert thought.endswith("</think>\n\na turbine<|im_end|>")
@@ -239,7 +291,8 @@ def test_the_last_turn_learns_to_stop(make, template, image, family, side):
         VisionCollator(processor)([talk])
     batch = VisionCollator(processor, on_missing_terminator="append")([talk, talk[:2]])
     ends = processor.tokenizer.eos_token
-    # With all that the template writes behind the words, so that the end of text is what comes next.
+    # With all that the template writes behind the words, so that the end of text is what comes
+    # next.
     assert re.search(rf"two old gates ?{ends}$", trained(batch, processor)[0])
     assert re.search(rf"^ ?a turbine ?{ends}$", trained(batch, processor)[1])
     for row in range(2):
@@ -251,28 +304,46 @@ def test_the_last_turn_learns_to_stop(make, template, image, family, side):
     if family:
         with pytest.raises(RecordError, match="its last trained turn has no terminator"):
             VisionCollator(processor, family)([talk])
-        assert trained(VisionCollator(processor, family, on_missing_terminator="allow")([talk]), processor)
+        assert trained(
+            VisionCollator(processor, family, on_missing_terminator="allow")([talk]), processor
+        )
 
 
 def test_role_boundaries_refuse_what_they_cannot_honour(make):
     processor = make()
-    for setting in ({"mask_history": True}, {"train_on_reasoning": False}, {"on_missing_terminator": "append"}):
+    for setting in (
+        {"mask_history": True},
+        {"train_on_reasoning": False},
+        {"on_missing_terminator": "append"},
+    ):
         name = next(iter(setting))
         with pytest.raises(ConfigError, match=rf"{name}.*boundaries.*support"):
             VisionCollator(processor, "chatml", **setting)
         with pytest.raises(ConfigError, match=rf"{name}.*boundaries.*support"):
-            VisionCollator(processor, **setting).label({"input_ids": [[1]], "attention_mask": [[1]]})
+            VisionCollator(processor, **setting).label(
+                {"input_ids": [[1]], "attention_mask": [[1]]}
+            )
     for mark in ({"train": False}, {"weight": 0.5}):
         with pytest.raises(RecordError, match=r"row.*0.*message.*2.*itself.*trained"):
             VisionCollator(processor, "chatml")([[*TALK[:2], TALK[2] | mark]])
 
 
 def test_ids_are_media_where_the_processor_declares_them(make):
-    """Gemma 4's processor has audio_ms_per_token = 40, and others have num_additional_image_tokens."""
+    """Gemma 4's processor has audio_ms_per_token = 40, and others have
+    num_additional_image_tokens.
+    """
     processor = make()
     before = media_ids(processor)
-    assert before == (processor.image_token_id, processor.tokenizer.convert_tokens_to_ids("<|video_pad|>"))
-    for name in ("audio_ms_per_token", "image_token_divisor", "num_additional_image_tokens", "video_use_col_tokens"):
+    assert before == (
+        processor.image_token_id,
+        processor.tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+    )
+    for name in (
+        "audio_ms_per_token",
+        "image_token_divisor",
+        "num_additional_image_tokens",
+        "video_use_col_tokens",
+    ):
         setattr(processor, name, 40)
     assert media_ids(processor) == before
     processor.image_token_ids = [processor.image_token_id, 41]
@@ -293,7 +364,10 @@ def test_control_text_in_a_reply(make):
     batch = VisionCollator(processor, trained_control_text="as_control_tokens")([forged])
     assert (int((batch["labels"] == tool).sum()), int((batch["input_ids"] == tool).sum())) == (1, 1)
     # The processor itself makes batches with arrays, and cannot tell the two apart.
-    forged[0]["content"] = [{"type": "image", "image": np.ones((1, 2))}, {"type": "text", "text": "x <tool>"}]
+    forged[0]["content"] = [
+        {"type": "image", "image": np.ones((1, 2))},
+        {"type": "text", "text": "x <tool>"},
+    ]
     with pytest.raises(RecordError, match=r"row.*0.*batch.*message.*0.*text"):
         VisionCollator(processor, trained_control_text="as_control_tokens")([forged])
 
@@ -331,7 +405,11 @@ def test_tools_are_those_of_the_whole_batch(make):
     own = VisionCollator(processor)([{"messages": TALK, "tools": tools}])
     given = VisionCollator(processor, template_arguments={"tools": tools})([TALK])
     assert own["input_ids"].tolist() == given["input_ids"].tolist()
-    assert trained(own, processor) == trained(given, processor) == ["a turbine<|im_end|>two old gates<|im_end|>"]
+    assert (
+        trained(own, processor)
+        == trained(given, processor)
+        == ["a turbine<|im_end|>two old gates<|im_end|>"]
+    )
     with pytest.raises(RecordError, match=r"row 1.*chat_template_kwargs.*row 0"):
         VisionCollator(processor)([{"messages": TALK, "tools": tools}, TALK])
 
@@ -347,26 +425,42 @@ class TinyModel(torch.nn.Module):
     def forward(self, input_ids, attention_mask=None, pixel_values=None, labels=None, **kwargs):
         self.seen.append((labels, kwargs["loss_weights"]))
         scores = self.table(input_ids) @ self.table.weight.T
-        return {"loss": torch.nn.functional.cross_entropy(scores[:, :-1].transpose(1, 2), labels[:, 1:])}
+        return {
+            "loss": torch.nn.functional.cross_entropy(scores[:, :-1].transpose(1, 2), labels[:, 1:])
+        }
 
 
 def test_the_example_of_the_docstring_runs(make, tmp_path):
     processor, model = make(), TinyModel()
     code = module.__doc__.split("```python\n")[1].split("```")[0]
     assert code.count('"out", ') == 1
-    small = f'"{tmp_path}", max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", '
+    small = (
+        f'"{tmp_path}", max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, '
+        'save_strategy="no", '
+    )
     names = {
-        "VisionCollator": VisionCollator, "Trainer": Trainer, "TrainingArguments": TrainingArguments,
-        "processor": processor, "model": model, "examples": [{"messages": TALK}, {"messages": TALK[1:3]}],
-    }  # fmt: skip
+        "VisionCollator": VisionCollator,
+        "Trainer": Trainer,
+        "TrainingArguments": TrainingArguments,
+        "processor": processor,
+        "model": model,
+        "examples": [{"messages": TALK}, {"messages": TALK[1:3]}],
+    }
     exec(code.replace('"out", ', small), names)
     assert len(model.seen) == 2
-    assert processor.tokenizer.decode(model.seen[0][0][0][model.seen[0][0][0] != -100]).endswith("<|im_end|>")
+    assert processor.tokenizer.decode(model.seen[0][0][0][model.seen[0][0][0] != -100]).endswith(
+        "<|im_end|>"
+    )
 
 
 def test_columns_that_the_trainer_took_away_are_named(make, tmp_path):
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
-    trainer = Trainer(TinyModel(), arguments, data_collator=VisionCollator(make()), train_dataset=[{"messages": TALK}])
+    trainer = Trainer(
+        TinyModel(),
+        arguments,
+        data_collator=VisionCollator(make()),
+        train_dataset=[{"messages": TALK}],
+    )
     with pytest.raises(
         RecordError,
         match=r"row 0.*Trainer.*TrainingArguments\(remove_unused_columns=False",

@@ -1,9 +1,12 @@
-"""torchtitan's own Trainer on the CPU with penstock's dataloader, as one of several ranks: what it saw and computed.
+"""torchtitan's own Trainer on the CPU with penstock's dataloader, as one of several ranks: what it
+saw and computed.
 
-`python torchtitan_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+`python torchtitan_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT set.
 
-torchtitan looks for a GPU. Here it finds a CPU, and its FlexAttention, which is compiled and has no backward on CPUs,
-runs as torch's own reference with dense matrices. Masks, model, loss, FSDP and checkpoints are torchtitan's.
+torchtitan looks for a GPU. Here it finds a CPU, and its FlexAttention, which is compiled and has no
+backward on CPUs, runs as torch's own reference with dense matrices. Masks, model, loss, FSDP and
+checkpoints are torchtitan's.
 """
 
 # ruff: noqa: E402
@@ -38,7 +41,9 @@ import penstock as ps
 flex._validate_device = lambda *_: None
 attention.FlexAttention._compiled_flex_attn = staticmethod(flex.flex_attention)
 metrics.build_device_memory_monitor = lambda: SimpleNamespace(
-    device_name="cpu", reset_peak_stats=lambda: None, get_peak_stats=lambda: metrics.DeviceMemStats(0, 0, 0, 0, 0, 0)
+    device_name="cpu",
+    reset_peak_stats=lambda: None,
+    get_peak_stats=lambda: metrics.DeviceMemStats(0, 0, 0, 0, 0, 0),
 )
 # It names GPUs.
 distributed.set_pg_timeouts = lambda *_, **__: None
@@ -69,13 +74,21 @@ class Recording(Trainer):
 
     seen: list[Any]
 
-    def forward_backward_step(self, *, input_dict: Any, labels: Any, global_valid_tokens: Any) -> Any:
-        found = {"input": input_dict["input"], "positions": input_dict["positions"], "labels": labels}
+    def forward_backward_step(
+        self, *, input_dict: Any, labels: Any, global_valid_tokens: Any
+    ) -> Any:
+        found = {
+            "input": input_dict["input"],
+            "positions": input_dict["positions"],
+            "labels": labels,
+        }
         found = {name: value.tolist() for name, value in found.items()}
         loss = super().forward_backward_step(
             input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
         )
-        self.seen.append({**found, "loss": float(loss.detach()), "denominator": int(global_valid_tokens)})
+        self.seen.append(
+            {**found, "loss": float(loss.detach()), "denominator": int(global_valid_tokens)}
+        )
         return loss
 
 
@@ -86,8 +99,14 @@ def make_config(data: str, output: str, *, steps: int, rows: int, size: int, int
     config.dump_folder, config.tokenizer = output, NoTokenizer.Config()
     training = config.training
     training.local_batch_size, training.global_batch_size, training.seq_len = size, rows, 64
-    training.steps, training.disable_cuda_graphs, training.mixed_precision_param = steps, True, "float32"
-    config.dataloader = ps.torchtitan.DataLoader.Config(dataset_path=data, rows_per_step=rows, seed=3)
+    training.steps, training.disable_cuda_graphs, training.mixed_precision_param = (
+        steps,
+        True,
+        "float32",
+    )
+    config.dataloader = ps.torchtitan.DataLoader.Config(
+        dataset_path=data, rows_per_step=rows, seed=3
+    )
     config.parallelism.spmd_backend = "partial_dtensor"
     config.checkpoint.enable, config.checkpoint.interval = True, interval
     config.checkpoint.last_save_model_only = False
@@ -98,25 +117,41 @@ def make_config(data: str, output: str, *, steps: int, rows: int, size: int, int
     return config
 
 
-def loss_of(model: Any, tokens: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor) -> float:
+def loss_of(
+    model: Any, tokens: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor
+) -> float:
     """Sum of cross-entropies of one row."""
     with torch.no_grad():
-        logits = model(tokens, positions=positions, attention_masks=model.get_attention_masks(positions=positions))
-    return float(torch.nn.functional.cross_entropy(logits[0].float(), labels[0], reduction="sum", ignore_index=-100))
+        logits = model(
+            tokens,
+            positions=positions,
+            attention_masks=model.get_attention_masks(positions=positions),
+        )
+    return float(
+        torch.nn.functional.cross_entropy(
+            logits[0].float(), labels[0], reduction="sum", ignore_index=-100
+        )
+    )
 
 
 def first_step_alone(trainer: Any, data: str, rows: int) -> dict[str, float]:
-    """Loss of the first step, each document by itself; and, as a control, with documents that see each other."""
+    """Loss of the first step, each document by itself; and, as a control, with documents that see
+    each other.
+    """
     model = trainer.model_parts[0]
     step = next(iter(ps.Loader(data, sequence_length=64, rows_per_step=rows, seed=3)))
     alone = leaking = 0.0
     for row in step:
-        tokens, labels = (torch.tensor(one.astype("int64"))[None] for one in (row.tokens, row.targets[0]))
+        tokens, labels = (
+            torch.tensor(one.astype("int64"))[None] for one in (row.tokens, row.targets[0])
+        )
         leaking += loss_of(model, tokens, labels, torch.arange(64)[None])
         for begin, end in zip(row.cu_seqlens.tolist(), row.cu_seqlens[1:].tolist(), strict=False):
             if begin < row.num_tokens:
                 part = slice(begin, end)
-                alone += loss_of(model, tokens[:, part], labels[:, part], torch.arange(end - begin)[None])
+                alone += loss_of(
+                    model, tokens[:, part], labels[:, part], torch.arange(end - begin)[None]
+                )
     return {"alone": alone / step.loss_denominator, "leaking": leaking / step.loss_denominator}
 
 

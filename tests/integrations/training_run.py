@@ -1,6 +1,8 @@
-"""One training run with `Trainer`, in this process or (as a program) as one of several: what it saw and computed.
+"""One training run with `Trainer`, in this process or (as a program) as one of several: what it saw
+and computed.
 
-As a program: `python training_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+As a program: `python training_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT set.
 """
 
 import json
@@ -46,16 +48,27 @@ def train_once(
     packing: str = "best_fit",
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Train and say: loss of each step, tokens of each microbatch, metrics of the evaluation, last weights."""
+    """Train and say: loss of each step, tokens of each microbatch, metrics of the evaluation, last
+    weights.
+    """
     import transformers
 
     place = (rank, ranks)
-    loader = make_loader(Path(data), rows=rows, ranks=place, max_epochs=max_epochs, threads=threads, packing=packing)
+    loader = make_loader(
+        Path(data), rows=rows, ranks=place, max_epochs=max_epochs, threads=threads, packing=packing
+    )
     eval_loader = make_loader(Path(eval_data), ranks=place, max_epochs=1) if eval_data else None
     settings: dict[str, Any] = {
-        "max_steps": max_steps, "logging_steps": 1, "save_steps": 2, "use_cpu": True, "report_to": [], "seed": 1,
-        "learning_rate": 1e-2, "disable_tqdm": True, **arguments,
-    }  # fmt: skip
+        "max_steps": max_steps,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "use_cpu": True,
+        "report_to": [],
+        "seed": 1,
+        "learning_rate": 1e-2,
+        "disable_tqdm": True,
+        **arguments,
+    }
     trainer = recording_trainer(
         model=make_model() if model is None else model,
         args=transformers.TrainingArguments(output, **settings),

@@ -1,6 +1,8 @@
-"""One run of `penstock.trl.SFTTrainer`, in this process or (as a program) as one of several: what it saw and computed.
+"""One run of `penstock.trl.SFTTrainer`, in this process or (as a program) as one of several: what
+it saw and computed.
 
-As a program: `python trl_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+As a program: `python trl_run.py SETTINGS.json OUTPUT.json` with RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT set.
 """
 
 import json
@@ -25,11 +27,16 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2")
 
 
-def make_rows_loader(data: str | Path, *, rows: int = 4, ranks: tuple[int, int] = (0, 1), **kwargs: Any) -> Any:
+def make_rows_loader(
+    data: str | Path, *, rows: int = 4, ranks: tuple[int, int] = (0, 1), **kwargs: Any
+) -> Any:
     import penstock as ps
 
     source = ps.Source(
-        data, name="data", too_long=kwargs.pop("too_long", "drop"), max_epochs=kwargs.pop("epochs", None)
+        data,
+        name="data",
+        too_long=kwargs.pop("too_long", "drop"),
+        max_epochs=kwargs.pop("epochs", None),
     )
     settings = {"sequence_length": 32, "rows_per_step": rows, "seed": 3, **kwargs}
     return ps.Loader(source, data_parallel=ranks, **settings)
@@ -39,14 +46,25 @@ def settings_of(output: str | Path, **more: Any) -> Any:
     from trl import SFTConfig
 
     settings = {
-        "max_steps": 6, "logging_steps": 1, "save_steps": 2, "use_cpu": True, "bf16": False, "report_to": [],
-        "learning_rate": 1e-2, "disable_tqdm": True, "gradient_checkpointing": False, "seed": 1, **more,
-    }  # fmt: skip
+        "max_steps": 6,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "learning_rate": 1e-2,
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "seed": 1,
+        **more,
+    }
     return SFTConfig(str(output), **settings)
 
 
 def recording_trainer(**kwargs: Any) -> Any:
-    """An SFTTrainer that keeps batches, losses and TRL's own count of targets, of training alone."""
+    """An SFTTrainer that keeps batches, losses and TRL's own count of targets, of training
+    alone.
+    """
     import penstock as ps
 
     class Recording(ps.trl.SFTTrainer):  # type: ignore[name-defined,misc]
@@ -55,7 +73,9 @@ def recording_trainer(**kwargs: Any) -> Any:
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
             loss = super().compute_loss(model, inputs, *args, **more)
             if model.training:
-                found = {name: inputs[name].tolist() for name in ("input_ids", "labels", "position_ids")}
+                found = {
+                    name: inputs[name].tolist() for name in ("input_ids", "labels", "position_ids")
+                }
                 count = more.get("num_items_in_batch")
                 self.seen.append({**found, "loss": float(loss), "count": int(count)})
             return loss
@@ -85,7 +105,12 @@ def train_once(
     trainer.train(resume)
     weights = np.concatenate([p.detach().numpy().ravel() for p in trainer.model.parameters()])
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-    return {"seen": trainer.seen, "losses": losses, "weights": weights.tolist(), "steps": trainer.state.global_step}
+    return {
+        "seen": trainer.seen,
+        "losses": losses,
+        "weights": weights.tolist(),
+        "steps": trainer.state.global_step,
+    }
 
 
 if __name__ == "__main__":

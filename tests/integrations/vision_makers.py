@@ -12,10 +12,16 @@ class TinyImages(BaseImageProcessor):
     model_input_names = ["pixel_values", "patches"]  # noqa: RUF012 - transformers' own attribute
 
     def __call__(self, images, **kwargs):
-        flat = [np.asarray(image) for row in images for image in (row if isinstance(row, list) else [row])]
+        flat = [
+            np.asarray(image)
+            for row in images
+            for image in (row if isinstance(row, list) else [row])
+        ]
         patches = np.array([image.size for image in flat])
         pixels = np.concatenate([image.reshape(-1) for image in flat]).astype(np.float32)
-        return BatchFeature({"pixel_values": torch.from_numpy(pixels), "patches": torch.from_numpy(patches)})
+        return BatchFeature(
+            {"pixel_values": torch.from_numpy(pixels), "patches": torch.from_numpy(patches)}
+        )
 
 
 class TinyProcessor(ProcessorMixin):

@@ -1,4 +1,6 @@
-"""Every call of annotated functions held against dtypes and shapes: `Annotated[Int64, "rows+1"]`, by jaxtyping."""
+"""Every call of annotated functions held against dtypes and shapes: `Annotated[Int64, "rows+1"]`,
+by jaxtyping.
+"""
 
 import functools
 import inspect
@@ -71,7 +73,9 @@ def has_shapes(annotation: Any) -> bool:
 
 
 def checked(function: Callable[..., Any], where: str, calls: Counter[str]) -> Callable[..., Any]:
-    """The function, checking its arguments and its result; the same function where it has no shapes."""
+    """The function, checking its arguments and its result; the same function where it has no
+    shapes.
+    """
     shaped = {name: hint for name, hint in function.__annotations__.items() if has_shapes(hint)}
     if not shaped:
         return function
@@ -93,7 +97,9 @@ def checked(function: Callable[..., Any], where: str, calls: Counter[str]) -> Ca
 
 
 def checked_fields(kind: type, where: str, calls: Counter[str]) -> Callable[..., None] | None:
-    """The `__init__` of a dataclass, which then checks its fields; None where no field has a shape."""
+    """The `__init__` of a dataclass, which then checks its fields; None where no field has a
+    shape.
+    """
     shaped = {name: hint for name, hint in kind.__annotations__.items() if has_shapes(hint)}
     if not shaped:
         return None
@@ -113,7 +119,9 @@ def checked_fields(kind: type, where: str, calls: Counter[str]) -> Callable[...,
 
 @contextmanager
 def arrays_checked(*rooms: str) -> Iterator[Counter[str]]:
-    """Check all annotated functions and dataclasses of rooms that are imported; gives how often each was called."""
+    """Check all annotated functions and dataclasses of rooms that are imported; gives how often
+    each was called.
+    """
     calls: Counter[str] = Counter()
     undo: list[tuple[Any, str, Any]] = []
 
@@ -122,7 +130,9 @@ def arrays_checked(*rooms: str) -> Iterator[Counter[str]]:
         setattr(owner, name, new)
 
     modules = {name: module for name, module in sys.modules.items() if name.startswith("penstock")}
-    mine = [name for name in modules if {*rooms} & set(name.split(".")[1:3]) and "kernels" not in name]
+    mine = [
+        name for name in modules if {*rooms} & set(name.split(".")[1:3]) and "kernels" not in name
+    ]
     for module in mine:
         for name, value in list(vars(modules[module]).items()):
             if getattr(value, "__module__", None) != module:
@@ -141,10 +151,14 @@ def arrays_checked(*rooms: str) -> Iterator[Counter[str]]:
             setattr(owner, name, old)
 
 
-def _check_class(kind: type, where: str, calls: Counter[str], put: Callable[[Any, str, Any], None]) -> None:
+def _check_class(
+    kind: type, where: str, calls: Counter[str], put: Callable[[Any, str, Any], None]
+) -> None:
     for name, value in list(vars(kind).items()):
         function = value.fget if isinstance(value, property) else value
-        if isinstance(function, types.FunctionType) and (name == "__init__") <= (not is_dataclass(kind)):
+        if isinstance(function, types.FunctionType) and (name == "__init__") <= (
+            not is_dataclass(kind)
+        ):
             new = checked(function, f"{where}.{name}", calls)
             if new is not function:
                 put(kind, name, property(new) if isinstance(value, property) else new)

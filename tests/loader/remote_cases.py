@@ -1,4 +1,6 @@
-"""What tests of sources in a store share: settings, objectives, and a source both on the disk and in the store."""
+"""What tests of sources in a store share: settings, objectives, and a source both on the disk and
+in the store.
+"""
 
 from contextlib import contextmanager
 
@@ -13,7 +15,12 @@ SETTINGS = {"sequence_length": 256, "rows_per_step": 8, "seed": 3, "window_rows"
 BLOCK = {"shuffle": "block", "shuffle_runs": 2}
 DENOISE = Denoise.ul2r(modes={"R": 901, "X": 902, "S": 903}, sentinels=range(700, 900))
 NEED = InputRequirements(
-    asked_by="a test", loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
+    asked_by="a test",
+    loss_weights=True,
+    positions=True,
+    document_ids=True,
+    cu_seqlens=True,
+    prefix=True,
 )
 
 
@@ -43,7 +50,10 @@ def pair(store, name, **options):
 
 
 def weighted_halves(documents):
-    """Spans of loss weights for documents of ten tokens and more: 1 in the first half, 0.5 in the second."""
+    """Spans of loss weights for documents of ten tokens and more: 1 in the first half, 0.5 in the
+    second.
+    """
     return [
-        [(1, len(one) // 2, 1.0), (len(one) // 2 + 1, len(one), 0.5)] if len(one) > 9 else None for one in documents
+        [(1, len(one) // 2, 1.0), (len(one) // 2 + 1, len(one), 0.5)] if len(one) > 9 else None
+        for one in documents
     ]

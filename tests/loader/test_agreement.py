@@ -1,4 +1,6 @@
-"""Ranks that would not read the same data are told so at the start, all of them, with the rank and the difference."""
+"""Ranks that would not read the same data are told so at the start, all of them, with the rank and
+the difference.
+"""
 
 import pytest
 
@@ -16,14 +18,21 @@ def folders(tmp_path_factory):
     """A dataset, a copy of it, and one with a document less."""
     folder = tmp_path_factory.mktemp("agree")
     tokenizer = tiny_tokenizer(folder / "tokenizer", ["some words"], 300)
-    for name, documents in (("a/c", DOCUMENTS), ("b/c", DOCUMENTS), ("less/c", DOCUMENTS[1:]), ("d", DOCUMENTS)):
+    for name, documents in (
+        ("a/c", DOCUMENTS),
+        ("b/c", DOCUMENTS),
+        ("less/c", DOCUMENTS[1:]),
+        ("d", DOCUMENTS),
+    ):
         ps.write_dataset(folder / name, documents, tokenizer=tokenizer)
     return folder
 
 
 def loader(folders, data="a/c", *, share=1.0, **options):
     sources = [ps.Source(folders / data, share=share), ps.Source(folders / "d")]
-    return ps.Loader(ps.Mixture(sources), **{"sequence_length": 16, "rows_per_step": 2, "seed": 3, **options})
+    return ps.Loader(
+        ps.Mixture(sources), **{"sequence_length": 16, "rows_per_step": 2, "seed": 3, **options}
+    )
 
 
 def compared(*loaders, more=({}, {})):
@@ -43,7 +52,9 @@ def compared(*loaders, more=({}, {})):
 
 
 def test_ranks_that_agree(folders):
-    assert compared(loader(folders), loader(folders, "b/c"), more=({"steps": 3}, {"steps": 3})) == ""
+    assert (
+        compared(loader(folders), loader(folders, "b/c"), more=({"steps": 3}, {"steps": 3})) == ""
+    )
     check_ranks(loader(folders))
 
 
@@ -53,9 +64,15 @@ def test_ranks_that_agree(folders):
         ({"seed": 4}, "seed is 3 on rank 0, 4 on rank 1"),
         ({"sequence_length": 8}, "sequence_length is 16 on rank 0, 8 on rank 1"),
         ({"packing": "concat"}, "packing is 'best_fit' on rank 0, 'concat' on rank 1"),
-        ({"max_document_tokens": 3}, "source 0 ('c') has another name, share, objective, slice, order or limit"),
+        (
+            {"max_document_tokens": 3},
+            "source 0 ('c') has another name, share, objective, slice, order or limit",
+        ),
         ({"data": "less/c"}, "source 0 ('c') holds other documents"),
-        ({"share": 3.0}, "source 0 ('c') has another name, share, objective, slice, order or limit"),
+        (
+            {"share": 3.0},
+            "source 0 ('c') has another name, share, objective, slice, order or limit",
+        ),
     ],
 )
 def test_what_differs_is_named(folders, change, difference):
@@ -80,17 +97,24 @@ TRAIN = """
         ps.train(model, loader, steps=2, learning_rate=RATE, output=sys.argv[2], progress=False)
     except ps.PenstockError as error:
         print(error)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
     ("seed", "rate", "told"),
     [
-        ("rank", "0.1", "rank 1 does not train what rank 0 trains: seed is 0 on rank 0, 1 on rank 1"),
+        (
+            "rank",
+            "0.1",
+            "rank 1 does not train what rank 0 trains: seed is 0 on rank 0, 1 on rank 1",
+        ),
         (
             "0",
             "0.1 + rank",
-            "rank 1 does not train what rank 0 trains: training.optimizer.learning_rate is 0.1 on rank 0, 1.1 on ",
+            (
+                "rank 1 does not train what rank 0 trains: training.optimizer.learning_rate is "
+                "0.1 on rank 0, 1.1 on "
+            ),
         ),
         ("0", "0.1", ""),
     ],
@@ -98,5 +122,7 @@ TRAIN = """
 def test_processes_that_train_are_told_before_the_first_step(folders, tmp_path, seed, rate, told):
     code = TRAIN.replace("SEED", seed).replace("RATE", rate)
     found = run_processes(tmp_path / "train.py", code, folders / "d", tmp_path / "run", processes=2)
-    assert [out.startswith(told) and bool(out) == bool(told) for out, _ in found] == [True, True], found
+    assert [out.startswith(told) and bool(out) == bool(told) for out, _ in found] == [True, True], (
+        found
+    )
     assert (tmp_path / "run" / "checkpoints").exists() == (not told)

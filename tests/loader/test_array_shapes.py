@@ -1,4 +1,6 @@
-"""The shapes and dtypes in signatures are true: whole loaders run with every array held against its annotation."""
+"""The shapes and dtypes in signatures are true: whole loaders run with every array held against its
+annotation.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -52,7 +54,9 @@ class Reversed:
         return lengths
 
     def write(self, tokens, weights, key):
-        return Written(tokens=tokens[::-1].copy(), weights=None if weights is None else weights[::-1].copy())
+        return Written(
+            tokens=tokens[::-1].copy(), weights=None if weights is None else weights[::-1].copy()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,10 @@ def data(tmp_path_factory):
     documents = [generator.integers(3, 300, n) for n in generator.integers(1, 200, 80)]
     spans = [[(0, len(document) // 2 + 1, 1.0)] for document in documents]
     folder = tmp_path_factory.mktemp("shapes")
-    return [write_dataset(folder / "plain", documents), write_dataset(folder / "spans", documents, spans=spans)]
+    return [
+        write_dataset(folder / "plain", documents),
+        write_dataset(folder / "spans", documents, spans=spans),
+    ]
 
 
 def sources(data):
@@ -80,20 +87,36 @@ class Same:
     """A companion that keeps nothing."""
 
     def begin(self, sources):
-        return lambda row, pieces: sources[int(pieces["source"][0])].tasks(pieces[:1]) if len(pieces) else None
+        return lambda row, pieces: (
+            sources[int(pieces["source"][0])].tasks(pieces[:1]) if len(pieces) else None
+        )
 
 
 def use_everything(data):
     mixture = Mixture(sources(data))
     for name in ("best_fit", "best_fit_decreasing", "next_fit", "none"):
         need = InputRequirements(
-            loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True, target_distances=2,
-            dtype="int64" if name == "next_fit" else None, cu_seqlens_capacity=99 if name == "none" else None,
-        )  # fmt: skip
+            loss_weights=True,
+            positions=True,
+            document_ids=True,
+            cu_seqlens=True,
+            prefix=True,
+            target_distances=2,
+            dtype="int64" if name == "next_fit" else None,
+            cu_seqlens_capacity=99 if name == "none" else None,
+        )
         loader = Loader(
-            mixture, sequence_length=128, rows_per_step=4, packing=name, requirements=need, threads=0,
-            companion=Same(), window_rows=16, documents_per_row=9, max_document_tokens=100,
-        )  # fmt: skip
+            mixture,
+            sequence_length=128,
+            rows_per_step=4,
+            packing=name,
+            requirements=need,
+            threads=0,
+            companion=Same(),
+            window_rows=16,
+            documents_per_row=9,
+            max_document_tokens=100,
+        )
         for step in islice(loader, 6):
             state = step.resume_state
             assert step.arrays()["cu_seqlens"][-1] == len(step) * 128
@@ -102,7 +125,11 @@ def use_everything(data):
                 assert RowSlice.of(replace(row, distillation=None), 1, 3).dense_mask().any()
         loader.load_state_dict(state)
         loader.explain(2)
-    for row in next(iter(Loader(data[0], sequence_length=64, rows_per_step=2, packing="concat", attention="row"))):
+    for row in next(
+        iter(
+            Loader(data[0], sequence_length=64, rows_per_step=2, packing="concat", attention="row")
+        )
+    ):
         rule = AttentionRule.of(row)
         assert rule.cu_seqlens[-1] == len(rule.document_ids) == len(rule.prefix) == 64
 
@@ -110,23 +137,35 @@ def use_everything(data):
 def use_places(folder):
     """A source that grows while a window is under way."""
     documents = [[1 + number % 7] * (1 + number % 50) for number in range(120)]
-    sources = [Source(write_dataset(folder / str(count), documents[:count]), name="a") for count in (80, 120)]
+    sources = [
+        Source(write_dataset(folder / str(count), documents[:count]), name="a")
+        for count in (80, 120)
+    ]
     steps = iter(Loader(sources[0], sequence_length=32, rows_per_step=3, threads=0))
     place = [next(steps).place for _ in range(4)][-1]
-    list(islice(Loader(sources[1], sequence_length=32, rows_per_step=3, threads=0, continue_from=place), 30))
+    list(
+        islice(
+            Loader(sources[1], sequence_length=32, rows_per_step=3, threads=0, continue_from=place),
+            30,
+        )
+    )
 
 
 def use_the_rest(data, folder):
     denoise = Denoise([PrefixLM()], sentinels=range(400, 480))
     long = [i for i, tokens in enumerate(data[0].table.lengths[:, 0]) if tokens > 1]
     documents = [data[0][i].tokens for i in long]
-    source = Source(write_dataset(folder / "long", documents), name="noisy", objective=denoise, max_epochs=1)
+    source = Source(
+        write_dataset(folder / "long", documents), name="noisy", objective=denoise, max_epochs=1
+    )
     step = next(iter(Loader(source, sequence_length=256, rows_per_step=2, threads=0)))
     inputs.encoder_decoder(step[0], encoder_length=257, decoder_length=256, start_id=0, pad_id=0)
     for name in ("best_fit", "best_fit_decreasing", "next_fit", "none"):
         packing.pack(np.arange(1, 60), 64, name, window_rows=4)
     Permutation(size=700, key=3).images(5, 600)
-    packed, _ = inputs.pack_documents([np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32)], [0, 1], multiple=4)
+    packed, _ = inputs.pack_documents(
+        [np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32)], [0, 1], multiple=4
+    )
     part = RowSlice.of(packed, 0, 2)
     assert part.lengths[1][-1] == len(part.keys)
     common = tuple(range(20))
@@ -146,8 +185,16 @@ def use_the_rest(data, folder):
 
 def use_trees(folder):
     dataset, _ = tree_dataset(folder / "trees")
-    need = InputRequirements(loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, trees=True)
-    loader = Loader(Source(dataset, max_epochs=1), sequence_length=96, rows_per_step=2, requirements=need, threads=0)
+    need = InputRequirements(
+        loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, trees=True
+    )
+    loader = Loader(
+        Source(dataset, max_epochs=1),
+        sequence_length=96,
+        rows_per_step=2,
+        requirements=need,
+        threads=0,
+    )
     for step in loader:
         step.arrays()
         for row in step.joined(2):
@@ -160,16 +207,22 @@ def use_store(data, folder):
     fsspec.filesystem("memory").put(str(data[1].path), "/shapes", recursive=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.data.shards.writing.finish.LAZY_DOCUMENTS", 0)
-        write_dataset(folder / "large", [np.arange(number % 70 + 2) for number in range(300)], vocab_size=99)
+        write_dataset(
+            folder / "large", [np.arange(number % 70 + 2) for number in range(300)], vocab_size=99
+        )
     fsspec.filesystem("memory").put(str(folder / "large"), "/large", recursive=True)
     for source in ("memory://shapes", Source("memory://large", shuffle="block")):
-        loader = Loader(source, sequence_length=64, rows_per_step=2, threads=0, cache=folder / "cache")
+        loader = Loader(
+            source, sequence_length=64, rows_per_step=2, threads=0, cache=folder / "cache"
+        )
         for step in islice(loader, 5):
             step.arrays()
 
 
 def use_images(folder):
-    loader = Loader(Source(folder / "images", max_epochs=1), sequence_length=256, rows_per_step=2, threads=0)
+    loader = Loader(
+        Source(folder / "images", max_epochs=1), sequence_length=256, rows_per_step=2, threads=0
+    )
     for step in loader:
         [rows] = step.joined(2)
         assert len(rows.media) == sum(len(row.media) for row in step)
@@ -177,7 +230,9 @@ def use_images(folder):
 
 
 def test_every_array_is_what_its_signature_says(data, tmp_path):
-    prepare(write_records(tmp_path / "raw", 8), model_folder(tmp_path, "qwen2_vl"), tmp_path / "images")
+    prepare(
+        write_records(tmp_path / "raw", 8), model_folder(tmp_path, "qwen2_vl"), tmp_path / "images"
+    )
     with arrays_checked(*ROOMS) as calls:
         use_images(tmp_path)
         use_everything(data)
@@ -185,13 +240,17 @@ def test_every_array_is_what_its_signature_says(data, tmp_path):
         use_trees(tmp_path)
         use_places(tmp_path)
         use_store(data, tmp_path)
-    never = {name for name, count in calls.items() if not count and not name.startswith(tuple(UNUSED))}
+    never = {
+        name for name, count in calls.items() if not count and not name.startswith(tuple(UNUSED))
+    }
     assert not never, "annotated, and never called here"
     assert len(calls) > 50
 
 
 def test_a_wrong_array_is_found():
-    def sums(parts: Annotated[Int64, "rows 2"], starts: Annotated[Int64, "rows+1"]) -> Annotated[Int64, "rows"]:
+    def sums(
+        parts: Annotated[Int64, "rows 2"], starts: Annotated[Int64, "rows+1"]
+    ) -> Annotated[Int64, "rows"]:
         return parts.sum(axis=1)[: len(starts) - 1]
 
     found = checked(sums, "sums", Counter())
@@ -202,5 +261,8 @@ def test_a_wrong_array_is_found():
     with pytest.raises(UnfitError, match=r"sums\(parts\): int32\[3, 2\] is not"):
         found(pairs.astype(np.int32), np.zeros(4, np.int64))
     zeros, pairs_of_numbers = np.zeros(2, np.int64), np.zeros((2, 2), np.int64)
-    with arrays_checked("loader"), pytest.raises(UnfitError, match=r"PlanState.cursors: int64\[2, 2\] is not"):
+    with (
+        arrays_checked("loader"),
+        pytest.raises(UnfitError, match=r"PlanState.cursors: int64\[2, 2\] is not"),
+    ):
         PlanState(row=0, window=0, cursors=pairs_of_numbers, credits=zeros, skipped=zeros)

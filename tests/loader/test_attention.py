@@ -26,12 +26,15 @@ def dataset(tmp_path_factory):
 
 def build(dataset, **kwargs):
     return Loader(
-        Source(dataset, max_epochs=2), **{"sequence_length": SLOTS, "rows_per_step": 4, "threads": 0, **kwargs}
+        Source(dataset, max_epochs=2),
+        **{"sequence_length": SLOTS, "rows_per_step": 4, "threads": 0, **kwargs},
     )
 
 
 def slow_row(row):
-    """What describes a row of which all tokens are one document, and its padding, if any, another."""
+    """What describes a row of which all tokens are one document, and its padding, if any,
+    another.
+    """
     borders, positions = [0], []
     for slots in (row.num_tokens, SLOTS - row.num_tokens):
         if slots:
@@ -53,12 +56,16 @@ def test_rows_equal_their_twin(dataset, packing, distances, dtype, capacity, ran
     lean = need.merge(InputRequirements(cu_seqlens_capacity=capacity))
     kwargs = {"packing": packing, "data_parallel": rank}
     apart = build(dataset, requirements=need, **kwargs)
-    for mine, theirs in zip(build(dataset, requirements=lean, attention="row", **kwargs), apart, strict=True):
+    for mine, theirs in zip(
+        build(dataset, requirements=lean, attention="row", **kwargs), apart, strict=True
+    ):
         assert mine.resume_state == theirs.resume_state
         assert mine.loss_denominators == theirs.loss_denominators
         for row, other in zip(mine, theirs, strict=True):
             for name in ("tokens", "targets", "loss_weights", "document_ids", "source_ids"):
-                np.testing.assert_array_equal(getattr(row, name), getattr(other, name), err_msg=name)
+                np.testing.assert_array_equal(
+                    getattr(row, name), getattr(other, name), err_msg=name
+                )
             positions, borders, longest = slow_row(row)
             np.testing.assert_array_equal(row.positions, positions)
             assert row.positions.dtype == np.dtype(dtype)
@@ -70,7 +77,9 @@ def test_rows_equal_their_twin(dataset, packing, distances, dtype, capacity, ran
 
 def test_some_rows_hold_several_documents_with_and_without_padding(dataset):
     """Else the comparison above says nothing."""
-    rows = [row for step in build(dataset, attention="row") for row in step if row.num_documents > 1]
+    rows = [
+        row for step in build(dataset, attention="row") for row in step if row.num_documents > 1
+    ]
     assert {row.num_tokens == SLOTS for row in rows} == {True, False}
 
 
@@ -100,7 +109,9 @@ def test_a_capacity_counts_joined_documents_once(dataset):
 
 
 def test_a_model_that_needs_documents_apart_disagrees(dataset):
-    mask = EVERYTHING.merge(InputRequirements(asked_by="a mask of document_ids", attention="document"))
+    mask = EVERYTHING.merge(
+        InputRequirements(asked_by="a mask of document_ids", attention="document")
+    )
     with pytest.raises(ConfigError, match=r"a.*document_ids.*Loader\(attention='row'\)"):
         build(dataset, requirements=mask, attention="row")
     with pytest.raises(ConfigError, match=r"attention.*document.*'causal'"):

@@ -37,12 +37,24 @@ class Sums:
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     documents = random_documents(120, 1, 200, seed=1)
-    return [write_dataset(tmp_path_factory.mktemp(name) / name, documents[i::2]) for i, name in enumerate("ab")]
+    return [
+        write_dataset(tmp_path_factory.mktemp(name) / name, documents[i::2])
+        for i, name in enumerate("ab")
+    ]
 
 
 def build(datasets, companion, **settings):
-    defaults = {"sequence_length": 128, "rows_per_step": 8, "seed": 3, "window_rows": 32, "threads": 0}
-    sources = [Source(dataset, name=name, max_epochs=2) for name, dataset in zip("ab", datasets, strict=True)]
+    defaults = {
+        "sequence_length": 128,
+        "rows_per_step": 8,
+        "seed": 3,
+        "window_rows": 32,
+        "threads": 0,
+    }
+    sources = [
+        Source(dataset, name=name, max_epochs=2)
+        for name, dataset in zip("ab", datasets, strict=True)
+    ]
     return Loader(Mixture(sources), companion=companion, **{**defaults, **settings})
 
 
@@ -79,15 +91,21 @@ def test_steps_and_states_are_those_without_one(datasets):
 def test_resume_and_seek_and_threads_give_the_same_results(datasets):
     whole = results(assert_exact_resume(lambda: build(datasets, Sums()), 6))
     for threads in (1, 3):
-        assert_same_results(results(islice(build(datasets, Sums(), threads=threads, prefetch=3), 6)), whole)
-    assert_same_results(results(islice(build(datasets, Sums(), threads=2).seek(4), 2)), whole[4 * 8 :])
+        assert_same_results(
+            results(islice(build(datasets, Sums(), threads=threads, prefetch=3), 6)), whole
+        )
+    assert_same_results(
+        results(islice(build(datasets, Sums(), threads=2).seek(4), 2)), whole[4 * 8 :]
+    )
 
 
 def test_ranks_share_the_results(datasets):
     assert_ranks_share_steps(lambda rank: build(datasets, Sums(), data_parallel=rank), [1, 2, 4], 5)
     whole = results(islice(build(datasets, Sums()), 5))
     ranks = [list(islice(build(datasets, Sums(), data_parallel=(rank, 4)), 5)) for rank in range(4)]
-    assert_same_results(results(part for parts in zip(*ranks, strict=True) for part in parts), whole)
+    assert_same_results(
+        results(part for parts in zip(*ranks, strict=True) for part in parts), whole
+    )
 
 
 def test_it_works_in_the_filling_threads_on_the_rows_of_its_rank_alone(datasets):
@@ -102,7 +120,11 @@ def test_it_works_in_the_filling_threads_on_the_rows_of_its_rank_alone(datasets)
 def test_an_error_comes_at_its_step(datasets, threads):
     plain = list(build(datasets, None))
     loader = build(datasets, Sums(fail_at=plain[3][5].tokens[0]), threads=threads)
-    before = next(i for i, step in enumerate(plain) if any(row.tokens[0] == plain[3][5].tokens[0] for row in step))
+    before = next(
+        i
+        for i, step in enumerate(plain)
+        if any(row.tokens[0] == plain[3][5].tokens[0] for row in step)
+    )
     steps = iter(loader)
     assert len(list(islice(steps, before))) == before
     with pytest.raises(ConfigError, match="does not like"):
@@ -112,9 +134,15 @@ def test_an_error_comes_at_its_step(datasets, threads):
 def test_it_is_told_the_sources(datasets):
     companion = Sums()
     denoise = Denoise([SpanCorruption(0.15, 3)], sentinels=list(range(800, 900)))
-    sources = [Source(datasets[0], name="plain"), Source(datasets[1], name="noisy", objective=denoise)]
+    sources = [
+        Source(datasets[0], name="plain"),
+        Source(datasets[1], name="noisy", objective=denoise),
+    ]
     Loader(Mixture(sources), sequence_length=256, rows_per_step=4, companion=companion)
-    assert [(source.name, source.is_rewritten) for source in companion.sources] == [("plain", False), ("noisy", True)]
+    assert [(source.name, source.is_rewritten) for source in companion.sources] == [
+        ("plain", False),
+        ("noisy", True),
+    ]
     assert [source.objective for source in companion.sources] == ["causal", "denoise"]
     assert [len(source.dataset) for source in companion.sources] == [60, 60]
 
@@ -124,6 +152,10 @@ def test_arrays_that_a_result_keeps_are_not_filled_again(datasets):
         def __call__(self, row, pieces):
             return row
 
-    kept = [(row.distillation, row.distillation.tokens.copy()) for step in build(datasets, Keeper()) for row in step]
+    kept = [
+        (row.distillation, row.distillation.tokens.copy())
+        for step in build(datasets, Keeper())
+        for row in step
+    ]
     for row, tokens in kept:
         np.testing.assert_array_equal(row.tokens, tokens)

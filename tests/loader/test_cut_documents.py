@@ -1,4 +1,6 @@
-"""Documents longer than a row, or than `max_document_tokens`: their ends kept, and limits below the row."""
+"""Documents longer than a row, or than `max_document_tokens`: their ends kept, and limits below the
+row.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,11 @@ POLICIES = ("split", "drop", "truncate", "keep_end")
 
 @pytest.fixture(scope="module")
 def documents():
-    return [*random_documents(30, 3, 20, seed=1), *random_documents(12, 33, 130, seed=2), *random_documents(3, 32, 33)]
+    return [
+        *random_documents(30, 3, 20, seed=1),
+        *random_documents(12, 33, 130, seed=2),
+        *random_documents(3, 32, 33),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +47,26 @@ def weighted(tmp_path_factory, documents):
 
 def build(source, **options):
     return Loader(
-        source, **{"sequence_length": SLOTS, "rows_per_step": 4, "seed": 3, "window_rows": 16, "threads": 0, **options}
+        source,
+        **{
+            "sequence_length": SLOTS,
+            "rows_per_step": 4,
+            "seed": 3,
+            "window_rows": 16,
+            "threads": 0,
+            **options,
+        },
     )
 
 
 def pieces_of(loader):
     """(document, first token, tokens) of all pieces, by document."""
     windows = loader.new_plan().windows()
-    return sorted(piece for window in windows for piece in window.pieces[["document", "begin", "tokens"]].tolist())
+    return sorted(
+        piece
+        for window in windows
+        for piece in window.pieces[["document", "begin", "tokens"]].tolist()
+    )
 
 
 def slow_pieces(documents, policy, limit):
@@ -57,7 +75,9 @@ def slow_pieces(documents, policy, limit):
         if size <= limit:
             yield number, 0, size
         elif policy == "split":
-            yield from ((number, begin, min(limit, size - begin)) for begin in range(0, size, limit))
+            yield from (
+                (number, begin, min(limit, size - begin)) for begin in range(0, size, limit)
+            )
         elif policy != "drop":
             yield number, size - limit if policy == "keep_end" else 0, limit
 
@@ -83,15 +103,21 @@ def test_pieces_are_those_of_the_definition(plain, documents, packing, policy, m
 
 
 def test_a_limit_of_a_row_is_no_limit(plain):
-    free, row = (build(Source(plain, max_epochs=1), max_document_tokens=most) for most in (None, SLOTS))
+    free, row = (
+        build(Source(plain, max_epochs=1), max_document_tokens=most) for most in (None, SLOTS)
+    )
     assert pieces_of(free) == pieces_of(row)
 
 
 @pytest.mark.parametrize("distances", [1, 3])
 def test_the_first_token_that_is_kept_is_no_target(weighted, distances):
-    """Weights, targets and denominators are those of the end of the document, as if it stood alone."""
+    """Weights, targets and denominators are those of the end of the document, as if it stood
+    alone.
+    """
     need = EVERYTHING.merge(InputRequirements(target_distances=distances))
-    loader = build(Source(weighted, max_epochs=1, too_long="keep_end"), requirements=need, packing="none")
+    loader = build(
+        Source(weighted, max_epochs=1, too_long="keep_end"), requirements=need, packing="none"
+    )
     for step in loader:
         sums = np.zeros(distances)
         for row, piece in zip(step, loader.explain(step.index), strict=False):
@@ -106,23 +132,31 @@ def test_the_first_token_that_is_kept_is_no_target(weighted, distances):
                 np.testing.assert_array_equal(row.loss_weights[d - 1], due)
                 trained = row.targets[d - 1] != -100
                 np.testing.assert_array_equal(trained, due != 0)
-                np.testing.assert_array_equal(row.targets[d - 1][trained], np.roll(row.tokens, -d)[trained])
+                np.testing.assert_array_equal(
+                    row.targets[d - 1][trained], np.roll(row.tokens, -d)[trained]
+                )
                 sums[d - 1] += due.sum()
         assert step.loss_denominators == tuple(sums.tolist())
 
 
 @pytest.mark.parametrize("policy", ["truncate", "keep_end"])
 def test_what_happens_to_bos_and_eos(tmp_path, policy):
-    """The beginning keeps BOS and loses EOS; the end keeps EOS and loses BOS. What is left counts all its tokens."""
+    """The beginning keeps BOS and loses EOS; the end keeps EOS and loses BOS. What is left counts
+    all its tokens.
+    """
     documents = [[BOS, *range(10, 10 + size), EOS] for size in (3, 80, 5, 60)]
-    dataset = write_dataset(tmp_path / "d", documents, tokenizer=tokenizer_info(bos_id=BOS, eos_id=EOS))
+    dataset = write_dataset(
+        tmp_path / "d", documents, tokenizer=tokenizer_info(bos_id=BOS, eos_id=EOS)
+    )
     assert dataset.framed == (True, True)
     source = Source(dataset, max_epochs=1, too_long=policy, shuffle="none")
     rows = [row for step in build(source, packing="none", rows_per_step=1) for row in step]
     for row, document in zip(rows, documents, strict=True):
         kept = document[:SLOTS] if policy == "truncate" else document[-SLOTS:]
         assert row.tokens[: row.num_tokens].tolist() == kept
-    assert {int(row.tokens[0]) == BOS for row in rows} == ({True} if policy == "truncate" else {True, False})
+    assert {int(row.tokens[0]) == BOS for row in rows} == (
+        {True} if policy == "truncate" else {True, False}
+    )
 
 
 OBJECTIVES = {
@@ -146,16 +180,21 @@ def test_objectives_rewrite_the_end_that_is_kept(plain, documents, kind, most):
         for row, begin, end in zip(step, plan.row_starts, plan.row_starts[1:], strict=False):
             written = [rewriting.write(piece) for piece in plan.pieces[begin:end]]
             np.testing.assert_array_equal(
-                row.tokens[: row.num_tokens], np.concatenate([one.tokens for one in written]) if written else []
+                row.tokens[: row.num_tokens],
+                np.concatenate([one.tokens for one in written]) if written else [],
             )
 
 
 def test_columns_are_those_of_the_kept_end(tmp_path, documents):
     values = [np.arange(len(one), dtype=np.int32) for one in documents]
-    dataset = write_dataset(tmp_path / "d", documents, columns={"place": values}, fills={"place": -1})
+    dataset = write_dataset(
+        tmp_path / "d", documents, columns={"place": values}, fills={"place": -1}
+    )
     source = Source(dataset, max_epochs=1, too_long="keep_end", shuffle="none")
     for step in build(source, packing="none"):
-        for row, piece in zip(step, build(source, packing="none").explain(step.index), strict=False):
+        for row, piece in zip(
+            step, build(source, packing="none").explain(step.index), strict=False
+        ):
             expected = np.arange(piece.first_token, len(documents[piece.document]))
             np.testing.assert_array_equal(row.columns["place"][: row.num_tokens], expected)
 
@@ -166,7 +205,12 @@ def test_trees_and_images_are_never_cut(tmp_path):
     with pytest.raises(ConfigError, match="too_long='keep_end'"):
         build(Source(dataset, too_long="keep_end"), requirements=need)
     whole = build(Source(dataset, max_epochs=1), requirements=need, sequence_length=200)
-    short = build(Source(dataset, max_epochs=1), requirements=need, sequence_length=200, max_document_tokens=20)
+    short = build(
+        Source(dataset, max_epochs=1),
+        requirements=need,
+        sequence_length=200,
+        max_document_tokens=20,
+    )
     kept = {piece[0] for piece in pieces_of(short)}
     assert kept == {document for document, _, tokens in pieces_of(whole) if tokens <= 20}
     assert 0 < len(kept) < len(dataset)
@@ -178,8 +222,12 @@ def test_an_error_names_the_limit(plain):
 
 
 def test_sources_have_limits_of_their_own(plain, documents):
-    short = Source(plain, max_epochs=1, name="short", too_long="keep_end", max_document_tokens=np.int64(5))
-    loader = build(Mixture([short, Source(plain, max_epochs=1, name="loader's")]), max_document_tokens=10)
+    short = Source(
+        plain, max_epochs=1, name="short", too_long="keep_end", max_document_tokens=np.int64(5)
+    )
+    loader = build(
+        Mixture([short, Source(plain, max_epochs=1, name="loader's")]), max_document_tokens=10
+    )
     found = [[], []]
     for window in loader.new_plan().windows():
         for *piece, source in window.pieces[["document", "begin", "tokens", "source"]].tolist():
@@ -190,9 +238,14 @@ def test_sources_have_limits_of_their_own(plain, documents):
 
 @pytest.mark.parametrize("most", [0, 1, SLOTS + 1])
 def test_limits_out_of_range_are_refused(plain, most):
-    with pytest.raises(ConfigError, match=rf"^max_document_tokens must be from 2 to the 32 slots of a row, got {most}"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^max_document_tokens must be from 2 to the 32 slots of a row, got {most}",
+    ):
         build(plain, max_document_tokens=most)
-    with pytest.raises(ConfigError, match=rf"^source 'plain': max_document_tokens must be from 2 .*, got {most}"):
+    with pytest.raises(
+        ConfigError, match=rf"^source 'plain': max_document_tokens must be from 2 .*, got {most}"
+    ):
         build(Source(plain, max_document_tokens=most))
     with pytest.raises(ConfigError, match=r"'plain': max_document_tokens.*'x'"):
         Source(plain, max_document_tokens="x")
@@ -206,7 +259,8 @@ def test_concat_has_documents_that_are_too_long_only_with_a_limit(plain):
     build(Source(plain, too_long="keep_end", max_document_tokens=9), packing="concat")
 
 
-# -- promises ----------------------------------------------------------------------------------------------------------
+# -- promises
+# --------------------------------------------------------------------------------------------------
 
 
 def mixture(plain, weighted, packing):
@@ -220,7 +274,14 @@ def mixture(plain, weighted, packing):
     limits = (20, 9, 25) if packing == "concat" else (None, 9, 25)
     return Mixture(
         [
-            Source(one.path, one.share, one.name, max_epochs=2, too_long=one.too_long, max_document_tokens=limit)
+            Source(
+                one.path,
+                one.share,
+                one.name,
+                max_epochs=2,
+                too_long=one.too_long,
+                max_document_tokens=limit,
+            )
             for one, limit in zip(sources, limits, strict=True)
         ]
     )
@@ -239,7 +300,9 @@ def test_resume_is_exact_and_ranks_share_steps(plain, weighted, packing):
 
 def test_another_limit_is_refused(plain):
     def loader(most=None, own=None, too_long=None):
-        return build(Source(plain, too_long=too_long, max_document_tokens=own), max_document_tokens=most)
+        return build(
+            Source(plain, too_long=too_long, max_document_tokens=own), max_document_tokens=most
+        )
 
     changed = r"source 0 \('plain'\) has another name, .* order or limit"
     assert_other_plans_are_refused(
@@ -256,9 +319,10 @@ def test_another_limit_is_refused(plain):
 def test_a_run_file_has_the_same_settings(tmp_path, plain):
     file = tmp_path / "run.yaml"
     file.write_text(
-        f"data:\n  sources:\n    - {{path: {plain.path}, too_long: keep_end, max_epochs: 1, drop_untrained: false}}\n"
-        f"    - {{path: {plain.path}, name: short, max_document_tokens: 4, max_epochs: 1}}\n"
-        "  loader: {sequence_length: 32, rows_per_step: 4, seed: 3, documents_per_row: 3, max_document_tokens: 16}\n"
+        f"data:\n  sources:\n    - {{path: {plain.path}, too_long: keep_end, max_epochs: 1, "
+        f"drop_untrained: false}}\n    - {{path: {plain.path}, name: short, "
+        "max_document_tokens: 4, max_epochs: 1}\n  loader: {sequence_length: 32, "
+        "rows_per_step: 4, seed: 3, documents_per_row: 3, max_document_tokens: 16}\n"
     )
     loader = make_loader(load_data(file))
     assert (loader.settings.documents_per_row, loader.settings.max_document_tokens) == (3, 16)

@@ -53,7 +53,8 @@ def test_names_say_which_ranks_get_different_rows(sizes, names, place, due):
 
 
 @pytest.mark.parametrize(
-    ("dims", "due"), [(("a",), (1, 2)), (("b", "a"), (5, 6)), ("c", (3, 4)), ((0, 2), (7, 8)), ((), (0, 1))]
+    ("dims", "due"),
+    [(("a",), (1, 2)), (("b", "a"), (5, 6)), ("c", (3, 4)), ((0, 2), (7, 8)), ((), (0, 1))],
 )
 def test_dimensions_may_be_chosen(dims, due):
     mesh = Mesh((2, 3, 4), (1, 2, 3), ("a", "b", "c"))
@@ -63,8 +64,16 @@ def test_dimensions_may_be_chosen(dims, due):
 @pytest.mark.parametrize(
     ("names", "dims", "message"),
     [
-        (None, None, r"2 dimensions without names \(dimension 0: 2, dimension 1: 4\), .*mesh_dim_names="),
-        (("dp", "rest"), None, r"unknown mesh dimension 'rest' in a mesh with dp: 2, rest: 4: .* dims="),
+        (
+            None,
+            None,
+            r"2 dimensions without names \(dimension 0: 2, dimension 1: 4\), .*mesh_dim_names=",
+        ),
+        (
+            ("dp", "rest"),
+            None,
+            r"unknown mesh dimension 'rest' in a mesh with dp: 2, rest: 4: .* dims=",
+        ),
         (("dp", "tp"), ("pp",), r"no dimension 'pp'; it has dp: 2, tp: 4"),
         (("dp", "tp"), ("dp", 0), r"\('dp', 0\) names a dimension of the mesh twice"),
     ],
@@ -109,7 +118,7 @@ SCRIPT = """
     dist.barrier()
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +128,9 @@ def ranks(tmp_path_factory):
     from penstock import write_dataset
 
     folder = tmp_path_factory.mktemp("mesh")
-    documents = [[1 + (7 * number + place) % 90 for place in range(3 + number % 11)] for number in range(200)]
+    documents = [
+        [1 + (7 * number + place) % 90 for place in range(3 + number % 11)] for number in range(200)
+    ]
     write_dataset(folder / "data", documents, vocab_size=100)
     ended = run_processes(folder / "script.py", SCRIPT, folder / "data", processes=4)
     return folder / "data", [json.loads(out.splitlines()[-1]) for out, _ in ended]
@@ -133,7 +144,9 @@ def test_ranks_of_a_mesh_share_a_step(ranks):
     by_place = {tuple(one["place"]): one for one in found}
     assert sorted(by_place) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for dp in range(2):
-        assert by_place[dp, 0]["rows"] == by_place[dp, 1]["rows"], "ranks of a model get the same rows"
+        assert by_place[dp, 0]["rows"] == by_place[dp, 1]["rows"], (
+            "ranks of a model get the same rows"
+        )
     alone = iter(Loader(data, sequence_length=16, rows_per_step=4, seed=3))
     steps = [[row.tokens.tolist() for row in next(alone)] for _ in range(4)]
     for number, step in enumerate(steps):

@@ -1,4 +1,6 @@
-"""A program that is stopped while its store does not answer ends, and does not wait for the threads that ask it."""
+"""A program that is stopped while its store does not answer ends, and does not wait for the threads
+that ask it.
+"""
 
 import signal
 import subprocess
@@ -26,7 +28,9 @@ PROGRAMS = {
     "steps in threads": STEPS.format(threads=2),
     "opening": "import penstock as ps; ps.open_dataset('s3://bucket/web')",
     "a document": "import penstock as ps; ps.open_dataset('s3://bucket/web')[900]",
-    "a copy": "from penstock.data import shards as s; s.copying.copy_dataset('s3://bucket/web', 'copy')",
+    "a copy": (
+        "from penstock.data import shards as s; s.copying.copy_dataset('s3://bucket/web', 'copy')"
+    ),
     "an exception": """
         import threading, penstock as ps
         data = ps.open_dataset("s3://bucket/web")
@@ -42,7 +46,12 @@ def store(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "store" / "bucket").mkdir(parents=True)
     documents = random_documents(1000, 20, 90)
-    write_dataset(tmp_path / "store" / "bucket" / "web", documents, tokenizer=tokenizer_info(), documents_per_shard=500)
+    write_dataset(
+        tmp_path / "store" / "bucket" / "web",
+        documents,
+        tokenizer=tokenizer_info(),
+        documents_per_shard=500,
+    )
     with s3_store(tmp_path / "store", monkeypatch) as found:
         yield found
 
@@ -54,7 +63,9 @@ def test_a_program_ends(store, tmp_path, program, name):
     waits_for = "manifest.json" if program == "opening" else "00001.arrow"
     store.fail("slow", 10**9, waits_for)
     words = [sys.executable, "-c", textwrap.dedent(PROGRAMS[program])]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=child_environment(), cwd=tmp_path) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env=child_environment(), cwd=tmp_path
+    ) as process:
         wait_for(lambda: store.count(waits_for), process)
         time.sleep(0.5)
         process.send_signal(getattr(signal, name))

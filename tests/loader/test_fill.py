@@ -14,7 +14,8 @@ from penstock.core.errors import ConfigError, CorruptionError
 def slow_row(pieces, documents, slots, distances, pad_id):
     """Tokens, targets, weights, positions, document ids and cu_seqlens of a row, from its pieces.
 
-    A piece is (source, document, begin, tokens, total); `documents[source][document]` is (tokens, weights).
+    A piece is (source, document, begin, tokens, total); `documents[source][document]` is (tokens,
+    weights).
     """
     tokens, positions, ids, starts = [], [], [], []
     targets = [[] for _ in range(distances)]
@@ -50,14 +51,22 @@ def corpora(draw):
     """Documents with spans: (token lists, spans or None of each)."""
     lengths = draw(st.lists(st.integers(0, 40) | st.integers(250, 530), min_size=1, max_size=12))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
-    documents = [generator.integers(0, draw(st.sampled_from([300, 70_000])), length) for length in lengths]
+    documents = [
+        generator.integers(0, draw(st.sampled_from([300, 70_000])), length) for length in lengths
+    ]
     spans = None
     if draw(st.booleans()):
         spans = []
         for length in lengths:
-            edges = np.sort(generator.choice(length + 1, min(length + 1, 2 * generator.integers(0, 4)), replace=False))
+            edges = np.sort(
+                generator.choice(
+                    length + 1, min(length + 1, 2 * generator.integers(0, 4)), replace=False
+                )
+            )
             pairs = edges[: len(edges) // 2 * 2].reshape(-1, 2).tolist()
-            values = generator.choice([0.0, 1.0, 0.5, 2.0] if draw(st.booleans()) else [0.0, 1.0], len(pairs))
+            values = generator.choice(
+                [0.0, 1.0, 0.5, 2.0] if draw(st.booleans()) else [0.0, 1.0], len(pairs)
+            )
             listed = [(begin, end, float(v)) for (begin, end), v in zip(pairs, values, strict=True)]
             spans.append(None if generator.random() < 0.2 else listed)
     return documents, spans
@@ -87,7 +96,15 @@ def weights_of(documents, spans):
     st.none() | st.integers(1, 5),
 )
 def test_rows_equal_their_twin(
-    tmp_path_factory, sources, packing, slots, distances, dtype, too_long, longest, documents_per_row
+    tmp_path_factory,
+    sources,
+    packing,
+    slots,
+    distances,
+    dtype,
+    too_long,
+    longest,
+    documents_per_row,
 ):
     folder = tmp_path_factory.mktemp("fill")
     parts, documents = [], []
@@ -106,7 +123,12 @@ def test_rows_equal_their_twin(
     if not parts:
         return
     need = InputRequirements(
-        target_distances=distances, loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, dtype=dtype
+        target_distances=distances,
+        loss_weights=True,
+        positions=True,
+        document_ids=True,
+        cu_seqlens=True,
+        dtype=dtype,
     )
     settings = {
         "sequence_length": slots,
@@ -132,7 +154,9 @@ def test_rows_equal_their_twin(
             assert row.tokens.dtype == row.targets.dtype == row.positions.dtype == np.dtype(dtype)
             assert row.source_ids.tolist() == [piece[0] for piece in pieces]
         for distance in range(1, distances + 1):
-            assert step.loss_denominators[distance - 1] == pytest.approx(trained_sum(step, distance), rel=1e-12)
+            assert step.loss_denominators[distance - 1] == pytest.approx(
+                trained_sum(step, distance), rel=1e-12
+            )
         assert step.num_tokens == sum(row.num_tokens for row in step)
 
 
@@ -233,7 +257,14 @@ def test_a_damaged_document_is_named(tmp_path):
     data[place + 20] ^= 1
     shard.write_bytes(data)
     with pytest.raises(CorruptionError, match=r"dataset.*'d'.*document.*1.*checksum"):
-        list(Loader(Source(str(tmp_path / "d"), max_epochs=1), sequence_length=512, rows_per_step=1, threads=2))
+        list(
+            Loader(
+                Source(str(tmp_path / "d"), max_epochs=1),
+                sequence_length=512,
+                rows_per_step=1,
+                threads=2,
+            )
+        )
 
 
 @pytest.mark.parametrize(("too_long", "bit"), [("split", 2), ("drop", 10), ("error", 10)])
@@ -241,9 +272,18 @@ def test_a_damaged_document_is_named(tmp_path):
 def test_a_document_is_not_skipped_for_a_length_that_is_damaged(tmp_path, too_long, bit, number):
     """Nobody reads it later, so the plan asks its shard."""
     count = max(number, 20)
-    write_dataset(tmp_path / "d", [[i % 50 + 1] * 4 for i in range(count)] + [[], [1] * 9], documents_per_shard=700)
+    write_dataset(
+        tmp_path / "d",
+        [[i % 50 + 1] * 4 for i in range(count)] + [[], [1] * 9],
+        documents_per_shard=700,
+    )
     lengths = tmp_path / "d" / "lengths.u32"
-    source = Source(str(tmp_path / "d"), max_epochs=2, too_long="drop" if too_long == "error" else too_long, name="a")
+    source = Source(
+        str(tmp_path / "d"),
+        max_epochs=2,
+        too_long="drop" if too_long == "error" else too_long,
+        name="a",
+    )
     whole = list(Loader(source, sequence_length=16, rows_per_step=2, threads=0))
     assert sum(step.num_tokens for step in whole) == 2 * (4 * count + 9)
     data = bytearray(lengths.read_bytes())

@@ -1,4 +1,6 @@
-"""A loader that goes on from another's place: what was seen does not come again in its epoch, and all else comes."""
+"""A loader that goes on from another's place: what was seen does not come again in its epoch, and
+all else comes.
+"""
 
 import json
 import pickle
@@ -26,7 +28,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     for count in (20, 50, 51, 70, 120):
         # Their documents are divided in other ways into shards and batches.
-        ps.write_dataset(folder / str(count), DOCUMENTS[:count], documents_per_shard=13 if count == 70 else 1000)
+        ps.write_dataset(
+            folder / str(count), DOCUMENTS[:count], documents_per_shard=13 if count == 70 else 1000
+        )
     ps.write_dataset(folder / "more", DOCUMENTS[50:])
     ps.write_dataset(folder / "other", random_documents(30, 1, 60, seed=1))
     return folder
@@ -34,19 +38,24 @@ def folder(tmp_path_factory):
 
 def make(sources, **more):
     return ps.Loader(
-        ps.Mixture(sources), **{"sequence_length": 32, "rows_per_step": 3, "seed": 2, "threads": 0, **more}
+        ps.Mixture(sources),
+        **{"sequence_length": 32, "rows_per_step": 3, "seed": 2, "threads": 0, **more},
     )
 
 
 def pieces_of(loader, steps=10_000):
-    """(source, epoch, document, first token, tokens) of each piece in order, and the place after the last step."""
+    """(source, epoch, document, first token, tokens) of each piece in order, and the place after
+    the last step.
+    """
     plan = loader.new_plan()
     planner, found, place, sizes = StepPlanner(plan, 1), [], None, plan.sizes
     while steps and (step := planner.next()) is not None:
         for piece in step.pieces:
             source = plan.mixture.sources[piece["source"]].name
             epoch = int(piece["position"] // sizes[piece["source"]])
-            found.append((source, epoch, int(piece["document"]), int(piece["begin"]), int(piece["tokens"])))
+            found.append(
+                (source, epoch, int(piece["document"]), int(piece["begin"]), int(piece["tokens"]))
+            )
         place, steps = place_after(plan, step), steps - 1
     return found, json.loads(json.dumps(place))
 
@@ -57,7 +66,11 @@ def tokens_of(pieces):
 
 
 def all_tokens(source, documents, epoch):
-    return {(source, epoch, number, token) for number in documents for token in range(len(DOCUMENTS[number]))}
+    return {
+        (source, epoch, number, token)
+        for number in documents
+        for token in range(len(DOCUMENTS[number]))
+    }
 
 
 def source(folder, count=50, share=1.0, **more):
@@ -68,14 +81,27 @@ packings = st.sampled_from(["best_fit", "best_fit_decreasing", "next_fit", "conc
 
 
 @settings(deadline=None, max_examples=60)
-@given(packings, st.lists(st.integers(1, 30), min_size=1, max_size=3), st.sampled_from(["full", "none", "block"]))
+@given(
+    packings,
+    st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    st.sampled_from(["full", "none", "block"]),
+)
 def test_nothing_is_lost_and_nothing_comes_twice(folder, packing, stops, shuffle):
-    """A chain of loaders with other shares and other steps: together they see each token of two epochs once."""
+    """A chain of loaders with other shares and other steps: together they see each token of two
+    epochs once.
+    """
     seen, place = Counter(), None
     for number, stop in enumerate([*stops, 10_000]):
-        sources = [source(folder, share=1 + number, shuffle=shuffle), source(folder, 20, name="b", max_epochs=3)]
+        sources = [
+            source(folder, share=1 + number, shuffle=shuffle),
+            source(folder, 20, name="b", max_epochs=3),
+        ]
         loader = make(
-            sources, packing=packing, rows_per_step=3 + number, window_rows=16 * (number + 1), continue_from=place
+            sources,
+            packing=packing,
+            rows_per_step=3 + number,
+            window_rows=16 * (number + 1),
+            continue_from=place,
         )
         found, after = pieces_of(loader, stop)
         seen.update(tokens_of(found))
@@ -88,11 +114,19 @@ def test_nothing_is_lost_and_nothing_comes_twice(folder, packing, stops, shuffle
 
 @settings(deadline=None, max_examples=60)
 @given(
-    packings, st.integers(1, 60), st.integers(1, 20), st.sampled_from(["full", "none"]), st.sampled_from([51, 70, 120])
+    packings,
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.sampled_from(["full", "none"]),
+    st.sampled_from([51, 70, 120]),
 )
 def test_a_dataset_that_grows(folder, packing, first, second, shuffle, count):
-    """It grows twice: the epoch under way has all its documents once, those of earlier ones once, of later ones all."""
-    one, place = pieces_of(make([source(folder, 50, max_epochs=3, shuffle=shuffle)], packing=packing), first)
+    """It grows twice: the epoch under way has all its documents once, those of earlier ones once,
+    of later ones all.
+    """
+    one, place = pieces_of(
+        make([source(folder, 50, max_epochs=3, shuffle=shuffle)], packing=packing), first
+    )
     under_way = place["sources"]["a"]["epoch"]
     grown = source(folder, count, max_epochs=3, shuffle=shuffle)
     two, place = pieces_of(make([grown], packing=packing, continue_from=place), second)
@@ -101,7 +135,9 @@ def test_a_dataset_that_grows(folder, packing, first, second, shuffle, count):
     three, _ = pieces_of(make([largest], packing=packing, continue_from=place))
     sizes = [50 if epoch < under_way else count if epoch < again else 120 for epoch in range(3)]
     seen = tokens_of(one + two + three)
-    assert set(seen) == set().union(*(all_tokens("a", range(size), epoch) for epoch, size in enumerate(sizes)))
+    assert set(seen) == set().union(
+        *(all_tokens("a", range(size), epoch) for epoch, size in enumerate(sizes))
+    )
     assert set(seen.values()) == {1}
 
 
@@ -111,17 +147,27 @@ def slow_order(size, epoch, shuffle):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 40), st.sampled_from(["full", "none"]), st.sampled_from([50, 70]), st.booleans())
+@given(
+    st.integers(1, 40), st.sampled_from(["full", "none"]), st.sampled_from([50, 70]), st.booleans()
+)
 def test_documents_come_in_the_order_of_their_epochs(folder, stop, shuffle, count, packs):
-    """Rows of one document each show the order: that of each epoch over all documents, without those that were seen."""
+    """Rows of one document each show the order: that of each epoch over all documents, without
+    those that were seen.
+    """
     packing = "best_fit" if packs else "none"
-    seen, place = pieces_of(make([source(folder, shuffle=shuffle)], packing=packing, sequence_length=64), stop)
+    seen, place = pieces_of(
+        make([source(folder, shuffle=shuffle)], packing=packing, sequence_length=64), stop
+    )
     grown = source(folder, count, shuffle=shuffle)
     found, _ = pieces_of(make([grown], packing="none", sequence_length=64, continue_from=place))
     before = {(epoch, document) for _, epoch, document, _, _ in seen}
     due = []
     for epoch in range(place["sources"]["a"]["epoch"], 2):
-        due += [(epoch, document) for document in slow_order(count, epoch, shuffle) if (epoch, document) not in before]
+        due += [
+            (epoch, document)
+            for document in slow_order(count, epoch, shuffle)
+            if (epoch, document) not in before
+        ]
     assert [(epoch, document) for _, epoch, document, _, _ in found] == due
 
 
@@ -134,7 +180,9 @@ def test_documents_come_in_the_order_of_their_epochs(folder, stop, shuffle, coun
     st.sampled_from(["split", "truncate", "keep_end"]),
 )
 def test_rows_of_another_length(folder, stop, before, after, slots, too_long):
-    """No token is lost; one comes twice only in a document that was cut, where its beginning was not seen."""
+    """No token is lost; one comes twice only in a document that was cut, where its beginning was
+    not seen.
+    """
     first = source(folder, max_epochs=1, too_long=None if before == "concat" else too_long)
     one, place = pieces_of(make([first], packing=before), stop)
     second = source(folder, max_epochs=1)
@@ -152,20 +200,28 @@ def test_rows_of_another_length(folder, stop, before, after, slots, too_long):
 
 def test_a_state_in_a_loader_that_goes_on(folder):
     _, place = pieces_of(make([source(folder)]), 11)
-    loader = make([source(folder, 70), ps.Source(folder / "other", max_epochs=1)], continue_from=place)
+    loader = make(
+        [source(folder, 70), ps.Source(folder / "other", max_epochs=1)], continue_from=place
+    )
     steps = list(loader)
     rows = [[row.tokens.tolist() for row in step] for step in steps]
     for number, step in enumerate(steps):
-        later = make([source(folder, 70), ps.Source(folder / "other", max_epochs=1)], continue_from=place, threads=1)
+        later = make(
+            [source(folder, 70), ps.Source(folder / "other", max_epochs=1)],
+            continue_from=place,
+            threads=1,
+        )
         later.load_state_dict(json.loads(json.dumps(step.resume_state)))
         assert [[row.tokens.tolist() for row in step] for step in later] == rows[number + 1 :]
     with pytest.raises(StateError, match=r"places.*sources.*\(continue_from\)"):
-        make([source(folder, 70), ps.Source(folder / "other", max_epochs=1)]).load_state_dict(steps[0].resume_state)
-    _, another = pieces_of(make([source(folder)]), 12)
-    with pytest.raises(StateError, match="the places at which the sources begin"):
-        make([source(folder, 70), ps.Source(folder / "other", max_epochs=1)], continue_from=another).load_state_dict(
+        make([source(folder, 70), ps.Source(folder / "other", max_epochs=1)]).load_state_dict(
             steps[0].resume_state
         )
+    _, another = pieces_of(make([source(folder)]), 12)
+    with pytest.raises(StateError, match="the places at which the sources begin"):
+        make(
+            [source(folder, 70), ps.Source(folder / "other", max_epochs=1)], continue_from=another
+        ).load_state_dict(steps[0].resume_state)
 
 
 def test_the_place_of_a_step_that_was_made_ahead_in_threads(folder):
@@ -177,13 +233,22 @@ def test_the_place_of_a_step_that_was_made_ahead_in_threads(folder):
 
 
 def test_what_becomes_of_each_source_is_said(folder):
-    one = make([source(folder), ps.Source(folder / "other", max_epochs=1), source(folder, 20, name="gone")])
+    one = make(
+        [source(folder), ps.Source(folder / "other", max_epochs=1), source(folder, 20, name="gone")]
+    )
     _, place = pieces_of(one, 6)
-    now = [source(folder, 70, max_epochs=None), ps.Source(folder / "other"), source(folder, 20, name="fresh")]
+    now = [
+        source(folder, 70, max_epochs=None),
+        ps.Source(folder / "other"),
+        source(folder, 20, name="fresh"),
+    ]
     loader = make(now, continue_from=place)
     index = place["sources"]["other"]["drawn"][0][1]
     assert what_becomes(loader.new_plan()) == [
-        "source 'a' has grown by 20 documents to 70: they come in epoch 0, with those of it that were not seen",
+        (
+            "source 'a' has grown by 20 documents to 70: they come in epoch 0, with those of it "
+            "that were not seen"
+        ),
         f"source 'other' goes on after {index} of 30 documents of epoch 0",
         "source 'fresh' is new: begins at its beginning",
         "source 'gone' is no longer there",
@@ -205,7 +270,10 @@ def test_a_list_of_the_old_dataset_and_a_new_one_has_grown(folder):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"path": "other"}, "source 'a' cannot go on where it stood: it had 50 documents in use, and has 30"),
+        (
+            {"path": "other"},
+            "source 'a' cannot go on where it stood: it had 50 documents in use, and has 30",
+        ),
         ({"path": "more"}, "its first 50 documents are others than then"),
         ({"slice": (0.0, 0.5)}, "it had 50 documents in use, and has 25"),
         ({"slice": (0.2, 1.0)}, "first document of its slice was 0, is 10"),
@@ -233,7 +301,9 @@ def test_a_source_that_has_ended(folder):
     found, _ = pieces_of(make(sources, continue_from=place), 10)
     assert {piece[0] for piece in found} == {"b"}
     raised = [source(folder, 20, max_epochs=2, share=3.0), sources[1]]
-    assert {piece[:2] for piece in pieces_of(make(raised, continue_from=place), 10)[0]} >= {("a", 1)}
+    assert {piece[:2] for piece in pieces_of(make(raised, continue_from=place), 10)[0]} >= {
+        ("a", 1)
+    }
 
 
 @pytest.mark.parametrize(
@@ -242,7 +312,10 @@ def test_a_source_that_has_ended(folder):
         (lambda place: {}, "this is not a place in the data"),
         (lambda place: {**place, "format": 2}, "the place: place in the data format version 2"),
         (lambda place: {**place, "sources": []}, "this is not a place"),
-        (lambda place: with_source(place, drawn=[]), "this is not a place in the data, or it was damaged"),
+        (
+            lambda place: with_source(place, drawn=[]),
+            "this is not a place in the data, or it was damaged",
+        ),
         (lambda place: with_source(place, drawn=[[50, 51]]), "or it was damaged"),
         (lambda place: with_source(place, epoch=-1), "or it was damaged"),
         (lambda place: with_source(place, seen=[3, "x"]), "or it was damaged"),
@@ -265,7 +338,9 @@ def test_a_copy_and_a_look_begin_there_too(folder, capsys):
     copy = pickle.loads(pickle.dumps(make([source(folder)], continue_from=place, first_step=11)))
     assert copy.step == 11
     assert [[row.tokens.tolist() for row in step] for step in copy] == rows
-    report = dry_run(make([source(folder)], continue_from=place, first_step=11, data_parallel=(0, 3)), 4)
+    report = dry_run(
+        make([source(folder)], continue_from=place, first_step=11, data_parallel=(0, 3)), 4
+    )
     assert report.tokens == sum(len(piece) for step in rows[:4] for piece in step) - report.padding
     ps.inspect(make([source(folder)], continue_from=place, first_step=11), step=12)
     assert "penstock" not in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""A setting that would have no effect is refused, or has none on purpose; all packings and shuffles are looked at."""
+"""A setting that would have no effect is refused, or has none on purpose; all packings and shuffles
+are looked at.
+"""
 
 import inspect
 import re
@@ -25,7 +27,13 @@ def dataset(tmp_path_factory):
 
 def build(dataset, *, too_long=None, shuffle="full", slice=(0.0, 1.0), max_epochs=1, **settings):
     source = Source(dataset, too_long=too_long, shuffle=shuffle, slice=slice, max_epochs=max_epochs)
-    defaults = {"sequence_length": 64, "rows_per_step": 8, "seed": 3, "window_rows": 32, "threads": 0}
+    defaults = {
+        "sequence_length": 64,
+        "rows_per_step": 8,
+        "seed": 3,
+        "window_rows": 32,
+        "threads": 0,
+    }
     return Loader(source, **{**defaults, **settings})
 
 
@@ -35,7 +43,9 @@ def rows_of(loader, steps=60):
 
 @pytest.mark.parametrize("too_long", ["split", "drop", "truncate", "error"])
 def test_concat_has_nothing_that_is_too_long(dataset, too_long):
-    wanted = f"source 'd': too_long='{too_long}' has no effect with packing 'concat'.*leave too_long out"
+    wanted = (
+        f"source 'd': too_long='{too_long}' has no effect with packing 'concat'.*leave too_long out"
+    )
     with pytest.raises(ConfigError, match=wanted):
         build(dataset, packing="concat", too_long=too_long)
     assert rows_of(build(dataset, packing="concat"), 1)
@@ -60,7 +70,9 @@ def test_unset_is_split(dataset):
 
 @pytest.mark.parametrize(("packing", "shuffle"), [*product(PACKINGS, SHUFFLE_CODES)])
 def test_what_changes_rows_with_which_packing_and_shuffle(dataset, packing, shuffle):
-    """The settings that a packing ignores, and no others, leave the rows as they are: those that the docs name."""
+    """The settings that a packing ignores, and no others, leave the rows as they are: those that
+    the docs name.
+    """
 
     def rows(**settings):
         return rows_of(build(dataset, packing=packing, **{"shuffle": shuffle, **settings}))
@@ -79,7 +91,9 @@ def test_what_changes_rows_with_which_packing_and_shuffle(dataset, packing, shuf
     expected = {"window_rows"} if packing in ("next_fit", "concat", "none") else set()
     assert idle == expected | ({"seed"} if shuffle == "none" else set())
     for name in expected:
-        sentence = re.search(rf'    {name}: .*\n    """([^"]*)"""', inspect.getsource(PlanSettings))[1]
+        sentence = re.search(
+            rf'    {name}: .*\n    """([^"]*)"""', inspect.getsource(PlanSettings)
+        )[1]
         assert all(f"`{each}`" in sentence for each in ("next_fit", "concat", "none"))
 
 

@@ -1,4 +1,6 @@
-"""Large datasets in a store: their lengths come in ranges, and plans, rows and states are those of a local copy."""
+"""Large datasets in a store: their lengths come in ranges, and plans, rows and states are those of
+a local copy.
+"""
 
 import json
 from dataclasses import replace
@@ -6,7 +8,16 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from remote_cases import BLOCK, DENOISE, NEED, SETTINGS, Reversed, pair, patient_store, weighted_halves
+from remote_cases import (
+    BLOCK,
+    DENOISE,
+    NEED,
+    SETTINGS,
+    Reversed,
+    pair,
+    patient_store,
+    weighted_halves,
+)
 
 from contracts import assert_same_step
 from makers.datasets import random_documents, tokenizer_info
@@ -25,21 +36,34 @@ DOCUMENTS, RANGE = 12_000, 300
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder of a store, with datasets that have checksums of ranges of 300 documents: no border fits another."""
+    """The folder of a store, with datasets that have checksums of ranges of 300 documents: no
+    border fits another.
+    """
     root = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.data.shards.writing.finish.LAZY_DOCUMENTS", 0)
         patch.setattr("penstock.data.shards.writing.finish.RANGE_DOCUMENTS", RANGE)
         documents = random_documents(DOCUMENTS, 0, 180, seed=1)
-        write_dataset(root / "bucket" / "plain", documents, tokenizer=tokenizer_info(), documents_per_shard=5000)
+        write_dataset(
+            root / "bucket" / "plain",
+            documents,
+            tokenizer=tokenizer_info(),
+            documents_per_shard=5000,
+        )
         chats = random_documents(3000, 0, 700, seed=2)
         spans = weighted_halves(chats)
         write_dataset(
-            root / "bucket" / "chats", chats, spans=spans, tokenizer=tokenizer_info(), documents_per_shard=1100
+            root / "bucket" / "chats",
+            chats,
+            spans=spans,
+            tokenizer=tokenizer_info(),
+            documents_per_shard=1100,
         )
         whole = [[(1, len(one), 1.0)] if len(one) > 1 else None for one in chats[:900]]
         write_dataset(root / "bucket" / "short", [[7]] * 900, tokenizer=tokenizer_info())
-        write_dataset(root / "bucket" / "more", chats[:900], spans=whole, tokenizer=tokenizer_info())
+        write_dataset(
+            root / "bucket" / "more", chats[:900], spans=whole, tokenizer=tokenizer_info()
+        )
     return root
 
 
@@ -81,7 +105,9 @@ def test_steps_are_those_of_a_local_copy(store, kind):
 @pytest.mark.parametrize("packing", ["best_fit_decreasing", "next_fit", "concat", "none"])
 def test_all_packings(store, packing):
     local, remote = pair(store, "plain", max_epochs=1, **BLOCK)
-    for mine, theirs in zip(*(Loader(one, packing=packing, **SETTINGS) for one in (local, remote)), strict=True):
+    for mine, theirs in zip(
+        *(Loader(one, packing=packing, **SETTINGS) for one in (local, remote)), strict=True
+    ):
         assert_same_step(mine, theirs)
 
 
@@ -104,9 +130,21 @@ def test_joined_datasets_with_local_and_remote_parts(store, kind):
         [near, far],
         ["s3://bucket/more", far],
     ]
-    options = {"name": "all", "max_epochs": 1, "shuffle": kind, "too_long": "drop", "slice": (0.05, 0.95)}
-    loaders = [Loader(Source(one, **options), requirements=NEED, threads=1, **SETTINGS) for one in lists]
-    assert [isinstance(loader.datasets[0].table.lengths, LazyNumbers) for loader in loaders] == [False, True, True]
+    options = {
+        "name": "all",
+        "max_epochs": 1,
+        "shuffle": kind,
+        "too_long": "drop",
+        "slice": (0.05, 0.95),
+    }
+    loaders = [
+        Loader(Source(one, **options), requirements=NEED, threads=1, **SETTINGS) for one in lists
+    ]
+    assert [isinstance(loader.datasets[0].table.lengths, LazyNumbers) for loader in loaders] == [
+        False,
+        True,
+        True,
+    ]
     for mine, theirs, others in zip(*loaders, strict=True):
         assert_same_step(mine, theirs)
         assert_same_step(mine, others)
@@ -138,9 +176,13 @@ def test_seek_and_a_budget(store):
 
 
 def test_filling_has_lengths_that_its_own_plan_did_not_read(store):
-    """What a plan of another loader says is filled from a cold cache: kernels never see a length that is not here."""
+    """What a plan of another loader says is filled from a cold cache: kernels never see a length
+    that is not here.
+    """
     sources = pair(store, "plain", shuffle="block")
-    here, there = (Loader(one, requirements=NEED, data_parallel=(1, 8), **SETTINGS) for one in sources)
+    here, there = (
+        Loader(one, requirements=NEED, data_parallel=(1, 8), **SETTINGS) for one in sources
+    )
     plans = [here._planner.next() for _ in range(60)]
     assert not there.datasets[0].table.lengths.ranges.here.all()
     for plan in plans[40:]:
@@ -150,9 +192,13 @@ def test_filling_has_lengths_that_its_own_plan_did_not_read(store):
 
 
 def test_shares_by_tokens_read_the_lengths_of_the_slice(store):
-    pairs = [pair(store, name, share="tokens", slice=(0.2, 0.6), **BLOCK) for name in ("plain", "chats")]
+    pairs = [
+        pair(store, name, share="tokens", slice=(0.2, 0.6), **BLOCK) for name in ("plain", "chats")
+    ]
     here, there = (Loader([one[number] for one in pairs], **SETTINGS) for number in (0, 1))
-    assert [one.share for one in here.mixture.sources] == [one.share for one in there.mixture.sources]
+    assert [one.share for one in here.mixture.sources] == [
+        one.share for one in there.mixture.sources
+    ]
     assert there.datasets[0].table.lengths.ranges.here.mean() < 0.6
 
 
@@ -160,10 +206,12 @@ def test_a_first_step_brings_the_lengths_of_few_ranges(store, monkeypatch):
     monkeypatch.setattr("penstock.plan.loader.lengths_ahead._LEAST", 256)
     local, remote = pair(store, "plain", shuffle="block")
     loader = Loader(remote, **{**SETTINGS, "window_rows": 8})
-    assert_same_step(next(iter(Loader(local, **{**SETTINGS, "window_rows": 8}))), next(iter(loader)))
+    assert_same_step(
+        next(iter(Loader(local, **{**SETTINGS, "window_rows": 8}))), next(iter(loader))
+    )
     lengths = loader.datasets[0].table.lengths
-    # Those of the windows that the steps made ahead are in, and of the windows after these; how many steps are made
-    # ahead by now, the machine decides. There are 40 ranges.
+    # Those of the windows that the steps made ahead are in, and of the windows after these; how
+    # many steps are made ahead by now, the machine decides. There are 40 ranges.
     assert 1 <= lengths.ranges.here.sum() < 32
     assert store.count("lengths.u32") > 0
     assert not any("lengths" in path and span is None for _, path, span in store.log)
@@ -227,12 +275,19 @@ def test_lengths_are_asked_for_before_the_plan_is_there(monkeypatch, shuffle, ru
     """Nothing is waited for that was not asked for before, but what a run begins with."""
     monkeypatch.setattr("penstock.plan.loader.lengths_ahead._STRETCH", 2000)
     size, first, epochs = 30_000, 50, 2
-    source = Source("somewhere", shuffle=shuffle, **({"shuffle_runs": runs} if shuffle == "block" else {}))
+    source = Source(
+        "somewhere", shuffle=shuffle, **({"shuffle_runs": runs} if shuffle == "block" else {})
+    )
     ranges = Recorded(first + size + 70)
     ahead = LengthsAhead(source, ranges, first, size, 77, epochs * size)
     for epoch in range(epochs):
         key = int(mix(np.uint64(77), np.uint64(epoch)))
-        order = first + Permutation(size=size, key=key, shuffle=shuffle, shuffle_runs=source.shuffle_runs).images()
+        order = (
+            first
+            + Permutation(
+                size=size, key=key, shuffle=shuffle, shuffle_runs=source.shuffle_runs
+            ).images()
+        )
         if epoch:
             # As if nothing had come but what was asked for in this epoch.
             ranges.here[:] = 0
@@ -254,7 +309,10 @@ def test_lengths_are_asked_for_before_the_plan_is_there(monkeypatch, shuffle, ru
     assert ranges.here[
         first
         + Permutation(
-            size=size, key=int(mix(np.uint64(77), np.uint64(0))), shuffle=shuffle, shuffle_runs=source.shuffle_runs
+            size=size,
+            key=int(mix(np.uint64(77), np.uint64(0))),
+            shuffle=shuffle,
+            shuffle_runs=source.shuffle_runs,
         ).images(17, 18)[0]
     ]
 
@@ -264,16 +322,25 @@ def test_other_ways_to_read_a_dataset(store, tmp_path):
     here = remote.table.lengths.ranges.here
     assert "documents" in remote._repr_html_()
     assert here.sum() == 0
-    assert [remote[n] for n in (0, 299, 300, 1099, 11_999)] == [local[n] for n in (0, 299, 300, 1099, 11_999)]
+    assert [remote[n] for n in (0, 299, 300, 1099, 11_999)] == [
+        local[n] for n in (0, 299, 300, 1099, 11_999)
+    ]
     assert 0 < here.sum() < len(here)
-    np.testing.assert_array_equal(remote.table.read(4990, 5400).values, local.table.read(4990, 5400).values)
+    np.testing.assert_array_equal(
+        remote.table.read(4990, 5400).values, local.table.read(4990, 5400).values
+    )
     assert here.sum() < len(here)
     assert replace(summarise(remote), path="") == replace(summarise(local), path="")
     assert here.all()
     columns = {"score": [np.ones(size, np.float32) for size in local.table.lengths[:, 0]]}
-    for name, dataset in (("local", local), ("remote", open_dataset("s3://bucket/plain", cache=tmp_path / "cold"))):
+    for name, dataset in (
+        ("local", local),
+        ("remote", open_dataset("s3://bucket/plain", cache=tmp_path / "cold")),
+    ):
         write_side(dataset, tmp_path / f"side-{name}", columns)
         write_megatron(dataset, tmp_path / name)
     for ending in (".bin", ".idx"):
-        assert (tmp_path / f"local{ending}").read_bytes() == (tmp_path / f"remote{ending}").read_bytes()
+        assert (tmp_path / f"local{ending}").read_bytes() == (
+            tmp_path / f"remote{ending}"
+        ).read_bytes()
     assert open_dataset(tmp_path / "side-local") == open_dataset(tmp_path / "side-remote")

@@ -1,4 +1,6 @@
-"""The loader's promises: exact resume, any number of ranks, clean threads, errors in their place."""
+"""The loader's promises: exact resume, any number of ranks, clean threads, errors in their
+place.
+"""
 
 import base64
 import gc
@@ -15,7 +17,15 @@ from contracts import assert_exact_resume, assert_ranks_share_steps, assert_same
 from makers.datasets import tokenizer_info
 from makers.processes import run_code
 from patience import wait_for
-from penstock import DataParallel, InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
+from penstock import (
+    DataParallel,
+    InputRequirements,
+    Loader,
+    Mixture,
+    ShareChange,
+    Source,
+    write_dataset,
+)
 from penstock.core.errors import ConfigError, CorruptionError, DistributedError, StateError
 from penstock.plan.packing import PACKINGS
 
@@ -27,7 +37,10 @@ def data(tmp_path_factory):
     generator = np.random.default_rng(0)
 
     def documents(count):
-        return [generator.integers(0, 900, int(n)) for n in np.clip(np.exp(generator.normal(3.5, 1, count)), 1, 500)]
+        return [
+            generator.integers(0, 900, int(n))
+            for n in np.clip(np.exp(generator.normal(3.5, 1, count)), 1, 500)
+        ]
 
     web, chat = documents(150), documents(40)
     spans = [[(len(d) // 2, len(d), 0.5)] if len(d) > 1 else [] for d in chat]
@@ -42,7 +55,13 @@ def mixture(data, max_epochs=None):
 
 
 def build(data, *, max_epochs=None, **settings):
-    defaults = {"sequence_length": 128, "rows_per_step": 8, "seed": 3, "window_rows": 32, "threads": 0}
+    defaults = {
+        "sequence_length": 128,
+        "rows_per_step": 8,
+        "seed": 3,
+        "window_rows": 32,
+        "threads": 0,
+    }
     return Loader(mixture(data, max_epochs), **{**defaults, **settings})
 
 
@@ -71,7 +90,9 @@ def test_resuming_again_and_again(data):
 @pytest.mark.parametrize("packing", ["best_fit", "concat"])
 def test_ranks_share_every_step(data, packing):
     assert_ranks_share_steps(
-        lambda rank: build(data, packing=packing, data_parallel=rank, max_epochs=2), [1, 2, 4, 8], 100
+        lambda rank: build(data, packing=packing, data_parallel=rank, max_epochs=2),
+        [1, 2, 4, 8],
+        100,
     )
 
 
@@ -81,7 +102,9 @@ def test_the_number_of_ranks_may_change_at_a_restore(data):
         ranks = [build(data, data_parallel=(rank, size)) for rank in range(size)]
         for rank in ranks:
             rank.load_state_dict(whole[4].resume_state)
-        for expected, parts in zip(whole[5:], zip(*(islice(rank, 5) for rank in ranks), strict=True), strict=True):
+        for expected, parts in zip(
+            whole[5:], zip(*(islice(rank, 5) for rank in ranks), strict=True), strict=True
+        ):
             rows = [row for part in parts for row in part]
             for mine, theirs in zip(rows, expected, strict=True):
                 np.testing.assert_array_equal(mine.targets, theirs.targets)
@@ -90,7 +113,9 @@ def test_the_number_of_ranks_may_change_at_a_restore(data):
 def test_threads_change_nothing(data):
     plain = list(islice(build(data), 15))
     for threads, prefetch in ((1, 1), (3, 4)):
-        for mine, theirs in zip(islice(build(data, threads=threads, prefetch=prefetch), 15), plain, strict=True):
+        for mine, theirs in zip(
+            islice(build(data, threads=threads, prefetch=prefetch), 15), plain, strict=True
+        ):
             assert_same_step(mine, theirs)
 
 
@@ -157,7 +182,9 @@ def test_no_thread_outlives_its_iterator(data):
 
 
 def test_iterators_in_cycles_may_be_collected_in_any_thread(data):
-    """The collector may close an abandoned iterator from inside one of our own threads; nothing may wait there."""
+    """The collector may close an abandoned iterator from inside one of our own threads; nothing may
+    wait there.
+    """
 
     def abandon():
         iterator = iter(build(data, threads=2, prefetch=4))
@@ -176,9 +203,8 @@ def test_iterators_in_cycles_may_be_collected_in_any_thread(data):
 
 def test_an_iterator_held_at_exit_ends_quietly(data, tmp_path):
     script = (
-        "import sys, penstock as ps\n"
-        "loader = ps.Loader(sys.argv[1], sequence_length=128, rows_per_step=4, prefetch=8, threads=3)\n"
-        "steps = iter(loader); next(steps)\n"
+        "import sys, penstock as ps\nloader = ps.Loader(sys.argv[1], sequence_length=128, "
+        "rows_per_step=4, prefetch=8, threads=3)\nsteps = iter(loader); next(steps)\n"
     )
     found = run_code(script, data[0].path)
     assert (found.returncode, found.stderr) == (0, "")
@@ -205,7 +231,9 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path):
     place = content.index(bytes([7, 0] * 5000)) + 8000
     content[place] ^= 4
     shard.write_bytes(content)
-    loader = Loader(Source(str(tmp_path / "d"), max_epochs=1), sequence_length=64, rows_per_step=4, threads=2)
+    loader = Loader(
+        Source(str(tmp_path / "d"), max_epochs=1), sequence_length=64, rows_per_step=4, threads=2
+    )
     good = []
     with pytest.raises(CorruptionError, match="document 80"):
         good.extend(loader)
@@ -225,11 +253,17 @@ def test_which_setting_of_a_source_differs_is_said(data):
         ({"name": "c", "share": 2.0}, r"source 0 \('c'\) .* \(share\)\."),
         ({"name": "c", "slice": (0, 0.5)}, r"\(slice\)\."),
         ({"name": "c", "shuffle": "none"}, r"\(order\)\."),
-        ({"name": "d", "max_epochs": 3}, r"""\(the name, which was 'c': name="c" gives it back and limit\)\."""),
+        (
+            {"name": "d", "max_epochs": 3},
+            r"""\(the name, which was 'c': name="c" gives it back and limit\)\.""",
+        ),
     ]:
         with pytest.raises(StateError, match=told):
             state_of(**options).load_state_dict(state)
-    older = {**state, "made_from": {name: value for name, value in state["made_from"].items() if name != "named"}}
+    older = {
+        **state,
+        "made_from": {name: value for name, value in state["made_from"].items() if name != "named"},
+    }
     state_of(name="c").load_state_dict(older)
     with pytest.raises(StateError, match=r"share.*objective"):
         state_of(name="d").load_state_dict(older)
@@ -242,7 +276,9 @@ def test_states_of_earlier_versions_take_a_limit_of_epochs(data):
     """They have no names of sources, which decide nothing."""
 
     def loader(epochs):
-        return Loader(Source(data[0], name="c", max_epochs=epochs), sequence_length=64, rows_per_step=2)
+        return Loader(
+            Source(data[0], name="c", max_epochs=epochs), sequence_length=64, rows_per_step=2
+        )
 
     state = next(iter(loader(None))).resume_state
     made_from = {name: value for name, value in state["made_from"].items() if name != "named"}
@@ -261,10 +297,14 @@ def test_states_that_do_not_fit_are_refused(data, tmp_path):
         build((data[0], other)).load_state_dict(state)
     mixed = Mixture([Source(data[0], 0.6), Source(data[1], 0.3)], mixture(data).changes)
     with pytest.raises(StateError, match=r"source.*0.*\('web'\).*share"):
-        Loader(mixed, sequence_length=128, rows_per_step=8, seed=3, window_rows=32).load_state_dict(state)
+        Loader(mixed, sequence_length=128, rows_per_step=8, seed=3, window_rows=32).load_state_dict(
+            state
+        )
     unchanging = Mixture(mixture(data).sources)
     with pytest.raises(StateError, match="the changes of shares differ"):
-        Loader(unchanging, sequence_length=128, rows_per_step=8, seed=3, window_rows=32).load_state_dict(state)
+        Loader(
+            unchanging, sequence_length=128, rows_per_step=8, seed=3, window_rows=32
+        ).load_state_dict(state)
     for broken in (
         {},
         {**state, "place": "x"},
@@ -273,14 +313,18 @@ def test_states_that_do_not_fit_are_refused(data, tmp_path):
         None,
         {**state, "made_from": None},
     ):
-        with pytest.raises(StateError, match=r"not the state of a loader|the state: loader state format version 9"):
+        with pytest.raises(
+            StateError, match=r"not the state of a loader|the state: loader state format version 9"
+        ):
             build(data).load_state_dict(broken)
 
 
 def test_a_state_does_not_mind_how_numbers_are_written(data):
     def loader(share, epochs, length):
         source = Source(data[0], share, max_epochs=epochs)
-        return Loader(source, sequence_length=length, rows_per_step=np.int64(8), seed=np.int64(3), threads=0)
+        return Loader(
+            source, sequence_length=length, rows_per_step=np.int64(8), seed=np.int64(3), threads=0
+        )
 
     state = json.loads(json.dumps(next(iter(loader(1, 2, 128))).resume_state))
     loader(1.0, 2.0, np.int64(128)).load_state_dict(state)
@@ -295,13 +339,17 @@ def test_the_end_of_a_pass_is_a_place(data):
 
 
 def test_a_capacity_bounds_the_documents_of_rows_on_all_ranks_alike(tmp_path):
-    """Two entries fewer than there are, for the end of the last document and that of the padding."""
+    """Two entries fewer than there are, for the end of the last document and that of the
+    padding.
+    """
     dataset = write_dataset(tmp_path / "d", [[1] * 5] * 20 + [[1]] * 200)
     source = Source(dataset, shuffle="none", max_epochs=1)
     need = InputRequirements(cu_seqlens=True, cu_seqlens_capacity=8)
     counts = []
     for rank in range(2):
-        loader = Loader(source, sequence_length=20, rows_per_step=8, data_parallel=(rank, 2), requirements=need)
+        loader = Loader(
+            source, sequence_length=20, rows_per_step=8, data_parallel=(rank, 2), requirements=need
+        )
         rows = [row for step in loader for row in step]
         counts += [row.num_documents for row in rows]
         assert all(row.cu_seqlens.shape == (8,) for row in rows)
@@ -323,7 +371,10 @@ def test_a_finite_pass_gives_all_ranks_as_many_rows(data):
     lengths = {len(list(build(data, data_parallel=(r, 8), max_epochs=1))[-1]) for r in range(8)}
     assert len(lengths) == 1
     empty = [
-        row for r in range(8) for row in list(build(data, data_parallel=(r, 8), max_epochs=1))[-1] if not row.num_tokens
+        row
+        for r in range(8)
+        for row in list(build(data, data_parallel=(r, 8), max_epochs=1))[-1]
+        if not row.num_tokens
     ]
     for row in empty:
         assert (row.targets == -100).all()
@@ -355,7 +406,10 @@ def test_sources_of_different_tokenizers_are_refused(tmp_path):
 
 def test_a_mixture_takes_what_a_loader_takes(data):
     assert [source.name for source in Mixture(Source(data[0])).sources] == ["web"]
-    assert [source.name for source in Mixture([str(data[0].path), data[1]]).sources] == ["web", "chat"]
+    assert [source.name for source in Mixture([str(data[0].path), data[1]]).sources] == [
+        "web",
+        "chat",
+    ]
 
 
 def test_a_device_mesh_says_the_place(data):
@@ -388,8 +442,12 @@ def test_explain_names_files_and_lines(data):
         assert sum(piece.num_tokens for piece in pieces) == row.num_tokens
         for piece, source in zip(pieces, row.source_ids, strict=True):
             dataset = data[source]
-            stored = dataset[piece.document].tokens[piece.first_token : piece.first_token + piece.num_tokens]
-            np.testing.assert_array_equal(row.tokens[piece.begin : piece.begin + piece.num_tokens], stored)
+            stored = dataset[piece.document].tokens[
+                piece.first_token : piece.first_token + piece.num_tokens
+            ]
+            np.testing.assert_array_equal(
+                row.tokens[piece.begin : piece.begin + piece.num_tokens], stored
+            )
             assert piece.origin.line == piece.document
             assert piece.source == dataset.name
     assert len(loader.explain(3)) == sum(len(row.source_ids) for row in step)
@@ -409,7 +467,9 @@ def test_memory_does_not_grow(data):
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_killed_while_iterating_nothing_is_lost(data, tmp_path):
-    """A child is killed at some moment; what its last saved state gives is what comes after its last saved step."""
+    """A child is killed at some moment; what its last saved state gives is what comes after its
+    last saved step.
+    """
     plain = list(islice(build(data), 200))
     for moment in (3, 11, 40):
         reader, writer = os.pipe()
@@ -435,7 +495,9 @@ def test_threads_that_cannot_be_started_leave_nothing_behind(data, monkeypatch):
     """Those that ran would plan steps for nobody, and the next iterator would miss them."""
 
     def build():
-        return Loader(Source(data[0], max_epochs=2, name="a"), sequence_length=64, rows_per_step=2, threads=3)
+        return Loader(
+            Source(data[0], max_epochs=2, name="a"), sequence_length=64, rows_per_step=2, threads=3
+        )
 
     due, started, start = list(build()), [], threading.Thread.start
 

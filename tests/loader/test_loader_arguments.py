@@ -1,11 +1,21 @@
-"""Wrong values are refused by name where they come in; what is printed of a step is short; long replays show a bar."""
+"""Wrong values are refused by name where they come in; what is printed of a step is short; long
+replays show a bar.
+"""
 
 import sys
 
 import numpy as np
 import pytest
 
-from penstock import DataParallel, InputRequirements, Loader, Mixture, ShareChange, Source, write_dataset
+from penstock import (
+    DataParallel,
+    InputRequirements,
+    Loader,
+    Mixture,
+    ShareChange,
+    Source,
+    write_dataset,
+)
 from penstock.core.errors import ConfigError, DistributedError, StateError
 from penstock.plan.loader import steps as replay
 
@@ -13,7 +23,10 @@ from penstock.plan.loader import steps as replay
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     generator = np.random.default_rng(0)
-    return write_dataset(tmp_path_factory.mktemp("arguments") / "d", [generator.integers(0, 9, 9) for _ in range(500)])
+    return write_dataset(
+        tmp_path_factory.mktemp("arguments") / "d",
+        [generator.integers(0, 9, 9) for _ in range(500)],
+    )
 
 
 def build(dataset, **kwargs):
@@ -21,7 +34,8 @@ def build(dataset, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "name", ["sequence_length", "rows_per_step", "seed", "window_rows", "threads", "prefetch", "pad_id"]
+    "name",
+    ["sequence_length", "rows_per_step", "seed", "window_rows", "threads", "prefetch", "pad_id"],
 )
 @pytest.mark.parametrize("value", ["x", 8.5, None])
 def test_whole_numbers(dataset, name, value):
@@ -89,9 +103,13 @@ def test_an_environment_that_is_no_number(monkeypatch):
 
 def test_prints_are_one_short_line(dataset):
     step = next(iter(build(dataset, sequence_length=100_000, rows_per_step=2)))
-    assert repr(step).startswith("Step(0: 2 rows here; over all ranks 199998 tokens, loss_denominator ")
+    assert repr(step).startswith(
+        "Step(0: 2 rows here; over all ranks 199998 tokens, loss_denominator "
+    )
     row = repr(step[0])
-    assert row.startswith("ModelInput(11111 documents, 99999 tokens; tokens int32[100000], targets int32[1, 100000], ")
+    assert row.startswith(
+        "ModelInput(11111 documents, 99999 tokens; tokens int32[100000], targets int32[1, 100000], "
+    )
     loader = repr(build([dataset, Source(dataset, name="again")]).seek(7))
     assert loader == "Loader(d, again: steps of 4 rows of 32 tokens, at step 7, rank 0 of 1)"
     for text in (repr(step), row):
@@ -110,7 +128,9 @@ class Terminal:
         pass
 
 
-@pytest.mark.parametrize(("is_terminal", "rank", "shown"), [(True, 0, True), (False, 0, False), (True, 1, False)])
+@pytest.mark.parametrize(
+    ("is_terminal", "rank", "shown"), [(True, 0, True), (False, 0, False), (True, 1, False)]
+)
 def test_a_long_replay_shows_how_far_it_is(dataset, monkeypatch, is_terminal, rank, shown):
     monkeypatch.setattr(sys, "stderr", Terminal(is_terminal))
     loader = build(dataset, window_rows=1, data_parallel=(rank, 2))
@@ -133,7 +153,8 @@ def test_elsewhere_a_very_long_replay_says_so_in_a_line(dataset, monkeypatch, ca
 def test_a_state_does_not_ask_how_a_share_was_written(dataset, share):
     def make(value):
         mixture = Mixture(
-            [Source(dataset, 0.5, "a"), Source(dataset, 0.5, "b")], [ShareChange(step=3, shares={"a": value})]
+            [Source(dataset, 0.5, "a"), Source(dataset, 0.5, "b")],
+            [ShareChange(step=3, shares={"a": value})],
         )
         return Loader(mixture, sequence_length=8, rows_per_step=1)
 

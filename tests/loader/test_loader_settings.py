@@ -20,14 +20,18 @@ def dataset(tmp_path):
 
 def test_the_keywords_of_a_loader_are_the_fields():
     keywords = [
-        one for one in inspect.signature(ps.Loader.__init__).parameters.values() if one.kind is one.KEYWORD_ONLY
+        one
+        for one in inspect.signature(ps.Loader.__init__).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
     ]
     defaults = {one.name: MISSING if one.default is one.empty else one.default for one in keywords}
     assert defaults == {one.name: one.default for one in fields(LoaderSettings)}
 
 
 def test_a_loader_of_settings_gives_the_same_steps(dataset):
-    settings = LoaderSettings(sequence_length=64, rows_per_step=2, seed=3, threads=0, attention="row")
+    settings = LoaderSettings(
+        sequence_length=64, rows_per_step=2, seed=3, threads=0, attention="row"
+    )
     loaders = [
         ps.Loader(dataset, sequence_length=64, rows_per_step=2, seed=3, threads=0, attention="row"),
         loader := ps.Loader.of(dataset, settings),

@@ -1,4 +1,6 @@
-"""A loader among torch's worker processes: iterating there is refused; steps and loaders go through pickle."""
+"""A loader among torch's worker processes: iterating there is refused; steps and loaders go through
+pickle.
+"""
 
 import multiprocessing
 import pickle

@@ -1,4 +1,6 @@
-"""Steps over more shards than may be mapped are those over shards that are all mapped; the plan reads none of them."""
+"""Steps over more shards than may be mapped are those over shards that are all mapped; the plan
+reads none of them.
+"""
 
 import shutil
 from itertools import islice
@@ -90,11 +92,20 @@ def test_mixtures_of_mapped_and_other_shards_and_a_store(folder, fewer, tmp_path
     plain = open_dataset(folder)
     tree_dataset(tmp_path / "trees", vocabulary=900)
     with s3_store(folder.parents[1], monkeypatch):
-        before = Loader(Mixture([Source(plain, share=0.5), Source(folder, name="b", share=0.5)]), **SETTINGS)
+        before = Loader(
+            Mixture([Source(plain, share=0.5), Source(folder, name="b", share=0.5)]), **SETTINGS
+        )
         fewer()
         remote = Source("s3://bucket/chats", name="b", share=0.5)
-        after = Loader(Mixture([Source(plain, share=0.5), remote]), threads=2, cache_bytes=50_000_000, **SETTINGS)
-        both = Loader(Mixture([Source(folder, share=0.5), remote]), cache_bytes=50_000_000, **SETTINGS)
+        after = Loader(
+            Mixture([Source(plain, share=0.5), remote]),
+            threads=2,
+            cache_bytes=50_000_000,
+            **SETTINGS,
+        )
+        both = Loader(
+            Mixture([Source(folder, share=0.5), remote]), cache_bytes=50_000_000, **SETTINGS
+        )
         for steps in zip(*(islice(loader, 20) for loader in (before, after, both)), strict=True):
             assert_same_step(steps[0], steps[1])
             assert_same_step(steps[0], steps[2])
@@ -108,10 +119,17 @@ def test_mixtures_of_mapped_and_other_shards_and_a_store(folder, fewer, tmp_path
 
 def test_trees_and_columns(fewer, tmp_path):
     tree_dataset(tmp_path / "trees", vocabulary=900)
-    need = InputRequirements(trees=True, asked_by="a test", loss_weights=True, positions=True, cu_seqlens=True)
+    need = InputRequirements(
+        trees=True, asked_by="a test", loss_weights=True, positions=True, cu_seqlens=True
+    )
 
     def loader():
-        return Loader(Source(tmp_path / "trees", max_epochs=2), sequence_length=128, rows_per_step=2, requirements=need)
+        return Loader(
+            Source(tmp_path / "trees", max_epochs=2),
+            sequence_length=128,
+            rows_per_step=2,
+            requirements=need,
+        )
 
     expected = loader()
     fewer()
@@ -121,7 +139,12 @@ def test_trees_and_columns(fewer, tmp_path):
 
 
 def test_damage_is_found_and_named(folder, fewer, tmp_path):
-    write_dataset(tmp_path / "d", random_documents(300, 20, 90), tokenizer=tokenizer_info(), documents_per_shard=5)
+    write_dataset(
+        tmp_path / "d",
+        random_documents(300, 20, 90),
+        tokenizer=tokenizer_info(),
+        documents_per_shard=5,
+    )
     shard = tmp_path / "d" / "00030.arrow"
     data = bytearray(shard.read_bytes())
     data[int(open_dataset(tmp_path / "d").table.batches["tokens"][30])] ^= 1
@@ -144,6 +167,6 @@ def test_a_plan_over_400_000_shards(tmp_path):
         print(len(loader.datasets[0].manifest.shards), len(open("/proc/self/maps").readlines()) < 2000, opens < 3 << 20)
         step = next(iter(loader))
         print(len(step), step.index)
-    """
+    """  # noqa: E501
     found = run_code(code, tmp_path / "many", check=True)
     assert found.stdout == "400000 True True\n64 0\n"

@@ -1,6 +1,8 @@
-"""One loader over every kind of dataset at once: shards with and without loss weights, Megatron, bare tokens.
+"""One loader over every kind of dataset at once: shards with and without loss weights, Megatron,
+bare tokens.
 
-Every token of the corpora is another number, so a row alone says which document, and which part of it, lies where.
+Every token of the corpora is another number, so a row alone says which document, and which part of
+it, lies where.
 """
 
 from itertools import islice
@@ -18,7 +20,9 @@ SLOTS, ROWS, EPOCHS = 96, 4, 2
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Datasets, and of each the documents; two-byte tokens and four-byte ones, many batches, many shards."""
+    """Datasets, and of each the documents; two-byte tokens and four-byte ones, many batches, many
+    shards.
+    """
     folder = tmp_path_factory.mktemp("mixed")
     generator = np.random.default_rng(0)
     first = 1
@@ -49,10 +53,20 @@ def corpora(tmp_path_factory):
 def build(corpora, changes=(), drop_untrained=True, **options):
     sources = [
         Source(dataset, share, name=str(i), max_epochs=EPOCHS, drop_untrained=drop_untrained)
-        for i, (dataset, share) in enumerate(zip(corpora[0], (0.1, 1.0, 0.3, 0.01, 0.2), strict=True))
+        for i, (dataset, share) in enumerate(
+            zip(corpora[0], (0.1, 1.0, 0.3, 0.01, 0.2), strict=True)
+        )
     ]
-    settings = {"sequence_length": SLOTS, "rows_per_step": ROWS, "seed": 1, "window_rows": 16, "threads": 0}
-    need = InputRequirements(target_distances=2, loss_weights=True, positions=True, document_ids=True, cu_seqlens=True)
+    settings = {
+        "sequence_length": SLOTS,
+        "rows_per_step": ROWS,
+        "seed": 1,
+        "window_rows": 16,
+        "threads": 0,
+    }
+    need = InputRequirements(
+        target_distances=2, loss_weights=True, positions=True, document_ids=True, cu_seqlens=True
+    )
     return Loader(Mixture(sources, changes), **{**settings, "requirements": need, **options})
 
 
@@ -67,7 +81,8 @@ def test_every_token_of_every_format_once_an_epoch(corpora, packing):
             for source, begin, end in zip(row.source_ids, borders, borders[1:], strict=False):
                 tokens, targets = row.tokens[begin:end].astype(np.int64), row.targets[:, begin:end]
                 if source == 4:
-                    # A lone 0 does not say whose it is; any other end of a document follows from the token before it.
+                    # A lone 0 does not say whose it is; any other end of a document follows from
+                    # the token before it.
                     lone = tokens[0] == 0
                     tokens[-1] += 0 if lone or tokens[-1] else tokens[-2] + 1
                     seen[0] += lone

@@ -1,4 +1,6 @@
-"""Objectives in a mixture: the compiled fill does what each objective's own `write` does, and all contracts hold."""
+"""Objectives in a mixture: the compiled fill does what each objective's own `write` does, and all
+contracts hold.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -20,7 +22,12 @@ MODES = {"R": 901, "X": 902, "S": 903}
 BOS, EOS = 1, 2
 INFILL = ps.Infill(rate=0.7, tokens=(910, 911, 912))
 EVERYTHING = ps.InputRequirements(
-    target_distances=3, loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
+    target_distances=3,
+    loss_weights=True,
+    positions=True,
+    document_ids=True,
+    cu_seqlens=True,
+    prefix=True,
 )
 
 
@@ -37,7 +44,8 @@ def make_data(folder, *, count=200, longest=150, framed=True, weighted=False, se
     spans = None
     if weighted:
         spans = [
-            None if i % 3 == 0 else [(len(d) // 3, len(d) // 3 + 1 + len(d) // 2, 0.5)] for i, d in enumerate(documents)
+            None if i % 3 == 0 else [(len(d) // 3, len(d) // 3 + 1 + len(d) // 2, 0.5)]
+            for i, d in enumerate(documents)
         ]
         spans = [
             None if s is None else [(b, min(e, len(d)), w) for b, e, w in s]
@@ -98,7 +106,9 @@ def assert_like_twin(loader, steps):
                         weights = np.zeros(count, np.float32)
                         weights[: max(count - d - 1, 0)] = written.weights[d + 1 :]
                         due = np.where(
-                            weights != 0, np.concatenate([written.tokens[d + 1 :], [0] * (d + 1)])[:count], -100
+                            weights != 0,
+                            np.concatenate([written.tokens[d + 1 :], [0] * (d + 1)])[:count],
+                            -100,
                         )
                         assert np.array_equal(row.loss_weights[d, here], weights)
                         assert np.array_equal(row.targets[d, here], due)
@@ -178,11 +188,15 @@ def test_a_document_is_denoised_alike_wherever_it_is_packed_and_otherwise_each_e
         loader = make([ps.Source(data, objective=denoise(), max_epochs=2)], **options)
         while (plan := loader._planner.next()) is not None:
             step = loader._build_step(plan)
-            for row, begin, end in zip(step, plan.row_starts[:-1], plan.row_starts[1:], strict=False):
+            for row, begin, end in zip(
+                step, plan.row_starts[:-1], plan.row_starts[1:], strict=False
+            ):
                 ends = np.cumsum(plan.pieces["length"][begin:end])
                 for piece, stop in zip(plan.pieces[begin:end], ends, strict=True):
                     position, first = int(piece["position"]), int(piece["begin"])
-                    found[position, first, int(piece["tokens"])] = row.tokens[stop - piece["length"] : stop].tolist()
+                    found[position, first, int(piece["tokens"])] = row.tokens[
+                        stop - piece["length"] : stop
+                    ].tolist()
         return found
 
     mine = documents()
@@ -192,7 +206,12 @@ def test_a_document_is_denoised_alike_wherever_it_is_packed_and_otherwise_each_e
 
 
 def test_blends_are_exact_in_slots(data):
-    loader = make([ps.Source(data, name="plain", share=1), ps.Source(data, name="d", share=3, objective=denoise())])
+    loader = make(
+        [
+            ps.Source(data, name="plain", share=1),
+            ps.Source(data, name="d", share=3, objective=denoise()),
+        ]
+    )
     slots = np.zeros(2, np.int64)
     for step in islice(loader, 60):
         for row in step:
@@ -210,7 +229,11 @@ def test_objectives_follow_a_curriculum_by_changes_of_shares(data):
         ps.ShareChange(step=6, shares={"causal": 0}),
     ]
     loader = ps.Loader(
-        ps.Mixture(sources, changes), sequence_length=128, rows_per_step=6, threads=0, requirements=EVERYTHING
+        ps.Mixture(sources, changes),
+        sequence_length=128,
+        rows_per_step=6,
+        threads=0,
+        requirements=EVERYTHING,
     )
     seen = [{int(i) for row in step for i in row.source_ids} for step in islice(loader, 9)]
     assert seen == [{0}] * 3 + [{0, 1}] * 3 + [{1}] * 3

@@ -40,10 +40,14 @@ def slow_rows(lengths, patches, limit, documents_per_row):
     """Documents of each row, window after window: the obvious best fit."""
     most = documents_per_row or len(lengths)
     windows, rows = [], []  # a row: [free slots, patches left, time of the last touch, documents]
-    for time, (document, (length, needed)) in enumerate(enumerate(zip(lengths, patches, strict=True))):
+    for time, (document, (length, needed)) in enumerate(
+        enumerate(zip(lengths, patches, strict=True))
+    ):
         if needed > limit:
             continue
-        open_rows = [row for row in rows if row[0] >= length and row[1] >= needed and len(row[3]) < most]
+        open_rows = [
+            row for row in rows if row[0] >= length and row[1] >= needed and len(row[3]) < most
+        ]
         if not open_rows and len(rows) == WINDOW:
             windows.append(rows)
             rows = []
@@ -69,7 +73,9 @@ def test_rows_are_those_of_the_slow_twin(dataset, data):
         found = []
         for window in plan.windows():
             bounds = zip(window.row_starts, window.row_starts[1:], strict=False)
-            found += [sorted(window.pieces["document"][begin:end].tolist()) for begin, end in bounds]
+            found += [
+                sorted(window.pieces["document"][begin:end].tolist()) for begin, end in bounds
+            ]
         dropped = int(plan.state().skipped["dropped"].sum())
     lengths = dataset.table.lengths[:, 0].tolist()
     assert found == [sorted(row) for row in slow_rows(lengths, patches, limit, most)]
@@ -82,7 +88,9 @@ def test_a_document_over_the_limit_is_an_error_if_asked_for(dataset, monkeypatch
         list(plan_of(dataset, patches, 8, monkeypatch, too_long="error").windows())
 
 
-@pytest.mark.parametrize("wrong", [{"patches_per_row": 0}, {"patches_per_row": 5, "packing": "next_fit"}])
+@pytest.mark.parametrize(
+    "wrong", [{"patches_per_row": 0}, {"patches_per_row": 5, "packing": "next_fit"}]
+)
 def test_limits_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match=r"patches_per_row.*1.*best_fit"):
         PlanSettings(sequence_length=8, rows_per_step=1, **wrong)
@@ -116,7 +124,10 @@ def test_steps_are_balanced_whatever_the_ranks(dataset, monkeypatch):
     def steps(multiple):
         planner = StepPlanner(plan_of(dataset, patches, 200, monkeypatch), multiple)
         while (step := planner.next()) is not None:
-            yield [step.pieces["document"][begin:end].tolist() for begin, end in pairwise(step.row_starts)]
+            yield [
+                step.pieces["document"][begin:end].tolist()
+                for begin, end in pairwise(step.row_starts)
+            ]
 
     alone = [[row for row in step if row] for step in steps(1)]
     for ranks in (2, 4):

@@ -17,7 +17,12 @@ def test_rows_copied_without_waiting_are_right(tmp_path):
     dataset = write_dataset(tmp_path / "d", [generator.integers(0, 900, 300) for _ in range(200)])
 
     def loader(pin_memory):
-        return Loader(Source(dataset, max_epochs=2), sequence_length=512, rows_per_step=4, pin_memory=pin_memory)
+        return Loader(
+            Source(dataset, max_epochs=2),
+            sequence_length=512,
+            rows_per_step=4,
+            pin_memory=pin_memory,
+        )
 
     copied = [ps.to_torch(row, "cuda")["targets"] for step in loader(True) for row in step]
     torch.cuda.synchronize()

@@ -23,7 +23,10 @@ class Lengths:
     def __init__(self, lengths, name="lengths"):
         pairs = np.stack([lengths, np.maximum(lengths, 1) - 1], 1).astype(np.uint32)
         self.table = SimpleNamespace(
-            num_documents=len(pairs), lengths=pairs, weight_sums=None, check_lengths=lambda documents: None
+            num_documents=len(pairs),
+            lengths=pairs,
+            weight_sums=None,
+            check_lengths=lambda documents: None,
         )
         self.fingerprint, self.name = f"{name}{len(pairs)}", name
 
@@ -62,7 +65,10 @@ def test_every_token_of_every_epoch_once(packing):
             covered[piece["document"]] += piece["tokens"]
         assert [covered[i] for i in range(len(lengths))] == lengths.tolist()
     assert whole.state().skipped.tolist() == [(6, 0, 0, 0)]
-    orders = [pieces[pieces["position"] // len(lengths) == epoch]["document"][:20].tolist() for epoch in range(3)]
+    orders = [
+        pieces[pieces["position"] // len(lengths) == epoch]["document"][:20].tolist()
+        for epoch in range(3)
+    ]
     assert orders[0] != orders[1] != orders[2]
 
 
@@ -76,7 +82,8 @@ def test_rows_hold_no_more_than_they_can(packing):
 
 
 @pytest.mark.parametrize(
-    ("too_long", "skipped"), [("drop", (1, 1)), ("truncate", (0, 0)), ("keep_end", (0, 0)), ("split", (0, 0))]
+    ("too_long", "skipped"),
+    [("drop", (1, 1)), ("truncate", (0, 0)), ("keep_end", (0, 0)), ("split", (0, 0))],
 )
 def test_too_long_documents_are_counted(too_long, skipped):
     lengths = np.array([10, 700, 256, 3])
@@ -93,12 +100,16 @@ def test_too_long_documents_are_counted(too_long, skipped):
             (0, 256, 700), (256, 256, 700), (512, 188, 700),
         ]  # fmt: skip
     if too_long == "keep_end":
-        assert pieces[pieces["document"] == 1][["begin", "tokens", "total"]].tolist() == [(444, 256, 700)]
+        assert pieces[pieces["document"] == 1][["begin", "tokens", "total"]].tolist() == [
+            (444, 256, 700)
+        ]
 
 
 def test_too_long_as_an_error_names_the_origin():
     with pytest.raises(RecordError, match=r"'chat': document 1 \(chat.jsonl:2\).*700.*takes 256"):
-        pieces_of(plan([Source(Lengths(np.array([10, 700]), "chat"), max_epochs=1, too_long="error")]))
+        pieces_of(
+            plan([Source(Lengths(np.array([10, 700]), "chat"), max_epochs=1, too_long="error")])
+        )
 
 
 def test_a_source_without_a_usable_document_is_refused():
@@ -129,7 +140,9 @@ def slow_stream(sources, shares, seed, slots):
     units, credits = integer_shares(shares).tolist(), [0] * len(sources)
     while True:
         waits = {
-            i: (heads[i][2] * (UNIT - units[i]) - credits[i]) / units[i] for i in range(len(heads)) if credits[i] >= 0
+            i: (heads[i][2] * (UNIT - units[i]) - credits[i]) / units[i]
+            for i in range(len(heads))
+            if credits[i] >= 0
         }
         chosen = min(waits, key=lambda i: (waits[i], i))
         yield (chosen, *heads[chosen])
@@ -141,7 +154,8 @@ def slow_stream(sources, shares, seed, slots):
 
 def test_next_fit_plan_equals_its_twin():
     sources = [
-        Source(Lengths(lognormal(n, n), str(n)), share, str(n)) for n, share in ((500, 1.0), (300, 0.2), (40, 0.05))
+        Source(Lengths(lognormal(n, n), str(n)), share, str(n))
+        for n, share in ((500, 1.0), (300, 0.2), (40, 0.05))
     ]
     the_plan = plan(sources, packing="next_fit", window_rows=16)
     stream, free = slow_stream(sources, [1.0, 0.2, 0.05], 5, 256), 0
@@ -150,7 +164,9 @@ def test_next_fit_plan_equals_its_twin():
         used_rows = []
         for row in range(window.num_rows):
             pieces = window.pieces[window.row_starts[row] : window.row_starts[row + 1]]
-            assert pieces[["source", "document", "begin", "tokens"]].tolist() == [next(stream) for _ in pieces]
+            assert pieces[["source", "document", "begin", "tokens"]].tolist() == [
+                next(stream) for _ in pieces
+            ]
             if used_rows and row < window.num_rows:
                 assert pieces["tokens"][0] > free
             free = 256 - pieces["tokens"].sum()
@@ -161,7 +177,9 @@ def test_next_fit_plan_equals_its_twin():
 def test_blend_is_exact_at_every_window(count):
     generator = np.random.default_rng(count)
     shares = generator.dirichlet(np.full(count, 0.4)) + 1e-4
-    sources = [Source(Lengths(lognormal(400, i), str(i)), float(shares[i]), str(i)) for i in range(count)]
+    sources = [
+        Source(Lengths(lognormal(400, i), str(i)), float(shares[i]), str(i)) for i in range(count)
+    ]
     the_plan = plan(sources, window_rows=64)
     taken = np.zeros(count)
     for _ in range(40):
@@ -172,7 +190,10 @@ def test_blend_is_exact_at_every_window(count):
 
 def test_shares_change_exactly_at_their_step():
     sources = [Source(Lengths(lognormal(3000, i), n), 1.0 - i, n) for i, n in enumerate("ab")]
-    changes = [ShareChange(step=5, shares={"a": 0.25, "b": 0.75}), ShareChange(step=9, shares={"a": 0.0})]
+    changes = [
+        ShareChange(step=5, shares={"a": 0.25, "b": 0.75}),
+        ShareChange(step=9, shares={"a": 0.0}),
+    ]
     the_plan, row = plan(sources, changes, window_rows=24), 0
     tokens = np.zeros((3, 2))
     while row < 8 * 40:
@@ -210,8 +231,17 @@ def test_a_place_is_all_that_the_rest_depends_on(packing, limit):
         policies = (None, None, "truncate", "keep_end") if packing == "concat" else (
             "drop", "split", "truncate", "keep_end",
         )  # fmt: skip
-        sources = [Source(Lengths(lognormal(90, i), n), 1.0 + i, n, max_epochs=4, too_long=t, max_document_tokens=m)
-                   for i, (n, t, m) in enumerate(zip("abcd", policies, (None, 40, 60, 30), strict=True))]  # fmt: skip
+        sources = [
+            Source(
+                Lengths(lognormal(90, i), n),
+                1.0 + i,
+                n,
+                max_epochs=4,
+                too_long=t,
+                max_document_tokens=m,
+            )
+            for i, (n, t, m) in enumerate(zip("abcd", policies, (None, 40, 60, 30), strict=True))
+        ]
         changes = [ShareChange(step=3, shares={"c": 0.1})]
         return plan(sources, changes, packing=packing, window_rows=16, documents_per_row=limit)
 
@@ -255,11 +285,19 @@ def test_two_billion_documents_and_more_tokens_than_32_bits():
 @pytest.mark.parametrize("shuffle", ["full", "none"])
 def test_skipped_documents_are_counted_to_the_last(empty, shuffle):
     lengths = np.array([5] * 64 + [0] * empty)
-    the_plan = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
+    the_plan = plan(
+        [Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)],
+        sequence_length=16,
+        rows_per_step=2,
+    )
     states = [the_plan.state(), *(the_plan.state() for _ in the_plan.windows())]
     assert states[-1].skipped.tolist() == [(3 * empty, 0, 0, 0)]
     for state in states:
-        resumed = plan([Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)], sequence_length=16, rows_per_step=2)
+        resumed = plan(
+            [Source(Lengths(lengths), max_epochs=3, shuffle=shuffle)],
+            sequence_length=16,
+            rows_per_step=2,
+        )
         resumed.restore(state)
         for _ in resumed.windows():
             pass
@@ -286,7 +324,10 @@ def test_a_stream_does_not_end_while_a_share_is_to_come():
 
 def test_golden_plan():
     """The order is part of the format: a change here breaks every saved run."""
-    sources = [Source(Lengths(lognormal(50, 1), "a"), 0.7, "a"), Source(Lengths(lognormal(50, 2), "b"), 0.3, "b")]
+    sources = [
+        Source(Lengths(lognormal(50, 1), "a"), 0.7, "a"),
+        Source(Lengths(lognormal(50, 2), "b"), 0.3, "b"),
+    ]
     window = plan(sources, window_rows=4).next_window()
     fields = window.pieces[["source", "document", "begin", "tokens"]]
     assert [list(piece) for piece in fields[:12].tolist()] == GOLDEN
@@ -324,16 +365,22 @@ def test_bad_settings_are_refused():
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.2, 0.8)])
 def test_a_split_document_is_charged_for_what_is_taken_of_it(packing, shares):
-    """After each window, each source's credit is exactly its share of all tokens, less those that it gave."""
+    """After each window, each source's credit is exactly its share of all tokens, less those that
+    it gave.
+    """
     kind = {} if packing == "concat" else {"too_long": "split"}
     long, short = Lengths(np.full(40, 5000), "long"), Lengths(np.full(3000, 60), "short")
-    sources = [Source(one, share, one.name, **kind) for one, share in zip((long, short), shares, strict=True)]
+    sources = [
+        Source(one, share, one.name, **kind)
+        for one, share in zip((long, short), shares, strict=True)
+    ]
     mixed = plan(sources, packing=packing, window_rows=16)
     units, taken = integer_shares(shares), np.zeros(2, np.int64)
     for _ in range(12):
         window = mixed.next_window()
         np.add.at(taken, window.pieces["source"], window.pieces["length"])
         assert mixed.state().credits.tolist() == [
-            int(taken.sum()) * int(unit) - int(mine) * UNIT for unit, mine in zip(units, taken, strict=True)
+            int(taken.sum()) * int(unit) - int(mine) * UNIT
+            for unit, mine in zip(units, taken, strict=True)
         ]
     assert abs(taken - np.array(shares) * taken.sum()).max() <= 256

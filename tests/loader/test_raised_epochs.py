@@ -1,4 +1,6 @@
-"""A state under a higher `max_epochs`: the rows are those of a loader that had it from the start, or it is refused."""
+"""A state under a higher `max_epochs`: the rows are those of a loader that had it from the start,
+or it is refused.
+"""
 
 import json
 from collections import Counter
@@ -25,7 +27,9 @@ def folder(tmp_path_factory):
 
 def make(folder, epochs, *others, name="a", **more):
     sources = [ps.Source(folder / name, max_epochs=epochs, share=3.0), *others]
-    return ps.Loader(ps.Mixture(sources), **{"sequence_length": 32, "rows_per_step": 4, "threads": 0, **more})
+    return ps.Loader(
+        ps.Mixture(sources), **{"sequence_length": 32, "rows_per_step": 4, "threads": 0, **more}
+    )
 
 
 def rows_of(steps):
@@ -45,10 +49,16 @@ def resumed(loader, state):
     st.integers(0, 60),
 )
 def test_rows_are_those_of_the_higher_limit_from_the_start(folder, packing, limits, at):
-    """At any step whose window the old limit did not end; else nothing is lost, and nothing comes twice."""
+    """At any step whose window the old limit did not end; else nothing is lost, and nothing comes
+    twice.
+    """
     before, after = limits
-    due = rows_of(step for step, _ in zip(make(folder, after, packing=packing), range(80), strict=False))
-    steps = [step for step, _ in zip(make(folder, before, packing=packing), range(at + 1), strict=False)]
+    due = rows_of(
+        step for step, _ in zip(make(folder, after, packing=packing), range(80), strict=False)
+    )
+    steps = [
+        step for step, _ in zip(make(folder, before, packing=packing), range(at + 1), strict=False)
+    ]
     rows, state = rows_of(steps), steps[-1].resume_state
     try:
         loader, said = resumed(make(folder, after, packing=packing), state)
@@ -57,7 +67,10 @@ def test_rows_are_those_of_the_higher_limit_from_the_start(folder, packing, limi
     else:
         told = ""
     if told:
-        assert "rows that were trained would be others" in told or "it cannot be lower than that" in told
+        assert (
+            "rows that were trained would be others" in told
+            or "it cannot be lower than that" in told
+        )
         # It is never refused where the rows are the same and there are more.
         assert rows != due[: len(rows)] or len(due) <= len(rows)
         return
@@ -68,13 +81,23 @@ def test_rows_are_those_of_the_higher_limit_from_the_start(folder, packing, limi
         found = rows_of(step for step, _ in zip(loader, range(80 - len(rows)), strict=False))
         assert rows + found == due
     else:
-        assert len(steps) < at + 1 or not rows_of(resumed(make(folder, before, packing=packing), state)[0])
+        assert len(steps) < at + 1 or not rows_of(
+            resumed(make(folder, before, packing=packing), state)[0]
+        )
 
 
 @pytest.mark.parametrize("packing", ["none", "next_fit", "concat", "best_fit"])
 def test_after_the_end_of_full_steps(folder, packing):
-    """Every row and every step is full when the sources end, so nothing of the old steps would be different."""
-    settings_of = {"name": "even", "sequence_length": 8, "packing": packing, "rows_per_step": 4, "window_rows": 8}
+    """Every row and every step is full when the sources end, so nothing of the old steps would be
+    different.
+    """
+    settings_of = {
+        "name": "even",
+        "sequence_length": 8,
+        "packing": packing,
+        "rows_per_step": 4,
+        "window_rows": 8,
+    }
     first = list(make(folder, 3, **settings_of))
     loader, said = resumed(make(folder, 5, **settings_of), first[-1].resume_state)
     assert rows_of(first) + rows_of(loader) == rows_of(make(folder, 5, **settings_of))
@@ -89,8 +112,12 @@ def test_after_an_end_in_the_middle_of_a_row(folder, packing):
     assert said == ["max_epochs of source 'a' was 1, is 3: goes on after the end, in new rows"]
     second = list(loader)
     assert [step.index for step in second] == list(range(len(first), len(first) + len(second)))
-    assert [len(step) for step in second[:-1]] == [4 if step.index < 6 else 6 for step in second[:-1]]
-    seen = Counter(token for step in second for row in step for token in row.tokens[: row.num_tokens].tolist())
+    assert [len(step) for step in second[:-1]] == [
+        4 if step.index < 6 else 6 for step in second[:-1]
+    ]
+    seen = Counter(
+        token for step in second for row in step for token in row.tokens[: row.num_tokens].tolist()
+    )
     assert seen == Counter(2 * [token for document in DOCUMENTS for token in document.tolist()])
     assert make_resumed(folder, options, first).count_steps() == len(first) + len(second)
     for number, step in enumerate(second):

@@ -12,14 +12,18 @@ from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
 from penstock.plan.loader.ramp import Ramp
 
-ramps = st.dictionaries(st.integers(1, 40), st.integers(1, 9), max_size=4).map(lambda given: {0: 3, **given})
+ramps = st.dictionaries(st.integers(1, 40), st.integers(1, 9), max_size=4).map(
+    lambda given: {0: 3, **given}
+)
 
 
 @given(ramps, st.integers(0, 300))
 def test_sums_are_those_of_a_loop(given_ramp, rows):
     ramp, total = Ramp(given_ramp), 0
     for step in range(60):
-        size = next(given_ramp[first] for first in sorted(given_ramp, reverse=True) if first <= step)
+        size = next(
+            given_ramp[first] for first in sorted(given_ramp, reverse=True) if first <= step
+        )
         assert (ramp.rows(step), ramp.before(step)) == (size, total)
         total += size
     assert ramp.steps(rows) == next(step for step in range(400) if ramp.before(step) >= rows)
@@ -54,7 +58,9 @@ def dataset(tmp_path_factory):
 
 def make(dataset, rows_per_step, **more):
     source = ps.Source(dataset, max_epochs=2)
-    return ps.Loader(source, **{"sequence_length": 32, "rows_per_step": rows_per_step, "threads": 0, **more})
+    return ps.Loader(
+        source, **{"sequence_length": 32, "rows_per_step": rows_per_step, "threads": 0, **more}
+    )
 
 
 def rows_of(steps):
@@ -67,7 +73,9 @@ RAMP = {0: 2, 3: 6, 9: 4, 30: 10}
 def test_rows_are_those_of_a_constant_step_cut_otherwise(dataset):
     steps = list(make(dataset, RAMP))
     assert rows_of(steps) == rows_of(make(dataset, 1))
-    assert [len(step) for step in steps[:-1]] == [Ramp(RAMP).rows(number) for number in range(len(steps) - 1)]
+    assert [len(step) for step in steps[:-1]] == [
+        Ramp(RAMP).rows(number) for number in range(len(steps) - 1)
+    ]
     assert make(dataset, RAMP).count_steps() == len(steps)
     assert [step.index for step in steps] == list(range(len(steps)))
     for step in steps:
@@ -97,7 +105,9 @@ def test_ranks_have_their_parts_of_every_step(dataset):
 def test_another_ramp_is_refused_by_a_state(dataset):
     loader = make(dataset, RAMP)
     step = next(iter(loader))
-    with pytest.raises(StateError, match=r"rows_per_step was \[\[0, 2\], .* is 2\. .*continue_from"):
+    with pytest.raises(
+        StateError, match=r"rows_per_step was \[\[0, 2\], .* is 2\. .*continue_from"
+    ):
         make(dataset, 2).load_state_dict(step.resume_state)
     # A ramp with one number is that number.
     constant = next(iter(make(dataset, {0: 2}))).resume_state
@@ -110,7 +120,10 @@ def test_changes_of_shares_fall_on_the_steps_of_a_ramp(dataset):
     sources = [ps.Source(dataset, 1.0, "a"), ps.Source(other, 0.0, "b")]
     mixture = ps.Mixture(sources, [ps.ShareChange(step=7, shares={"a": 0.0, "b": 1.0})])
     loader = ps.Loader(mixture, sequence_length=16, rows_per_step=ramp, threads=0)
-    shares = [np.mean([(row.tokens == 901).all() for row in step]) for step, _ in zip(loader, range(12), strict=False)]
+    shares = [
+        np.mean([(row.tokens == 901).all() for row in step])
+        for step, _ in zip(loader, range(12), strict=False)
+    ]
     assert shares == [0.0] * 7 + [1.0] * 5
 
 

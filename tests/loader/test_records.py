@@ -1,4 +1,6 @@
-"""Records that kernels read: each field has a writer and a reader, and what is stored keeps its bytes."""
+"""Records that kernels read: each field has a writer and a reader, and what is stored keeps its
+bytes.
+"""
 
 import ast
 from pathlib import Path
@@ -17,10 +19,18 @@ from penstock.plan.sampling._kernels import ENTRY, SKIPPED
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 RECORDS = {
-    "ENTRY": ENTRY, "SKIPPED": SKIPPED, "PIECE": PIECE, "CURSOR": CURSOR, "PROGRESS": PROGRESS,
-    "SOURCE_RECORD": k.SOURCE_RECORD, "UNTRAINED": UNTRAINED,
-    "LOCATION": k.LOCATION, "ROW_ARRAYS": ROW_ARRAYS, "PYTHON_ARRAYS": PYTHON_ARRAYS, "BATCH": BATCH,
-}  # fmt: skip
+    "ENTRY": ENTRY,
+    "SKIPPED": SKIPPED,
+    "PIECE": PIECE,
+    "CURSOR": CURSOR,
+    "PROGRESS": PROGRESS,
+    "SOURCE_RECORD": k.SOURCE_RECORD,
+    "UNTRAINED": UNTRAINED,
+    "LOCATION": k.LOCATION,
+    "ROW_ARRAYS": ROW_ARRAYS,
+    "PYTHON_ARRAYS": PYTHON_ARRAYS,
+    "BATCH": BATCH,
+}
 
 
 def used_in_kernels():
@@ -28,12 +38,15 @@ def used_in_kernels():
     files = list(SOURCE.rglob("_*kernels.py"))
     assert len(files) >= 6
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
-    return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {
+        node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_kernels_use_every_field(name):
-    """A field that a kernel misspells does not compile; one that no kernel uses would be found only by reading.
+    """A field that a kernel misspells does not compile; one that no kernel uses would be found only
+    by reading.
 
     The tokens of `ROW_ARRAYS` are passed as an array, for their dtype.
     """
@@ -42,18 +55,28 @@ def test_kernels_use_every_field(name):
 
 
 def test_every_field_of_a_source_is_filled_in(tmp_path):
-    """Each is 0 only where the data says so; a field that nobody fills in would be 0 for every source."""
+    """Each is 0 only where the data says so; a field that nobody fills in would be 0 for every
+    source.
+    """
     documents = [np.array([1, *range(5, 90), 2])] * 3
     info = {"vocab_size": 70_000, "spans": [[(0, 9, 0.5)]] * 3}
     weighted = write_dataset(tmp_path / "weighted", documents, **info)
     denoise = Denoise.t5(sentinels=range(100, 200))
-    loader = Loader(Source(weighted, objective=denoise), sequence_length=64, rows_per_step=1, threads=0)
+    loader = Loader(
+        Source(weighted, objective=denoise), sequence_length=64, rows_per_step=1, threads=0
+    )
     [record] = loader._fill._sources
     zero = {name for name in k.SOURCE_RECORD.names if not record[name]}
     assert zero == {"begins_with_bos", "ends_with_eos"}, "the dataset has neither"
     table = weighted.table
     assert (record["num_shards"], record["token_bytes"], record["id_limit"]) == (1, 4, 70_000)
-    for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
+    for name in (
+        "documents_per_batch",
+        "token_bytes",
+        "offset_bytes",
+        "has_checksums",
+        "has_spans",
+    ):
         assert record[name] == getattr(table, name), name
 
 
@@ -73,11 +96,19 @@ def test_the_batch_table_keeps_its_bytes():
         ("<u8", 8 * number) for number in range(9)
     ]
     assert BATCH.names[:4] == ("token_offsets", "tokens", "checksum_offsets", "checksums")
-    assert BATCH.names[4:] == ("span_bitmap", "span_offsets", "span_begins", "span_ends", "span_weights")
+    assert BATCH.names[4:] == (
+        "span_bitmap",
+        "span_offsets",
+        "span_begins",
+        "span_ends",
+        "span_weights",
+    )
 
 
 def test_kernels_get_the_very_dtypes(tmp_path):
-    """Numba knows a record's dtype by its object: an equal one is slower at every call, and each is kept for good."""
+    """Numba knows a record's dtype by its object: an equal one is slower at every call, and each is
+    kept for good.
+    """
     dataset = write_dataset(tmp_path / "plain", [np.arange(3 + i % 20) for i in range(20_000)])
     loader = Loader(Source(dataset, max_epochs=1), sequence_length=256, rows_per_step=40, threads=0)
     plan = loader._planner.next()
@@ -89,16 +120,22 @@ def test_kernels_get_the_very_dtypes(tmp_path):
     assert start.cursors.dtype is restored.cursors.dtype is CURSOR
     assert start.skipped.dtype is restored.skipped.dtype is SKIPPED
     untrained = Loader(
-        Source(write_dataset(tmp_path / "chats", [[1] * 30] * 9, spans=[[(25, 30, 1.0)]] * 9)), sequence_length=8,
+        Source(write_dataset(tmp_path / "chats", [[1] * 30] * 9, spans=[[(25, 30, 1.0)]] * 9)),
+        sequence_length=8,
         rows_per_step=1,
-    )  # fmt: skip
+    )
     untrained.load_state_dict(next(iter(untrained)).resume_state)
-    counts = (untrained._after.window_start.untrained, untrained._untrained, untrained._plan._tail_untrained)
+    counts = (
+        untrained._after.window_start.untrained,
+        untrained._untrained,
+        untrained._plan._tail_untrained,
+    )
     assert all(array.dtype is UNTRAINED for array in counts)
     inner = loader._plan
     while len(inner._pieces) == 4096:
         assert inner.next_window() is not None
     held = (inner._pieces, inner._entries, inner._cursors, inner._skipped, inner._tail_skips)
     assert [
-        array.dtype is kind for array, kind in zip(held, (PIECE, ENTRY, CURSOR, SKIPPED, SKIPPED), strict=True)
+        array.dtype is kind
+        for array, kind in zip(held, (PIECE, ENTRY, CURSOR, SKIPPED, SKIPPED), strict=True)
     ] == [True] * 5

@@ -1,4 +1,6 @@
-"""Sources in a store: rows, states and explanations are those of a local copy, and only what is needed comes."""
+"""Sources in a store: rows, states and explanations are those of a local copy, and only what is
+needed comes.
+"""
 
 import hashlib
 import json
@@ -13,7 +15,16 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from remote_cases import BLOCK, DENOISE, NEED, SETTINGS, Reversed, pair, patient_store, weighted_halves
+from remote_cases import (
+    BLOCK,
+    DENOISE,
+    NEED,
+    SETTINGS,
+    Reversed,
+    pair,
+    patient_store,
+    weighted_halves,
+)
 
 from contracts import ARRAYS, assert_same_step
 from makers.datasets import random_documents, tokenizer_info
@@ -32,10 +43,18 @@ def folder(tmp_path_factory):
     """The folder of a store, with datasets in a bucket."""
     root = tmp_path_factory.mktemp("store")
     documents = random_documents(DOCUMENTS, 20, 180, seed=1)
-    write_dataset(root / "bucket" / "plain", documents, tokenizer=tokenizer_info(), documents_per_shard=5000)
+    write_dataset(
+        root / "bucket" / "plain", documents, tokenizer=tokenizer_info(), documents_per_shard=5000
+    )
     chats = random_documents(3000, 5, 700, seed=2)
     spans = weighted_halves(chats)
-    write_dataset(root / "bucket" / "chats", chats, spans=spans, tokenizer=tokenizer_info(), documents_per_shard=1100)
+    write_dataset(
+        root / "bucket" / "chats",
+        chats,
+        spans=spans,
+        tokenizer=tokenizer_info(),
+        documents_per_shard=1100,
+    )
     return root
 
 
@@ -63,12 +82,16 @@ SOURCES = {
 def test_steps_are_those_of_a_local_copy(store, kind, threads):
     name, options = SOURCES[kind]
     local, remote = pair(store, name, max_epochs=1, **options)
-    here, there = (Loader(one, threads=threads, requirements=NEED, **SETTINGS) for one in (local, remote))
+    here, there = (
+        Loader(one, threads=threads, requirements=NEED, **SETTINGS) for one in (local, remote)
+    )
     for mine, theirs in zip(here, there, strict=True):
         assert_same_step(mine, theirs)
     traffic = there.traffic[name]
     assert traffic.used_bytes > 0
-    assert traffic.fetched_bytes < 1.5 * sum(shard.bytes for shard in there.datasets[0].manifest.shards)
+    assert traffic.fetched_bytes < 1.5 * sum(
+        shard.bytes for shard in there.datasets[0].manifest.shards
+    )
     for one, other in zip(here.explain(3), there.explain(3), strict=True):
         assert other.shard.startswith(f"s3://bucket/{name}/0000")
         assert str(one) == str(other)
@@ -96,7 +119,9 @@ def test_mixtures_of_local_and_remote_sources(store, tmp_path):
 
 def test_trees_and_columns_are_packed_from_a_store(store):
     tree_dataset(store.folder / "bucket" / "trees", vocabulary=900)
-    need = InputRequirements(trees=True, asked_by="a test", loss_weights=True, positions=True, cu_seqlens=True)
+    need = InputRequirements(
+        trees=True, asked_by="a test", loss_weights=True, positions=True, cu_seqlens=True
+    )
     loaders = [
         Loader(one, sequence_length=128, rows_per_step=2, requirements=need, data_parallel=(1, 2))
         for one in pair(store, "trees", max_epochs=2, share=1.0)
@@ -132,7 +157,8 @@ def test_the_first_step_needs_one_more_round_trip_and_few_runs(store):
     assert not any(holder.units.unit(unit).has_more for unit in units.tolist())
     store.forget()
     with holder.held(units):
-        # Tokens and checksums of one run, in each of the two batches that it touches at most, at the same time.
+        # Tokens and checksums of one run, in each of the two batches that it touches at most, at
+        # the same time.
         assert store.count(".arrow") <= 4
 
 
@@ -160,7 +186,9 @@ def test_a_rank_fetches_its_own_rows_only(store):
 
 
 def test_skipped_documents_are_not_fetched(store):
-    """Documents that the plan leaves out are judged by the lengths, which were checked when they came."""
+    """Documents that the plan leaves out are judged by the lengths, which were checked when they
+    came.
+    """
     _, remote = pair(store, "chats", too_long="drop", shuffle="full")
     loader = Loader(remote, **SETTINGS)
     store.forget()
@@ -172,12 +200,21 @@ def test_skipped_documents_are_not_fetched(store):
 
 def test_a_budget_without_room_is_refused_with_its_numbers(store):
     for options, reason in (
-        (BLOCK, r"for 7 runs of 256 documents: two windows of 2 runs that are shuffled, and the documents of 32 rows"),
+        (
+            BLOCK,
+            (
+                r"for 7 runs of 256 documents: two windows of 2 runs that are shuffled, and the "
+                r"documents of 32 rows"
+            ),
+        ),
         ({}, "with shuffle 'full' all of it; shuffle 'block' needs less"),
         ({"shuffle": "none"}, "a window of 32 rows"),
     ):
         _, remote = pair(store, "plain", **options)
-        with pytest.raises(ConfigError, match=rf"cache_bytes is 9,000, but [\d,]+ bytes must be .*plain: .*{reason}"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"cache_bytes is 9,000, but [\d,]+ bytes must be .*plain: .*{reason}",
+        ):
             Loader(remote, cache_bytes=9000, **SETTINGS)
     with pytest.raises(ConfigError, match="cache_bytes must be at least 1, got 0"):
         Loader(remote, cache_bytes=0, **SETTINGS)
@@ -218,7 +255,10 @@ def test_run_files_and_pickled_loaders(store, tmp_path):
 
 def test_a_failure_comes_where_its_step_would_have_come(store):
     local, remote = pair(store, "plain", shuffle="none")
-    loader, expected = Loader(remote, threads=2, **SETTINGS), list(islice(Loader(local, **SETTINGS), 80))
+    loader, expected = (
+        Loader(remote, threads=2, **SETTINGS),
+        list(islice(Loader(local, **SETTINGS), 80)),
+    )
     fault = store.fail("500", 10**6, "00001.arrow")
     given = []
     with pytest.raises(StoreError, match=r"s3://bucket/plain/00001.arrow.*read, 5"):
@@ -231,7 +271,9 @@ def test_a_failure_comes_where_its_step_would_have_come(store):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, monkeypatch):
-    """In the middle of an iteration, and from the beginning of the next; with what is behind the slice not here."""
+    """In the middle of an iteration, and from the beginning of the next; with what is behind the
+    slice not here.
+    """
     monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SECONDS", 0.0)
     monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SHARE", 0)
     # A fast machine would ask for all steps before the first is taken.
@@ -240,7 +282,9 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
     here, there = (Loader(one, threads=threads, **SETTINGS) for one in (local, remote))
     asked = []
     wanted = there._fetching.wanted
-    monkeypatch.setattr(there._fetching, "wanted", lambda *given: asked.append(given) or wanted(*given))
+    monkeypatch.setattr(
+        there._fetching, "wanted", lambda *given: asked.append(given) or wanted(*given)
+    )
     expected = list(here)
     for mine, theirs in zip(expected, there, strict=True):
         assert_same_step(mine, theirs)
@@ -254,7 +298,9 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
         assert_same_step(mine, theirs)
         if number == 3:
             other.budget = 1
-            other.want(other.find(np.arange(2990, 3000), (0,)))  # makes room, as far as others let it
+            other.want(
+                other.find(np.arange(2990, 3000), (0,))
+            )  # makes room, as far as others let it
             assert not other._record.own(0)
     assert again.traffic["chats"].used_bytes == used
     assert again.traffic["chats"].fetched_bytes == 0
@@ -268,7 +314,9 @@ def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
     loader, coming = Loader(remote, **SETTINGS), []
     holder = loader.datasets[0].table.holder
     bodies = holder._bodies
-    monkeypatch.setattr(holder, "_bodies", lambda ranges: coming.append(holder._coming) or bodies(ranges))
+    monkeypatch.setattr(
+        holder, "_bodies", lambda ranges: coming.append(holder._coming) or bodies(ranges)
+    )
     store.latency = 0.01
     store.fail("500", 3, "00001.arrow")
     store.fail("cut", 3, "00000.arrow")
@@ -317,14 +365,17 @@ RANK = textwrap.dedent(
                 time.sleep(0.001)  # ranks of a run wait for each other
             peak = max(peak, loader.datasets[0].table.holder.size)
     print(json.dumps({"peak": peak, "fetched": loader.traffic["plain"].fetched_bytes}))
-    """
+    """  # noqa: E501
 ).replace("{names}", repr(ARRAYS))
 
 
 def rank_process(store, cache, rank, size, budget, skip, out):
     words = ["s3://bucket/plain", cache, rank, size, budget, skip, out]
     return subprocess.Popen(
-        [sys.executable, "-c", RANK, *map(str, words)], env=child_environment(), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", RANK, *map(str, words)],
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -342,10 +393,15 @@ def expected_lines(store, rank, size):
 
 @pytest.mark.slow
 def test_two_ranks_share_a_cache_of_a_part_of_the_data(store, tmp_path):
-    whole = sum(shard.bytes for shard in Loader(pair(store, "plain")[0], **SETTINGS).datasets[0].manifest.shards)
+    whole = sum(
+        shard.bytes
+        for shard in Loader(pair(store, "plain")[0], **SETTINGS).datasets[0].manifest.shards
+    )
     budget = whole // 4  # small runs: four pages of each are shared with its neighbours
     outs = [tmp_path / f"rank-{rank}" for rank in (0, 1)]
-    ranks = [rank_process(store, tmp_path / "shared", rank, 2, budget, 0, outs[rank]) for rank in (0, 1)]
+    ranks = [
+        rank_process(store, tmp_path / "shared", rank, 2, budget, 0, outs[rank]) for rank in (0, 1)
+    ]
     found = [json.loads(rank.communicate(timeout=PATIENCE_SECONDS)[0]) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     for rank, out in enumerate(outs):
@@ -358,7 +414,10 @@ def test_two_ranks_share_a_cache_of_a_part_of_the_data(store, tmp_path):
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_a_fetch_and_started_again(store, tmp_path):
-    whole = sum(shard.bytes for shard in Loader(pair(store, "plain")[0], **SETTINGS).datasets[0].manifest.shards)
+    whole = sum(
+        shard.bytes
+        for shard in Loader(pair(store, "plain")[0], **SETTINGS).datasets[0].manifest.shards
+    )
     out, done = tmp_path / "steps", 0
     store.latency = 0.01
     for kill_after in (3, 40, 90, None):
@@ -367,7 +426,10 @@ def test_killed_in_the_middle_of_a_fetch_and_started_again(store, tmp_path):
             process.communicate(timeout=PATIENCE_SECONDS)
             assert process.returncode == 0
             break
-        wait_for(lambda goal=kill_after: out.exists() and len(out.read_text().splitlines()) >= goal, process)
+        wait_for(
+            lambda goal=kill_after: out.exists() and len(out.read_text().splitlines()) >= goal,
+            process,
+        )
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         lines = [line for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -379,4 +441,7 @@ def test_killed_in_the_middle_of_a_fetch_and_started_again(store, tmp_path):
 def test_a_run_file_made_of_opened_datasets_has_urls(store):
     from penstock.use.runs.run_document import plain
 
-    assert plain(open_dataset("s3://bucket/plain"), ("data", "sources", 0, "path"), {}) == "s3://bucket/plain"
+    assert (
+        plain(open_dataset("s3://bucket/plain"), ("data", "sources", 0, "path"), {})
+        == "s3://bucket/plain"
+    )

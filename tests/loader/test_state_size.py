@@ -18,11 +18,17 @@ from penstock.plan.loader.state import pack, unpack
 from penstock.plan.loader.steps import StepState
 from penstock.plan.sampling._kernels import SKIPPED
 
-numbers = st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**62), 2**62), st.integers(-(2**63), 2**63 - 1))
+numbers = st.one_of(
+    st.just(0), st.integers(-3, 3), st.integers(-(2**62), 2**62), st.integers(-(2**63), 2**63 - 1)
+)
 
 
 @settings(deadline=None)
-@given(st.integers(1, 12).flatmap(lambda rows: st.lists(st.lists(numbers, min_size=7, max_size=7), min_size=rows)))
+@given(
+    st.integers(1, 12).flatmap(
+        lambda rows: st.lists(st.lists(numbers, min_size=7, max_size=7), min_size=rows)
+    )
+)
 def test_packed_numbers_come_back(lines):
     given_numbers = np.array(lines, np.int64)
     np.testing.assert_array_equal(unpack(pack(given_numbers), len(lines), 7), given_numbers)
@@ -51,17 +57,32 @@ def plan_state(counters):
     )
 
 
-# Columns that a policy can fill: documents taken, first token of the next part, credit, empty, dropped, their tokens,
-# tokens cut off. A source that splits drops nothing, one that drops has no parts.
-FILLED = {"split": (0, 1, 2, 3), "drop": (0, 2, 3, 4, 5), "truncate": (0, 2, 3, 6), "error": (0, 2, 3)}
+# Columns that a policy can fill: documents taken, first token of the next part, credit, empty,
+# dropped, their tokens, tokens cut off. A source that splits drops nothing, one that drops has no
+# parts.
+FILLED = {
+    "split": (0, 1, 2, 3),
+    "drop": (0, 2, 3, 4, 5),
+    "truncate": (0, 2, 3, 6),
+    "error": (0, 2, 3),
+}
 
 
-@pytest.mark.parametrize("policies", [("drop",), ("split",), ("drop", "truncate", "split", "error")])
+@pytest.mark.parametrize(
+    "policies", [("drop",), ("split",), ("drop", "truncate", "split", "error")]
+)
 def test_a_hundred_sources_far_into_a_run_stay_under_4_kb(dataset, policies):
-    """Random counters up to 2^40 in every field: nothing about them can be left out but what is always 0."""
+    """Random counters up to 2^40 in every field: nothing about them can be left out but what is
+    always 0.
+    """
     kinds = [policies[i % len(policies)] for i in range(100)]
-    sources = [Source(dataset, 1 / (i + 1), f"source number {i}", too_long=kind) for i, kind in enumerate(kinds)]
-    loader = Loader(Mixture(sources), sequence_length=8192, rows_per_step=4096, seed=2**31, threads=0)
+    sources = [
+        Source(dataset, 1 / (i + 1), f"source number {i}", too_long=kind)
+        for i, kind in enumerate(kinds)
+    ]
+    loader = Loader(
+        Mixture(sources), sequence_length=8192, rows_per_step=4096, seed=2**31, threads=0
+    )
     generator = np.random.default_rng(0)
     counters = np.zeros((100, 7), np.int64)
     for line, kind in zip(counters, kinds, strict=True):
@@ -86,7 +107,11 @@ def test_a_hundred_sources_far_into_a_run_stay_under_4_kb(dataset, policies):
 
 
 def test_two_sources_far_into_a_run_stay_far_under_1_kb(dataset):
-    loader = Loader(Mixture([Source(dataset, name="a"), Source(dataset, name="b")]), sequence_length=8, rows_per_step=4)
+    loader = Loader(
+        Mixture([Source(dataset, name="a"), Source(dataset, name="b")]),
+        sequence_length=8,
+        rows_per_step=4,
+    )
     counters = np.random.default_rng(0).integers(1, 2**60, (2, 7))
     start = plan_state(counters)
     loader._after = StepState(step=2**28, window_start=start, rows_used=1023)
@@ -140,7 +165,8 @@ def test_a_place_behind_the_end_of_a_document(dataset):
     for begin in (3, 4, 1000, 2**40):
         loader.load_state_dict(with_place(state, begin=begin))
         with pytest.raises(
-            StateError, match=rf"goes on at token {begin} of document \d+ .* which has 3: the state was"
+            StateError,
+            match=rf"goes on at token {begin} of document \d+ .* which has 3: the state was",
         ):
             list(loader)
 
@@ -190,7 +216,9 @@ def test_another_policy_for_long_documents_is_refused(dataset, then, now):
     """No document here is too long, so only the policy itself tells the two apart."""
 
     def loader(policy):
-        return Loader(Source(dataset, too_long=policy), sequence_length=8, rows_per_step=4, threads=0)
+        return Loader(
+            Source(dataset, too_long=policy), sequence_length=8, rows_per_step=4, threads=0
+        )
 
     first = loader(then)
     next(iter(first))

@@ -1,4 +1,6 @@
-"""A whole step at once: arrays and tensors equal the rows, and stay what they are while somebody holds them."""
+"""A whole step at once: arrays and tensors equal the rows, and stay what they are while somebody
+holds them.
+"""
 
 from itertools import islice
 
@@ -65,7 +67,10 @@ def slow_joined(rows):
         documents += row.num_documents + padded
         sources += [*row.source_ids, *[-1] * padded]
         prefixes += [*(row.prefix_lengths if row.prefix_lengths is not None else ()), *[0] * padded]
-    found["cu_seqlens"], found["max_seqlen"] = np.array(borders), max(row.max_seqlen for row in rows)
+    found["cu_seqlens"], found["max_seqlen"] = (
+        np.array(borders),
+        max(row.max_seqlen for row in rows),
+    )
     found["document_ids"], found["source_ids"] = np.concatenate(ids), np.array(sources)
     found["prefix_lengths"] = None if rows[0].prefix_lengths is None else np.array(prefixes)
     found["num_tokens"] = len(rows) * SLOTS
@@ -95,7 +100,12 @@ def check_joined(step, rows_per_pass):
 )
 def test_arrays_equal_the_rows(dataset, packing, distances, dtype, capacity, rank, attention):
     need = EVERYTHING.merge(
-        InputRequirements(target_distances=distances, dtype=dtype, cu_seqlens_capacity=capacity, attention=attention)
+        InputRequirements(
+            target_distances=distances,
+            dtype=dtype,
+            cu_seqlens_capacity=capacity,
+            attention=attention,
+        )
     )
     for step in build(dataset, packing=packing, data_parallel=rank, requirements=need):
         arrays, expected = step.arrays(), slow_arrays(step)

@@ -1,4 +1,6 @@
-"""Consumers that take steps ahead of training, as Lightning does: no state past what was trained is ever saved."""
+"""Consumers that take steps ahead of training, as Lightning does: no state past what was trained is
+ever saved.
+"""
 
 import json
 import threading
@@ -13,7 +15,10 @@ from penstock import Loader, Source, write_dataset
 from penstock.core.errors import CorruptionError, StateError
 from penstock.plan.loader.step_iterator import StepPipeline
 
-REFUSED = r"an iterator under way, after step \d+: .*save `step.resume_state` of the last step that was trained"
+REFUSED = (
+    r"an iterator under way, after step \d+: .*save `step.resume_state` of the last step that was "
+    r"trained"
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +27,15 @@ def dataset(tmp_path_factory):
 
 
 def build(dataset, threads=0):
-    return Loader(Source(dataset, max_epochs=1), sequence_length=64, rows_per_step=8, threads=threads)
+    return Loader(
+        Source(dataset, max_epochs=1), sequence_length=64, rows_per_step=8, threads=threads
+    )
 
 
 class Fetcher:
-    """Lightning 2.6's `_PrefetchDataFetcher`: of a loader without `len()` it takes one batch ahead."""
+    """Lightning 2.6's `_PrefetchDataFetcher`: of a loader without `len()` it takes one batch
+    ahead.
+    """
 
     def __init__(self, loader):
         self.iterator, self.batches, self.done = iter(loader), [], False

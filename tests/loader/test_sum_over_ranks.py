@@ -1,4 +1,6 @@
-"""Objectives written in Python, where the ranks add up their loss weights: the same steps, for the work of one rank."""
+"""Objectives written in Python, where the ranks add up their loss weights: the same steps, for the
+work of one rank.
+"""
 
 import threading
 from itertools import zip_longest
@@ -27,7 +29,9 @@ class Halved(PlainObjective):
 
     def write(self, tokens: Any, weights: Any, key: int) -> Written:
         self.calls += 1
-        return Written(tokens=tokens, weights=np.where(np.arange(len(tokens)) % 2, 0.5, 1.0).astype(np.float32))
+        return Written(
+            tokens=tokens, weights=np.where(np.arange(len(tokens)) % 2, 0.5, 1.0).astype(np.float32)
+        )
 
 
 class Together:
@@ -73,9 +77,12 @@ def data(tmp_path_factory):
 
 
 def make(data, rank, objective, *, threads=0, **options):
-    mixture = ps.Mixture([
-        ps.Source(data, 0.6, "python", objective=objective, max_epochs=1), ps.Source(data, 0.4, "causal", max_epochs=1),
-    ])  # fmt: skip
+    mixture = ps.Mixture(
+        [
+            ps.Source(data, 0.6, "python", objective=objective, max_epochs=1),
+            ps.Source(data, 0.4, "causal", max_epochs=1),
+        ]
+    )
     settings = {"sequence_length": 48, "rows_per_step": 6, "seed": 1, "threads": threads, **options}
     return ps.Loader(mixture, data_parallel=(rank, RANKS), **settings)
 
@@ -99,7 +106,9 @@ def test_steps_are_those_of_ranks_that_do_all(data, threads, distances):
     every, own = [Halved() for _ in range(RANKS)], [Halved() for _ in range(RANKS)]
     expected = [taken(make(data, rank, every[rank], **options)) for rank in range(RANKS)]
     ranks = Together()
-    found = ranks.run(lambda rank: taken(make(data, rank, own[rank], sum_over_ranks=ranks.of(rank), **options)))
+    found = ranks.run(
+        lambda rank: taken(make(data, rank, own[rank], sum_over_ranks=ranks.of(rank), **options))
+    )
     assert found == expected
     assert ranks.calls == len(expected[0]) > 5
     assert sum(each.calls for each in own) == every[0].calls
@@ -127,7 +136,10 @@ def test_it_is_not_called_without_need(data):
 
     assert taken(make(data, 0, ps.Causal(), sum_over_ranks=never))
     alone = ps.Loader(
-        ps.Source(data, objective=Halved(), max_epochs=1), sequence_length=48, rows_per_step=6, sum_over_ranks=never
+        ps.Source(data, objective=Halved(), max_epochs=1),
+        sequence_length=48,
+        rows_per_step=6,
+        sum_over_ranks=never,
     )
     assert list(alone)
 

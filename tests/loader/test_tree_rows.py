@@ -1,4 +1,6 @@
-"""Prefix trees and columns in rows: every path as if it stood alone, whatever the rows, ranks and passes."""
+"""Prefix trees and columns in rows: every path as if it stood alone, whatever the rows, ranks and
+passes.
+"""
 
 from itertools import islice
 
@@ -24,7 +26,14 @@ def data(tmp_path_factory):
 def build(source, **kwargs):
     source = source if isinstance(source, Source) else Source(source, max_epochs=1, name="trees")
     return Loader(
-        source, **{"sequence_length": SLOTS, "rows_per_step": 3, "threads": 0, "requirements": TREES, **kwargs}
+        source,
+        **{
+            "sequence_length": SLOTS,
+            "rows_per_step": 3,
+            "threads": 0,
+            "requirements": TREES,
+            **kwargs,
+        },
     )
 
 
@@ -57,7 +66,9 @@ def test_a_limit_of_documents_counts_a_tree_once(data, packing):
     rows = [row for step in build(dataset, packing=packing, documents_per_row=2) for row in step]
     found = [path for row in rows for path in check_row(row)]
     expected = [path for some in paths for path in some]
-    assert sorted(path for path in found if len(path) > 1) == sorted(path for path in expected if len(path) > 1)
+    assert sorted(path for path in found if len(path) > 1) == sorted(
+        path for path in expected if len(path) > 1
+    )
     assert max(row.paths.documents.max(initial=-1) for row in rows) == 1
     free = [row for step in build(dataset, packing=packing) for row in step]
     assert max(row.paths.documents.max(initial=-1) for row in free) > 1
@@ -117,7 +128,9 @@ def test_paths_that_share_nothing_are_documents_to_all(tmp_path):
         for row in step:
             assert row.reach is None
             found += check_row(row)
-    assert sorted(p for p in found if len(p) > 1) == sorted(p for some in paths for p in some if len(p) > 1)
+    assert sorted(p for p in found if len(p) > 1) == sorted(
+        p for some in paths for p in some if len(p) > 1
+    )
 
 
 def test_a_value_that_was_not_given_is_nan(data):
@@ -145,7 +158,10 @@ def test_a_tree_longer_than_a_row_is_dropped_and_counted(data):
         ({"requirements": TREES.merge(InputRequirements(target_distances=2))}, "prediction_heads"),
         ({"packing": "concat"}, "best_fit"),
         ({"attention": "row"}, "joins documents"),
-        ({"requirements": TREES.merge(InputRequirements(cu_seqlens_capacity=50))}, "cu_seqlens_capacity"),
+        (
+            {"requirements": TREES.merge(InputRequirements(cu_seqlens_capacity=50))},
+            "cu_seqlens_capacity",
+        ),
         ({"too_long": "split"}, "would cut prefix trees"),
         ({"too_long": "truncate"}, "would cut prefix trees"),
         ({"too_long": "keep_end"}, "would cut prefix trees"),
@@ -160,7 +176,9 @@ def test_what_trees_exclude_is_refused(data, change, reason):
 
 def test_columns_without_trees_and_in_one_source_only(tmp_path):
     rows = [np.arange(1, n) for n in range(2, 60)]
-    valued = write_dataset(tmp_path / "v", rows, columns={"ids": rows}, fills={"ids": -7}, vocab_size=99)
+    valued = write_dataset(
+        tmp_path / "v", rows, columns={"ids": rows}, fills={"ids": -7}, vocab_size=99
+    )
     plain = write_dataset(tmp_path / "p", rows, vocab_size=99)
     # Longer documents are split, and their columns with them.
     loader = Loader([valued, plain], sequence_length=32, rows_per_step=4, threads=0)
@@ -168,7 +186,9 @@ def test_columns_without_trees_and_in_one_source_only(tmp_path):
     for step in islice(loader, 12):
         for row in step:
             of_valued = np.zeros(32, bool)
-            for source, begin, end in zip(row.source_ids, row.cu_seqlens, row.cu_seqlens[1:], strict=False):
+            for source, begin, end in zip(
+                row.source_ids, row.cu_seqlens, row.cu_seqlens[1:], strict=False
+            ):
                 of_valued[begin:end] = source == 0
             np.testing.assert_array_equal(row.columns["ids"], np.where(of_valued, row.tokens, -7))
             some += of_valued.sum()
@@ -179,7 +199,9 @@ def test_columns_without_trees_and_in_one_source_only(tmp_path):
             sequence_length=32,
             rows_per_step=1,
         )
-    other = write_dataset(tmp_path / "o", rows, columns={"ids": [row * 0.5 for row in rows]}, vocab_size=99)
+    other = write_dataset(
+        tmp_path / "o", rows, columns={"ids": [row * 0.5 for row in rows]}, vocab_size=99
+    )
     with pytest.raises(ConfigError, match="make them agree"):
         Loader([valued, other], sequence_length=32, rows_per_step=1)
 
@@ -195,7 +217,11 @@ def test_a_side_dataset_has_more_columns(tmp_path):
             half = np.where(np.arange(32) < row.num_tokens, row.tokens / 2, -3)
             np.testing.assert_array_equal(row.columns["half"], half)
     with pytest.raises(ConfigError, match="in two of its datasets"):
-        Loader(Source(main, sides=[tmp_path / "s", tmp_path / "s"]), sequence_length=32, rows_per_step=4)
+        Loader(
+            Source(main, sides=[tmp_path / "s", tmp_path / "s"]),
+            sequence_length=32,
+            rows_per_step=4,
+        )
     other = write_dataset(tmp_path / "o", rows[::-1], vocab_size=99)
     with pytest.raises(ConfigError, match="is no side dataset of"):
         Loader(Source(other, sides=[tmp_path / "s"]), sequence_length=32, rows_per_step=4)
@@ -211,7 +237,9 @@ def test_damage_stops_the_step(tmp_path):
     lists = dataset.extras._lists[0]
     for extra in range(2):
         data = bytearray(path.read_bytes())
-        place = int(lists[0, extra] - dataset.table.shard_addresses[0].astype(np.int64)) + 8 * 31 + 8
+        place = (
+            int(lists[0, extra] - dataset.table.shard_addresses[0].astype(np.int64)) + 8 * 31 + 8
+        )
         data[place] ^= 1
         (tmp_path / "copy").mkdir(exist_ok=True)
         for file in path.parent.iterdir():
@@ -221,7 +249,9 @@ def test_damage_stops_the_step(tmp_path):
 
 
 def test_trainers_of_others_refuse_forked_trees(data):
-    """transformers' Trainer and JAX know nothing of `reach`; answers apart are ordinary documents to them."""
+    """transformers' Trainer and JAX know nothing of `reach`; answers apart are ordinary documents
+    to them.
+    """
     from penstock.models.theirs.tensors import REQUIREMENTS
 
     with pytest.raises(ConfigError, match="cannot honour them"):

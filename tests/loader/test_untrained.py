@@ -1,4 +1,6 @@
-"""Sources of which nothing can be trained are named, and the loop over them ends; others are let through."""
+"""Sources of which nothing can be trained are named, and the loop over them ends; others are let
+through.
+"""
 
 from itertools import islice
 
@@ -11,12 +13,15 @@ from penstock.core.errors import ConfigError
 from penstock.plan.objectives import Written
 
 NOTHING = (
-    "source 'd': nothing can be trained: each of its {} documents is empty, has one token only, or has loss weight 0"
+    "source 'd': nothing can be trained: each of its {} documents is empty, has one token only, "
+    "or has loss weight 0"
 )
 
 
 def load(*sources, **settings):
-    return Loader(Mixture(sources), **{"sequence_length": 16, "rows_per_step": 2, "threads": 0, **settings})
+    return Loader(
+        Mixture(sources), **{"sequence_length": 16, "rows_per_step": 2, "threads": 0, **settings}
+    )
 
 
 @pytest.fixture
@@ -24,7 +29,9 @@ def good(tmp_path):
     return write_dataset(tmp_path / "good", [[1, 2, 3]] * 50)
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "best_fit_decreasing", "next_fit", "concat", "none"])
+@pytest.mark.parametrize(
+    "packing", ["best_fit", "best_fit_decreasing", "next_fit", "concat", "none"]
+)
 @pytest.mark.parametrize(
     ("documents", "spans"),
     [
@@ -39,7 +46,11 @@ def good(tmp_path):
 )
 def test_a_source_without_a_target_is_named(tmp_path, good, packing, documents, spans):
     dataset = write_dataset(tmp_path / "d", documents, spans=spans)
-    for sources in ([Source(dataset)], [Source(good), Source(dataset)], [Source(dataset, max_epochs=1)]):
+    for sources in (
+        [Source(dataset)],
+        [Source(good), Source(dataset)],
+        [Source(dataset, max_epochs=1)],
+    ):
         with pytest.raises(ConfigError, match=NOTHING.format(len(documents))):
             load(*sources, packing=packing)
 
@@ -57,7 +68,9 @@ def test_what_is_dropped_does_not_count(tmp_path):
     with pytest.raises(ConfigError, match=r"16.*too_long='drop'"):
         load(Source(dataset, too_long="drop"))
     for too_long in ("split", "truncate"):
-        assert any(step.loss_denominator for step in islice(load(Source(dataset, too_long=too_long)), 9))
+        assert any(
+            step.loss_denominator for step in islice(load(Source(dataset, too_long=too_long)), 9)
+        )
 
 
 def test_a_loader_counts_what_it_dropped(tmp_path):
@@ -82,13 +95,18 @@ class Silent(PlainObjective):
         self.trained = trained
 
     def write(self, tokens, weights, key):
-        return Written(tokens=tokens, weights=np.full(len(tokens), float(len(tokens) in self.trained), np.float32))
+        return Written(
+            tokens=tokens,
+            weights=np.full(len(tokens), float(len(tokens) in self.trained), np.float32),
+        )
 
 
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("count", [3, 50, 1000])
 def test_a_whole_epoch_without_a_target_ends_the_loop(tmp_path, threads, count):
-    """Of an endless source: found when the lengths do not say it, on any rank, and again after a resume."""
+    """Of an endless source: found when the lengths do not say it, on any rank, and again after a
+    resume.
+    """
     dataset = write_dataset(tmp_path / "d", [[1, 2, 3]] * count)
     steps = []
     loader = load(Source(dataset, objective=Silent()), threads=threads)
@@ -103,7 +121,9 @@ def test_a_whole_epoch_without_a_target_ends_the_loop(tmp_path, threads, count):
 
 def test_one_finite_pass_without_a_target(tmp_path):
     dataset = write_dataset(tmp_path / "d", [[1, 2, 3]] * 20)
-    with pytest.raises(ConfigError, match=r"nothing was trained: none of the \d+ steps of d had a target"):
+    with pytest.raises(
+        ConfigError, match=r"nothing was trained: none of the \d+ steps of d had a target"
+    ):
         list(load(Source(dataset, objective=Silent(), max_epochs=1)))
 
 
@@ -117,7 +137,9 @@ def test_documents_that_are_too_short_to_denoise(tmp_path):
 @pytest.mark.parametrize("packing", ["best_fit", "best_fit_decreasing", "next_fit", "none"])
 @pytest.mark.parametrize("rows_per_step", [1, 4])
 def test_steps_without_a_target_may_happen(tmp_path, packing, rows_per_step):
-    """Rows of untrained documents only, and a conversation whose reply comes after rows of prompt: all is trained."""
+    """Rows of untrained documents only, and a conversation whose reply comes after rows of prompt:
+    all is trained.
+    """
     documents = [[7]] * 300 + [[5] * 16] + [[9] * 400]
     spans = [[(0, 1, 1.0)]] * 300 + [[(0, 16, 1.0)]] + [[(399, 400, 1.0)]]
     dataset = write_dataset(tmp_path / "d", documents, spans=spans)
@@ -130,7 +152,9 @@ def test_steps_without_a_target_may_happen(tmp_path, packing, rows_per_step):
 
 def test_the_end_of_a_pass_may_be_without_a_target(tmp_path):
     dataset = write_dataset(tmp_path / "d", [[1, 2]] + [[7]] * 100)
-    loader = load(Source(dataset, max_epochs=1, shuffle="none"), packing="next_fit", rows_per_step=1)
+    loader = load(
+        Source(dataset, max_epochs=1, shuffle="none"), packing="next_fit", rows_per_step=1
+    )
     denominators = [step.loss_denominator for step in loader]
     assert denominators[0] == 1
     assert set(denominators[1:]) == {0}

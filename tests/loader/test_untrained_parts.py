@@ -1,4 +1,6 @@
-"""Cut documents, and parts of them, that have no target are left out: which ones, how they are counted, and states."""
+"""Cut documents, and parts of them, that have no target are left out: which ones, how they are
+counted, and states.
+"""
 
 import json
 from itertools import islice
@@ -19,7 +21,16 @@ from contracts import (
 )
 from makers.datasets import random_documents, tokenizer_info
 from makers.objectives import PlainObjective
-from penstock import Denoise, Infill, InputRequirements, Loader, Mixture, Source, open_dataset, write_dataset
+from penstock import (
+    Denoise,
+    Infill,
+    InputRequirements,
+    Loader,
+    Mixture,
+    Source,
+    open_dataset,
+    write_dataset,
+)
 from penstock.core.errors import ConfigError, CorruptionError, StateError
 from penstock.plan.inputs import EVERYTHING
 from penstock.plan.loader._target_kernels import UNTRAINED
@@ -31,15 +42,23 @@ CUTTING = ("split", "truncate", "keep_end")
 
 
 def chats(count=60, seed=0):
-    """Documents of a prompt and an answer, some of several turns, some without an answer; with their spans."""
+    """Documents of a prompt and an answer, some of several turns, some without an answer; with
+    their spans.
+    """
     generator = np.random.default_rng(seed)
     documents = random_documents(count, 2, 200, seed=seed)
     spans = []
     for number, one in enumerate(documents):
-        edges = np.sort(generator.choice(len(one) + 1, min(len(one) + 1, 2 * (number % 3 + 1)), replace=False))
+        edges = np.sort(
+            generator.choice(len(one) + 1, min(len(one) + 1, 2 * (number % 3 + 1)), replace=False)
+        )
         pairs = edges[: len(edges) // 2 * 2].reshape(-1, 2).tolist()
         weights = [(1.0, 0.5, 0.0)[(number + turn) % 3] for turn in range(len(pairs))]
-        spans.append([(*pair, weight) for pair, weight in zip(pairs, weights, strict=True)] if number % 7 else [])
+        spans.append(
+            [(*pair, weight) for pair, weight in zip(pairs, weights, strict=True)]
+            if number % 7
+            else []
+        )
     spans[3] = None
     return documents, spans
 
@@ -52,14 +71,28 @@ def dataset(tmp_path_factory):
 
 def build(source, **options):
     return Loader(
-        source, **{"sequence_length": SLOTS, "rows_per_step": 4, "seed": 3, "window_rows": 16, "threads": 0, **options}
+        source,
+        **{
+            "sequence_length": SLOTS,
+            "rows_per_step": 4,
+            "seed": 3,
+            "window_rows": 16,
+            "threads": 0,
+            **options,
+        },
     )
 
 
 def plan_of(loader):
-    """(document, first token, tokens) of all pieces, by document; what was left out as untrained."""
+    """(document, first token, tokens) of all pieces, by document; what was left out as
+    untrained.
+    """
     plan = loader.new_plan()
-    found = [piece for window in plan.windows() for piece in window.pieces[["document", "begin", "tokens"]].tolist()]
+    found = [
+        piece
+        for window in plan.windows()
+        for piece in window.pieces[["document", "begin", "tokens"]].tolist()
+    ]
     return sorted(found), plan.state().untrained
 
 
@@ -73,7 +106,9 @@ def slow_parts(policy, size, limit):
 
 
 def slow_plan(documents, weights, policy, limit, distances, *, rewritten=False):
-    """Pieces that stay, and (documents, parts, tokens) that do not, from the weight of each token."""
+    """Pieces that stay, and (documents, parts, tokens) that do not, from the weight of each
+    token.
+    """
     kept, left_out = [], np.zeros(3, int)
     for number, (document, weight) in enumerate(zip(documents, weights, strict=True)):
         mine = []
@@ -83,7 +118,9 @@ def slow_plan(documents, weights, policy, limit, distances, *, rewritten=False):
                 targets = list(range(begin, begin + tokens))
             else:
                 slots = range(begin, begin + tokens)
-                targets = [slot + d for slot in slots for d in range(1, distances + 1) if slot + d < total]
+                targets = [
+                    slot + d for slot in slots for d in range(1, distances + 1) if slot + d < total
+                ]
             if tokens == len(document) or any(weight[target] for target in targets):
                 mine.append((number, begin, tokens))
             else:
@@ -111,7 +148,9 @@ def weights_of(documents, spans):
     st.integers(1, 4),
     st.sampled_from(["best_fit", "best_fit_decreasing", "next_fit", "none"]),
 )
-def test_what_is_left_out_is_what_the_slow_twin_leaves_out(tmp_path_factory, seed, policy, limit, distances, packing):
+def test_what_is_left_out_is_what_the_slow_twin_leaves_out(
+    tmp_path_factory, seed, policy, limit, distances, packing
+):
     documents, spans = chats(12, seed)
     kept, left_out = slow_plan(documents, weights_of(documents, spans), policy, limit, distances)
     dataset = write_dataset(tmp_path_factory.mktemp("u") / "d", documents, spans=spans)
@@ -136,12 +175,17 @@ def test_no_target_is_lost(dataset, packing, distances):
     sums = []
     for drops in (True, False):
         loader = build(
-            Source(dataset, max_epochs=1, drop_untrained=drops), packing=packing, requirements=need, rows_per_step=1
+            Source(dataset, max_epochs=1, drop_untrained=drops),
+            packing=packing,
+            requirements=need,
+            rows_per_step=1,
         )
         steps = list(loader)
         for step in steps:
             for distance in range(1, distances + 1):
-                assert step.loss_denominators[distance - 1] == pytest.approx(trained_sum(step, distance))
+                assert step.loss_denominators[distance - 1] == pytest.approx(
+                    trained_sum(step, distance)
+                )
         sums.append(np.sum([step.loss_denominators for step in steps], axis=0))
         tokens = sum(step.num_tokens for step in steps)
         assert (tokens == dataset.num_tokens) == (not drops)
@@ -157,7 +201,12 @@ class Own(PlainObjective):
 
 @pytest.mark.parametrize("policy", CUTTING)
 @pytest.mark.parametrize(
-    "objective", [Denoise([SpanCorruption(0.3, 2)], sentinels=range(900, 960)), Infill(tokens=(970, 971, 972)), Own()]
+    "objective",
+    [
+        Denoise([SpanCorruption(0.3, 2)], sentinels=range(900, 960)),
+        Infill(tokens=(970, 971, 972)),
+        Own(),
+    ],
 )
 def test_rewritten_documents_have_all_their_weighted_tokens_as_targets(dataset, objective, policy):
     """Targets do not cross from part to part there, and the first token may be one."""
@@ -165,21 +214,32 @@ def test_rewritten_documents_have_all_their_weighted_tokens_as_targets(dataset, 
     source = Source(dataset, max_epochs=1, too_long=policy, objective=objective, name="d")
     loader = build(source)
     limit = loader.new_plan().limits[0]
-    kept, left_out = slow_plan(documents, weights_of(documents, spans), policy, limit, 1, rewritten=True)
+    kept, left_out = slow_plan(
+        documents, weights_of(documents, spans), policy, limit, 1, rewritten=True
+    )
     found, untrained = plan_of(loader)
     assert found == kept
     assert untrained[0].item() == left_out
     assert left_out[0] > 0
-    whole = sum(step.loss_denominator for step in build(Source(dataset, max_epochs=1, name="d", objective=objective)))
-    every = build(Source(dataset, max_epochs=1, name="d", objective=objective, drop_untrained=False))
+    whole = sum(
+        step.loss_denominator
+        for step in build(Source(dataset, max_epochs=1, name="d", objective=objective))
+    )
+    every = build(
+        Source(dataset, max_epochs=1, name="d", objective=objective, drop_untrained=False)
+    )
     assert whole == pytest.approx(sum(step.loss_denominator for step in every))
 
 
 def test_where_nothing_is_left_out(dataset, tmp_path):
-    """Without loss weights, without a document that is cut, with `drop`, `error` and `concat`, and if asked for."""
+    """Without loss weights, without a document that is cut, with `drop`, `error` and `concat`, and
+    if asked for.
+    """
     documents, _ = chats()
     plain = write_dataset(tmp_path / "plain", documents)
-    short = write_dataset(tmp_path / "short", [one[:9] for one in documents], spans=[[]] * 59 + [[(1, 2, 1.0)]])
+    short = write_dataset(
+        tmp_path / "short", [one[:9] for one in documents], spans=[[]] * 59 + [[(1, 2, 1.0)]]
+    )
     for loader in (
         build(Source(plain, max_epochs=1)),
         build(Source(short, max_epochs=1)),
@@ -209,7 +269,8 @@ def test_they_are_counted(dataset):
     assert loader.untrained.get("chats", 0) <= int(counts["parts"])
 
 
-# -- promises ----------------------------------------------------------------------------------------------------------
+# -- promises
+# --------------------------------------------------------------------------------------------------
 
 
 def mixture(dataset, plain):
@@ -222,13 +283,17 @@ def mixture(dataset, plain):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("untrained") / "plain", random_documents(50, 0, 100, seed=5))
+    return write_dataset(
+        tmp_path_factory.mktemp("untrained") / "plain", random_documents(50, 0, 100, seed=5)
+    )
 
 
 @pytest.mark.parametrize("packing", [one for one in PACKINGS if one != "concat"])
 def test_resume_is_exact_and_ranks_share_steps(dataset, plain, packing):
     def loader(rank=(0, 1)):
-        return build(mixture(dataset, plain), packing=packing, data_parallel=rank, documents_per_row=3)
+        return build(
+            mixture(dataset, plain), packing=packing, data_parallel=rank, documents_per_row=3
+        )
 
     steps = assert_exact_resume(loader, 300)
     assert 10 < len(steps) < 300
@@ -257,7 +322,9 @@ def test_counts_are_those_of_an_uninterrupted_run(dataset, plain):
 
 def test_threads_change_nothing(dataset, plain):
     for mine, theirs in zip(
-        build(mixture(dataset, plain)), build(mixture(dataset, plain), threads=2, prefetch=3), strict=True
+        build(mixture(dataset, plain)),
+        build(mixture(dataset, plain), threads=2, prefetch=3),
+        strict=True,
     ):
         assert_same_step(mine, theirs)
 
@@ -292,7 +359,8 @@ def test_a_damaged_count_is_found(dataset):
         loader.load_state_dict({**state, "place": short})
 
 
-# -- what cannot be trained, or read -----------------------------------------------------------------------------------
+# -- what cannot be trained, or read
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_epochs", [None, 1, 0.5, 3])
@@ -326,11 +394,14 @@ def test_damaged_loss_weights_are_named(tmp_path):
     place = content.index(begins)
     content[place + len(begins) // 2 // 4 * 4] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(CorruptionError, match=r"dataset 'd' .*: document \d+: its loss weights differ from their"):
+    with pytest.raises(
+        CorruptionError, match=r"dataset 'd' .*: document \d+: its loss weights differ from their"
+    ):
         list(build(Source(open_dataset(tmp_path / "d"), max_epochs=1)))
 
 
-# -- stores ------------------------------------------------------------------------------------------------------------
+# -- stores
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", CUTTING)
@@ -344,7 +415,9 @@ def test_steps_are_those_of_a_local_copy(tmp_path_factory, tmp_path, monkeypatch
     write_dataset(root / "bucket" / "chats", documents, spans=spans, **info)
     with patient_store(root, tmp_path, monkeypatch) as store:
         local, remote = pair(store, "chats", max_epochs=1, too_long=policy, **BLOCK)
-        here, there = (Loader(one, threads=threads, requirements=NEED, **SETTINGS) for one in (local, remote))
+        here, there = (
+            Loader(one, threads=threads, requirements=NEED, **SETTINGS) for one in (local, remote)
+        )
         for mine, theirs in zip(here, there, strict=True):
             assert_same_step(mine, theirs)
         assert here.untrained == there.untrained

@@ -1,4 +1,6 @@
-"""Ids of 2^31 and more: never a negative number in a row, which as −100 would even be a target that is none."""
+"""Ids of 2^31 and more: never a negative number in a row, which as −100 would even be a target that
+is none.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ INT64 = InputRequirements(loss_weights=True, dtype="int64")
 
 
 def load(dataset, **settings):
-    return Loader(Source(dataset, max_epochs=1), sequence_length=16, rows_per_step=1, threads=0, **settings)
+    return Loader(
+        Source(dataset, max_epochs=1), sequence_length=16, rows_per_step=1, threads=0, **settings
+    )
 
 
 def in_place(tmp_path, documents):
@@ -27,7 +31,9 @@ def in_place(tmp_path, documents):
 @pytest.mark.parametrize("vocab_size", [2**31 + 1, 2**32])
 def test_a_known_vocabulary_is_refused_at_once(tmp_path, vocab_size):
     dataset = write_dataset(tmp_path / "d", [[5, 6, 7]], vocab_size=vocab_size)
-    with pytest.raises(ConfigError, match=rf"dataset 'd' has a vocabulary of {vocab_size} ids; .*dtype=\"int64\""):
+    with pytest.raises(
+        ConfigError, match=rf"dataset 'd' has a vocabulary of {vocab_size} ids; .*dtype=\"int64\""
+    ):
         load(dataset)
 
 
@@ -75,14 +81,24 @@ def test_objectives_take_no_such_ids(tmp_path, requirements):
     """They rewrite in int32, whatever the rows are of."""
     corpus = in_place(tmp_path, [[5, 6, IGNORED, 8]])
     loader = Loader(
-        Source(corpus, objective=Backwards()), sequence_length=16, rows_per_step=1, requirements=requirements
+        Source(corpus, objective=Backwards()),
+        sequence_length=16,
+        rows_per_step=1,
+        requirements=requirements,
     )
     with pytest.raises(ConfigError, match=r"objective.*'backwards'.*works.*2\^31"):
         next(iter(loader))
     dataset = write_dataset(tmp_path / "d", [[5, 6, 7]], vocab_size=2**32)
     with pytest.raises(ConfigError, match=r"objective 'backwards'.*2\^31"):
-        Loader(Source(dataset, objective=Backwards()), sequence_length=16, rows_per_step=1, requirements=requirements)
-    Loader(Source(dataset, objective=Causal()), sequence_length=16, rows_per_step=1, requirements=INT64)
+        Loader(
+            Source(dataset, objective=Backwards()),
+            sequence_length=16,
+            rows_per_step=1,
+            requirements=requirements,
+        )
+    Loader(
+        Source(dataset, objective=Causal()), sequence_length=16, rows_per_step=1, requirements=INT64
+    )
 
 
 def test_batches_of_jax_hold_no_such_ids(tmp_path):

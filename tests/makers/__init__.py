@@ -1,1 +1,3 @@
-"""What tests of several rooms are made of: texts, tokenizers, datasets, rows, models, runs and processes."""
+"""What tests of several rooms are made of: texts, tokenizers, datasets, rows, models, runs and
+processes.
+"""

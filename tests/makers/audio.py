@@ -1,4 +1,6 @@
-"""Qwen2-Audio in small: its processor and a tiny random model, and sounds, built without any file."""
+"""Qwen2-Audio in small: its processor and a tiny random model, and sounds, built without any
+file.
+"""
 
 import io
 import wave
@@ -9,13 +11,21 @@ import transformers
 
 from makers.media import _TEXT, _spread, small_tokenizer
 
-CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"]
+CONTROLS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|audio_bos|>",
+    "<|AUDIO|>",
+    "<|audio_eos|>",
+]
 TEMPLATE = (
-    r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    r"{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    r"{% if part['type'] == 'audio' %}{{ '<|audio_bos|><|AUDIO|><|audio_eos|>\n' }}"
-    r"{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
-    r"{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    r"{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if "
+    r"message['content'] is string %}{{ message['content'] }}{% else %}{% for part in "
+    r"message['content'] %}{% if part['type'] == 'audio' %}{{ "
+    r"'<|audio_bos|><|AUDIO|><|audio_eos|>\n' }}{% elif part['type'] == 'text' %}{{ "
+    r"part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if "
+    r"add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 RATE, SECONDS = 4000, 2
 
@@ -34,15 +44,24 @@ def model() -> Any:
     words = processor().tokenizer
     config = transformers.Qwen2AudioConfig(
         audio_config={
-            "model_type": "qwen2_audio_encoder", "num_mel_bins": 8, "encoder_layers": 2, "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 48, "d_model": 32, "max_source_positions": 100,
+            "model_type": "qwen2_audio_encoder",
+            "num_mel_bins": 8,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 48,
+            "d_model": 32,
+            "max_source_positions": 100,
         },
         text_config={
-            **_TEXT, "model_type": "qwen2", "vocab_size": len(words), "bos_token_id": None,
-            "eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id,
+            **_TEXT,
+            "model_type": "qwen2",
+            "vocab_size": len(words),
+            "bos_token_id": None,
+            "eos_token_id": words.eos_token_id,
+            "pad_token_id": words.pad_token_id,
         },
         audio_token_index=words.convert_tokens_to_ids("<|AUDIO|>"),
-    )  # fmt: skip
+    )
     return _spread(transformers.Qwen2AudioForConditionalGeneration(config).float().eval())
 
 
@@ -54,10 +73,16 @@ def samples(seconds: float, seed: int = 0) -> np.ndarray[Any, Any]:
     return (tones + random.normal(0, 0.05, len(times))).clip(-1, 1).astype(np.float32)
 
 
-def as_wave(values: np.ndarray[Any, Any], width: int = 2, channels: int = 1, rate: int = RATE) -> bytes:
+def as_wave(
+    values: np.ndarray[Any, Any], width: int = 2, channels: int = 1, rate: int = RATE
+) -> bytes:
     """The bytes of a WAV file."""
     full = {1: 127, 2: 32767, 3: 8388607, 4: 2147483647}[width]
-    whole = np.round(np.repeat(values[:, None], channels, 1).astype(np.float64) * full).astype(np.int64).reshape(-1)
+    whole = (
+        np.round(np.repeat(values[:, None], channels, 1).astype(np.float64) * full)
+        .astype(np.int64)
+        .reshape(-1)
+    )
     if width == 1:
         raw = (whole + 128).astype(np.uint8).tobytes()
     elif width == 3:

@@ -1,7 +1,7 @@
 """A headless Chromium that tests drive over a pipe, with nothing but the standard library.
 
-Source: the Chrome DevTools Protocol, "--remote-debugging-pipe": JSON messages that end in a zero byte, commands read
-from file descriptor 3 and answers written to 4.
+Source: the Chrome DevTools Protocol, "--remote-debugging-pipe": JSON messages that end in a zero
+byte, commands read from file descriptor 3 and answers written to 4.
 """
 
 import json
@@ -18,9 +18,17 @@ from patience import PATIENCE_SECONDS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe", "about:blank",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--remote-debugging-pipe",
+    "about:blank",
+)
 SHIM = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
@@ -29,7 +37,15 @@ os.dup2(ends[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 """Puts the two ends of the pipes where the browser looks for them."""
-KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27, "Tab": 9}
+KEYS = {
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+    "Enter": 13,
+    "Escape": 27,
+    "Tab": 9,
+}
 
 
 def find_browser() -> str | None:
@@ -44,7 +60,16 @@ class Browser:
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SHIM, str(commands), str(answers), binary, f"--user-data-dir={folder}", *FLAGS],
+            [
+                sys.executable,
+                "-c",
+                SHIM,
+                str(commands),
+                str(answers),
+                binary,
+                f"--user-data-dir={folder}",
+                *FLAGS,
+            ],
             pass_fds=(commands, answers),
             # Chromium makes a language of the locale, and `C` gives none that scripts accept.
             env={**os.environ, "LC_ALL": "en_US.UTF-8"},
@@ -55,8 +80,12 @@ class Browser:
         os.close(answers)
         self._buffer, self._number, self._session = b"", 0, ""
         self.events: list[dict[str, Any]] = []
-        target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        target = next(
+            t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"
+        )
+        self._session = self.call(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -84,7 +113,9 @@ class Browser:
         return json.loads(message)
 
     def open(self, path: Path) -> int:
-        """Open a page; milliseconds from the start of its loading until it is drawn and can be used."""
+        """Open a page; milliseconds from the start of its loading until it is drawn and can be
+        used.
+        """
         self.call("Page.navigate", url=path.as_uri())
         end = time.monotonic() + PATIENCE_SECONDS
         while not (ready := self.run("document.documentElement?.dataset.ready")):
@@ -95,7 +126,9 @@ class Browser:
     def run(self, code: str) -> Any:
         """The value of a script."""
         found = self.call("Runtime.evaluate", expression=code, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"]["description"]
+        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"][
+            "description"
+        ]
         return found["result"].get("value")
 
     def key(self, *keys: str) -> None:
@@ -110,11 +143,16 @@ class Browser:
         """Move the pointer to the middle of an element, and press there."""
         box = f"document.querySelector({json.dumps(selector)})"
         self.run(f"{box}.scrollIntoView({{block: 'center'}})")
-        x, y = self.run(f"(b => [(b.left + b.right) / 2, (b.top + b.bottom) / 2])({box}.getBoundingClientRect())")
+        x, y = self.run(
+            "(b => [(b.left + b.right) / 2, (b.top + b.bottom) / "
+            f"2])({box}.getBoundingClientRect())"
+        )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         if click:
             for kind in ("mousePressed", "mouseReleased"):
-                self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+                self.call(
+                    "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
+                )
 
     def text(self, selector: str) -> str:
         """The text of an element as it is seen."""
@@ -122,18 +160,33 @@ class Browser:
 
     def look(self, *, width: int = 1300, height: int = 850, scheme: str = "light") -> None:
         """Size of the window, and what the system prefers."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
 
     def complaints(self) -> list[str]:
         """What the browser reported since it started: exceptions, and what its policy refused."""
         return [
-            json.dumps(e["params"]) for e in self.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")
+            json.dumps(e["params"])
+            for e in self.events
+            if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")
         ]
 
     def requests(self) -> list[str]:
         """Addresses that pages asked for."""
-        return [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return [
+            e["params"]["request"]["url"]
+            for e in self.events
+            if e["method"] == "Network.requestWillBeSent"
+        ]
 
     def close(self) -> None:
         """End the browser."""

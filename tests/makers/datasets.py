@@ -9,10 +9,17 @@ from penstock.data.prepare import PrepareReport
 from penstock.data.shards import TokenizerInfo
 
 
-def random_documents(count: int, shortest: int, longest: int, *, below: int = 900, seed: int = 0) -> list[np.ndarray]:
-    """Documents of random ids below a bound, of at least `shortest` and less than `longest` tokens."""
+def random_documents(
+    count: int, shortest: int, longest: int, *, below: int = 900, seed: int = 0
+) -> list[np.ndarray]:
+    """Documents of random ids below a bound, of at least `shortest` and less than `longest`
+    tokens.
+    """
     generator = np.random.default_rng(seed)
-    return [generator.integers(0, below, length) for length in generator.integers(shortest, longest, count)]
+    return [
+        generator.integers(0, below, length)
+        for length in generator.integers(shortest, longest, count)
+    ]
 
 
 def tokenizer_info(name: str = "t", **fields: Any) -> TokenizerInfo:
@@ -22,4 +29,6 @@ def tokenizer_info(name: str = "t", **fields: Any) -> TokenizerInfo:
 
 def prepare_here(source: Any, tokenizer: Any, output: Any, **options: Any) -> PrepareReport:
     """`prepare` in this process, without a progress bar."""
-    return prepare(source, tokenizer=tokenizer, output=output, **{"processes": 1, "progress": False, **options})
+    return prepare(
+        source, tokenizer=tokenizer, output=output, **{"processes": 1, "progress": False, **options}
+    )

@@ -18,7 +18,9 @@ def model_folder(folder: Path, family: str) -> Path:
 
 
 def write_records(folder: Path, count: int = 24) -> Path:
-    """Records with none, one or several images, as paths, data URLs, and fields with placeholders."""
+    """Records with none, one or several images, as paths, data URLs, and fields with
+    placeholders.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     order = random.Random(0)
     lines = []
@@ -38,7 +40,12 @@ def write_records(folder: Path, count: int = 24) -> Path:
             urls = [f"data:image/png;base64,{text}" for text in data] if number % 3 == 1 else names
             parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
             record = {
-                "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": f"Number {number}?"}]}]
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [*parts, {"type": "text", "text": f"Number {number}?"}],
+                    }
+                ]
             }
         record["messages"].append(
             {"role": "assistant", "content": [{"type": "text", "text": "word " * (1 + number % 7)}]}

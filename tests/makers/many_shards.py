@@ -31,11 +31,16 @@ def many_shards(folder: Path, count: int, documents: list[list[int]]) -> None:
     for name, kind in (("lengths.u32", "<u4"), ("batches.u64", "<u8")):
         np.tile(np.fromfile(one / name, kind), count).tofile(folder / name)
     (folder / "files.json").write_bytes((one / "files.json").read_bytes())
-    totals = {name: getattr(manifest, name) * count for name in ("documents", "tokens", "trained_tokens", "text_bytes")}
+    totals = {
+        name: getattr(manifest, name) * count
+        for name in ("documents", "tokens", "trained_tokens", "text_bytes")
+    }
     replace(
         manifest,
         shards=tuple(replace(manifest.shards[0], file=name) for name in names),
-        checksums={name: checksum(np.fromfile(folder / name, np.uint8)) for name in manifest.checksums},
+        checksums={
+            name: checksum(np.fromfile(folder / name, np.uint8)) for name in manifest.checksums
+        },
         histogram=tuple(number * count for number in manifest.histogram),
         **totals,
     ).save(folder)

@@ -79,25 +79,35 @@ def turned_images(orientation: int) -> dict[str, bytes]:
         "WEBP exif nonsense and xmp": encoded(image, "WEBP", exif=b"Exif\0\0nonsense", xmp=xmp),
         "PNG exif nonsense": with_chunks(png, chunk(b"eXIf", b"nonsense"), b"IDAT"),
         "PNG late exif nonsense": with_chunks(png, chunk(b"eXIf", b"nonsense"), b"IEND"),
-        "PNG exif nonsense and xmp": with_chunks(png, chunk(b"eXIf", b"nonsense") + _xmp_chunk(orientation), b"IDAT"),
+        "PNG exif nonsense and xmp": with_chunks(
+            png, chunk(b"eXIf", b"nonsense") + _xmp_chunk(orientation), b"IDAT"
+        ),
         "MPO": encoded(image, "MPO", save_all=True, append_images=[image], exif=body),
         "PNG exif": encoded(image, "PNG", exif=body),
         "PNG late exif": with_chunks(png, tag, b"IEND"),
         "PNG late exif with a wrong sum": with_chunks(png, tag[:-4] + bytes(4), b"IEND"),
-        "PNG two of them": with_chunks(with_chunks(png, chunk(b"eXIf", exif(1)[6:]), b"IDAT"), tag, b"IEND"),
+        "PNG two of them": with_chunks(
+            with_chunks(png, chunk(b"eXIf", exif(1)[6:]), b"IDAT"), tag, b"IEND"
+        ),
         "PNG broken late exif": with_chunks(png, broken, b"IEND"),
         "PNG xmp": with_chunks(png, _xmp_chunk(orientation), b"IDAT"),
         "PNG late xmp": with_chunks(png, _xmp_chunk(orientation), b"IEND"),
         "PNG late exif and xmp": with_chunks(png, _xmp_chunk(8) + tag, b"IEND"),
         "PNG raw profile": with_chunks(png, _raw_profile(orientation), b"IDAT"),
         "PNG late raw profile": with_chunks(png, _raw_profile(orientation), b"IEND"),
-        "PNG animated": encoded(image, "PNG", save_all=True, append_images=[noise("L").convert("RGB")], exif=body),
+        "PNG animated": encoded(
+            image, "PNG", save_all=True, append_images=[noise("L").convert("RGB")], exif=body
+        ),
         "WEBP exif": encoded(image, "WEBP", exif=body),
         "WEBP xmp": encoded(image, "WEBP", xmp=xmp),
-        "WEBP animated": encoded(image, "WEBP", save_all=True, append_images=[noise("L").convert("RGB")], exif=body),
+        "WEBP animated": encoded(
+            image, "WEBP", save_all=True, append_images=[noise("L").convert("RGB")], exif=body
+        ),
         "TIFF tag": encoded(image, "TIFF", exif=body),
         "TIFF xmp": encoded(image, "TIFF", tiffinfo={700: xmp}),
-        "TIFF of two pages": encoded(image, "TIFF", exif=body, save_all=True, append_images=[image]),
+        "TIFF of two pages": encoded(
+            image, "TIFF", exif=body, save_all=True, append_images=[image]
+        ),
         "JPEG2000": encoded(image, "JPEG2000"),
         "GIF": encoded(image, "GIF"),
         "BMP": encoded(image, "BMP"),
@@ -117,7 +127,10 @@ def turned_images(orientation: int) -> dict[str, bytes]:
 
 RATE = 16_000
 SOUNDS = {
-    **{f"WAV {sub}": ("WAV", sub) for sub in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")},
+    **{
+        f"WAV {sub}": ("WAV", sub)
+        for sub in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
+    },
     **{f"WAV {sub}": ("WAV", sub) for sub in ("ALAW", "ULAW", "IMA_ADPCM", "MS_ADPCM")},
     **{f"WAVEX {sub}": ("WAVEX", sub) for sub in ("PCM_16", "PCM_24", "FLOAT")},
     **{f"AIFF {sub}": ("AIFF", sub) for sub in ("PCM_S8", "PCM_16", "FLOAT")},
@@ -149,12 +162,16 @@ def sound(kind: str, samples: np.ndarray[Any, Any], rate: int = RATE, **more: An
     return out.getvalue()
 
 
-def wave_header(rate: int, count: int, channels: int = 1, data_size: int | None = None, bits: int = 16) -> bytes:
+def wave_header(
+    rate: int, count: int, channels: int = 1, data_size: int | None = None, bits: int = 16
+) -> bytes:
     """The header of a WAV file of whole numbers, with what it says of its samples."""
     block = channels * bits // 8
     form = struct.pack("<HHIIHH", 1, channels, rate, rate * block % 2**32, block % 2**16, bits)
     size = count * block if data_size is None else data_size
-    return b"RIFF\0\0\0\0WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", size)
+    return (
+        b"RIFF\0\0\0\0WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", size)
+    )
 
 
 def forged_rate(kind: str, rate: int) -> bytes:
@@ -191,7 +208,10 @@ def mp3_without_tag(data: bytes) -> bytes:
 
 def colours(count: int, height: int = 64, width: int = 96) -> list[Any]:
     """Frames of one colour each."""
-    return [Image.new("RGB", (width, height), (30 * at % 256, 255 - 30 * at % 256, 128)) for at in range(count)]
+    return [
+        Image.new("RGB", (width, height), (30 * at % 256, 255 - 30 * at % 256, 128))
+        for at in range(count)
+    ]
 
 
 def animation(kind: str, count: int, **more: Any) -> bytes:
@@ -200,7 +220,12 @@ def animation(kind: str, count: int, **more: Any) -> bytes:
     return encoded(first, kind, save_all=True, append_images=rest, duration=40, **more)
 
 
-FILMS = {"MP4": ("mp4", "mpeg4"), "AVI": ("avi", "mpeg4"), "FLV": ("flv", "flv1"), "MPEG": ("mpeg", "mpeg1video")}
+FILMS = {
+    "MP4": ("mp4", "mpeg4"),
+    "AVI": ("avi", "mpeg4"),
+    "FLV": ("flv", "flv1"),
+    "MPEG": ("mpeg", "mpeg1video"),
+}
 """Name → container and codec, which every build of FFmpeg has."""
 
 

@@ -1,7 +1,8 @@
-"""An object store on this machine, with S3's protocol as far as datasets need it, that fails where it is told to.
+"""An object store on this machine, with S3's protocol as far as datasets need it, that fails where
+it is told to.
 
-Threads on the loopback interface serve the files of a folder: a bucket is a folder in it. Requests may take a stated
-time, and share a stated rate.
+Threads on the loopback interface serve the files of a folder: a bucket is a folder in it. Requests
+may take a stated time, and share a stated rate.
 """
 
 import hashlib
@@ -18,15 +19,17 @@ from xml.sax.saxutils import escape
 
 CHUNK = 1 << 16
 BURST_SECONDS = 0.02
-"""Of the line's rate that a thread may make up for, which woke up late: a client with one request would pay for it."""
+"""Of the line's rate that a thread may make up for, which woke up late: a client with one request
+would pay for it.
+"""
 
 
 @dataclass
 class Fault:
     """What goes wrong in the next requests.
 
-    Kinds: `500`, `503`; `reset`: the connection ends before an answer; `cut`: it ends in the middle of the body;
-    `403`, for ever; `slow`: the answer waits until the fault is removed.
+    Kinds: `500`, `503`; `reset`: the connection ends before an answer; `cut`: it ends in the middle
+    of the body; `403`, for ever; `slow`: the answer waits until the fault is removed.
     """
 
     kind: str
@@ -56,14 +59,18 @@ class ObjectStore:
         """Unfinished uploads in pieces."""
         self.faults: list[Fault] = []
         self.may_list = True
-        """Whether clients have s3:ListBucket; without it, S3 says of missing objects that access is denied."""
+        """Whether clients have s3:ListBucket; without it, S3 says of missing objects that access is
+        denied.
+        """
         self.keys: dict[str, str] = {}
         """Access key that is refused → the error's code, such as ExpiredToken."""
         self._lock, self._free = threading.Lock(), 0.0
         handler = type("Handler", (_Handler,), {"store": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -105,7 +112,14 @@ class ObjectStore:
     def begin(self, method: str, path: str, span: str | None) -> Fault | None:
         with self._lock:
             self.log.append((method, path, span))
-            found = next((f for f in self.faults if f.times and f.method == method and path.endswith(f.ending)), None)
+            found = next(
+                (
+                    f
+                    for f in self.faults
+                    if f.times and f.method == method and path.endswith(f.ending)
+                ),
+                None,
+            )
             if found is not None and found.kind != "slow":
                 found.times -= 1
         if self.latency:
@@ -173,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "uploads" in query:
             name = str(len(self.store.log))
             self.store.uploads[name] = {}
-            answer = f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"
+            answer = f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"  # noqa: E501
             return self._send(200, answer.encode(), xml)
         pieces = self.store.uploads.pop(query["uploadId"][0], None)
         if pieces is None:
@@ -181,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         if body.count(b"<PartNumber>") != len(pieces):
             return self._error(400, "InvalidPart")
         etag = self._keep(path, b"".join(pieces[number] for number in sorted(pieces)))
-        answer = f"<CompleteMultipartUploadResult><ETag>{escape(etag)}</ETag></CompleteMultipartUploadResult>"
+        answer = f"<CompleteMultipartUploadResult><ETag>{escape(etag)}</ETag></CompleteMultipartUploadResult>"  # noqa: E501
         return self._send(200, answer.encode(), xml)
 
     def do_DELETE(self) -> None:
@@ -228,10 +242,16 @@ class _Handler(BaseHTTPRequestHandler):
         if code := self.store.keys.get(self._key()):
             return self._error(403 if code == "InvalidAccessKeyId" else 400, code)
         if "list-type" in query:
-            return self._list(path, query) if self.store.may_list else self._error(403, "AccessDenied")
+            return (
+                self._list(path, query) if self.store.may_list else self._error(403, "AccessDenied")
+            )
         file = self.store.folder / path
         if not path or not file.is_file():
-            return self._error(404, "NoSuchKey") if self.store.may_list else self._error(403, "AccessDenied")
+            return (
+                self._error(404, "NoSuchKey")
+                if self.store.may_list
+                else self._error(403, "AccessDenied")
+            )
         etag, size = _etag(file), file.stat().st_size
         if (wanted := self.headers.get("If-Match")) is not None and wanted != etag:
             return self._error(412, "PreconditionFailed")
@@ -240,7 +260,11 @@ class _Handler(BaseHTTPRequestHandler):
             low, high = span.split("=")[1].split("-")
             begin, end, code = int(low), min(size, int(high) + 1) if high else size, 206
         self.send_response(code)
-        headers = [("ETag", etag), ("Accept-Ranges", "bytes"), ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")]
+        headers = [
+            ("ETag", etag),
+            ("Accept-Ranges", "bytes"),
+            ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"),
+        ]
         if span:
             headers.append(("Content-Range", f"bytes {begin}-{end - 1}/{size}"))
         for name, value in [*headers, ("Content-Length", str(end - begin))]:
@@ -272,12 +296,15 @@ class _Handler(BaseHTTPRequestHandler):
                 folders.add(prefix + rest.split(delimiter)[0] + delimiter)
                 continue
             keys.append(
-                f"<Contents><Key>{escape(key)}</Key><Size>{file.stat().st_size}</Size><ETag>{escape(_etag(file))}</ETag>"
-                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                f"<Contents><Key>{escape(key)}</Key><Size>{file.stat().st_size}</Size><ETag>{escape(_etag(file))}</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             )
-        commons = "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(folders))
+        commons = "".join(
+            f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>"
+            for one in sorted(folders)
+        )
         body = (
-            '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            '<?xml version="1.0"?><ListBucketResult '
+            'xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<IsTruncated>false</IsTruncated><KeyCount>{len(keys)}</KeyCount>{''.join(keys)}{commons}</ListBucketResult>"
         ).encode()
         self.store.pace(len(body))
@@ -296,10 +323,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(2)
 
     def _error(self, code: int, name: str) -> None:
-        body = f'<?xml version="1.0"?><Error><Code>{name}</Code><Message>{name}, says the test</Message></Error>'
+        body = (
+            f'<?xml version="1.0"?><Error><Code>{name}</Code><Message>{name}, says the '
+            "test</Message></Error>"
+        )
         self._send(code, body.encode(), [("Content-Type", "application/xml")])
 
-    def _send(self, code: int, body: bytes = b"", extra: list[tuple[str, str]] | None = None) -> None:
+    def _send(
+        self, code: int, body: bytes = b"", extra: list[tuple[str, str]] | None = None
+    ) -> None:
         self.send_response(code)
         for name, value in [*(extra or []), ("Content-Length", str(len(body)))]:
             self.send_header(name, value)
@@ -310,7 +342,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _etag(file: Path) -> str:
     status = file.stat()
-    return f'"{hashlib.md5(f"{status.st_mtime_ns}-{status.st_size}-{status.st_ino}".encode()).hexdigest()}"'
+    return f'"{hashlib.md5(f"{status.st_mtime_ns}-{status.st_size}-{status.st_ino}".encode()).hexdigest()}"'  # noqa: E501
 
 
 def _unframed(body: bytes) -> bytes:
@@ -328,7 +360,9 @@ def _unframed(body: bytes) -> bytes:
 
 @contextmanager
 def s3_store(folder: Path, patch: Any, **options: Any) -> Iterator[ObjectStore]:
-    """A store that is the S3 of this process, and of its children; `patch` is pytest's `MonkeyPatch`."""
+    """A store that is the S3 of this process, and of its children; `patch` is pytest's
+    `MonkeyPatch`.
+    """
     import s3fs
 
     store = ObjectStore(folder, **options)

@@ -1,7 +1,8 @@
-"""The interpreter of a page: a process that runs blocks in one namespace, as a notebook's kernel does.
+"""The interpreter of a page: a process that runs blocks in one namespace, as a notebook's kernel
+does.
 
-A request is a line of JSON on standard input: code, page, line of the page, and the file for what the block prints. The
-reply is a line of JSON: what the last expression shows, and the error.
+A request is a line of JSON on standard input: code, page, line of the page, and the file for what
+the block prints. The reply is a line of JSON: what the last expression shows, and the error.
 """
 
 import ast
@@ -20,7 +21,9 @@ def serve() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    main = types.ModuleType("__main__")  # without a file, so that processes it starts do not run it again
+    main = types.ModuleType(
+        "__main__"
+    )  # without a file, so that processes it starts do not run it again
     sys.modules["__main__"] = main
     for line in requests:
         request = json.loads(line)
@@ -58,7 +61,11 @@ def _run(request: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
 
 def _shown(value: object) -> dict[str, str]:
     shown = {"text/plain": repr(value)}
-    for kind, method in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_"), ("image/png", "_repr_png_")):
+    for kind, method in (
+        ("text/html", "_repr_html_"),
+        ("image/svg+xml", "_repr_svg_"),
+        ("image/png", "_repr_png_"),
+    ):
         make = getattr(value, method, None)
         found = make() if callable(make) and not isinstance(value, type) else None
         if found is not None:

@@ -1,9 +1,11 @@
-"""Pages of Markdown as programs: their blocks of code are run as a reader runs them, in the order of the page.
+"""Pages of Markdown as programs: their blocks of code are run as a reader runs them, in the order
+of the page.
 
     ```python                        runs in the page's one interpreter; the value of a last expression is shown, as a
                                      notebook shows it
     ```bash                          runs in the page's one shell (`cd`, variables and jobs in the background remain),
-                                     in the same folder, with `penstock`, `python` and `torchrun` on its path
+                                     in the same folder, with `penstock`, `python` and `torchrun` on
+                                     its path
     ```yaml title="run.yaml"         any language with a title: the block is written to that file, and not run
     ```text                          right after a block: what the block prints
 
@@ -18,9 +20,10 @@ and anywhere on the page:
     <!-- needs: av, soundfile -->    the page is skipped where one of these modules is not there
     <!-- models: smollm2 -->         the page needs folders of these real models: `make test-real` runs it alone
 
-What a block prints is compared line by line: colours, the amount of white space and the values of numbers do not count,
-`…` stands for anything within a line, and a line that is only `…` for any lines.
-"""
+What a block prints is compared line by line: colours, the amount of white space and the values of
+numbers do not count, `…` stands for anything within a line, and a line that is only `…` for any
+lines.
+"""  # noqa: E501
 
 import contextlib
 import json
@@ -41,10 +44,13 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]+)?(?P<rest>[^`]*)$")
 _COMMENT = re.compile(r"^ *<!-- *(?P<name>not run|fails|exact)(?:: *(?P<reason>.*?))? *-->$")
 _NUMBER = re.compile(r"[-+−]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _NOISE = re.compile(
-    r"^(?:penstock: compiling kernels .*|(?!step )[^\n]+:[^\n]* · \d+:\d\d(?: elapsed)?(?: · \d+:\d\d left)?)(?:\n|\Z)",
+    r"^(?:penstock: compiling kernels .*|(?!step )[^\n]+:[^\n]* · \d+:\d\d(?: elapsed)?(?: · "
+    r"\d+:\d\d left)?)(?:\n|\Z)",
     re.MULTILINE,
 )
-"""Lines that depend on what ran before, and lines of progress, which a terminal shows as a bar that moves."""
+"""Lines that depend on what ran before, and lines of progress, which a terminal shows as a bar that
+moves.
+"""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?!\n)")
 
 
@@ -74,7 +80,9 @@ class Block:
 
 @dataclass(kw_only=True)
 class Output:
-    """What a block printed, and the value that it ended with as a notebook shows it: MIME type to text."""
+    """What a block printed, and the value that it ended with as a notebook shows it: MIME type to
+    text.
+    """
 
     printed: str = ""
     shown: dict[str, str] = field(default_factory=dict)
@@ -83,11 +91,15 @@ class Output:
     @property
     def text(self) -> str:
         """All that a reader of plain text sees, errors included."""
-        return "\n".join(part.rstrip("\n") for part in (self.printed, self.shown.get("text/plain", "")) if part)
+        return "\n".join(
+            part.rstrip("\n") for part in (self.printed, self.shown.get("text/plain", "")) if part
+        )
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """All fenced blocks of a page in their order; a ```text block right after another is its `expected`."""
+    """All fenced blocks of a page in their order; a ```text block right after another is its
+    `expected`.
+    """
     blocks: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     marks: dict[str, str] = {}
@@ -99,17 +111,30 @@ def read_blocks(page: Path) -> list[Block]:
         elif fence := _FENCE.match(line):
             end = next((i for i in range(at + 1, len(lines)) if lines[i].strip() == "```"), None)
             if end is None:
-                raise PageError(f"{page}:{at + 1}: a block that is never closed; expected a line ``` after it")
-            code = "".join(part.removeprefix(fence["indent"]) + "\n" for part in lines[at + 1 : end])
+                raise PageError(
+                    f"{page}:{at + 1}: a block that is never closed; expected a line ``` after it"
+                )
+            code = "".join(
+                part.removeprefix(fence["indent"]) + "\n" for part in lines[at + 1 : end]
+            )
             block = _block(page, fence, code, at + 2, marks)
-            if block.language == "text" and follows and blocks and blocks[-1].expected is None and not block.title:
+            if (
+                block.language == "text"
+                and follows
+                and blocks
+                and blocks[-1].expected is None
+                and not block.title
+            ):
                 blocks[-1] = _expecting(blocks[-1], block)
             else:
                 blocks.append(block)
             marks, follows, at = {}, True, end
         elif line.strip():
             if marks:
-                raise PageError(f"{page}:{at + 1}: text after the comment {next(iter(marks))!r}; expected a block")
+                raise PageError(
+                    f"{page}:{at + 1}: text after the comment {next(iter(marks))!r}; expected "
+                    "a block"
+                )
             follows = False
         at += 1
     return blocks
@@ -178,7 +203,8 @@ def rewrite_page(page: Path, folder: Path) -> None:
     """Run a page, and write the numbers that its blocks printed into it.
 
     Raises:
-        PageError: A block failed, or printed something else than other numbers; the page is as it was.
+        PageError: A block failed, or printed something else than other numbers; the page is as it
+            was.
     """
     lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
     with Session(page, folder) as session:
@@ -186,7 +212,9 @@ def rewrite_page(page: Path, folder: Path) -> None:
     for block, output in reversed(found):
         compare(page, block, output)
         if block.runs and block.expected is not None:
-            begin = next(i for i in range(block.line, len(lines)) if lines[i].startswith("```text")) + 1
+            begin = (
+                next(i for i in range(block.line, len(lines)) if lines[i].startswith("```text")) + 1
+            )
             lines[begin : begin + block.expected.count("\n")] = [renew(block.expected, output.text)]
     page.write_text("".join(lines), encoding="utf-8")
 
@@ -194,7 +222,9 @@ def rewrite_page(page: Path, folder: Path) -> None:
 def renew(expected: str, printed: str) -> str:
     """The expected text with the numbers that were printed, where the two match."""
     pattern = "".join(
-        r"(?:.*\n)*?" if line == "…" else ".*?".join(f"({_open(part)})" for part in line.split("…")) + r"[ \t]*\n"
+        r"(?:.*\n)*?"
+        if line == "…"
+        else ".*?".join(f"({_open(part)})" for part in line.split("…")) + r"[ \t]*\n"
         for line in expected.strip("\n").splitlines()
     )
     found = re.fullmatch(pattern, clean(printed).strip("\n") + "\n")
@@ -215,10 +245,13 @@ def _open(text: str) -> str:
 
 
 def matches(expected: str, printed: str, *, exact: bool = False) -> bool:
-    """Whether a text is what a page says, where `…` stands for anything and, unless `exact`, numbers for any number."""
+    """Whether a text is what a page says, where `…` stands for anything and, unless `exact`,
+    numbers for any number.
+    """
     lines = [_plain(line, exact) for line in expected.strip("\n").splitlines()]
     pattern = "".join(
-        r"(?:.*\n)*?" if line == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"\n" for line in lines
+        r"(?:.*\n)*?" if line == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in lines
     )
     text = "".join(_plain(line, exact) + "\n" for line in clean(printed).strip("\n").splitlines())
     return re.fullmatch(pattern, text) is not None
@@ -235,7 +268,8 @@ def _plain(line: str, exact: bool) -> str:
 
 
 class Session:
-    """What a page runs in: an interpreter and a shell, both started when first needed, in one folder.
+    """What a page runs in: an interpreter and a shell, both started when first needed, in one
+    folder.
 
     Everything that its blocks started ends with it.
     """
@@ -257,14 +291,24 @@ class Session:
             return Output()
         self._count += 1
         printed = self._printed / f"{self._count}.txt"
-        reply = self._python(block, printed) if block.language == "python" else self._bash(block, printed)
+        reply = (
+            self._python(block, printed)
+            if block.language == "python"
+            else self._bash(block, printed)
+        )
         text = clean(printed.read_text(encoding="utf-8", errors="replace"))
         return Output(printed=text, shown=reply.get("shown", {}), error=reply.get("error"))
 
     def _python(self, block: Block, printed: Path) -> dict[str, Any]:
         child = Path(__file__).with_name("page_child.py")
-        request = {"code": block.code, "page": str(self._page), "line": block.line, "printed": str(printed)}
-        # Not by its path: a script's folder comes first on the path of modules, and here a reader's folder does.
+        request = {
+            "code": block.code,
+            "page": str(self._page),
+            "line": block.line,
+            "printed": str(printed),
+        }
+        # Not by its path: a script's folder comes first on the path of modules, and here a reader's
+        # folder does.
         start = f"import runpy; runpy.run_path({str(child)!r}, run_name='page_child')['serve']()"
         reply = self._ask(block, [sys.executable, "-c", start], json.dumps(request))
         return dict(json.loads(reply)) if reply else {"error": "the interpreter ended"}
@@ -273,16 +317,25 @@ class Session:
         script = printed.with_suffix(".sh")
         script.write_text(block.code, encoding="utf-8")
         flags = "set +e" if block.fails else "set -eo pipefail"
-        request = f"{flags}; source {_quoted(script)} > {_quoted(printed)} 2>&1 < /dev/null; echo $?"
+        request = (
+            f"{flags}; source {_quoted(script)} > {_quoted(printed)} 2>&1 < /dev/null; echo $?"
+        )
         reply = self._ask(block, ["bash", "--noprofile", "--norc"], request)
-        return {} if reply == "0" else {"error": f"exit code {reply}" if reply else "a command failed"}
+        return (
+            {} if reply == "0" else {"error": f"exit code {reply}" if reply else "a command failed"}
+        )
 
     def _ask(self, block: Block, command: list[str], request: str) -> str:
         child = self._children.get(block.language)
         if child is None:
             pipe = subprocess.PIPE
             child = subprocess.Popen(
-                command, cwd=self._folder, env=_environment(), stdin=pipe, stdout=pipe, start_new_session=True
+                command,
+                cwd=self._folder,
+                env=_environment(),
+                stdin=pipe,
+                stdout=pipe,
+                start_new_session=True,
             )
             self._children[block.language] = child
         assert child.stdin is not None
@@ -293,14 +346,19 @@ class Session:
         except BrokenPipeError:
             return ""
         if not select.select([child.stdout], [], [], PATIENCE_SECONDS)[0]:
-            raise PageError(f"{self._page}:{block.line}: the block did not end within {PATIENCE_SECONDS} s")
+            raise PageError(
+                f"{self._page}:{block.line}: the block did not end within {PATIENCE_SECONDS} s"
+            )
         return child.stdout.readline().decode().strip()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):

@@ -21,13 +21,23 @@ def child_environment(**more: str) -> dict[str, str]:
 
 def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
     """What torchrun sets for one of the processes of this machine."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return child_environment(MASTER_ADDR="127.0.0.1", **{name: str(value) for name, value in place.items()})
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_PORT": port,
+    }
+    return child_environment(
+        MASTER_ADDR="127.0.0.1", **{name: str(value) for name, value in place.items()}
+    )
 
 
 def jax_environment(devices: int) -> dict[str, str]:
     """For a process that finds so many devices on the CPU."""
-    return child_environment(JAX_PLATFORMS="cpu", XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}")
+    return child_environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}"
+    )
 
 
 def free_port() -> int:
@@ -36,10 +46,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_python(*words: Any, check: bool = False, **options: Any) -> "subprocess.CompletedProcess[str]":
+def run_python(
+    *words: Any, check: bool = False, **options: Any
+) -> "subprocess.CompletedProcess[str]":
     """Run Python with these arguments, in a process that imports what this one can."""
     options = {"env": child_environment(), "timeout": PATIENCE_SECONDS, **options}
-    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False, **options)
+    found = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, check=False, **options
+    )
     assert not check or found.returncode == 0, found.stderr
     return found
 
@@ -55,7 +69,9 @@ def run_penstock(*words: Any, **options: Any) -> "subprocess.CompletedProcess[st
 
 
 def call_penstock(*words: Any, app: Any = None, **options: Any) -> Any:
-    """Run `penstock`, or one of its apps, in this process; what it raises is raised here, an exit is returned."""
+    """Run `penstock`, or one of its apps, in this process; what it raises is raised here, an exit
+    is returned.
+    """
     from penstock.use.cli import build_app
 
     line = [str(word) for word in words]

@@ -1,6 +1,8 @@
-"""Stand-ins for fla 0.6, mamba-ssm 2.3 and causal-conv1d 1.7: their signatures, their demands, slow arithmetic.
+"""Stand-ins for fla 0.6, mamba-ssm 2.3 and causal-conv1d 1.7: their signatures, their demands, slow
+arithmetic.
 
-Each demands of its arguments what the published function demands on a GPU, records them, and computes token by token.
+Each demands of its arguments what the published function demands on a GPU, records them, and
+computes token by token.
 """
 
 import sys
@@ -20,8 +22,12 @@ CALLS: list[tuple[str, dict[str, Any]]] = []
 """(function, its arguments), in order."""
 
 
-def install(monkeypatch: pytest.MonkeyPatch, anywhere: bool = True) -> list[tuple[str, dict[str, Any]]]:
-    """Put the stand-ins into `sys.modules`; with `anywhere`, the backends also compute on the CPU."""
+def install(
+    monkeypatch: pytest.MonkeyPatch, anywhere: bool = True
+) -> list[tuple[str, dict[str, Any]]]:
+    """Put the stand-ins into `sys.modules`; with `anywhere`, the backends also compute on the
+    CPU.
+    """
     functions = {
         "fla.ops.gated_delta_rule": (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule),
         "fla.ops.kda": (chunk_kda,),
@@ -79,38 +85,96 @@ def _delta(q, k, v, decay, beta, scale, state, lengths):
 
 
 def chunk_gated_delta_rule(
-    q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-    use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None,
-    cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, **kwargs,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    g,
+    beta,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    chunk_indices=None,
+    cp_context=None,
+    **kwargs,
+):
     _keep("chunk_gated_delta_rule", q=q, g=g, initial_state=initial_state, cu_seqlens=cu_seqlens)
     assert g.ndim == 3
     return _delta(q, k, v, g, beta, scale, initial_state, _lengths(cu_seqlens, q.shape[1]))
 
 
 def fused_recurrent_gated_delta_rule(
-    q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False,
-    use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None,
-    use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs,
-):  # fmt: skip
-    _keep("fused_recurrent_gated_delta_rule", q=q, g=g, gk=gk, initial_state=initial_state, cu_seqlens=cu_seqlens)
+    q,
+    k,
+    v,
+    g=None,
+    gk=None,
+    gv=None,
+    beta=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    A_log=None,
+    dt_bias=None,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    **kwargs,
+):
+    _keep(
+        "fused_recurrent_gated_delta_rule",
+        q=q,
+        g=g,
+        gk=gk,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+    )
     assert not torch.is_grad_enabled(), "it has no backward pass"
     decay = g if gk is None else gk
     return _delta(q, k, v, decay, beta, scale, initial_state, _lengths(cu_seqlens, q.shape[1]))
 
 
 def chunk_kda(
-    q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-    use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False,
-    lower_bound=None, disable_recompute=False, return_intermediate_states=False, state_v_first=False,
-    cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None, use_graph=False, max_num_seqs=None, **kwargs,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    g,
+    beta,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    safe_gate=False,
+    lower_bound=None,
+    disable_recompute=False,
+    return_intermediate_states=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    cp_context=None,
+    use_graph=False,
+    max_num_seqs=None,
+    **kwargs,
+):
     _keep("chunk_kda", q=q, g=g, initial_state=initial_state, cu_seqlens=cu_seqlens)
     assert g.shape == q.shape
     return _delta(q, k, v, g, beta, scale, initial_state, _lengths(cu_seqlens, q.shape[1]))
 
 
-def _convolve(row: Tensor, weight: Tensor, bias: Tensor | None, lengths: list[int], activation: str | None) -> Tensor:
+def _convolve(
+    row: Tensor, weight: Tensor, bias: Tensor | None, lengths: list[int], activation: str | None
+) -> Tensor:
     assert bias is None or bias.dtype == weight.dtype
     channels, taps = weight.shape
     zeros = row.new_zeros(len(lengths), taps - 1, channels)
@@ -119,18 +183,35 @@ def _convolve(row: Tensor, weight: Tensor, bias: Tensor | None, lengths: list[in
 
 
 def causal_conv1d(
-    x, weight=None, bias=None, residual=None, initial_state=None, output_final_state=False, activation=None,
-    backend="triton", cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, **kwargs,
-):  # fmt: skip
+    x,
+    weight=None,
+    bias=None,
+    residual=None,
+    initial_state=None,
+    output_final_state=False,
+    activation=None,
+    backend="triton",
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    chunk_indices=None,
+    cp_context=None,
+    **kwargs,
+):
     _keep("causal_conv1d", x=x, cu_seqlens=cu_seqlens)
     assert x.shape[0] == 1
     return _convolve(x[0], weight, bias, _lengths(cu_seqlens, x.shape[1]), activation)[None], None
 
 
 def causal_conv1d_fn(
-    x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None,
+    x,
+    weight,
+    bias=None,
+    seq_idx=None,
+    initial_states=None,
+    return_final_states=False,
+    final_states_out=None,
     activation=None,
-):  # fmt: skip
+):
     _keep("causal_conv1d_fn", x=x, seq_idx=seq_idx)
     assert x.stride(1) == 1, "seq_idx is only supported for channel last layout"
     assert x.shape[1] % 8 == 0
@@ -142,9 +223,23 @@ def causal_conv1d_fn(
 
 
 def mamba_chunk_scan_combined(
-    x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
-    dt_softplus=False, dt_limit=(0.0, float("inf")), return_final_states=False, return_varlen_states=False,
-):  # fmt: skip
+    x,
+    dt,
+    A,
+    B,
+    C,
+    chunk_size,
+    D=None,
+    z=None,
+    dt_bias=None,
+    initial_states=None,
+    seq_idx=None,
+    cu_seqlens=None,
+    dt_softplus=False,
+    dt_limit=(0.0, float("inf")),
+    return_final_states=False,
+    return_varlen_states=False,
+):
     _keep("mamba_chunk_scan_combined", x=x, dt=dt, A=A, seq_idx=seq_idx, chunk_size=chunk_size)
     total, heads = x.shape[1:3]
     assert dt.shape == (1, total, heads)
@@ -153,12 +248,23 @@ def mamba_chunk_scan_combined(
     assert B.shape == C.shape
     lengths = _numbered(seq_idx, total)
     zeros = torch.zeros(len(lengths), heads, x.shape[3], B.shape[3])
-    out, _ = by_document(slow_state_space, [one[0].float() for one in (x, dt, B, C)], lengths, zeros, A)
+    out, _ = by_document(
+        slow_state_space, [one[0].float() for one in (x, dt, B, C)], lengths, zeros, A
+    )
     return out.to(x.dtype)[None]
 
 
 def selective_scan_fn(
-    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
+    u,
+    delta,
+    A,
+    B,
+    C,
+    D=None,
+    z=None,
+    delta_bias=None,
+    delta_softplus=False,
+    return_last_state=False,
 ):
     _keep("selective_scan_fn", u=u, A=A, B=B)
     assert A.dtype == torch.float32

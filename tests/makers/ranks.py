@@ -1,7 +1,8 @@
 """Ranks of a run as processes of this machine, forked from one that has imported torch.
 
-Each is a process of its own, as by torchrun, and runs a script from its first line; only what takes ten seconds, the
-imports of torch and transformers, is there already. penstock itself is imported by each.
+Each is a process of its own, as by torchrun, and runs a script from its first line; only what takes
+ten seconds, the imports of torch and transformers, is there already. penstock itself is imported by
+each.
 """
 
 import multiprocessing
@@ -18,9 +19,15 @@ from makers.processes import free_port, rank_environment
 from patience import PATIENCE_SECONDS
 
 PRELOADED = [
-    "numba", "pyarrow", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint",
-    "transformers.models.llama.modeling_llama", "accelerate",
-]  # fmt: skip
+    "numba",
+    "pyarrow",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "transformers.models.llama.modeling_llama",
+    "accelerate",
+]
 
 
 @cache
@@ -38,7 +45,9 @@ def _context() -> Any:
     return context
 
 
-def _become(words: Sequence[str], environment: Mapping[str, str], folder: str, outputs: Sequence[str]) -> None:
+def _become(
+    words: Sequence[str], environment: Mapping[str, str], folder: str, outputs: Sequence[str]
+) -> None:
     """Be `python WORDS` in this folder."""
     os.environ.clear()
     os.environ.update(environment)
@@ -51,7 +60,9 @@ def _become(words: Sequence[str], environment: Mapping[str, str], folder: str, o
     runpy.run_path(words[0], run_name="__main__")
 
 
-def run_ranks(script: Path, arguments: Sequence[Any], processes: int, folder: Path) -> list[tuple[int, str, str]]:
+def run_ranks(
+    script: Path, arguments: Sequence[Any], processes: int, folder: Path
+) -> list[tuple[int, str, str]]:
     """Run a script as so many ranks; (exit status, stdout, stderr) of each.
 
     Args:
@@ -76,11 +87,16 @@ def run_ranks(script: Path, arguments: Sequence[Any], processes: int, folder: Pa
             if child.is_alive():
                 child.kill()
                 child.join()
-    said = [[Path(path).read_text(encoding="utf-8", errors="replace") for path in pair] for pair in outputs]
+    said = [
+        [Path(path).read_text(encoding="utf-8", errors="replace") for path in pair]
+        for pair in outputs
+    ]
     return [(child.exitcode, out, err) for child, (out, err) in zip(children, said, strict=True)]
 
 
-def run_processes(script: Path, code: str, *arguments: Any, processes: int) -> list[tuple[str, str]]:
+def run_processes(
+    script: Path, code: str, *arguments: Any, processes: int
+) -> list[tuple[str, str]]:
     """Write a script and run it as so many ranks, which must succeed; (stdout, stderr) of each."""
     script.write_text(textwrap.dedent(code))
     # Somebody else may take the port before rank 0 does.

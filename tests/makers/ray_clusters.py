@@ -9,7 +9,8 @@ ATTEMPTS = 10
 
 
 def begin_cluster(nodes: int = 2) -> tuple[Any, list[Any]]:
-    """A cluster of nodes with one core each, and its nodes, the head first; this process is connected to it.
+    """A cluster of nodes with one core each, and its nodes, the head first; this process is
+    connected to it.
 
     Ray gives a node 30 seconds to start, which a busy machine may not have, so that is tried again.
     """
@@ -20,10 +21,15 @@ def begin_cluster(nodes: int = 2) -> tuple[Any, list[Any]]:
         cluster = Cluster()
         try:
             more = {"num_cpus": 1, "object_store_memory": STORE}
-            started = [cluster.add_node(**more, **({} if n else {"include_dashboard": False})) for n in range(nodes)]
+            started = [
+                cluster.add_node(**more, **({} if n else {"include_dashboard": False}))
+                for n in range(nodes)
+            ]
             ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:
-            if attempt == ATTEMPTS - 1 or not any(word in str(error) for word in ("timed out", "node", "GCS")):
+            if attempt == ATTEMPTS - 1 or not any(
+                word in str(error) for word in ("timed out", "node", "GCS")
+            ):
                 raise
             with suppress(Exception):
                 ray.shutdown()

@@ -1,4 +1,6 @@
-"""Recurrences by their definitions, token by token and document by document, and inputs for them."""
+"""Recurrences by their definitions, token by token and document by document, and inputs for
+them.
+"""
 
 from itertools import pairwise
 
@@ -11,7 +13,9 @@ LENGTHS = ([13, 1, 18, 64, 65, 40, 3], [150], [1] * 9 + [70], [0, 5, 0, 0, 33, 0
 HEADS, WIDTH, VALUES = 2, 8, 12
 
 
-def slow_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor):
+def slow_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+):
     """One document: [n, …] each, and its state [heads, d_k, d_v]."""
     out = []
     for t in range(len(q)):
@@ -27,7 +31,10 @@ def slow_state_space(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, sta
     out, each = [], x.shape[1] // b.shape[1]
     for t in range(len(x)):
         keys, queries = (value[t].repeat_interleave(each, 0) for value in (b, c))
-        state = state * (dt[t] * a).exp()[:, None, None] + (x[t] * dt[t][:, None])[..., None] * keys[:, None]
+        state = (
+            state * (dt[t] * a).exp()[:, None, None]
+            + (x[t] * dt[t][:, None])[..., None] * keys[:, None]
+        )
         out.append((state * queries[:, None]).sum(-1))
     return out, state
 
@@ -47,14 +54,18 @@ def by_document(slow, inputs, lengths, state, *shared):
         slow(*(x[begin:end] for x in inputs), *shared, state[number])
         for number, (begin, end) in enumerate(pairwise(borders.tolist()))
     ]
-    return torch.stack([one for out, _ in found for one in out]), torch.stack([state for _, state in found])
+    return torch.stack([one for out, _ in found for one in out]), torch.stack(
+        [state for _, state in found]
+    )
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def compare(fast, slow, inputs: list[Tensor], forward: float = 1e-10, gradient: float = 1e-8) -> None:
+def compare(
+    fast, slow, inputs: list[Tensor], forward: float = 1e-10, gradient: float = 1e-8
+) -> None:
     """Outputs, states and the gradients of all inputs."""
     results = []
     for function in (fast, slow):
@@ -69,9 +80,13 @@ def compare(fast, slow, inputs: list[Tensor], forward: float = 1e-10, gradient: 
         assert (one - other).norm() <= gradient * other.norm().clamp(min=1e-12)
 
 
-def delta_inputs(total: int, documents: int, strength: float, channels: bool, seed: int = 0) -> list[Tensor]:
+def delta_inputs(
+    total: int, documents: int, strength: float, channels: bool, seed: int = 0
+) -> list[Tensor]:
     shape = (total, HEADS, WIDTH) if channels else (total, HEADS)
-    decay = -strength * torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    decay = -strength * torch.rand(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return [
         numbers(seed + 1, total, HEADS, WIDTH),
         normalize(numbers(seed + 2, total, HEADS, WIDTH), dim=-1),

@@ -13,7 +13,9 @@ LENGTHS = (7, 1, 12)
 
 
 def make_row(lengths: Sequence[int], padding: int = 0, **fields: Any) -> ModelInput:
-    """Documents of these lengths, then padding; no token is a target. `fields` replace what follows from lengths."""
+    """Documents of these lengths, then padding; no token is a target. `fields` replace what follows
+    from lengths.
+    """
     pieces = [*lengths, padding] if padding else [*lengths]
     slots = sum(pieces)
     derived = {
@@ -30,7 +32,9 @@ def make_row(lengths: Sequence[int], padding: int = 0, **fields: Any) -> ModelIn
     return ModelInput(**{**derived, **fields})
 
 
-def random_tokens(lengths: Sequence[int] = LENGTHS, *, padding: int = 3, seed: int = 0, below: int = 60) -> ModelInput:
+def random_tokens(
+    lengths: Sequence[int] = LENGTHS, *, padding: int = 3, seed: int = 0, below: int = 60
+) -> ModelInput:
     """Documents of random tokens; no token is a target."""
     tokens = np.random.default_rng(seed).integers(0, below, sum(lengths) + padding).astype(np.int32)
     return make_row(lengths, padding, tokens=tokens)

@@ -1,4 +1,6 @@
-"""A web server that gives files only for a password or a signature, and says both in its error messages."""
+"""A web server that gives files only for a password or a signature, and says both in its error
+messages.
+"""
 
 import base64
 import re
@@ -18,8 +20,9 @@ SECRETS = (PASSWORD, "pa55%2Fw0rd%2BLane", "pa55%2Fw0rd", "w0rd+Lane", SIGNATURE
 
 
 class SecretServer(ThreadingHTTPServer):
-    """Serves a folder: `/private/…` for the password, `/signed/…` for a signature, `/moved/…` by a redirect to these,
-    `/open/…` for everybody; `?id=` chooses the file `/open/NAME.ID`."""
+    """Serves a folder: `/private/…` for the password, `/signed/…` for a signature, `/moved/…` by a
+    redirect to these, `/open/…` for everybody; `?id=` chooses the file `/open/NAME.ID`.
+    """
 
     daemon_threads = True
 
@@ -37,7 +40,9 @@ class SecretServer(ThreadingHTTPServer):
         return f"http://reader:pa55%2Fw0rd%2BLane@127.0.0.1:{self.server_port}/private/{name}"
 
     def signed(self, name: str, signature: str = SIGNATURE, more: str = "") -> str:
-        query = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=2026&{more}X-Amz-Signature={signature}"
+        query = (
+            f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=2026&{more}X-Amz-Signature={signature}"
+        )
         return f"http://127.0.0.1:{self.server_port}/signed/{name}?{query}"
 
     def open(self, name: str) -> str:
@@ -53,8 +58,12 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(url.query)
         self.server.log.append(self.path)
         kind, _, name = unquote(url.path).lstrip("/").partition("/")
-        status = next((code for ending, code in self.server.status.items() if name.endswith(ending)), 200)
-        given = base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
+        status = next(
+            (code for ending, code in self.server.status.items() if name.endswith(ending)), 200
+        )
+        given = base64.b64decode(
+            self.headers.get("Authorization", "").removeprefix("Basic ")
+        ).decode()
         if kind == "private" and given != f"reader:{PASSWORD}":
             status = 401
         if kind == "signed" and query.get("X-Amz-Signature", [""])[0] not in self.server.signatures:
@@ -111,7 +120,10 @@ def found_secrets(text: str | bytes) -> list[str]:
 
 def leaks(folder: Path) -> dict[str, list[str]]:
     """Files below a folder that hold a secret, in their content or their name."""
-    found = {str(path): found_secrets(path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")}
+    found = {
+        str(path): found_secrets(path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
+    }
     return {name: some for name, some in found.items() if some or found_secrets(name)}
 
 

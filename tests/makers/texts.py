@@ -6,24 +6,66 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-WORDS = ("the", "a", "one", "cat", "dog", "tree", "river", "sees", "likes", "finds", "under", "over", "small", "big",
-         "old")  # fmt: skip
-WATER = ["water", "wheel", "pipe", "turbine", "the", "and", "flows", "größe", "水", "🙂", "\n", "a", "steel"]
+WORDS = (
+    "the",
+    "a",
+    "one",
+    "cat",
+    "dog",
+    "tree",
+    "river",
+    "sees",
+    "likes",
+    "finds",
+    "under",
+    "over",
+    "small",
+    "big",
+    "old",
+)
+WATER = [
+    "water",
+    "wheel",
+    "pipe",
+    "turbine",
+    "the",
+    "and",
+    "flows",
+    "größe",
+    "水",
+    "🙂",
+    "\n",
+    "a",
+    "steel",
+]
 """Words in several scripts, and one that is a line break."""
 
 
 def make_texts(
-    count: int, seed: int = 0, *, words: Sequence[str] = WORDS, shortest: int = 3, longest: int = 30, end: str = "."
+    count: int,
+    seed: int = 0,
+    *,
+    words: Sequence[str] = WORDS,
+    shortest: int = 3,
+    longest: int = 30,
+    end: str = ".",
 ) -> list[str]:
     """Texts of `shortest` to `longest` random words, the same on every machine."""
     chance = random.Random(seed)
-    return [" ".join(chance.choices(words, k=chance.randint(shortest, longest))) + end for _ in range(count)]
+    return [
+        " ".join(chance.choices(words, k=chance.randint(shortest, longest))) + end
+        for _ in range(count)
+    ]
 
 
 def make_chat(*contents: str) -> dict[str, Any]:
     """A record whose messages are by user and assistant in turn."""
     roles = ("user", "assistant")
-    return {"messages": [{"role": roles[place % 2], "content": content} for place, content in enumerate(contents)]}
+    return {
+        "messages": [
+            {"role": roles[place % 2], "content": content} for place, content in enumerate(contents)
+        ]
+    }
 
 
 def json_lines(records: Iterable[Any]) -> str:

@@ -11,7 +11,9 @@ from penstock.plan.inputs import IGNORE, AttentionRule
 
 
 def random_paths(generator, *, most=6, vocabulary=4, longest=30):
-    """Token sequences that often share a beginning, and sometimes are equal or end inside each other."""
+    """Token sequences that often share a beginning, and sometimes are equal or end inside each
+    other.
+    """
     paths = []
     for _ in range(generator.randint(1, most)):
         if paths and generator.random() < 0.8:
@@ -25,7 +27,8 @@ def random_paths(generator, *, most=6, vocabulary=4, longest=30):
 
 
 def tree_dataset(folder, *, seed=0, documents=40, share=True, chains=0.3, vocabulary=90, prompt=20):
-    """A dataset of answers to prompts, some of them equal, with ranks, labels, rewards and a column; and its paths.
+    """A dataset of answers to prompts, some of them equal, with ranks, labels, rewards and a
+    column; and its paths.
 
     With the same seed, `share` changes nothing but whether beginnings are stored once.
     """
@@ -41,7 +44,9 @@ def tree_dataset(folder, *, seed=0, documents=40, share=True, chains=0.3, vocabu
             continue
         start = [generator.randrange(vocabulary) for _ in range(generator.randint(1, prompt))]
         count = generator.randint(2, 4)
-        answers = [[generator.randrange(5) for _ in range(generator.randint(1, 8))] for _ in range(count)]
+        answers = [
+            [generator.randrange(5) for _ in range(generator.randint(1, 8))] for _ in range(count)
+        ]
         some = [start + answer for answer in answers]
         built = build_tree(
             some,
@@ -60,7 +65,13 @@ def tree_dataset(folder, *, seed=0, documents=40, share=True, chains=0.3, vocabu
         column.append(built.columns["order"])
         paths.append(some)
     dataset = write_dataset(
-        folder, rows, spans=spans, trees=trees, columns={"order": column}, fills={"order": -1}, vocab_size=vocabulary
+        folder,
+        rows,
+        spans=spans,
+        trees=trees,
+        columns={"order": column},
+        fills={"order": -1},
+        vocab_size=vocabulary,
     )
     return dataset, paths
 
@@ -83,7 +94,9 @@ def check_tree(built, paths, weights, *, alike):
         assert built.tokens[targets].tolist() == path[1:]
         np.add.at(sums, targets, weights[number][1:])
         if alike:
-            assert ((built.loss_weights[targets] != 0) == (np.array(weights[number][1:]) != 0)).all()
+            assert (
+                (built.loss_weights[targets] != 0) == (np.array(weights[number][1:]) != 0)
+            ).all()
     np.testing.assert_array_equal(sums, built.loss_weights)
 
 

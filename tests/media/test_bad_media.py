@@ -1,4 +1,6 @@
-"""A bad image, sound or video ends nothing: its record is rejected with its place, wherever it is read."""
+"""A bad image, sound or video ends nothing: its record is rejected with its place, wherever it is
+read.
+"""
 
 import base64
 import json
@@ -70,10 +72,19 @@ def bad_sounds():
         "nothing": (b"", "not a sound of a known format"),
         "a text": (b"not a sound", "not a sound of a known format"),
         "a WAV that was cut": (cut(GOOD["audio"]), "the sound is damaged"),
-        "a float WAV that was cut": (cut(sound("WAV FLOAT", tones(1000), audio.RATE)), "it was cut"),
+        "a float WAV that was cut": (
+            cut(sound("WAV FLOAT", tones(1000), audio.RATE)),
+            "it was cut",
+        ),
         "an MP3 that was cut": (cut(sound("MP3", tones(9000), 16_000)), "so it was cut"),
-        "a FLAC that was cut": (cut(sound("FLAC PCM_16", tones(9000), 16_000), 0.9), "the sound is damaged"),
-        "an Ogg that was cut": (cut(sound("OGG VORBIS", tones(9000), 16_000), 0.9), "so it was cut"),
+        "a FLAC that was cut": (
+            cut(sound("FLAC PCM_16", tones(9000), 16_000), 0.9),
+            "the sound is damaged",
+        ),
+        "an Ogg that was cut": (
+            cut(sound("OGG VORBIS", tones(9000), 16_000), 0.9),
+            "so it was cut",
+        ),
         "not a number": (nan_sound(np.nan), "sample 123 of channel 0 is nan"),
         "infinite": (nan_sound(np.inf), "sample 123 of channel 0 is inf"),
         "absurd": (nan_sound(1e30), "sample 123 of channel 0 is 1e"),
@@ -91,11 +102,20 @@ def bad_videos():
     return {
         "nothing": (b"", "not a video that can be read"),
         "a text": (b"not a video", "not a video that can be read"),
-        "a playlist": (b"#EXTM3U\n#EXTINF:9,\nfile:///etc/passwd\n", "not a video that can be read"),
+        "a playlist": (
+            b"#EXTM3U\n#EXTINF:9,\nfile:///etc/passwd\n",
+            "not a video that can be read",
+        ),
         "a GIF that was cut": (cut(animation("GIF", 5)), "the video is damaged"),
         "a WebP that was cut": (cut(animation("WEBP", 5)), "the video"),
-        "an MP4 that was cut": (cut(film("MP4", 5)), "the video has no pictures, or ends before them"),
-        "a large GIF": (encoded(large[0], "GIF", save_all=True, append_images=large[1:]), "2 frames of 9000x9000"),
+        "an MP4 that was cut": (
+            cut(film("MP4", 5)),
+            "the video has no pictures, or ends before them",
+        ),
+        "a large GIF": (
+            encoded(large[0], "GIF", save_all=True, append_images=large[1:]),
+            "2 frames of 9000x9000",
+        ),
     }
 
 
@@ -110,7 +130,12 @@ def homes(tmp_path_factory):
 
 def said(kind, value):
     content = [{"type": kind, kind: value}, {"type": "text", "text": "What?"}]
-    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "A thing."}]}
+    return {
+        "messages": [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": "A thing."},
+        ]
+    }
 
 
 def prepare(folder, kind, model, values, **more):
@@ -118,19 +143,36 @@ def prepare(folder, kind, model, values, **more):
     lines = [json.dumps(said(kind, value)) for value in values]
     (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
     options = {
-        "template": "auto", "on_missing_terminator": "allow", "progress": False, "on_error": "skip",
-        "max_rejects": 100, "processes": 1, **({"video_frames": 2} if kind == "video" else {}), **more,
-    }  # fmt: skip
+        "template": "auto",
+        "on_missing_terminator": "allow",
+        "progress": False,
+        "on_error": "skip",
+        "max_rejects": 100,
+        "processes": 1,
+        **({"video_frames": 2} if kind == "video" else {}),
+        **more,
+    }
     report = ps.prepare(
-        folder / "chats.jsonl", tokenizer=model, output=folder / "data", processor=model, overwrite=True, **options
+        folder / "chats.jsonl",
+        tokenizer=model,
+        output=folder / "data",
+        processor=model,
+        overwrite=True,
+        **options,
     )
     rejected = folder / "data" / "rejected.jsonl"
-    rejects = [json.loads(line) for line in rejected.read_text().splitlines()] if rejected.exists() else []
+    rejects = (
+        [json.loads(line) for line in rejected.read_text().splitlines()]
+        if rejected.exists()
+        else []
+    )
     return report, ps.open_dataset(folder / "data"), rejects
 
 
 @pytest.mark.parametrize("as_path", [True, False])
-@pytest.mark.parametrize(("kind", "bad"), [("image", bad_images), ("audio", bad_sounds), ("video", bad_videos)])
+@pytest.mark.parametrize(
+    ("kind", "bad"), [("image", bad_images), ("audio", bad_sounds), ("video", bad_videos)]
+)
 def test_a_preparation_goes_on_and_counts_each(homes, tmp_path, kind, bad, as_path):
     pytest.importorskip("soxr")
     pytest.importorskip("av")
@@ -155,7 +197,10 @@ def test_a_preparation_goes_on_and_counts_each(homes, tmp_path, kind, bad, as_pa
         noun = {"image": "image", "audio": "sound", "video": "video"}[kind]
         assert noun in reject["reason"], (name, reject)
         theirs = "image file is truncated"  # Pillow's words
-        assert kind == "image" or "image" not in reject["reason"].replace(theirs, ""), (name, reject)
+        assert kind == "image" or "image" not in reject["reason"].replace(theirs, ""), (
+            name,
+            reject,
+        )
     assert expected == {}
 
 
@@ -241,10 +286,14 @@ def read_all(kind, data, processor):
 
 
 @pytest.mark.parametrize("error", ODD, ids=lambda error: error.__name__)
-@pytest.mark.parametrize(("kind", "place"), [(kind, place) for place in PLACES for kind in PLACES[place].split()])
+@pytest.mark.parametrize(
+    ("kind", "place"), [(kind, place) for place in PLACES for kind in PLACES[place].split()]
+)
 def test_whatever_a_library_raises_is_an_error_of_the_record(monkeypatch, kind, place, error):
     pytest.importorskip(place.partition(".")[0])
-    processor = HuggingFaceProcessor(audio.processor() if kind == "audio" else media.processor("qwen2_vl"))
+    processor = HuggingFaceProcessor(
+        audio.processor() if kind == "audio" else media.processor("qwen2_vl")
+    )
     data = whole(kind)
     assert read_all(kind, data, processor)
     raised = []
@@ -261,7 +310,9 @@ def test_whatever_a_library_raises_is_an_error_of_the_record(monkeypatch, kind, 
 
 @pytest.mark.parametrize("kind", ["image", "audio", "video"])
 def test_an_interrupt_is_no_reject(monkeypatch, kind):
-    processor = HuggingFaceProcessor(audio.processor() if kind == "audio" else media.processor("qwen2_vl"))
+    processor = HuggingFaceProcessor(
+        audio.processor() if kind == "audio" else media.processor("qwen2_vl")
+    )
 
     data = whole(kind)
 
@@ -287,11 +338,21 @@ def test_an_image_of_the_size_that_a_processor_is_tried_with_has_slots():
 @pytest.mark.parametrize(
     ("kind", "bad", "says"),
     [
-        ("image", cut(encoded(noise("RGB", 85, 113), "PNG")), "image .*odd.*: the image .* is damaged"),
-        ("audio", nan_sound(np.nan), "sound .*odd.*: the sound is damaged: sample 123 of channel 0 is nan"),
+        (
+            "image",
+            cut(encoded(noise("RGB", 85, 113), "PNG")),
+            "image .*odd.*: the image .* is damaged",
+        ),
+        (
+            "audio",
+            nan_sound(np.nan),
+            "sound .*odd.*: the sound is damaged: sample 123 of channel 0 is nan",
+        ),
     ],
 )
-def test_damage_that_preparation_did_not_look_for_is_named_by_the_loader(homes, tmp_path, kind, bad, says):
+def test_damage_that_preparation_did_not_look_for_is_named_by_the_loader(
+    homes, tmp_path, kind, bad, says
+):
     (tmp_path / "odd").write_bytes(bad)
     (tmp_path / "good").write_bytes(GOOD[kind])
     # The first ones are compared with the processor's encoding, and decoded for that.
@@ -337,12 +398,18 @@ def test_messages_about_sounds_say_so(homes, tmp_path):
         {"messages": [{"role": "user", "content": [{"type": "audio"}] * 2}], "audios": ["good"]},
     ]
     (tmp_path / "good").write_bytes(GOOD["audio"])
-    for record, says in zip(sounds, ("cannot be read", "refers to a sound that the record does not have"), strict=True):
+    for record, says in zip(
+        sounds, ("cannot be read", "refers to a sound that the record does not have"), strict=True
+    ):
         record["messages"] = [*record["messages"], {"role": "assistant", "content": "Yes."}][:2]
         (tmp_path / "chats.jsonl").write_text(json.dumps(record) + "\n")
         with pytest.raises(RecordError, match=says) as caught:
             ps.prepare(
-                tmp_path / "chats.jsonl", tokenizer=homes["audio"], processor=homes["audio"], output=tmp_path / "data",
-                template="auto", progress=False,
-            )  # fmt: skip
+                tmp_path / "chats.jsonl",
+                tokenizer=homes["audio"],
+                processor=homes["audio"],
+                output=tmp_path / "data",
+                template="auto",
+                progress=False,
+            )
         assert "image" not in str(caught.value)

@@ -1,4 +1,6 @@
-"""Sounds that are cut, damaged, absurd or too long are rejects, before work is done for them; silence is a sound."""
+"""Sounds that are cut, damaged, absurd or too long are rejects, before work is done for them;
+silence is a sound.
+"""
 
 import io
 import struct
@@ -136,7 +138,9 @@ def test_silence_and_loud_sounds_are_sounds():
 @pytest.mark.parametrize("kind", ["WAV", "AIFF"])
 def test_rates_that_cannot_be_are_refused(kind, rate):
     for read in (read_sound, sound_size):
-        with pytest.raises(RecordError, match=r"samples a second; expected 100 to 1,000,000|cannot be read"):
+        with pytest.raises(
+            RecordError, match=r"samples a second; expected 100 to 1,000,000|cannot be read"
+        ):
             read(forged_rate(kind, rate), RATE, ANY)
 
 
@@ -156,10 +160,14 @@ def test_channels_that_cannot_be_are_refused(channels):
 
 def test_an_empty_sound_is_refused():
     for kind in ("WAV PCM_16", "WAV FLOAT", "FLAC PCM_16", "AIFF PCM_16"):
-        with pytest.raises(RecordError, match=r"the sound is empty|not a sound|does not say how long"):
+        with pytest.raises(
+            RecordError, match=r"the sound is empty|not a sound|does not say how long"
+        ):
             read_sound(sound(kind, np.zeros((0, 1), np.float32)), RATE, ANY)
     for data in (b"", b"RIFF", WHOLE["WAV PCM_16"][:12], WHOLE["WAV PCM_16"][:30]):
-        with pytest.raises(RecordError, match=r"not a sound of a known format|the sound is damaged"):
+        with pytest.raises(
+            RecordError, match=r"not a sound of a known format|the sound is damaged"
+        ):
             read_sound(data, RATE, ANY)
     with pytest.raises(RecordError, match=r"short: 1.*48,000.*4,000"):
         read_sound(sound("WAV PCM_16", tones(1), 48_000), 4000, ANY)
@@ -186,7 +194,11 @@ def decoded_blocks(monkeypatch):
 def test_a_long_sound_is_refused_before_it_is_decoded(monkeypatch):
     counts = decoded_blocks(monkeypatch)
     for data, longest, says in (
-        (long_flac(5_000_000), 30 * RATE, "the sound has 312.5 s, and the processor reads at most 30.0 s"),
+        (
+            long_flac(5_000_000),
+            30 * RATE,
+            "the sound has 312.5 s, and the processor reads at most 30.0 s",
+        ),
         (wave_header(100, 200_000) + bytes(400_000), 8000, "the sound has 2000.0 s"),
         (wave_header(1_000_000, 40_000) + bytes(80_000), 500, "the sound has 0.0 s"),
     ):

@@ -1,4 +1,6 @@
-"""Features of a frozen tower, kept in a folder: the same logits, each image once, errors where they would be wrong."""
+"""Features of a frozen tower, kept in a folder: the same logits, each image once, errors where they
+would be wrong.
+"""
 
 import numpy as np
 import pytest
@@ -112,16 +114,31 @@ def test_a_run_computes_each_image_once(home, tmp_path):
     for cache in (None, str(tmp_path / "features")):
         loader = ps.Loader(str(data), sequence_length=512, rows_per_step=2)
         run = ps.train(
-            f"hf:{tmp_path / 'model'}", loader, steps=6, output=tmp_path / f"run{len(losses)}", progress=False,
-            frozen=("*visual*",), feature_cache=cache, learning_rate=1e-3,
-        )  # fmt: skip
+            f"hf:{tmp_path / 'model'}",
+            loader,
+            steps=6,
+            output=tmp_path / f"run{len(losses)}",
+            progress=False,
+            frozen=("*visual*",),
+            feature_cache=cache,
+            learning_rate=1e-3,
+        )
         losses.append([line["loss"] for line in run.metrics if "loss" in line])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     kept = list((tmp_path / "features").rglob("*.safetensors"))
-    assert 0 < len(kept) <= len({image.digest for one in ps.open_dataset(data) for image in one.images})
+    assert (
+        0
+        < len(kept)
+        <= len({image.digest for one in ps.open_dataset(data) for image in one.images})
+    )
     text = ps.write_dataset(tmp_path / "text", [[1, 2, 3]] * 9)
     with pytest.raises(ConfigError, match=r"data have no images|stores its tokenizer"):
         ps.train(
-            f"hf:{tmp_path / 'model'}", ps.Loader(text, sequence_length=64, rows_per_step=1), steps=1,
-            output=tmp_path / "none", progress=False, frozen=("*visual*",), feature_cache=str(tmp_path / "features"),
-        )  # fmt: skip
+            f"hf:{tmp_path / 'model'}",
+            ps.Loader(text, sequence_length=64, rows_per_step=1),
+            steps=1,
+            output=tmp_path / "none",
+            progress=False,
+            frozen=("*visual*",),
+            feature_cache=str(tmp_path / "features"),
+        )

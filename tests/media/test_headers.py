@@ -1,4 +1,6 @@
-"""What headers say equals what is decoded: every format and orientation of images, formats of sounds and videos."""
+"""What headers say equals what is decoded: every format and orientation of images, formats of
+sounds and videos.
+"""
 
 import io
 from contextlib import suppress
@@ -32,7 +34,22 @@ from penstock.media.videos import read_frames
 pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 PLAIN = ImageSettings()
 NAMES = sorted(turned_images(6))
-MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr", "LAB", "HSV", "I;16")
+MODES = (
+    "1",
+    "L",
+    "LA",
+    "La",
+    "P",
+    "PA",
+    "RGB",
+    "RGBA",
+    "RGBa",
+    "CMYK",
+    "YCbCr",
+    "LAB",
+    "HSV",
+    "I;16",
+)
 
 
 def as_pillow(data):
@@ -77,14 +94,20 @@ def test_headers_of_images_decode_nothing(name, no_decoding):
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "JPEG2000", "GIF", "BMP", "PPM", "AVIF"])
+@pytest.mark.parametrize(
+    "kind", ["PNG", "JPEG", "WEBP", "TIFF", "JPEG2000", "GIF", "BMP", "PPM", "AVIF"]
+)
 def test_sizes_of_all_modes(kind, orientation):
     compared = 0
     for mode in MODES:
         exif = Image.Exif()
         exif[0x0112] = orientation
         try:
-            data = encoded(noise(mode), kind, **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
+            data = encoded(
+                noise(mode),
+                kind,
+                **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}),
+            )
         except (OSError, KeyError, ValueError):
             continue  # the format has no such pictures
         if (kind, mode) == ("PPM", "I;16"):
@@ -105,7 +128,9 @@ def test_a_picture_that_turns_as_it_loads_is_turned_once(tmp_path):
     found = load_image(Image.open(tmp_path / "a.tif"), "", PLAIN)
     assert found.size == (WIDTH, HEIGHT)
     expected = as_pillow(turned_images(6)["TIFF tag"])
-    np.testing.assert_array_equal(np.asarray(read_picture(found.read(), PLAIN)), np.asarray(expected))
+    np.testing.assert_array_equal(
+        np.asarray(read_picture(found.read(), PLAIN)), np.asarray(expected)
+    )
 
 
 def test_a_size_that_is_not_that_of_the_header_is_an_error(monkeypatch):
@@ -128,9 +153,15 @@ def test_headers_of_sounds(kind, rate, channels):
     header = read_header(data, "audio")
     assert header == Header(frames=len(expected), rate=found_rate, channels=channels)
     assert header.seconds == len(expected) / found_rate
-    np.testing.assert_array_equal(read_sound(data, found_rate, 1 << 40), expected.mean(axis=1, dtype=np.float32))
+    np.testing.assert_array_equal(
+        read_sound(data, found_rate, 1 << 40), expected.mean(axis=1, dtype=np.float32)
+    )
     for wanted in (4000, 24_000):
-        assert sound_size(data, wanted, 1 << 40) == header.samples(wanted) == len(read_sound(data, wanted, 1 << 40))
+        assert (
+            sound_size(data, wanted, 1 << 40)
+            == header.samples(wanted)
+            == len(read_sound(data, wanted, 1 << 40))
+        )
 
 
 def test_blocks_do_not_change_a_sound(monkeypatch):
@@ -139,16 +170,22 @@ def test_blocks_do_not_change_a_sound(monkeypatch):
     plain = read_sound(sound("WAV PCM_24", tones(5000, 3)), 16_000, 1 << 40)
     monkeypatch.setattr("penstock.media.sounds._BLOCK", 997)
     np.testing.assert_array_equal(read_sound(data, 16_000, 1 << 40), whole)
-    np.testing.assert_array_equal(read_sound(sound("WAV PCM_24", tones(5000, 3)), 16_000, 1 << 40), plain)
+    np.testing.assert_array_equal(
+        read_sound(sound("WAV PCM_24", tones(5000, 3)), 16_000, 1 << 40), plain
+    )
 
 
-@given(frames=st.integers(1, 5000), rate=st.integers(100, 400_000), wanted=st.integers(1000, 48_000))
+@given(
+    frames=st.integers(1, 5000), rate=st.integers(100, 400_000), wanted=st.integers(1000, 48_000)
+)
 @settings(max_examples=60)
 def test_lengths_after_resampling(frames, rate, wanted):
     soxr = pytest.importorskip("soxr")
     header = Header(frames=frames, rate=rate, channels=1)
     if header.samples(wanted) < 200_000:
-        assert header.samples(wanted) == len(soxr.resample(np.zeros(frames, np.float32), rate, wanted))
+        assert header.samples(wanted) == len(
+            soxr.resample(np.zeros(frames, np.float32), rate, wanted)
+        )
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
@@ -167,7 +204,12 @@ def test_lengths_of_mp3_files_with_and_without_a_tag(rate, mode):
         with pytest.raises(RecordError, match="its header gives no length"):
             read_header(bare, "audio")
     else:
-        assert 60_000 <= read_header(bare, "audio").frames == len(read_sound(bare, rate, 1 << 40)) < 64_000
+        assert (
+            60_000
+            <= read_header(bare, "audio").frames
+            == len(read_sound(bare, rate, 1 << 40))
+            < 64_000
+        )
 
 
 @pytest.mark.parametrize("count", [1, 5])

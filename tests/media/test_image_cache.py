@@ -15,7 +15,9 @@ from penstock.core.errors import ConfigError
 from penstock.plan.loader.image_cache import ImageCache
 
 floats = st.one_of(
-    st.floats(width=32, allow_nan=False), st.sampled_from([0.0, -0.0, float("nan"), float("inf")]), st.just(1.5)
+    st.floats(width=32, allow_nan=False),
+    st.sampled_from([0.0, -0.0, float("nan"), float("inf")]),
+    st.just(1.5),
 )
 
 
@@ -52,7 +54,8 @@ def test_few_values_take_fewer_bytes(tmp_path, values):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-5], lambda data: data[:10], lambda data: data[:40] + b"\1" + data[41:]]
+    "damage",
+    [lambda data: data[:-5], lambda data: data[:10], lambda data: data[:40] + b"\1" + data[41:]],
 )
 def test_a_damaged_entry_is_made_again(tmp_path, damage):
     cache, made = ImageCache(tmp_path, "k"), {"a": np.arange(100, dtype=np.float32) % 7}
@@ -61,7 +64,9 @@ def test_a_damaged_entry_is_made_again(tmp_path, damage):
     entry.write_bytes(damage(entry.read_bytes()))
     np.testing.assert_array_equal(cache.get(b"a", lambda: made)["a"], made["a"])
     assert cache.misses == 2
-    np.testing.assert_array_equal(cache.get(b"a", lambda: pytest.fail("it was made again"))["a"], made["a"])
+    np.testing.assert_array_equal(
+        cache.get(b"a", lambda: pytest.fail("it was made again"))["a"], made["a"]
+    )
 
 
 def test_other_settings_are_other_entries(tmp_path):
@@ -88,7 +93,9 @@ def test_threads_may_share_it(tmp_path):
 
     def use(seed):
         for number in np.random.default_rng(seed).integers(0, 20, 200).tolist():
-            found = cache.get(bytes([number]), lambda number=number: {"x": np.full(500, number, np.float32)})
+            found = cache.get(
+                bytes([number]), lambda number=number: {"x": np.full(500, number, np.float32)}
+            )
             assert (found["x"] == number).all()
 
     threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
@@ -104,7 +111,9 @@ def test_rows_are_the_same_with_a_cache(tmp_path):
     prepare(source, model_folder(tmp_path, "qwen2_vl"), tmp_path / "data")
 
     def rows(**more):
-        loader = ps.Loader(ps.Source(tmp_path / "data", max_epochs=1), sequence_length=256, rows_per_step=2, **more)
+        loader = ps.Loader(
+            ps.Source(tmp_path / "data", max_epochs=1), sequence_length=256, rows_per_step=2, **more
+        )
         return [row for step in loader for row in step], loader
 
     plain, _ = rows()

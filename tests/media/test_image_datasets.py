@@ -1,4 +1,6 @@
-"""Conversations with images become datasets: assets, rejects, resume, verification, and rows with media."""
+"""Conversations with images become datasets: assets, rejects, resume, verification, and rows with
+media.
+"""
 
 import io
 import json
@@ -60,7 +62,9 @@ def test_images_of_all_forms_are_there(home, dataset):
 
 
 def test_an_image_is_stored_once_a_shard(home, dataset):
-    distinct = {image.digest: len(image.read()) + len(image.name) for one in dataset for image in one.images}
+    distinct = {
+        image.digest: len(image.read()) + len(image.name) for one in dataset for image in one.images
+    }
     assert sum(len(one.images) for one in dataset) > len(distinct)
     [assets] = (home / "data").glob("*.assets")
     assert assets.stat().st_size == sum(distinct.values())
@@ -117,8 +121,16 @@ def test_preparing_again_changes_nothing_and_new_records_keep_old_parts(home, tm
     lines = source.read_text().splitlines()
     (tmp_path / "raw" / "more.jsonl").write_text("\n".join(lines[:5]) + "\n")
     both = [source, tmp_path / "raw" / "more.jsonl"]
-    ps.prepare(both, tokenizer=home / "model", output=tmp_path / "data", processor=home / "model", template="auto",
-               on_missing_terminator="allow", progress=False, part_bytes=3000)  # fmt: skip
+    ps.prepare(
+        both,
+        tokenizer=home / "model",
+        output=tmp_path / "data",
+        processor=home / "model",
+        template="auto",
+        on_missing_terminator="allow",
+        progress=False,
+        part_bytes=3000,
+    )
     more = ps.open_dataset(tmp_path / "data")
     assert len(more) == 29
     assert verify(tmp_path / "data").faults == ()
@@ -126,23 +138,40 @@ def test_preparing_again_changes_nothing_and_new_records_keep_old_parts(home, tm
 
 
 def test_the_fingerprint_does_not_depend_on_parts(home, tmp_path, dataset):
-    parts = prepare(home / "raw" / "chats.jsonl", home / "model", tmp_path / "data", part_bytes=2000)
+    parts = prepare(
+        home / "raw" / "chats.jsonl", home / "model", tmp_path / "data", part_bytes=2000
+    )
     assert len(parts.manifest.shards) > 2
     assert parts.fingerprint == dataset.fingerprint
 
 
 def test_a_split_keeps_each_image_with_its_document(home, tmp_path):
     prepare_options = {"validation": 0.4}
-    ps.prepare(home / "raw" / "chats.jsonl", tokenizer=home / "model", output=tmp_path / "data", template="auto",
-               processor=home / "model", on_missing_terminator="allow", progress=False, **prepare_options)  # fmt: skip
+    ps.prepare(
+        home / "raw" / "chats.jsonl",
+        tokenizer=home / "model",
+        output=tmp_path / "data",
+        template="auto",
+        processor=home / "model",
+        on_missing_terminator="allow",
+        progress=False,
+        **prepare_options,
+    )
     found = [ps.open_dataset(tmp_path / "data" / split) for split in ("train", "validation")]
     assert sum(map(len, found)) == 24
-    assert all(len(one.images) and image.read() for part in found for one in part for image in one.images)
+    assert all(
+        len(one.images) and image.read() for part in found for one in part for image in one.images
+    )
 
 
 def test_references_lead_to_the_files(home, tmp_path):
     shutil.copytree(home / "raw", tmp_path / "raw")
-    kept = prepare(tmp_path / "raw" / "chats.jsonl", home / "model", tmp_path / "data", image_storage="reference")
+    kept = prepare(
+        tmp_path / "raw" / "chats.jsonl",
+        home / "model",
+        tmp_path / "data",
+        image_storage="reference",
+    )
     images = [image for one in kept for image in one.images]
     assert any(image.reference is not None for image in images)
     assert any(image.reference is None for image in images), "those in records are stored"
@@ -154,9 +183,13 @@ def test_references_lead_to_the_files(home, tmp_path):
 
 
 def test_columns_are_added_to_images(home, tmp_path, dataset):
-    more = extend_dataset(dataset, tmp_path / "more", {"score": (np.zeros(len(one.tokens)) for one in dataset)})
+    more = extend_dataset(
+        dataset, tmp_path / "more", {"score": (np.zeros(len(one.tokens)) for one in dataset)}
+    )
     assert all(
-        a.images[n].key == b.images[n].key for a, b in zip(more, dataset, strict=True) for n in range(len(b.images))
+        a.images[n].key == b.images[n].key
+        for a, b in zip(more, dataset, strict=True)
+        for n in range(len(b.images))
     )
     assert verify(tmp_path / "more").faults == ()
 
@@ -173,11 +206,18 @@ def as_png(image):
 
 
 def test_columns_of_images_of_the_hub(home, tmp_path):
-    """Parts of type image without a value, and a column of `{bytes, path}`, as `datasets` writes both to Parquet."""
-    images = [[{"bytes": as_png(picture(60, 80, seed)), "path": f"{seed}.png"}] for seed in range(3)]
+    """Parts of type image without a value, and a column of `{bytes, path}`, as `datasets` writes
+    both to Parquet.
+    """
+    images = [
+        [{"bytes": as_png(picture(60, 80, seed)), "path": f"{seed}.png"}] for seed in range(3)
+    ]
     messages = [
         [
-            {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "What?"}]},
+            {
+                "role": "user",
+                "content": [{"type": "image", "text": None}, {"type": "text", "text": "What?"}],
+            },
             {"role": "assistant", "content": [{"type": "text", "text": "A thing."}]},
         ]
     ] * 3
@@ -210,7 +250,14 @@ def test_a_bad_image_rejects_its_record_with_its_place(home, tmp_path, case):
     records = []
     for part in ({"type": "image", "image": "good.png"}, bad):
         content = [part, {"type": "text", "text": "What?"}]
-        records.append({"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]})
+        records.append(
+            {
+                "messages": [
+                    {"role": "user", "content": content},
+                    {"role": "assistant", "content": "Yes."},
+                ]
+            }
+        )
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
     with pytest.raises(RecordError, match=message) as caught:
         prepare(tmp_path / "a.jsonl", home / "model", tmp_path / "stopped")
@@ -249,20 +296,26 @@ def test_rows_have_the_arrays_of_their_images(home, dataset):
         documents = [dataset[one.document] for one in plan.explain(0, number)]
         images = [image for one in documents for image in one.images]
         assert len(row.media) == len(images)
-        expected = join_arrays([wrapped.arrays(read_picture(one.read(), ImageSettings())) for one in images])
+        expected = join_arrays(
+            [wrapped.arrays(read_picture(one.read(), ImageSettings())) for one in images]
+        )
         assert row.media.arrays.keys() == expected.keys()
         for name, array in expected.items():
             np.testing.assert_array_equal(row.media.arrays[name], array)
         assert (row.tokens[row.media.slots] == wrapped.slot_id).all()
         assert (row.tokens == wrapped.slot_id).sum() == len(row.media.slots)
-        assert row.media.documents.tolist() == [n for n, one in enumerate(documents) for _ in one.images]
+        assert row.media.documents.tolist() == [
+            n for n, one in enumerate(documents) for _ in one.images
+        ]
         assert row.media.digests == tuple(image.digest for image in images)
         assert (row.targets[0][row.media.slots - 1] == -100).all(), "an image is never a target"
 
 
 def test_resume_and_ranks_are_exact_with_images(home):
     assert_exact_resume(lambda: loader(home, threads=0), 5)
-    assert_ranks_share_steps(lambda part: loader(home, rows_per_step=4, data_parallel=part), [1, 2, 4], 3)
+    assert_ranks_share_steps(
+        lambda part: loader(home, rows_per_step=4, data_parallel=part), [1, 2, 4], 3
+    )
 
 
 def test_joined_rows_have_the_images_of_all(home):
@@ -276,7 +329,8 @@ def test_joined_rows_have_the_images_of_all(home):
     np.testing.assert_array_equal(both.slots, whole.media.slots)
     documents = whole.document_ids[whole.media.slots]
     of_images = np.repeat(
-        whole.media.documents, np.diff(np.searchsorted(whole.media.slots, [*whole.media.begins, 1536]))
+        whole.media.documents,
+        np.diff(np.searchsorted(whole.media.slots, [*whole.media.begins, 1536])),
     )
     np.testing.assert_array_equal(documents, of_images)
 
@@ -286,8 +340,14 @@ def test_joined_rows_have_the_images_of_all(home):
     [
         ({"packing": "concat"}, "packing 'concat' cuts documents"),
         ({"attention": "row"}, "joins documents"),
-        ({"requirements": ps.InputRequirements(loss_weights=True)}, "does not say that it sees them"),
-        ({"requirements": ps.InputRequirements(loss_weights=True, images=False)}, "cannot see them"),
+        (
+            {"requirements": ps.InputRequirements(loss_weights=True)},
+            "does not say that it sees them",
+        ),
+        (
+            {"requirements": ps.InputRequirements(loss_weights=True, images=False)},
+            "cannot see them",
+        ),
     ],
 )
 def test_what_would_lose_images_is_refused(home, settings, message):
@@ -298,26 +358,36 @@ def test_what_would_lose_images_is_refused(home, settings, message):
 def test_images_are_never_cut(home):
     for policy in ("split", "truncate", "keep_end"):
         with pytest.raises(ConfigError, match="would cut images"):
-            ps.Loader(ps.Source(home / "data", too_long=policy), sequence_length=512, rows_per_step=2)
+            ps.Loader(
+                ps.Source(home / "data", too_long=policy), sequence_length=512, rows_per_step=2
+            )
     short = ps.Loader(ps.Source(home / "data", max_epochs=1), sequence_length=72, rows_per_step=1)
     steps = list(short)
     assert short.dropped
     slot_id = short.datasets[0].media.slot_id
-    assert all((row.tokens == slot_id).sum() == len(row.media.slots) for step in steps for row in step)
+    assert all(
+        (row.tokens == slot_id).sum() == len(row.media.slots) for step in steps for row in step
+    )
     assert any(len(row.media) for step in steps for row in step)
 
 
 @pytest.mark.parametrize("patches", [None, 200])
 def test_rows_with_images_keep_to_a_limit_of_documents(home, patches):
     """A capacity implies it, next to a limit of patches too; no image is lost."""
-    need = ps.InputRequirements(loss_weights=True, cu_seqlens=True, cu_seqlens_capacity=4, images=True)
+    need = ps.InputRequirements(
+        loss_weights=True, cu_seqlens=True, cu_seqlens_capacity=4, images=True
+    )
     source = ps.Source(home / "data", max_epochs=1)
     options = {"sequence_length": 512, "rows_per_step": 2, "patches_per_row": patches}
     limited, free = ps.Loader(source, requirements=need, **options), ps.Loader(source, **options)
     rows = [row for step in limited for row in step]
     assert max(row.num_documents for row in rows) == 2
     assert {row.cu_seqlens.shape for row in rows} == {(4,)}
-    assert sum(len(row.media) for row in rows) == sum(len(row.media) for step in free for row in step) > 0
+    assert (
+        sum(len(row.media) for row in rows)
+        == sum(len(row.media) for step in free for row in step)
+        > 0
+    )
 
 
 def test_inspection_names_images_and_counts_patches(home, dataset):
@@ -331,10 +401,16 @@ def test_inspection_names_images_and_counts_patches(home, dataset):
     report = dry_run(limited, 3)
     patches = [sum(image.patches for image in one.images) for one in dataset]
     plan = loader(home, rows_per_step=4, patches_per_row=200)
-    of_rows = [sum(patches[one.document] for one in plan.explain(step, row)) for step in range(3) for row in range(4)]
+    of_rows = [
+        sum(patches[one.document] for one in plan.explain(step, row))
+        for step in range(3)
+        for row in range(4)
+    ]
     assert report.row_patches == (pytest.approx(np.mean(of_rows)), max(of_rows))
     halves = [np.array(of_rows[at : at + 4]).reshape(2, 2).sum(1) for at in range(0, 12, 4)]
-    assert report.patch_spread[2] == pytest.approx(np.mean([both.max() / both.mean() for both in halves]))
+    assert report.patch_spread[2] == pytest.approx(
+        np.mean([both.max() / both.mean() for both in halves])
+    )
     assert max(of_rows) <= 200
     free = dry_run(loader(home, rows_per_step=4, data_parallel=(0, 4)), 3)
     assert free.row_patches[1] > 200
@@ -343,7 +419,13 @@ def test_inspection_names_images_and_counts_patches(home, dataset):
 def test_the_result_is_the_same_for_any_number_of_processes(home, tmp_path):
     options = {"part_bytes": 20_000}
     for processes in (1, 2):
-        prepare(home / "raw" / "chats.jsonl", home / "model", tmp_path / str(processes), processes=processes, **options)
+        prepare(
+            home / "raw" / "chats.jsonl",
+            home / "model",
+            tmp_path / str(processes),
+            processes=processes,
+            **options,
+        )
     files = sorted(path.name for path in (tmp_path / "1").glob("part-*"))
     assert len(files) > 4
     assert files == sorted(path.name for path in (tmp_path / "2").glob("part-*"))
@@ -354,11 +436,22 @@ def test_the_result_is_the_same_for_any_number_of_processes(home, tmp_path):
 def test_sources_may_have_smaller_images(home, dataset, tmp_path):
     source, model = home / "raw" / "chats.jsonl", home / "model"
     report = ps.prepare(
-        source, tokenizer=model, output=tmp_path / "small", processor=model, template="auto", verify_all=True,
-        on_missing_terminator="allow", shrink_pixels=5000, progress=False,
-    )  # fmt: skip
+        source,
+        tokenizer=model,
+        output=tmp_path / "small",
+        processor=model,
+        template="auto",
+        verify_all=True,
+        on_missing_terminator="allow",
+        shrink_pixels=5000,
+        progress=False,
+    )
     small = ps.open_dataset(tmp_path / "small")
-    pairs = [pair for one, two in zip(dataset, small, strict=True) for pair in zip(one.images, two.images, strict=True)]
+    pairs = [
+        pair
+        for one, two in zip(dataset, small, strict=True)
+        for pair in zip(one.images, two.images, strict=True)
+    ]
     assert {now.digest == before.digest for before, now in pairs} == {True}
     shrunk = [now for before, now in pairs if before.height * before.width > 5000]
     assert shrunk
@@ -366,7 +459,11 @@ def test_sources_may_have_smaller_images(home, dataset, tmp_path):
     assert f"{len(shrunk)} of them made smaller" in report.as_text()
     assert sum(now.patches for now in shrunk) < sum(before.patches for before, _ in pairs)
     # Rows take each source's images as it was prepared.
-    both = ps.Loader({str(home / "data"): 1.0, str(tmp_path / "small"): 1.0}, sequence_length=512, rows_per_step=4)
+    both = ps.Loader(
+        {str(home / "data"): 1.0, str(tmp_path / "small"): 1.0},
+        sequence_length=512,
+        rows_per_step=4,
+    )
     patches = {image.patches for data in (dataset, small) for one in data for image in one.images}
     step = next(iter(both))
     assert {int(count) for row in step for count in row.media.patches} <= patches
@@ -375,18 +472,35 @@ def test_sources_may_have_smaller_images(home, dataset, tmp_path):
 def test_long_conversations_with_images_are_cut_at_a_turn(home, tmp_path):
     picture(84, 112, 1).save(tmp_path / "a.png")
     turn = [
-        {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]},
+        {
+            "role": "user",
+            "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}],
+        },
         {"role": "assistant", "content": "A thing."},
     ]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turn * 4}) + "\n" + json.dumps({"messages": turn}))
+    (tmp_path / "chats.jsonl").write_text(
+        json.dumps({"messages": turn * 4}) + "\n" + json.dumps({"messages": turn})
+    )
     model = home / "model"
-    settings = {"tokenizer": model, "processor": model, "template": "auto", "on_missing_terminator": "allow"}
-    whole = ps.prepare(tmp_path / "chats.jsonl", output=tmp_path / "whole", progress=False, **settings)
+    settings = {
+        "tokenizer": model,
+        "processor": model,
+        "template": "auto",
+        "on_missing_terminator": "allow",
+    }
+    whole = ps.prepare(
+        tmp_path / "chats.jsonl", output=tmp_path / "whole", progress=False, **settings
+    )
     lengths = [len(one.tokens) for one in ps.open_dataset(tmp_path / "whole")]
     cut = ps.prepare(
-        tmp_path / "chats.jsonl", output=tmp_path / "cut", progress=False, max_tokens=2 * lengths[1] + 3,
-        too_long="truncate", verify_all=True, **settings,
-    )  # fmt: skip
+        tmp_path / "chats.jsonl",
+        output=tmp_path / "cut",
+        progress=False,
+        max_tokens=2 * lengths[1] + 3,
+        too_long="truncate",
+        verify_all=True,
+        **settings,
+    )
     found = ps.open_dataset(tmp_path / "cut")
     assert [len(one.images) for one in found] == [2, 1]
     assert [len(one.tokens) for one in found] == [2 * lengths[1], lengths[1]]
@@ -394,5 +508,9 @@ def test_long_conversations_with_images_are_cut_at_a_turn(home, tmp_path):
     assert "truncated" in cut.as_text()
     with pytest.raises(RecordError, match=r"188.*tokens.*8.*messages.*most.*47"):
         ps.prepare(
-            tmp_path / "chats.jsonl", output=tmp_path / "error", progress=False, max_tokens=lengths[1], **settings
+            tmp_path / "chats.jsonl",
+            output=tmp_path / "error",
+            progress=False,
+            max_tokens=lengths[1],
+            **settings,
         )

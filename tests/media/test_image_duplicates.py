@@ -1,4 +1,6 @@
-"""drop_duplicates on conversations with images: equal ones have the same images, and assets of dropped ones go."""
+"""drop_duplicates on conversations with images: equal ones have the same images, and assets of
+dropped ones go.
+"""
 
 import json
 
@@ -25,11 +27,20 @@ def write_chats(tmp_path):
     records = [
         record(name, text)
         for name, text in [
-            ("a.png", "What?"), ("b.png", "What?"), ("a.png", "What?"), ("", "What?"), ("c.png", "Who?"),
-            ("c.png", "Who?"), ("b.png", "What?"), ("a.png", "Who?"), ("", "What?"),
+            ("a.png", "What?"),
+            ("b.png", "What?"),
+            ("a.png", "What?"),
+            ("", "What?"),
+            ("c.png", "Who?"),
+            ("c.png", "Who?"),
+            ("b.png", "What?"),
+            ("a.png", "Who?"),
+            ("", "What?"),
         ]
-    ]  # fmt: skip
-    (tmp_path / "raw/chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    ]
+    (tmp_path / "raw/chats.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     return tmp_path / "raw/chats.jsonl"
 
 
@@ -43,10 +54,14 @@ def test_other_pictures_of_the_same_size_are_other_documents(tmp_path):
     for row, found in zip(rows, some[0 : len(some)], strict=True):
         expected = whole[row]
         assert found.tokens.tolist() == expected.tokens.tolist()
-        assert [image.read() for image in found.images] == [image.read() for image in expected.images]
+        assert [image.read() for image in found.images] == [
+            image.read() for image in expected.images
+        ]
     stored = {path.name: path.stat().st_size for path in some.path.glob("*.assets")}
     assert stored == {
-        shard.file.replace(".arrow", ".assets"): shard.assets for shard in some.manifest.shards if shard.assets
+        shard.file.replace(".arrow", ".assets"): shard.assets
+        for shard in some.manifest.shards
+        if shard.assets
     }
     next(iter(ps.Loader(some.path, sequence_length=256, rows_per_step=2)))
 
@@ -66,6 +81,8 @@ def test_pictures_go_to_a_store_with_their_shards(tmp_path, monkeypatch, drop_du
     names = [path.relative_to(here.path) for path in here.path.rglob("*") if path.is_file()]
     assert sum(name.suffix == ".assets" for name in names) > 1
     for name in names:
-        assert (tmp_path / "store/bucket/chats" / name).read_bytes() == (here.path / name).read_bytes(), name
+        assert (tmp_path / "store/bucket/chats" / name).read_bytes() == (
+            here.path / name
+        ).read_bytes(), name
     stored = [path for path in (tmp_path / "store/bucket/chats").rglob("*") if path.is_file()]
     assert len(stored) == len(names)

@@ -1,4 +1,6 @@
-"""What is prepared of conversations with images is what each family's own processor makes of them, id for id."""
+"""What is prepared of conversations with images is what each family's own processor makes of them,
+id for id.
+"""
 
 import warnings
 
@@ -21,22 +23,30 @@ CASES = {
     "text that begins with a newline": lambda: chat([picture(*SIZES[0])], "\nWhat?"),
     "text that begins with two": lambda: chat([picture(*SIZES[1])], "\n\nWhat?"),
     "interleaved": lambda: interleaved([picture(*size) for size in SIZES]),
-    "two turns": lambda: chat([picture(*SIZES[2])]) + chat([picture(*SIZES[0], seed=3)], "And this?"),
+    "two turns": lambda: (
+        chat([picture(*SIZES[2])]) + chat([picture(*SIZES[0], seed=3)], "And this?")
+    ),
 }
 
 
 def encoder_of(family, **settings):
     inner = processor(family)
     tokens = inner.tokenizer
-    names = {name: str(text) for name, text in tokens.special_tokens_map.items() if isinstance(text, str)}
+    names = {
+        name: str(text) for name, text in tokens.special_tokens_map.items() if isinstance(text, str)
+    }
     template = Template(source=inner.chat_template, name=family, variables=names)
     settings = MaskSettings(on_missing_terminator="allow", **settings)
-    return ChatEncoder(own_tokenizer(tokens), template, settings, processor=HuggingFaceProcessor(inner, family))
+    return ChatEncoder(
+        own_tokenizer(tokens), template, settings, processor=HuggingFaceProcessor(inner, family)
+    )
 
 
 def encoded(encoder, messages):
     conversation = read_conversation({"messages": messages})
-    return encoder.encode(place_images(conversation, lambda value: load_image(value, "", ImageSettings())))[0]
+    return encoder.encode(
+        place_images(conversation, lambda value: load_image(value, "", ImageSettings()))
+    )[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -46,7 +56,9 @@ def test_ids_are_those_of_the_processor(family):
         messages = make()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of transformers' own code
-            expected = inner.apply_chat_template([messages], tokenize=True, return_dict=True, return_tensors="pt")
+            expected = inner.apply_chat_template(
+                [messages], tokenize=True, return_dict=True, return_tensors="pt"
+            )
         found = encoded(encoder, messages)
         assert found.tokens.tolist() == expected["input_ids"][0].tolist(), case
         # Answers are trained, and nothing of an image.
@@ -62,9 +74,13 @@ def test_arrays_of_single_images_join_to_those_of_all(family):
     wrapped = HuggingFaceProcessor(processor(family), family)
     pictures = [picture(*size) for size in SIZES]
     joined = join_arrays([wrapped.arrays(one) for one in pictures])
-    whole, _ = wrapped.inner._process_images([pictures] if wrapped.is_nested else pictures, **wrapped._image_arguments)
+    whole, _ = wrapped.inner._process_images(
+        [pictures] if wrapped.is_nested else pictures, **wrapped._image_arguments
+    )
     for name, array in joined.items():
-        expected = whole[name].float().numpy() if whole[name].is_floating_point() else whole[name].numpy()
+        expected = (
+            whole[name].float().numpy() if whole[name].is_floating_point() else whole[name].numpy()
+        )
         np.testing.assert_array_equal(array, expected, err_msg=name)
     assert "pixel_values" in joined
 

@@ -1,4 +1,6 @@
-"""Prompts with images: the engine writes what transformers' own forward over the whole text gives."""
+"""Prompts with images: the engine writes what transformers' own forward over the whole text
+gives.
+"""
 
 import base64
 import io
@@ -63,7 +65,12 @@ def opened(tmp_path_factory):
             folder = model_folder(home / family, family)
             tokenizer = ps.load_tokenizer(folder)
             template = ps.chat.load_template(folder, tokenizer=tokenizer)
-            made[family] = HuggingFaceModel(model(family)), tokenizer, template, ImageReader(load_processor(folder))
+            made[family] = (
+                HuggingFaceModel(model(family)),
+                tokenizer,
+                template,
+                ImageReader(load_processor(folder)),
+            )
         return made[family]
 
     return of
@@ -92,11 +99,15 @@ def written_by_transformers(family, inner, messages, count):
     whole = processor(family)
     messages, images = pictures_of(messages)
     text = whole.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    nested = [images] if images and family in ("smolvlm2", "idefics3", "llama3_2_vision") else images
+    nested = (
+        [images] if images and family in ("smolvlm2", "idefics3", "llama3_2_vision") else images
+    )
     given = whole(text=[text], images=nested or None, add_special_tokens=False, return_tensors="pt")
     given = {name: value for name, value in given.items() if name != "attention_mask"}
     given = {name: v.float() if v.is_floating_point() else v for name, v in given.items()}
-    slots = {name: given.pop(name) for name in ("mm_token_type_ids", "token_type_ids") if name in given}
+    slots = {
+        name: given.pop(name) for name in ("mm_token_type_ids", "token_type_ids") if name in given
+    }
     tokens = []
     for _ in range(count):
         logits = inner(**given, **slots, use_cache=False).logits[0, -1]
@@ -119,11 +130,17 @@ def test_the_engine_writes_what_transformers_does(opened, family):
         images=reader.blank,
     )  # fmt: skip
     assert isinstance(engine._cache, Cache) == (family not in WITHOUT_CACHE)
-    prompts = [fit_chat(one, template, tokenizer, room=2000, images=reader) for one in CONVERSATIONS]
-    written = engine.generate_all([one.ids for one in prompts], GREEDY, images=[one.images for one in prompts])
+    prompts = [
+        fit_chat(one, template, tokenizer, room=2000, images=reader) for one in CONVERSATIONS
+    ]
+    written = engine.generate_all(
+        [one.ids for one in prompts], GREEDY, images=[one.images for one in prompts]
+    )
     assert [list(one.tokens) for one in written] == expected
     # Again, with slots that hold beginnings of these prompts.
-    again = engine.generate_all([one.ids for one in prompts], GREEDY, images=[one.images for one in prompts])
+    again = engine.generate_all(
+        [one.ids for one in prompts], GREEDY, images=[one.images for one in prompts]
+    )
     assert [list(one.tokens) for one in again] == expected
 
 
@@ -147,10 +164,19 @@ def test_files_are_read_only_where_that_is_allowed(opened, tmp_path):
     for url in (str(inside / "a.png"), "a.png", "https://example.com/a.png", "file:///etc/passwd"):
         with pytest.raises(RecordError, match="only images in data URLs"):
             prompt(url, None)
-    for url in ("https://example.com/a.png", str(outside / "a.png"), "../else/a.png", "link.png", "/etc/passwd"):
+    for url in (
+        "https://example.com/a.png",
+        str(outside / "a.png"),
+        "../else/a.png",
+        "link.png",
+        "/etc/passwd",
+    ):
         with pytest.raises(RecordError, match="only images in data URLs"):
             prompt(url, inside)
-    for url, message in (("damaged.png", "damaged"), ("data:image/png;base64,AAAA", "not an image")):
+    for url, message in (
+        ("damaged.png", "damaged"),
+        ("data:image/png;base64,AAAA", "not an image"),
+    ):
         with pytest.raises(ConversationError, match=f"message 0: .*{message}"):
             prompt(url, inside)
 
@@ -173,7 +199,9 @@ def test_images_need_a_model_and_an_engine_that_read_them(opened, tmp_path):
 def test_a_chat_drops_the_oldest_turns_with_their_images(opened):
     inner, tokenizer, template, reader = opened("qwen2_vl")
     engine = Engine(inner, tokenizer, context_length=160, images=reader.blank)
-    session = ChatSession(engine, template, sampling=Sampling(max_tokens=8, min_tokens=4), images=reader)
+    session = ChatSession(
+        engine, template, sampling=Sampling(max_tokens=8, min_tokens=4), images=reader
+    )
     dropped = []
     for number in range(5):
         reply = session.reply(f"Number {number}?", [as_url(picture(84, 112, number))])

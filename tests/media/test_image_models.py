@@ -40,7 +40,9 @@ def data(tmp_path_factory):
 
     def of(family):
         if family not in made:
-            made[family] = prepare(source, model_folder(home / family, family), home / family / "data")
+            made[family] = prepare(
+                source, model_folder(home / family, family), home / family / "data"
+            )
         return made[family]
 
     return of
@@ -60,7 +62,9 @@ def single_rows(dataset, model):
 
 
 def alone(wrapped, family, document):
-    """Logits of one document by transformers' own forward, with what its processor gives for the pictures together."""
+    """Logits of one document by transformers' own forward, with what its processor gives for the
+    pictures together.
+    """
     inner, whole = wrapped.inner, processor(family)
     ids = torch.from_numpy(document.tokens.astype(np.int64))[None]
     given = {}
@@ -70,8 +74,15 @@ def alone(wrapped, family, document):
         arguments = HuggingFaceProcessor(whole)._image_arguments
         found, _ = whole._process_images([pictures] if nested else pictures, **arguments)
         names = {*whole.model_input_names, "pixel_values"}
-        given = {name: value for name, value in found.items() if name in names and hasattr(value, "shape")}
-        given = {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
+        given = {
+            name: value
+            for name, value in found.items()
+            if name in names and hasattr(value, "shape")
+        }
+        given = {
+            name: value.float() if value.is_floating_point() else value
+            for name, value in given.items()
+        }
     slots = (ids == image_token(inner)).long()
     known = inspect.signature(inner.forward).parameters
     given |= {name: slots for name in ("mm_token_type_ids", "token_type_ids") if name in known}
@@ -125,15 +136,24 @@ def test_gradients_of_a_row_are_those_of_its_documents(data, family):
     loader, step = rows_of(dataset, wrapped)
     row = step[0]
     row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss.backward()
-    packed = {name: one.grad.clone() for name, one in wrapped.inner.named_parameters() if one.grad is not None}
+    packed = {
+        name: one.grad.clone()
+        for name, one in wrapped.inner.named_parameters()
+        if one.grad is not None
+    }
     wrapped.zero_grad()
     whole = 0
     for one in loader.explain(0, 0):
         document = dataset[one.document]
         alone_loader = ps.Loader(
-            ps.Source(dataset.path, slice=(one.document / len(dataset), (one.document + 1) / len(dataset))),
-            sequence_length=1024, rows_per_step=1, requirements=wrapped.requirements(), packing="none",
-        )  # fmt: skip
+            ps.Source(
+                dataset.path, slice=(one.document / len(dataset), (one.document + 1) / len(dataset))
+            ),
+            sequence_length=1024,
+            rows_per_step=1,
+            requirements=wrapped.requirements(),
+            packing="none",
+        )
         single = next(iter(alone_loader))[0]
         assert single.num_tokens == len(document.tokens)
         row_loss(wrapped, wrapped.tensors(single), step.loss_denominators).loss.backward()
@@ -157,12 +177,16 @@ def test_a_row_without_images_gives_all_weights_gradients(data, family):
     with_images = {name for name, one in wrapped.inner.named_parameters() if one.grad is not None}
     tower = [name for name in with_images if "vision" in name or "visual" in name]
     assert tower
-    assert all(float(dict(wrapped.inner.named_parameters())[name].grad.abs().max()) == 0 for name in tower)
+    assert all(
+        float(dict(wrapped.inner.named_parameters())[name].grad.abs().max()) == 0 for name in tower
+    )
     # Which weights take no part at all, such as a pooling head, depends on the model alone.
     wrapped.zero_grad()
     step, pictured = next((step, row) for step, row in rows if len(row.media))
     row_loss(wrapped, wrapped.tensors(pictured), step.loss_denominators).loss.backward()
-    assert with_images == {name for name, one in wrapped.inner.named_parameters() if one.grad is not None}
+    assert with_images == {
+        name for name, one in wrapped.inner.named_parameters() if one.grad is not None
+    }
 
 
 def test_a_blank_image_changes_no_logits(data):
@@ -176,7 +200,9 @@ def test_a_blank_image_changes_no_logits(data):
     assert float((short - whole).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("family", [one for one in MODELS if one in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")])
+@pytest.mark.parametrize(
+    "family", [one for one in MODELS if one in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")]
+)
 def test_positions_are_those_of_the_model(data, family):
     inner = model(family)
     wrapped = HuggingFaceModel(inner)
@@ -199,7 +225,8 @@ def test_two_pictures_without_a_token_between_them_keep_their_own_grids():
     """transformers joins their slots into one group there (`get_rope_index`, by runs of types)."""
     grids = np.array([[1, 4, 4], [1, 2, 6]])
     found = grid_positions(np.arange(1, 8), 9, grids, 2)
-    # One text token; 2 x 2 features from 1; 1 x 3 features from 3; one text token after the largest.
+    # One text token; 2 x 2 features from 1; 1 x 3 features from 3; one text token after the
+    # largest.
     assert found.T.tolist() == [
         [0, 0, 0],
         [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2],
@@ -227,7 +254,9 @@ def test_a_model_that_mixes_documents_gets_one_a_row(data, monkeypatch):
 
 
 def test_models_that_mix_documents_are_refused(data, monkeypatch):
-    monkeypatch.setattr("penstock.models.theirs.image_ways.TRIED", ("ours", "own", "masks", "sliding_masks"))
+    monkeypatch.setattr(
+        "penstock.models.theirs.image_ways.TRIED", ("ours", "own", "masks", "sliding_masks")
+    )
     wrapped = HuggingFaceModel(model(MIXED))
     _, step = rows_of(data(MIXED), wrapped)
     with pytest.raises(IsolationError, match="images see each other in one row"):
@@ -254,7 +283,10 @@ def test_cross_attention_to_images_takes_one_document_a_row(data):
         pictures = [read_picture(image.read(), ImageSettings()) for image in document.images]
         text = whole.tokenizer.decode(document.tokens)
         given = whole(
-            text=[text], images=[pictures] if pictures else None, add_special_tokens=False, return_tensors="pt"
+            text=[text],
+            images=[pictures] if pictures else None,
+            add_special_tokens=False,
+            return_tensors="pt",
         )
         assert given.pop("input_ids")[0].tolist() == document.tokens.tolist()
         given.pop("attention_mask")
@@ -280,12 +312,18 @@ def test_llama_3_2_vision_learns(data):
     losses = []
     for _ in range(5):
         optimizer.zero_grad()
-        total = [row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss for row in step]
+        total = [
+            row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss for row in step
+        ]
         sum(total).backward()
         optimizer.step()
         losses.append(float(sum(total).detach()))
     assert losses[-1] < losses[0]
-    assert all(one.grad is not None for name, one in wrapped.inner.named_parameters() if "cross_attn" in name)
+    assert all(
+        one.grad is not None
+        for name, one in wrapped.inner.named_parameters()
+        if "cross_attn" in name
+    )
 
 
 def test_a_model_without_vision_refuses_images(data):
@@ -304,7 +342,11 @@ def test_training_learns_and_saves(data, tmp_path):
     model(family).save_pretrained(tmp_path / "model")
     settings = {"learning_rate": 3e-3, "progress": False, "rows_per_pass": 2}
     whole = ps.train(
-        load_huggingface(tmp_path / "model"), loader_of(data, family), steps=8, output=tmp_path / "whole", **settings
+        load_huggingface(tmp_path / "model"),
+        loader_of(data, family),
+        steps=8,
+        output=tmp_path / "whole",
+        **settings,
     )
     losses = [line["loss"] for line in whole.metrics if "loss" in line]
     assert losses[-1] < losses[0] - 1
@@ -322,7 +364,12 @@ def test_a_killed_run_goes_on_exactly(data, tmp_path):
     family = "qwen2_vl"
     model(family).save_pretrained(tmp_path / "model")
     settings = {"learning_rate": 3e-3, "progress": False, "steps": 6, "checkpoints": {"every": 2}}
-    whole = ps.train(load_huggingface(tmp_path / "model"), loader_of(data, family), output=tmp_path / "a", **settings)
+    whole = ps.train(
+        load_huggingface(tmp_path / "model"),
+        loader_of(data, family),
+        output=tmp_path / "a",
+        **settings,
+    )
 
     def stop(model, step, record):
         if step == 4:
@@ -333,7 +380,12 @@ def test_a_killed_run_goes_on_exactly(data, tmp_path):
         wrapped = load_huggingface(tmp_path / "model")
         ps.train(wrapped, loaders[0], output=tmp_path / "b", on_step=stop, **settings)
     cut = ps.train(
-        load_huggingface(tmp_path / "model"), loaders[1], output=tmp_path / "b", resume=True, on_step=stop, **settings
+        load_huggingface(tmp_path / "model"),
+        loaders[1],
+        output=tmp_path / "b",
+        resume=True,
+        on_step=stop,
+        **settings,
     )
     last = [[line["loss"] for line in run.metrics if "loss" in line][-1] for run in (whole, cut)]
     assert last[0] == last[1]
@@ -343,9 +395,15 @@ def test_the_trainer_of_transformers_trains_on_images(data, tmp_path):
     inner = model("qwen2_vl")
     loader = loader_of(data, "qwen2_vl")
     arguments = TrainingArguments(
-        str(tmp_path), max_steps=6, learning_rate=3e-3, logging_steps=1, report_to=[], save_strategy="no", use_cpu=True,
+        str(tmp_path),
+        max_steps=6,
+        learning_rate=3e-3,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
         disable_tqdm=True,
-    )  # fmt: skip
+    )
     trainer = ps.huggingface.Trainer(inner, arguments, loader=loader)
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
@@ -357,7 +415,10 @@ def test_the_trainer_computes_the_loss_of_our_own_model(data):
     inner = model("qwen3_vl")
     step = next(iter(loader_of(data, "qwen3_vl")))
     wrapped = HuggingFaceModel(model("qwen3_vl"))
-    ours = sum(float(row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss.detach()) for row in step)
+    ours = sum(
+        float(row_loss(wrapped, wrapped.tensors(row), step.loss_denominators).loss.detach())
+        for row in step
+    )
     inner.eval()
     theirs = float(ps.huggingface.loss(inner, list(step), step.loss_denominator).detach())
     assert theirs == pytest.approx(ours, rel=1e-5)
@@ -365,7 +426,9 @@ def test_the_trainer_computes_the_loss_of_our_own_model(data):
 
 def test_the_trainer_refuses_images_for_a_text_model(data, tmp_path):
     plain = LlamaForCausalLM(
-        LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        LlamaConfig(
+            hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        )
     )
     arguments = TrainingArguments(str(tmp_path), max_steps=1, report_to=[], use_cpu=True)
     with pytest.raises(ConfigError, match=r"images.*model.*does.*read"):
@@ -397,7 +460,9 @@ def test_lora_trains_text_and_tower_and_a_frozen_tower_stays(data, tmp_path):
     family = "qwen2_vl"
     settings = {"learning_rate": 3e-3, "progress": False, "steps": 3}
     wrapped = HuggingFaceModel(model(family))
-    run = ps.train(wrapped, loader_of(data, family), output=tmp_path / "lora", lora={"rank": 2}, **settings)
+    run = ps.train(
+        wrapped, loader_of(data, family), output=tmp_path / "lora", lora={"rank": 2}, **settings
+    )
     losses = [line["loss"] for line in run.metrics if "loss" in line]
     assert losses[-1] < losses[0]
     trained = [name for name, one in wrapped.named_parameters() if one.requires_grad]
@@ -406,12 +471,16 @@ def test_lora_trains_text_and_tower_and_a_frozen_tower_stays(data, tmp_path):
 
     frozen = HuggingFaceModel(model(family))
     before = {name: one.clone() for name, one in frozen.named_parameters()}
-    ps.train(frozen, loader_of(data, family), output=tmp_path / "frozen", frozen=["*visual*"], **settings)
+    ps.train(
+        frozen, loader_of(data, family), output=tmp_path / "frozen", frozen=["*visual*"], **settings
+    )
     for name, one in frozen.named_parameters():
         assert ("visual" in name) == torch.equal(one, before[name]), name
     for wrong in (["*nothing*"], ["*"]):
         with pytest.raises(ConfigError, match=r"training\.frozen"):
-            ps.train(frozen, loader_of(data, family), output=tmp_path / "wrong", frozen=wrong, **settings)
+            ps.train(
+                frozen, loader_of(data, family), output=tmp_path / "wrong", frozen=wrong, **settings
+            )
 
 
 def test_an_export_has_the_processor(data, tmp_path):
@@ -426,6 +495,11 @@ def test_an_export_has_the_processor(data, tmp_path):
     assert type(taken) is type(wanted)
     assert taken.image_processor.to_dict() == wanted.image_processor.to_dict()
     AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
-    message = {"role": "user", "content": [{"type": "image", "image": picture(84, 112)}, {"type": "text", "text": "?"}]}
+    message = {
+        "role": "user",
+        "content": [{"type": "image", "image": picture(84, 112)}, {"type": "text", "text": "?"}],
+    }
     first, second = (ps.open_run(tmp_path / name) for name in ("run", "out"))
-    assert first.chat([message], temperature=0, max_tokens=6) == second.chat([message], temperature=0, max_tokens=6)
+    assert first.chat([message], temperature=0, max_tokens=6) == second.chat(
+        [message], temperature=0, max_tokens=6
+    )

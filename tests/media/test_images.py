@@ -59,7 +59,11 @@ def test_transparency_is_put_on_a_ground(alpha, expected):
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparency_can_be_refused(mode):
-    image = Image.new("RGBA", (2, 2), (9, 8, 7, 100)).convert(mode) if mode != "P" else Image.new("P", (2, 2))
+    image = (
+        Image.new("RGBA", (2, 2), (9, 8, 7, 100)).convert(mode)
+        if mode != "P"
+        else Image.new("P", (2, 2))
+    )
     data = encoded(image, **({"transparency": 0} if mode == "P" else {}))
     with pytest.raises(RecordError, match="transparent"):
         read_picture(data, ImageSettings(alpha="error"))
@@ -95,7 +99,10 @@ def test_a_truncated_file_is_damaged(kind):
 
 
 def test_the_header_alone_does_not_show_damage():
-    data = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)), "JPEG")
+    data = encoded(
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)),
+        "JPEG",
+    )
     assert read_size(data[: len(data) // 2], PLAIN) == (64, 64)
 
 
@@ -103,10 +110,17 @@ def forged_png(width, height):
     """A PNG that claims a size and has hardly any data."""
 
     def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("size", [(20_000, 20_000), (9_500, 9_500)])
@@ -117,7 +131,11 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(size):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"max_pixels": 23}, "6x4 pixels"), ({"min_pixels": 25}, "6x4 pixels"), ({"max_ratio": 1.4}, "elongated: 6x4")],
+    [
+        ({"max_pixels": 23}, "6x4 pixels"),
+        ({"min_pixels": 25}, "6x4 pixels"),
+        ({"max_ratio": 1.4}, "elongated: 6x4"),
+    ],
 )
 def test_limits_name_the_size(settings, message):
     with pytest.raises(RecordError, match=message):
@@ -150,7 +168,9 @@ def test_large_images_are_made_smaller():
         ImageSettings(shrink_pixels=0)
 
 
-@pytest.mark.parametrize("data", [b"", b"not an image", b"%PDF-1.4\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>"])
+@pytest.mark.parametrize(
+    "data", [b"", b"not an image", b"%PDF-1.4\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>"]
+)
 def test_other_bytes_are_no_image(data):
     with pytest.raises(RecordError, match="not an image of a known format"):
         read_picture(data, PLAIN)
@@ -167,9 +187,16 @@ def test_whatever_the_bytes_the_error_is_ours(data, kind):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"probe": "all"}, {"alpha": "green"}, {"animated": "last"}, {"image_storage": "link"}, {"max_ratio": 0.5},
-     {"min_pixels": 0}, {"max_pixels": 5, "min_pixels": 6}],
-)  # fmt: skip
+    [
+        {"probe": "all"},
+        {"alpha": "green"},
+        {"animated": "last"},
+        {"image_storage": "link"},
+        {"max_ratio": 0.5},
+        {"min_pixels": 0},
+        {"max_pixels": 5, "min_pixels": 6},
+    ],
+)
 def test_settings_out_of_range(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         ImageSettings(**settings)

@@ -1,4 +1,6 @@
-"""Damaged files of every format: only RecordErrors come out, and what is accepted is what its header says."""
+"""Damaged files of every format: only RecordErrors come out, and what is accepted is what its
+header says.
+"""
 
 import math
 
@@ -22,7 +24,9 @@ FUZZ = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], d
 
 @st.composite
 def changes(draw):
-    """A function that damages bytes, most of them at the front: flips, cuts, insertions, fields with other numbers."""
+    """A function that damages bytes, most of them at the front: flips, cuts, insertions, fields
+    with other numbers.
+    """
     steps = draw(
         st.lists(
             st.tuples(

@@ -1,4 +1,6 @@
-"""Limits come before the work: what is refused costs little memory, and pixels are counted before decoding."""
+"""Limits come before the work: what is refused costs little memory, and pixels are counted before
+decoding.
+"""
 
 import io
 import json
@@ -59,7 +61,7 @@ for name, kind, path in json.loads(sys.argv[1]):
         said = str(error)
     found[name] = peak() - before, said
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 def large_gif():
@@ -76,7 +78,12 @@ def large_jpeg(**more):
 
 def large_png(raw=b""):
     head = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(raw))
+        + chunk(b"IEND", b"")
+    )
 
 
 def many_tags():
@@ -87,14 +94,24 @@ def many_tags():
 
 
 HOSTILE = {
-    "a GIF of 324 million pixels": ("video", large_gif, "4 frames of 9000x9000 pixels; accepted are 89,478,485"),
+    "a GIF of 324 million pixels": (
+        "video",
+        large_gif,
+        "4 frames of 9000x9000 pixels; accepted are 89,478,485",
+    ),
     "a JPEG with another size": ("image", large_jpeg, "more than its .* bytes can hold"),
-    "a progressive JPEG with another size": ("image", lambda: large_jpeg(progressive=True), "bytes can hold"),
+    "a progressive JPEG with another size": (
+        "image",
+        lambda: large_jpeg(progressive=True),
+        "bytes can hold",
+    ),
     "a PNG with another size": ("image", large_png, "more than its .* bytes can hold"),
     "a PNG with few pixels": ("image", lambda: large_png(bytes(20_000_000)), "is damaged"),
     "a PNG with texts": (
         "image",
-        lambda: with_chunks(large_png(), chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(9_000_000))), b"IDAT"),
+        lambda: with_chunks(
+            large_png(), chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(9_000_000))), b"IDAT"
+        ),
         "not an image|cannot be read|bytes can hold",
     ),
     "an EXIF of 2.5 gigabytes": (
@@ -102,12 +119,32 @@ HOSTILE = {
         lambda: with_chunks(large_png(), chunk(b"eXIf", many_tags()), b"IDAT"),
         "is damaged",
     ),
-    "a FLAC of 60 million samples": ("sound", lambda: long_flac(60_000_000), "the sound has 3750.0 s"),
-    "a WAV at 1 Hz": ("sound", lambda: wave_header(1, 200_000) + bytes(400_000), "1 samples a second"),
-    "a WAV at 1 Hz that needs 16 GB": ("sound", lambda: wave_header(1, 1_000_000) + bytes(2_000_000), "1 samples a"),
+    "a FLAC of 60 million samples": (
+        "sound",
+        lambda: long_flac(60_000_000),
+        "the sound has 3750.0 s",
+    ),
+    "a WAV at 1 Hz": (
+        "sound",
+        lambda: wave_header(1, 200_000) + bytes(400_000),
+        "1 samples a second",
+    ),
+    "a WAV at 1 Hz that needs 16 GB": (
+        "sound",
+        lambda: wave_header(1, 1_000_000) + bytes(2_000_000),
+        "1 samples a",
+    ),
     "a WAV at 0 Hz": ("sound", lambda: forged_rate("WAV", 0), "0 samples a second"),
-    "a WAV at 2³² Hz": ("sound", lambda: forged_rate("WAV", 2**32 - 1), "4,294,967,295 samples a second"),
-    "a WAV with 4 GB of samples": ("sound", lambda: wave_header(16_000, 9, data_size=2**32 - 1), "it was cut"),
+    "a WAV at 2³² Hz": (
+        "sound",
+        lambda: forged_rate("WAV", 2**32 - 1),
+        "4,294,967,295 samples a second",
+    ),
+    "a WAV with 4 GB of samples": (
+        "sound",
+        lambda: wave_header(16_000, 9, data_size=2**32 - 1),
+        "it was cut",
+    ),
     "a WAV with 65,535 channels": (
         "sound",
         lambda: wave_header(16_000, 9, 65_535) + bytes(2_000_000),
@@ -116,7 +153,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of memory from /proc")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads the peak of memory from /proc"
+)
 def test_what_is_refused_costs_little_memory(tmp_path):
     pytest.importorskip("soundfile")
     pytest.importorskip("soxr")
@@ -124,7 +163,12 @@ def test_what_is_refused_costs_little_memory(tmp_path):
     for number, (name, (kind, make, _)) in enumerate(HOSTILE.items()):
         (tmp_path / str(number)).write_bytes(make())
         cases.append((name, kind, str(tmp_path / str(number))))
-    ran = subprocess.run([sys.executable, "-c", CHILD, json.dumps(cases)], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(cases)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     for name, (megabytes, said) in json.loads(ran.stdout.splitlines()[-1]).items():
         assert megabytes < MOST_MEGABYTES, (name, megabytes, said)
@@ -206,7 +250,10 @@ def test_a_png_whose_pixels_end_early_is_refused():
         head = struct.pack(">IIBBBBB", 30, 40, 8, 2, 0, 0, is_interlaced)
         for raw in (whole[: 91 * 20], whole[:-90], b""):
             data = (
-                b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+                b"\x89PNG\r\n\x1a\n"
+                + chunk(b"IHDR", head)
+                + chunk(b"IDAT", zlib.compress(raw))
+                + chunk(b"IEND", b"")
             )
             with pytest.raises(RecordError, match=r"bytes of pixels, expected \d|is damaged"):
                 read_picture(data, ImageSettings())

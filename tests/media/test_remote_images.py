@@ -1,4 +1,6 @@
-"""Images of datasets in stores: rows, states and names are those of a local copy, and each image is one request."""
+"""Images of datasets in stores: rows, states and names are those of a local copy, and each image is
+one request.
+"""
 
 from itertools import islice
 
@@ -18,7 +20,9 @@ SETTINGS = {"sequence_length": 512, "rows_per_step": 2, "seed": 3}
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
-    prepare(write_records(folder / "raw"), model_folder(folder, "qwen2_vl"), folder / "bucket" / "data")
+    prepare(
+        write_records(folder / "raw"), model_folder(folder, "qwen2_vl"), folder / "bucket" / "data"
+    )
     return folder
 
 
@@ -29,12 +33,19 @@ def s3(home, monkeypatch):
 
 
 def loader(path, **settings):
-    return ps.Loader(ps.Mixture([ps.Source(path, name="data", shuffle="block")]), **{**SETTINGS, **settings})
+    return ps.Loader(
+        ps.Mixture([ps.Source(path, name="data", shuffle="block")]), **{**SETTINGS, **settings}
+    )
 
 
 def arrays(row):
     media = row.media
-    kept = {"tokens": row.tokens, "slots": media.slots, "positions": media.positions, **media.arrays}
+    kept = {
+        "tokens": row.tokens,
+        "slots": media.slots,
+        "positions": media.positions,
+        **media.arrays,
+    }
     return {name: np.array(one) for name, one in kept.items()}, media.digests
 
 
@@ -48,9 +59,14 @@ def test_rows_states_and_names_are_those_of_a_local_copy(home, s3, tmp_path):
             for name, array in first.items():
                 np.testing.assert_array_equal(array, second[name], err_msg=name)
         assert mine.resume_state == theirs.resume_state
-    explained = ([(one.images, one.text, one.origin) for one in made.explain(2)] for made in (here, there))
+    explained = (
+        [(one.images, one.text, one.origin) for one in made.explain(2)] for made in (here, there)
+    )
     assert next(explained) == next(explained)
-    local, remote = ps.open_dataset(home / "bucket" / "data"), ps.open_dataset("s3://bucket/data", cache=tmp_path)
+    local, remote = (
+        ps.open_dataset(home / "bucket" / "data"),
+        ps.open_dataset("s3://bucket/data", cache=tmp_path),
+    )
     for number in range(8):
         assert [(one.key, one.name, one.read()) for one in remote[number].images] == [
             (one.key, one.name, one.read()) for one in local[number].images
@@ -59,13 +75,19 @@ def test_rows_states_and_names_are_those_of_a_local_copy(home, s3, tmp_path):
 
 
 def test_an_image_is_one_request_and_none_where_its_arrays_are_kept(s3, tmp_path):
-    made = loader("s3://bucket/data", cache=tmp_path / "store", image_cache=tmp_path / "arrays", threads=0)
+    made = loader(
+        "s3://bucket/data", cache=tmp_path / "store", image_cache=tmp_path / "arrays", threads=0
+    )
     s3.forget()
     images = [image for step in islice(made, 3) for row in step for image in row.media.digests]
     assert 0 < s3.count(".assets") <= len(images)
-    again = loader("s3://bucket/data", cache=tmp_path / "store", image_cache=tmp_path / "arrays", threads=0)
+    again = loader(
+        "s3://bucket/data", cache=tmp_path / "store", image_cache=tmp_path / "arrays", threads=0
+    )
     s3.forget()
-    assert [image for step in islice(again, 3) for row in step for image in row.media.digests] == images
+    assert [
+        image for step in islice(again, 3) for row in step for image in row.media.digests
+    ] == images
     assert s3.count(".assets") == 0
 
 
@@ -88,6 +110,8 @@ def test_what_is_damaged_replaced_or_gone_is_named(home, tmp_path, monkeypatch):
         with pytest.raises(CorruptionError, match=f"{url}: the file is missing"):
             ps.open_dataset("s3://bucket/data", cache=tmp_path / "three")
         assets.write_bytes(whole[:-50])
-        with pytest.raises(CorruptionError, match=f"{url}: {len(whole) - 50} bytes, expected {len(whole)}"):
+        with pytest.raises(
+            CorruptionError, match=f"{url}: {len(whole) - 50} bytes, expected {len(whole)}"
+        ):
             ps.open_dataset("s3://bucket/data", cache=tmp_path / "four")
         store.forget()

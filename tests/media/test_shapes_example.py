@@ -17,7 +17,9 @@ def shapes(monkeypatch, tmp_path):
     monkeypatch.setattr(found, "TRAINED", 40)
     monkeypatch.setattr(found, "HELD_OUT", 10)
     monkeypatch.setattr(
-        sys, "argv", ["shapes.py", "--output", str(tmp_path / "shapes"), "--steps", "31", "--threads", "1"]
+        sys,
+        "argv",
+        ["shapes.py", "--output", str(tmp_path / "shapes"), "--steps", "31", "--threads", "1"],
     )
     return found
 

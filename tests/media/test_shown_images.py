@@ -24,7 +24,11 @@ def home(tmp_path_factory):
 def page_of(path):
     """What a page shows, as JSON values."""
     text = path.read_text()
-    return json.loads(re.search(r'<script[^>]* id="data">(.*?)</script>', text, re.DOTALL)[1].replace("\\u003c", "<"))
+    return json.loads(
+        re.search(r'<script[^>]* id="data">(.*?)</script>', text, re.DOTALL)[1].replace(
+            "\\u003c", "<"
+        )
+    )
 
 
 def whole_images(part, pieces):
@@ -72,22 +76,37 @@ def test_a_page_has_each_picture_once(home, tmp_path):
 
 def test_raw_conversations_with_images(home, tmp_path):
     model = str(home / "model")
-    arguments = ["inspect", str(home / "raw" / "chats.jsonl"), "--tokenizer", model, "--processor", model]
-    found = call_penstock(*arguments, "--on-missing-terminator", "allow", "--html", str(tmp_path / "page.html"))
+    arguments = [
+        "inspect",
+        str(home / "raw" / "chats.jsonl"),
+        "--tokenizer",
+        model,
+        "--processor",
+        model,
+    ]
+    found = call_penstock(
+        *arguments, "--on-missing-terminator", "allow", "--html", str(tmp_path / "page.html")
+    )
     assert found.exit_code == 0, found.output
     page = page_of(tmp_path / "page.html")
     prepared = ps.open_dataset(home / "data")
     [documents] = [side["documents"] for side in page["sides"]]
-    assert [len(part.get("images", ())) for part in documents] == [len(one.images) for one in prepared]
+    assert [len(part.get("images", ())) for part in documents] == [
+        len(one.images) for one in prepared
+    ]
     assert [part["length"] for part in documents] == [len(one.tokens) for one in prepared]
 
 
 def test_a_missing_image_is_a_refused_conversation(home, tmp_path):
     content = [{"type": "image", "image": "nothing.png"}, {"type": "text", "text": "What?"}]
-    record = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]}
+    record = {
+        "messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]
+    }
     (tmp_path / "chats.jsonl").write_text(json.dumps(record) + "\n")
     arguments = ["inspect", str(tmp_path / "chats.jsonl"), "--tokenizer", str(home / "model")]
-    found = call_penstock(*arguments, "--processor", str(home / "model"), "--on-missing-terminator", "allow")
+    found = call_penstock(
+        *arguments, "--processor", str(home / "model"), "--on-missing-terminator", "allow"
+    )
     assert "nothing.png" in found.output
     assert "cannot be read" in " ".join(found.output.split())
 
@@ -96,7 +115,10 @@ def test_the_page_shows_pictures(browser, home, tmp_path):
     ps.inspect(home / "data", html=tmp_path / "page.html", sequence_length=1024)
     browser.events.clear()
     browser.call("Page.navigate", url=(tmp_path / "page.html").as_uri())
-    open_rows = "[...document.querySelectorAll('button,[role=tab]')].find(one => one.textContent.startsWith('Rows'))"
+    open_rows = (
+        "[...document.querySelectorAll('button,[role=tab]')].find(one => "
+        "one.textContent.startsWith('Rows'))"
+    )
     wait = "new Promise(done => setTimeout(done, 300))"
     browser.call("Runtime.evaluate", expression=wait, awaitPromise=True)
     browser.run(f"{open_rows}.click()")
@@ -107,7 +129,8 @@ def test_the_page_shows_pictures(browser, home, tmp_path):
     # No slot of an image has an element of its own.
     assert (
         browser.run(
-            "[...document.querySelectorAll('#main .t')].filter(one => !one.textContent && one.dataset.i).length"
+            "[...document.querySelectorAll('#main .t')].filter(one => !one.textContent && "
+            "one.dataset.i).length"
         )
         == 0
     )

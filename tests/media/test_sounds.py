@@ -39,7 +39,10 @@ def home(tmp_path_factory):
             names.append(name)
         if number % 2:
             data = [base64.b64encode((folder / name).read_bytes()).decode() for name in names]
-            parts = [{"type": "input_audio", "input_audio": {"data": one, "format": "wav"}} for one in data]
+            parts = [
+                {"type": "input_audio", "input_audio": {"data": one, "format": "wav"}}
+                for one in data
+            ]
             content = [*parts, {"type": "text", "text": f"Number {number}?"}]
             record = {"messages": [{"role": "user", "content": content}]}
         else:
@@ -73,9 +76,11 @@ def test_other_formats_and_rates():
 def test_what_is_no_sound_is_refused():
     whole = as_wave(samples(0.5))
     for data, message in (
-        (whole[:600], "damaged"), (as_wave(samples(0.0)), "empty"), (b"RIFF" + whole[4:30], "damaged"),
+        (whole[:600], "damaged"),
+        (as_wave(samples(0.0)), "empty"),
+        (b"RIFF" + whole[4:30], "damaged"),
         (as_wave(samples(SECONDS + 0.1)), "2.1 s, and the processor reads at most 2.0 s"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RecordError, match=message):
             read_sound(data, RATE, SECONDS * RATE)
     pytest.importorskip("soundfile")
@@ -94,18 +99,27 @@ def test_arrays_of_single_sounds_join_to_those_of_all():
 
 
 def alone(inner, whole, document):
-    """Logits by transformers' own forward, with what the processor gives for the sounds together."""
+    """Logits by transformers' own forward, with what the processor gives for the sounds
+    together.
+    """
     given = {}
     if document.images:
         sounds = [read_sound(one.read(), RATE, SECONDS * RATE) for one in document.images]
         found, _ = whole._process_audio(sounds, sampling_rate=RATE, return_tensors="pt")
         given = {name: found[name] for name in ("input_features", "feature_attention_mask")}
     ids = torch.from_numpy(document.tokens.astype(np.int64))[None]
-    return inner(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits[0]
+    return inner(
+        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given
+    ).logits[0]
 
 
 def test_packed_rows_equal_documents_alone(home):
-    dataset, wrapped, reference, whole = ps.open_dataset(home / "data"), HuggingFaceModel(model()), model(), processor()
+    dataset, wrapped, reference, whole = (
+        ps.open_dataset(home / "data"),
+        HuggingFaceModel(model()),
+        model(),
+        processor(),
+    )
     assert dataset.processor.medium == "audio"
     loader = ps.Loader(
         ps.Source(home / "data", max_epochs=1), sequence_length=512, rows_per_step=1, seed=1,
@@ -130,33 +144,58 @@ def test_the_engine_writes_what_transformers_does(home):
     template = ps.chat.load_template(home / "model", tokenizer=tokenizer)
     sound = as_wave(samples(1.3, 4))
     content = [{"type": "audio", "audio": sound}, {"type": "text", "text": "What?"}]
-    prompt = fit_chat([{"role": "user", "content": content}], template, tokenizer, room=400, images=reader)
-    engine = Engine(
-        HuggingFaceModel(model()), tokenizer, context_length=500, forbidden_ids=(), prompt_part=20, images=reader.blank
+    prompt = fit_chat(
+        [{"role": "user", "content": content}], template, tokenizer, room=400, images=reader
     )
-    written = engine.generate_all([prompt.ids], Sampling(temperature=0, max_tokens=5), images=[prompt.images])
+    engine = Engine(
+        HuggingFaceModel(model()),
+        tokenizer,
+        context_length=500,
+        forbidden_ids=(),
+        prompt_part=20,
+        images=reader.blank,
+    )
+    written = engine.generate_all(
+        [prompt.ids], Sampling(temperature=0, max_tokens=5), images=[prompt.images]
+    )
     text = whole.apply_chat_template(
         [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What?"}]}],
         add_generation_prompt=True, tokenize=False,
     )  # fmt: skip
-    given = whole(text=[text], audio=[read_sound(sound, RATE, RATE * SECONDS)], sampling_rate=RATE, return_tensors="pt")
+    given = whole(
+        text=[text],
+        audio=[read_sound(sound, RATE, RATE * SECONDS)],
+        sampling_rate=RATE,
+        return_tensors="pt",
+    )
     ids, reference, due = given.pop("input_ids"), model(), []
     assert ids[0].tolist() == list(prompt.ids)
     given.pop("attention_mask")
     with torch.no_grad():
         for _ in range(5):
-            due.append(int(reference(input_ids=ids, use_cache=False, **given).logits[0, -1].argmax()))
+            due.append(
+                int(reference(input_ids=ids, use_cache=False, **given).logits[0, -1].argmax())
+            )
             ids = torch.cat([ids, torch.tensor([[due[-1]]])], 1)
     assert list(written[0].tokens) == due
 
 
 def test_training_and_a_chat(home, tmp_path):
     loader = ps.Loader(str(home / "data"), sequence_length=256, rows_per_step=2)
-    run = ps.train(f"hf:{home / 'model'}", loader, steps=6, output=tmp_path / "run", progress=False, learning_rate=3e-3)
+    run = ps.train(
+        f"hf:{home / 'model'}",
+        loader,
+        steps=6,
+        output=tmp_path / "run",
+        progress=False,
+        learning_rate=3e-3,
+    )
     losses = [line["loss"] for line in run.metrics if "loss" in line]
     assert losses[-1] < losses[0]
     parts = [{"type": "audio", "audio": str(home / "1_0.wav")}, {"type": "text", "text": "What?"}]
-    assert isinstance(ps.open_run(tmp_path / "run").chat([{"role": "user", "content": parts}], max_tokens=4), str)
+    assert isinstance(
+        ps.open_run(tmp_path / "run").chat([{"role": "user", "content": parts}], max_tokens=4), str
+    )
 
 
 def test_other_media_are_refused(home, tmp_path):
@@ -166,7 +205,12 @@ def test_other_media_are_refused(home, tmp_path):
         ({"type": "video", "video": "a.mp4"}, "only audio is supported here"),
         ({"type": "audio", "audio": "none.wav"}, "cannot be read"),
     ):
-        record = {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "Yes."}]}
+        record = {
+            "messages": [
+                {"role": "user", "content": [part]},
+                {"role": "assistant", "content": "Yes."},
+            ]
+        }
         (tmp_path / "chats.jsonl").write_text(json.dumps(record) + "\n")
         with pytest.raises(RecordError, match=message):
             prepare(tmp_path / "chats.jsonl", home / "model", tmp_path / "data")

@@ -1,4 +1,6 @@
-"""Tar shards of WebDataset become conversations: captions, JSON with several images, references with ranges, damage."""
+"""Tar shards of WebDataset become conversations: captions, JSON with several images, references
+with ranges, damage.
+"""
 
 import io
 import json
@@ -47,12 +49,16 @@ def shard(tmp_path):
     return tar_of(
         tmp_path / "shard-000.tar",
         [
-            ("a/a.jpg", png(1)), ("a/a.txt", b"A red house.\n"),
-            ("a/b.png", png(2)), ("a/b.json", said([{"type": "image"}, {"type": "text", "text": "What?"}])),
-            ("a/c.0.png", png(3)), ("a/c.1.png", png(4)), ("a/c.json", said(interleaved)),
+            ("a/a.jpg", png(1)),
+            ("a/a.txt", b"A red house.\n"),
+            ("a/b.png", png(2)),
+            ("a/b.json", said([{"type": "image"}, {"type": "text", "text": "What?"}])),
+            ("a/c.0.png", png(3)),
+            ("a/c.1.png", png(4)),
+            ("a/c.json", said(interleaved)),
             ("a/d.json", said([{"type": "text", "text": "Hello"}])),
         ],
-    )  # fmt: skip
+    )
 
 
 def test_records_of_all_kinds(shard, model, tmp_path):
@@ -74,7 +80,12 @@ def test_references_are_ranges_of_the_tar(shard, model, tmp_path):
         assert reference["path"] == str(shard)
         begin, size = reference["begin"], reference["size"]
         assert shard.read_bytes()[begin : begin + size] == expected
-    assert [image.read() for one in dataset for image in one.images] == [png(1), png(2), png(4), png(3)]
+    assert [image.read() for one in dataset for image in one.images] == [
+        png(1),
+        png(2),
+        png(4),
+        png(3),
+    ]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9])
@@ -118,9 +129,14 @@ def folder_of(path, files):
 def test_a_folder_of_images_with_captions(model, tmp_path):
     folder = folder_of(
         tmp_path / "images",
-        [("a.png", png(1)), ("a.txt", b"A red house.\n"), ("b.png", png(2)),
-         ("b.json", said([{"type": "image"}, {"type": "text", "text": "What?"}])), ("README", b"x")],
-    )  # fmt: skip
+        [
+            ("a.png", png(1)),
+            ("a.txt", b"A red house.\n"),
+            ("b.png", png(2)),
+            ("b.json", said([{"type": "image"}, {"type": "text", "text": "What?"}])),
+            ("README", b"x"),
+        ],
+    )
     dataset = prepare(folder, model, tmp_path / "data", format="imagefolder")
     texts = [dataset.loaded_tokenizer.decode(one.tokens) for one in dataset]
     assert [len(one.images) for one in dataset] == [1, 1]

@@ -24,14 +24,21 @@ COUNT = 7
 
 def frames_of(count=COUNT):
     """Frames of one colour each, so that a lossy video still shows which is which."""
-    return [Image.new("RGB", (96, 64), (30 * number, 255 - 30 * number, 128)) for number in range(count)]
+    return [
+        Image.new("RGB", (96, 64), (30 * number, 255 - 30 * number, 128)) for number in range(count)
+    ]
 
 
 def animated(kind, count=COUNT):
     first, *rest = frames_of(count)
     out = io.BytesIO()
     first.save(
-        out, kind, save_all=True, append_images=rest, duration=40, **({"lossless": True} if kind == "WEBP" else {})
+        out,
+        kind,
+        save_all=True,
+        append_images=rest,
+        duration=40,
+        **({"lossless": True} if kind == "WEBP" else {}),
     )
     return out.getvalue()
 
@@ -67,7 +74,9 @@ def test_frames_of_all_kinds(kind):
     data = film() if kind == "MP4" else animated(kind)
     due = [30 * number for number in range(COUNT)]
     np.testing.assert_allclose(colours(read_frames(data, 100)), due, atol=6)
-    np.testing.assert_allclose(colours(read_frames(data, 3)), [due[number] for number in spread(COUNT, 3)], atol=6)
+    np.testing.assert_allclose(
+        colours(read_frames(data, 3)), [due[number] for number in spread(COUNT, 3)], atol=6
+    )
 
 
 def test_what_is_no_video_is_refused():
@@ -90,7 +99,13 @@ def home(tmp_path_factory):
 
 
 def said(content, **fields):
-    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "A thing."}], **fields}
+    return {
+        "messages": [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": "A thing."},
+        ],
+        **fields,
+    }
 
 
 def write(folder, *records):
@@ -108,19 +123,34 @@ def test_videos_wherever_records_hold_them(home, tmp_path):
     ]
     records = [
         said(parts),
-        said([{"type": "video_url", "video_url": {"url": "a.gif"}}, {"type": "text", "text": "What?"}]),
+        said(
+            [
+                {"type": "video_url", "video_url": {"url": "a.gif"}},
+                {"type": "text", "text": "What?"},
+            ]
+        ),
         said([{"type": "video", "video": names}, {"type": "text", "text": "What?"}]),
         said("<video>\nAnd <image>, what?", videos=["a.gif"], images=["b.png"]),
         said("<image>\nWhat?", video="a.gif"),
         said("<video>What?", videos=[names]),
         said("No video."),
     ]
-    data = prepare(write(folder, *records), model, tmp_path / "data", video_frames=4, verify_all=True)
+    data = prepare(
+        write(folder, *records), model, tmp_path / "data", video_frames=4, verify_all=True
+    )
     assert [len(one.images) for one in data] == [5, 4, 4, 5, 4, 4, 0]
-    whole = [read_frames(animated("GIF"), 4), [(folder / names[number]).read_bytes() for number in spread(5, 4)]]
+    whole = [
+        read_frames(animated("GIF"), 4),
+        [(folder / names[number]).read_bytes() for number in spread(5, 4)],
+    ]
     assert [one.read() for one in data[1].images] == whole[0]
-    assert [one.read() for one in data[2].images] == [one.read() for one in data[5].images] == whole[1]
-    assert [image.name.rpartition("/")[2] for image in data[0].images][:2] == ["b.png", "a.gif frame 0"]
+    assert (
+        [one.read() for one in data[2].images] == [one.read() for one in data[5].images] == whole[1]
+    )
+    assert [image.name.rpartition("/")[2] for image in data[0].images][:2] == [
+        "b.png",
+        "a.gif frame 0",
+    ]
     assert data[3].images[-1].name.endswith("b.png")
     once = ps.Source(tmp_path / "data", max_epochs=1)
     step = next(iter(ps.Loader(once, sequence_length=2048, rows_per_step=1)))
@@ -129,13 +159,26 @@ def test_videos_wherever_records_hold_them(home, tmp_path):
 
 def test_videos_are_refused_unless_frames_are_asked_for(home, tmp_path):
     folder, model = home
-    for record in (said([{"type": "video", "video": "a.gif"}]), said("<video>What?", videos=["a.gif"])):
+    for record in (
+        said([{"type": "video", "video": "a.gif"}]),
+        said("<video>What?", videos=["a.gif"]),
+    ):
         with pytest.raises(RecordError, match=r"videos as frames \(video_frames\)"):
             prepare(write(folder, record), model, tmp_path / "data")
     with pytest.raises(RecordError, match='a part of type "audio"'):
-        prepare(write(folder, said([{"type": "audio", "audio": "a.mp3"}])), model, tmp_path / "data", video_frames=4)
+        prepare(
+            write(folder, said([{"type": "audio", "audio": "a.mp3"}])),
+            model,
+            tmp_path / "data",
+            video_frames=4,
+        )
     with pytest.raises(RecordError, match="cannot be read"):
-        prepare(write(folder, said([{"type": "video", "video": "none.mp4"}])), model, tmp_path / "data", video_frames=4)
+        prepare(
+            write(folder, said([{"type": "video", "video": "none.mp4"}])),
+            model,
+            tmp_path / "data",
+            video_frames=4,
+        )
     with pytest.raises(ConfigError, match="video_frames must be 0 or more"):
         ImageSettings(video_frames=-1)
 
@@ -146,7 +189,10 @@ def test_prompts_with_videos(home):
     template = ps.chat.load_template(model, tokenizer=tokenizer)
     reader = ImageReader(load_processor(model), ImageSettings(video_frames=3), folder=folder)
     for video in ("a.gif", [f"f{number}.png" for number in range(5)]):
-        message = {"role": "user", "content": [{"type": "video", "video": video}, {"type": "text", "text": "What?"}]}
+        message = {
+            "role": "user",
+            "content": [{"type": "video", "video": video}, {"type": "text", "text": "What?"}],
+        }
         prompt = fit_chat([message], template, tokenizer, room=900, images=reader)
         assert len(prompt.images) == 3
         with pytest.raises(RecordError, match="only images in data URLs"):

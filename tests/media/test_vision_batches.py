@@ -1,4 +1,6 @@
-"""Batches of the collator with images: the processor's own, array for array, with the weights of `prepare`."""
+"""Batches of the collator with images: the processor's own, array for array, with the weights of
+`prepare`.
+"""
 
 import json
 
@@ -13,7 +15,9 @@ from penstock.integrations.huggingface.vision_collator import VisionCollator
 from penstock.media.images import ImageSettings
 
 ALONE = "llama3_2_vision"
-"""Its mask of text over images depends on the whole batch, so its processor makes its batches itself."""
+"""Its mask of text over images depends on the whole batch, so its processor makes its batches
+itself.
+"""
 EXAMPLES = [
     chat([picture(84, 112)], "What is it?", "A thing."),
     chat([], "Only text?", "Yes."),
@@ -42,18 +46,28 @@ def test_batches_are_those_of_the_processor(made, family):
     assert (collate._images is None) == (family == ALONE)
     batch = collate(EXAMPLES)
     texts = [inner.apply_chat_template(one, tokenize=False) for one in EXAMPLES]
-    pictures = [[part["image"] for turn in one for part in turn["content"] if "image" in part] for one in EXAMPLES]
+    pictures = [
+        [part["image"] for turn in one for part in turn["content"] if "image" in part]
+        for one in EXAMPLES
+    ]
     flat = [image for one in pictures for image in one]
     nested = family in ("smolvlm2", "idefics3", "gemma3", "gemma3n", "gemma4", "lfm2_vl", ALONE)
     given = inner(
-        text=texts, images=pictures if nested else flat, padding=True, add_special_tokens=False, return_tensors="pt"
+        text=texts,
+        images=pictures if nested else flat,
+        padding=True,
+        add_special_tokens=False,
+        return_tensors="pt",
     )
     assert set(given) <= set(batch)
     for name, expected in given.items():
         found = batch[name]
         assert torch.equal(found, expected.to(found.dtype)), name
     answers = [inner.tokenizer.decode(row[row != -100].tolist()) for row in batch["labels"]]
-    assert [text.startswith(answer) for text, answer in zip(answers, ("A thing.", "Yes.", "Yes."), strict=True)]
+    assert [
+        text.startswith(answer)
+        for text, answer in zip(answers, ("A thing.", "Yes.", "Yes."), strict=True)
+    ]
     assert not batch["loss_weights"][batch["attention_mask"] == 0].any()
 
 
@@ -65,14 +79,26 @@ def test_weights_are_those_of_prepare(made, tmp_path):
             if "image" in part:
                 part["image"].save(tmp_path / f"{number}.png")
     records = [
-        {"messages": [{"role": "user", "content": "<image>\nWhat?"}, {"role": "assistant", "content": "A thing."}],
-         "images": ["0.png"]},
-        {"messages": [{"role": "user", "content": "Only text?"}, {"role": "assistant", "content": "Yes."}]},
-    ]  # fmt: skip
+        {
+            "messages": [
+                {"role": "user", "content": "<image>\nWhat?"},
+                {"role": "assistant", "content": "A thing."},
+            ],
+            "images": ["0.png"],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "Only text?"},
+                {"role": "assistant", "content": "Yes."},
+            ]
+        },
+    ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     data = prepare(tmp_path / "chats.jsonl", folder, tmp_path / "data", train_on_eos="none")
     settings = ImageSettings(image_folder=str(tmp_path))
-    collate = VisionCollator(made(family), image_settings=settings, train_on_eos="none", on_missing_terminator="allow")
+    collate = VisionCollator(
+        made(family), image_settings=settings, train_on_eos="none", on_missing_terminator="allow"
+    )
     batch = collate(records)
     for row, document in enumerate(data):
         real = batch["attention_mask"][row] == 1
@@ -83,7 +109,9 @@ def test_weights_are_those_of_prepare(made, tmp_path):
 def test_settings_of_images_apply(made, tmp_path):
     wide = [chat([picture(20, 300)])]
     with pytest.raises(RecordError, match=r"row 0 of the batch: message 0: .*300x20"):
-        VisionCollator(made("llava"), image_settings=ImageSettings(max_ratio=10), on_missing_terminator="allow")(wide)
+        VisionCollator(
+            made("llava"), image_settings=ImageSettings(max_ratio=10), on_missing_terminator="allow"
+        )(wide)
     with pytest.raises(ConfigError, match=r"image_settings: .*depends"):
         VisionCollator(made(ALONE), image_settings=ImageSettings())
     upright = picture(60, 200)

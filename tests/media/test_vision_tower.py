@@ -1,4 +1,6 @@
-"""Our own vision tower and processor: images without transformers, packed, saved and refused where they do not fit."""
+"""Our own vision tower and processor: images without transformers, packed, saved and refused where
+they do not fit.
+"""
 
 import json
 from itertools import pairwise
@@ -35,19 +37,38 @@ def home(tmp_path_factory):
         names = [f"{number}_{place}.png" for place in range(number % 3)]
         for place, name in enumerate(names):
             picture(30 + number, 50, seed=place).save(folder / name)
-        lines.append(json.dumps({"messages": chat(names, f"What is {number}?", "a thing " * (1 + number % 4))}))
+        lines.append(
+            json.dumps(
+                {"messages": chat(names, f"What is {number}?", "a thing " * (1 + number % 4))}
+            )
+        )
     (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
     ps.prepare(
-        folder / "chats.jsonl", tokenizer=folder / "processor", processor=folder / "processor", template="auto",
-        output=folder / "data", verify_all=True, progress=False,
-    )  # fmt: skip
+        folder / "chats.jsonl",
+        tokenizer=folder / "processor",
+        processor=folder / "processor",
+        template="auto",
+        output=folder / "data",
+        verify_all=True,
+        progress=False,
+    )
     return folder
 
 
 def model_of(home, **vision):
     token = load_processor(home / "processor").slot_id
-    settings = {"image_token": token, "image_size": 32, "patch": 8, "layers": 2, "width": 32, "heads": 2, **vision}
-    return ps.build_model(vocab_size=300, layers=2, width=32, heads=2, vision=settings, dtype="float64", init_std=0.3)
+    settings = {
+        "image_token": token,
+        "image_size": 32,
+        "patch": 8,
+        "layers": 2,
+        "width": 32,
+        "heads": 2,
+        **vision,
+    }
+    return ps.build_model(
+        vocab_size=300, layers=2, width=32, heads=2, vision=settings, dtype="float64", init_std=0.3
+    )
 
 
 def rows_of(home, model, **settings):
@@ -87,14 +108,18 @@ def test_packed_rows_equal_documents_alone(home):
         assert row.num_documents > 1
         with torch.no_grad():
             logits = model.logits(model(model.tensors(row)))[0]
-        for begin, end in zip(row.cu_seqlens[: row.num_documents], row.cu_seqlens[1:], strict=False):
+        for begin, end in zip(
+            row.cu_seqlens[: row.num_documents], row.cu_seqlens[1:], strict=False
+        ):
             packed[row.tokens[begin:end].tobytes()] = logits[begin:end]
     alone = rows_of(home, model, packing="none")
     assert len(packed) == len(alone) == 12
     for _, row in alone:
         with torch.no_grad():
             logits = model.logits(model(model.tensors(row)))[0][: row.num_tokens]
-        torch.testing.assert_close(logits, packed[row.tokens[: row.num_tokens].tobytes()], atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            logits, packed[row.tokens[: row.num_tokens].tobytes()], atol=1e-12, rtol=0
+        )
 
 
 def test_images_are_seen_and_only_by_their_document(home):
@@ -115,12 +140,17 @@ def test_the_images_of_a_row_are_shown_on_one_line(home):
     _, row = next((step, row) for step, row in rows_of(home, model_of(home)) if len(row.media) > 1)
     count = len(row.media)
     shape = f"pixel_values float32[{count}, 16, 192]"
-    assert repr(row.media) == f"RowMedia({count} images in {16 * count} slots, {16 * count} patches; {shape})"
+    assert (
+        repr(row.media)
+        == f"RowMedia({count} images in {16 * count} slots, {16 * count} patches; {shape})"
+    )
 
 
 def test_a_row_without_images_gives_the_tower_zeros_for_gradients(home):
     model = model_of(home)
-    step, row = next((step, row) for step, row in rows_of(home, model, packing="none") if not len(row.media))
+    step, row = next(
+        (step, row) for step, row in rows_of(home, model, packing="none") if not len(row.media)
+    )
     row_loss(model, model.tensors(row), step.loss_denominators).loss.backward()
     assert all(one.grad is not None and not one.grad.any() for one in model.vision.parameters())
     assert all(one.grad is not None for one in model.parameters())
@@ -155,15 +185,27 @@ def test_training_learns_and_refuses_what_would_lose_images(home, tmp_path):
     assert losses[-1] < losses[0] / 2
     loader = ps.Loader(str(home / "data"), sequence_length=256, rows_per_step=2)
     with pytest.raises(ConfigError, match="micro_sequences cut rows"):
-        ps.train(model_of(home), loader, steps=1, output=tmp_path / "b", micro_sequences=2, **settings)
+        ps.train(
+            model_of(home), loader, steps=1, output=tmp_path / "b", micro_sequences=2, **settings
+        )
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"image_token": -1}, {"image_size": 30}, {"width": 30}, {"layers": 0}, {"patch": 0}, {"heads": 5}]
+    "wrong",
+    [
+        {"image_token": -1},
+        {"image_size": 30},
+        {"width": 30},
+        {"layers": 0},
+        {"patch": 0},
+        {"heads": 5},
+    ],
 )
 def test_settings_out_of_range(wrong):
     with pytest.raises(ConfigError, match=r"model\.vision"):
-        VisionSettings(**{"image_token": 1, "image_size": 32, "patch": 8, "width": 32, "heads": 2, **wrong})
+        VisionSettings(
+            **{"image_token": 1, "image_size": 32, "patch": 8, "width": 32, "heads": 2, **wrong}
+        )
 
 
 def test_settings_come_from_plain_values():
@@ -177,10 +219,22 @@ def test_a_trained_run_reads_images_in_chats(home, tmp_path):
     assert (tmp_path / "run" / "processor").is_dir()
     run = ps.open_run(tmp_path / "run")
     image = home / "1_0.png"
-    message = {"role": "user", "content": [{"type": "image", "image": str(image)}, {"type": "text", "text": "What?"}]}
+    message = {
+        "role": "user",
+        "content": [{"type": "image", "image": str(image)}, {"type": "text", "text": "What?"}],
+    }
     first = run.chat([message], temperature=0, max_tokens=8)
     assert first == run.chat([message], temperature=0, max_tokens=8)
-    arguments = ["chat", str(tmp_path / "run"), "--image", str(image), "--temperature", "0", "--max-tokens", "8"]
+    arguments = [
+        "chat",
+        str(tmp_path / "run"),
+        "--image",
+        str(image),
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+    ]
     found = call_penstock(*arguments, input="What?\n")
     assert found.exit_code == 0, found.output
     assert found.stdout.rstrip("\n") == first
@@ -208,7 +262,9 @@ def test_a_cache_gives_what_the_whole_gives(home):
         for begin, end in pairwise(cuts):
             # Next to a row of text only, in a batch.
             tokens = torch.tensor([ids[begin:end], [0] * (end - begin)])
-            found = model.extend(tokens, torch.tensor([end - begin, 1]), cache, None, [images, None])
+            found = model.extend(
+                tokens, torch.tensor([end - begin, 1]), cache, None, [images, None]
+            )
             assert torch.allclose(found[0], whole[end - 1], atol=1e-9)
 
 

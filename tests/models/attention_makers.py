@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from penstock.plan.inputs import AttentionRule
 
 DOCUMENTS = st.lists(
-    st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1, max_size=5
+    st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
+    min_size=1,
+    max_size=5,
 )
 """(tokens, tokens of the prefix) of each document; padding is one without a prefix."""
 
@@ -63,7 +65,9 @@ def forests(draw: st.DrawFn) -> AttentionRule:
 
 
 def paths_of(rule: AttentionRule) -> list[list[int]]:
-    """The slots of each path from a root to a node, by definition: each node's own and those of its ancestors."""
+    """The slots of each path from a root to a node, by definition: each node's own and those of its
+    ancestors.
+    """
     found = []
     for begin, _, end in rule.pieces.tolist():
         above = [

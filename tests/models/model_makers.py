@@ -17,7 +17,9 @@ def tiny(dtype: torch.dtype = torch.float64, seed: int = 0, **settings: Any) -> 
 
 
 def reading_ids_only(kind: str, **settings: Any) -> Any:
-    """A tiny model of transformers that takes no embeddings, so that documents cannot run as a batch."""
+    """A tiny model of transformers that takes no embeddings, so that documents cannot run as a
+    batch.
+    """
     inner = tiny_huggingface(kind, **settings)
 
     def refuse(_module: Any, _args: Any, given: dict[str, Any]) -> None:

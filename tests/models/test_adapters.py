@@ -1,4 +1,6 @@
-"""LoRA as an adapter in peft's format: peft puts it onto the base, and the logits are those of the trained model."""
+"""LoRA as an adapter in peft's format: peft puts it onto the base, and the logits are those of the
+trained model.
+"""
 
 import json
 from pathlib import Path
@@ -48,7 +50,9 @@ def test_our_model_comes_with_its_base(
     assert (after - before).abs().max() > 0.1
     count = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert export_adapter(model, tmp_path / "out") == count
-    assert torch.equal(logits_of(model, row), before), "its base is written, so it has lost its LoRA"
+    assert torch.equal(logits_of(model, row), before), (
+        "its base is written, so it has lost its LoRA"
+    )
 
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 12.0)
@@ -59,11 +63,16 @@ def test_our_model_comes_with_its_base(
     found = with_peft(config["base_model_name_or_path"], tmp_path / "out")
     torch.testing.assert_close(logits_of(found, row), after, rtol=0, atol=1e-4)
     auto = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert {type(module).__name__ for module in auto.modules()} >= {"PeftModelForCausalLM", "LlamaForCausalLM"}
+    assert {type(module).__name__ for module in auto.modules()} >= {
+        "PeftModelForCausalLM",
+        "LlamaForCausalLM",
+    }
 
 
 @pytest.mark.parametrize("targets", [(), ("q_proj", "up_proj"), ("0.self_attn.q_proj",)])
-def test_a_model_of_transformers_goes_onto_the_folder_it_came_from(tmp_path: Path, targets: tuple[str, ...]) -> None:
+def test_a_model_of_transformers_goes_onto_the_folder_it_came_from(
+    tmp_path: Path, targets: tuple[str, ...]
+) -> None:
     inner = tiny_huggingface()
     inner.save_pretrained(tmp_path / "base")
     model, row = trained(HuggingFaceModel(inner), targets=targets), random_row()
@@ -75,11 +84,15 @@ def test_a_model_of_transformers_goes_onto_the_folder_it_came_from(tmp_path: Pat
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "base", "the name of its folder, without the place"
     assert torch.equal(logits_of(model, row), after), "nothing of it changes"
-    torch.testing.assert_close(logits_of(with_peft(tmp_path / "base", tmp_path / "out"), row), after, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logits_of(with_peft(tmp_path / "base", tmp_path / "out"), row), after, rtol=0, atol=1e-4
+    )
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     everything = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     chosen = {(): everything, ("q_proj", "up_proj"): ["q_proj", "up_proj"]}
-    assert sorted(config["target_modules"]) == chosen.get(targets, ["model.layers.0.self_attn.q_proj"])
+    assert sorted(config["target_modules"]) == chosen.get(
+        targets, ["model.layers.0.self_attn.q_proj"]
+    )
 
 
 def test_an_earlier_export_is_replaced_if_asked_for(tmp_path: Path) -> None:
@@ -98,20 +111,33 @@ def test_an_earlier_export_is_replaced_if_asked_for(tmp_path: Path) -> None:
 
 def test_matrices_that_the_export_lacks_are_refused(tmp_path: Path) -> None:
     model = trained(
-        tiny_model(61, blocks={"a": BlockSettings(experts=4, experts_per_token=2)}, pattern=("a",), tied=False)
+        tiny_model(
+            61,
+            blocks={"a": BlockSettings(experts=4, experts_per_token=2)},
+            pattern=("a",),
+            tied=False,
+        )
     )
     with pytest.raises(ConfigError, match=r"mlp\.experts.*LoRA"):
         export_adapter(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     some = trained(
-        tiny_model(61, blocks={"a": BlockSettings(experts=4, experts_per_token=2)}, pattern=("a",), tied=False),
+        tiny_model(
+            61,
+            blocks={"a": BlockSettings(experts=4, experts_per_token=2)},
+            pattern=("a",),
+            tied=False,
+        ),
         targets=("query", "value"),
     )
     row = random_row((12,), padding=0)
     after = logits_of(some, row)
     export_adapter(some, tmp_path / "out")
     torch.testing.assert_close(
-        logits_of(with_peft(tmp_path / "out" / "base", tmp_path / "out"), row), after, rtol=0, atol=1e-4
+        logits_of(with_peft(tmp_path / "out" / "base", tmp_path / "out"), row),
+        after,
+        rtol=0,
+        atol=1e-4,
     )
 
 

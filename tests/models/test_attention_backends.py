@@ -38,11 +38,15 @@ def test_mask_mod_is_the_rule(documents: list[tuple[int, int]]) -> None:
     assert causal[0, 0].tolist() == make_rule([(n, 0) for n, _ in documents]).dense_mask().tolist()
 
 
-@pytest.mark.parametrize(("documents", "kv_heads"), [(THREE, 1), ([(n, 0) for n, _ in THREE], 2), ([(300, 130)], 4)])
+@pytest.mark.parametrize(
+    ("documents", "kv_heads"), [(THREE, 1), ([(n, 0) for n, _ in THREE], 2), ([(300, 130)], 4)]
+)
 def test_flex_is_dense_on_the_cpu(documents: list[tuple[int, int]], kv_heads: int) -> None:
     rule = make_rule(documents)
     q, k, v = random_heads(rule.num_slots, kv_heads=kv_heads)
-    torch.testing.assert_close(attend(q, k, v, rule, "flex"), attend(q, k, v, rule, "dense"), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        attend(q, k, v, rule, "flex"), attend(q, k, v, rule, "dense"), rtol=0, atol=1e-12
+    )
 
 
 def test_flex_refuses_gradients_on_the_cpu() -> None:
@@ -60,7 +64,9 @@ def test_per_document_in_lower_precision(dtype: torch.dtype) -> None:
     exact = attend(*random_heads(rule.num_slots), rule, "dense")
     found = attend(*random_heads(rule.num_slots, dtype=dtype), rule, "per_document")
     assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype])
+    torch.testing.assert_close(
+        found.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,9 @@ def test_per_document_in_lower_precision(dtype: torch.dtype) -> None:
         (0, MPS, torch.float16, "per_document"),
     ],
 )
-def test_auto_says_what_it_takes(prefix: int, device: torch.device, dtype: torch.dtype, due: str) -> None:
+def test_auto_says_what_it_takes(
+    prefix: int, device: torch.device, dtype: torch.dtype, due: str
+) -> None:
     rule = make_rule([(7, prefix)])
     assert choose(rule, device, dtype) == due
     if device == CPU:
@@ -87,13 +95,21 @@ def test_auto_without_varlen_takes_flex(monkeypatch: pytest.MonkeyPatch) -> None
     assert choose(make_rule([(7, 0)]), CUDA, torch.bfloat16) == "flex"
     reason = BACKENDS["varlen"].refusal(make_rule([(7, 0)]), CUDA, torch.bfloat16)
     assert reason is not None
-    assert f"needs torch.nn.attention.varlen, which torch {torch.__version__} does not have" in reason
+    assert (
+        f"needs torch.nn.attention.varlen, which torch {torch.__version__} does not have" in reason
+    )
 
 
 @pytest.mark.parametrize(
     ("backend", "prefix", "device", "dtype", "message"),
     [
-        ("flash", 0, CPU, torch.float32, r"'flash' is unknown; known: auto, per_document, varlen, flex, dense$"),
+        (
+            "flash",
+            0,
+            CPU,
+            torch.float32,
+            r"'flash' is unknown; known: auto, per_document, varlen, flex, dense$",
+        ),
         (
             "varlen",
             0,
@@ -101,7 +117,13 @@ def test_auto_without_varlen_takes_flex(monkeypatch: pytest.MonkeyPatch) -> None
             torch.float16,
             r"'varlen' runs in .* on cuda only, not in float16 on cpu; .* take per_document",
         ),
-        ("varlen", 0, CUDA, torch.float32, r"'varlen' runs in .* on cuda only, not in float32 on cuda; "),
+        (
+            "varlen",
+            0,
+            CUDA,
+            torch.float32,
+            r"'varlen' runs in .* on cuda only, not in float32 on cuda; ",
+        ),
         (
             "varlen",
             3,
@@ -109,17 +131,27 @@ def test_auto_without_varlen_takes_flex(monkeypatch: pytest.MonkeyPatch) -> None
             torch.bfloat16,
             r"'varlen' supports causal .* prefixes; for this row take per_document or flex ",
         ),
-        ("flex", 3, MPS, torch.float16, r"'flex' runs on cuda .* not on mps; for this row take per_document or dense$"),
+        (
+            "flex",
+            3,
+            MPS,
+            torch.float16,
+            r"'flex' runs on cuda .* not on mps; for this row take per_document or dense$",
+        ),
     ],
 )
-def test_refused_by_name(backend: str, prefix: int, device: torch.device, dtype: torch.dtype, message: str) -> None:
+def test_refused_by_name(
+    backend: str, prefix: int, device: torch.device, dtype: torch.dtype, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         RowAttention.of(make_rule([(7, prefix)]), device=device, dtype=dtype, backend=backend)
 
 
 def test_causal_words_of_varlen_versions() -> None:
     assert causal_settings(lambda query, max_k, is_causal=False: None) == {"is_causal": True}
-    assert causal_settings(lambda query, max_k, *, window_size=(-1, -1): None) == {"window_size": (-1, 0)}
+    assert causal_settings(lambda query, max_k, *, window_size=(-1, -1): None) == {
+        "window_size": (-1, 0)
+    }
     with pytest.raises(ConfigError, match=r"window_size.*is_causal.*max_k\)"):
         causal_settings(lambda query, max_k: None)
 

@@ -9,7 +9,10 @@ from penstock.models.attention import RowAttention, attend
 from penstock.models.attention.slices import prepare_slice
 from penstock.plan.inputs import RowSlice
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 PREFIXES = [(300, 130), (1, 1), (170, 170), (400, 0), (153, 0)]
 CAUSAL = [(length, 0) for length, _ in PREFIXES]
@@ -29,7 +32,9 @@ CAUSAL = [(length, 0) for length, _ in PREFIXES]
         ("dense", PREFIXES, torch.float32),
     ],
 )
-def test_cuda_is_dense(backend: str, documents: list[tuple[int, int]], dtype: torch.dtype, kv_heads: int) -> None:
+def test_cuda_is_dense(
+    backend: str, documents: list[tuple[int, int]], dtype: torch.dtype, kv_heads: int
+) -> None:
     rule = make_rule(documents)
     results = []
     for name, kind, device in ((backend, dtype, "cuda"), ("dense", torch.float64, "cpu")):
@@ -45,15 +50,21 @@ def test_cuda_is_dense(backend: str, documents: list[tuple[int, int]], dtype: to
         torch.testing.assert_close(mine.double().cpu(), due, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("backend", "documents"), [("varlen", CAUSAL), ("flex", PREFIXES), ("per_document", PREFIXES)])
-def test_gradients_between_documents_are_exactly_zero(backend: str, documents: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    ("backend", "documents"), [("varlen", CAUSAL), ("flex", PREFIXES), ("per_document", PREFIXES)]
+)
+def test_gradients_between_documents_are_exactly_zero(
+    backend: str, documents: list[tuple[int, int]]
+) -> None:
     rule = make_rule(documents)
     made = random_heads(rule.num_slots, dim=64, dtype=torch.bfloat16, device="cuda")
     q, k, v = (x.requires_grad_() for x in made)
     attention = RowAttention.of(rule, device="cuda", dtype=torch.bfloat16, backend=backend)
     out = attention(q, k, v)
     for begin, _, end in rule.pieces.tolist():
-        for reach in torch.autograd.grad(out[begin:end].float().sum(), (q, k, v), retain_graph=True):
+        for reach in torch.autograd.grad(
+            out[begin:end].float().sum(), (q, k, v), retain_graph=True
+        ):
             assert not reach[:begin].any()
             assert not reach[end:].any()
 
@@ -67,7 +78,9 @@ def test_gradients_between_documents_are_exactly_zero(backend: str, documents: l
         ("per_document", True, torch.bfloat16, None),
     ],
 )
-def test_slices_on_cuda_are_dense(backend: str, prefixes: bool, dtype: torch.dtype, window: int | None) -> None:
+def test_slices_on_cuda_are_dense(
+    backend: str, prefixes: bool, dtype: torch.dtype, window: int | None
+) -> None:
     lengths, of_prefixes = zip(*PREFIXES, strict=True)
     row = random_row(lengths, padding=0, prefixes=of_prefixes if prefixes else None)
     for rank in range(2):
@@ -76,9 +89,13 @@ def test_slices_on_cuda_are_dense(backend: str, prefixes: bool, dtype: torch.dty
             made = random_heads(len(part.order), dim=64, dtype=dtype)
             q, k, v = (x.to(device, kind).requires_grad_() for x in made)
             place = torch.device(device)
-            _, attend = prepare_slice(part, device=place, dtype=kind, backend=name, window=window, softcap=None)
+            _, attend = prepare_slice(
+                part, device=place, dtype=kind, backend=name, window=window, softcap=None
+            )
             out = attend(q[torch.from_numpy(part.index).to(place)], k, v)
-            weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
+            weights = (
+                torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
+            )
             results.append([out, *torch.autograd.grad((out * weights).sum(), (q, k, v))])
         for mine, due in zip(*results, strict=True):
             torch.testing.assert_close(mine.double().cpu(), due, rtol=5e-2, atol=5e-2)
@@ -86,4 +103,7 @@ def test_slices_on_cuda_are_dense(backend: str, prefixes: bool, dtype: torch.dty
 
 def test_auto_takes_the_fast_ones() -> None:
     for documents, due in ((CAUSAL, "varlen"), (PREFIXES, "flex")):
-        assert RowAttention.of(make_rule(documents), device="cuda", dtype=torch.bfloat16).backend == due
+        assert (
+            RowAttention.of(make_rule(documents), device="cuda", dtype=torch.bfloat16).backend
+            == due
+        )

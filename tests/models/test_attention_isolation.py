@@ -37,8 +37,12 @@ def test_other_documents_can_hold_anything(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKWARD)
 @settings(deadline=None, max_examples=20)
 @given(documents=DOCUMENTS)
-def test_gradients_reach_exactly_what_is_seen(backend: str, documents: list[tuple[int, int]]) -> None:
-    """A gradient is nonzero where the rule says that the query sees the key, and 0 to the last bit elsewhere."""
+def test_gradients_reach_exactly_what_is_seen(
+    backend: str, documents: list[tuple[int, int]]
+) -> None:
+    """A gradient is nonzero where the rule says that the query sees the key, and 0 to the last bit
+    elsewhere.
+    """
     rule = make_rule(documents)
     q, k, v = random_heads(rule.num_slots, heads=2, kv_heads=1, dim=8, gradients=True)
     out = attend(q, k, v, rule, backend)
@@ -46,6 +50,8 @@ def test_gradients_reach_exactly_what_is_seen(backend: str, documents: list[tupl
     for query in range(rule.num_slots):
         reach_q, reach_v = torch.autograd.grad(out[query].sum(), (q, v), retain_graph=True)
         assert (reach_v.abs().amax((1, 2)) > 0).tolist() == seen[query].tolist()
-        assert not torch.cat([reach_q[:query], reach_q[query + 1 :]]).any(), "of other queries nothing is used"
+        assert not torch.cat([reach_q[:query], reach_q[query + 1 :]]).any(), (
+            "of other queries nothing is used"
+        )
         reach_k = torch.autograd.grad((out[query] ** 2).sum(), k, retain_graph=True)[0]
         assert not reach_k[torch.from_numpy(~seen[query])].any()

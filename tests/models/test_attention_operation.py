@@ -1,4 +1,6 @@
-"""The operation that the CPU runs is torch's own attention document by document, and stays whole when compiled."""
+"""The operation that the CPU runs is torch's own attention document by document, and stays whole
+when compiled.
+"""
 
 from typing import Any
 
@@ -42,9 +44,14 @@ def test_tensors_in_any_layout() -> None:
     rule = make_rule(THREE)
     made = random_heads(rule.num_slots)
     due = gradients(
-        RowAttention.of(rule, device="cpu", dtype=torch.float64)(*(x.requires_grad_() for x in made)), *made
+        RowAttention.of(rule, device="cpu", dtype=torch.float64)(
+            *(x.requires_grad_() for x in made)
+        ),
+        *made,
     )
-    turned = [x.detach().transpose(0, 2).contiguous().transpose(0, 2).requires_grad_() for x in made]
+    turned = [
+        x.detach().transpose(0, 2).contiguous().transpose(0, 2).requires_grad_() for x in made
+    ]
     assert turned[0].stride(-1) != 1
     found = gradients(RowAttention.of(rule, device="cpu", dtype=torch.float64)(*turned), *turned)
     for mine, expected in zip(found, due, strict=True):
@@ -52,7 +59,9 @@ def test_tensors_in_any_layout() -> None:
 
 
 def test_a_compiled_layer_serves_all_rows() -> None:
-    """One graph for rows of three documents and a second one for any number of them, never one for each row."""
+    """One graph for rows of three documents and a second one for any number of them, never one for
+    each row.
+    """
     graphs = []
 
     def count(graph: Any, _: Any) -> Any:
@@ -70,6 +79,8 @@ def test_a_compiled_layer_serves_all_rows() -> None:
         rule = make_rule([(length, int(generator.integers(0, length + 1))) for length in lengths])
         attention = RowAttention.of(rule, device="cpu", dtype=torch.float64)
         x = random_heads(40, kv_heads=4, gradients=True)[0]
-        for mine, due in zip(gradients(compiled(x, attention), x), gradients(layer(x, attention), x), strict=True):
+        for mine, due in zip(
+            gradients(compiled(x, attention), x), gradients(layer(x, attention), x), strict=True
+        ):
             assert torch.equal(mine, due)
     assert len(graphs) <= 2

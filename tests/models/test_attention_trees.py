@@ -1,4 +1,6 @@
-"""Documents that are prefix trees: each path gives what it gives alone, with every backend that does not refuse it."""
+"""Documents that are prefix trees: each path gives what it gives alone, with every backend that
+does not refuse it.
+"""
 
 from typing import Any
 
@@ -57,7 +59,11 @@ def test_gradients_are_those_of_the_mask(rule: AttentionRule, kv_heads: int) -> 
     found = []
     for how in ("per_document", "calls", "dense"):
         q, k, v = random_heads(rule.num_slots, kv_heads=kv_heads, gradients=True)
-        call = prepare_calls(rule, CPU, torch.float64) if how == "calls" else lambda *x, how=how: attend(*x, rule, how)
+        call = (
+            prepare_calls(rule, CPU, torch.float64)
+            if how == "calls"
+            else lambda *x, how=how: attend(*x, rule, how)
+        )
         found.append(with_gradients(call(q, k, v), q, k, v))
     for mine in found[:2]:
         for one, expected in zip(mine, found[2], strict=True):
@@ -68,7 +74,9 @@ def test_gradients_are_those_of_the_mask(rule: AttentionRule, kv_heads: int) -> 
 @given(forests())
 def test_flex_is_dense(rule: AttentionRule) -> None:
     q, k, v = random_heads(rule.num_slots)
-    torch.testing.assert_close(attend(q, k, v, rule, "flex"), attend(q, k, v, rule, "dense"), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        attend(q, k, v, rule, "flex"), attend(q, k, v, rule, "dense"), rtol=0, atol=1e-12
+    )
 
 
 @settings(deadline=None, max_examples=40)
@@ -78,7 +86,9 @@ def test_blocks_are_those_of_torch(rule: AttentionRule, stretch: int) -> None:
     long = AttentionRule(rule.pieces * stretch, rule.ends * stretch)
     mask_mod = tree_mask_mod(torch.from_numpy(long.ends)[torch.from_numpy(long.document_ids)])
     found = block_mask(long, mask_mod, CPU)
-    expected = create_block_mask(mask_mod, None, None, long.num_slots, long.num_slots, device="cpu", BLOCK_SIZE=BLOCK)
+    expected = create_block_mask(
+        mask_mod, None, None, long.num_slots, long.num_slots, device="cpu", BLOCK_SIZE=BLOCK
+    )
     for side in ("kv", "q", "full_kv", "full_q"):
         for part in ("num_blocks", "indices"):
             name = f"{side}_{part}"
@@ -99,7 +109,9 @@ def test_windows_go_by_positions(window: int) -> None:
     q, k, v = random_heads(PAIR.num_slots)
     out = attention_of(PAIR, window, device=CPU, dtype=torch.float64)(q, k, v)
     for path, (begin, _, end) in zip(paths_of(PAIR), PAIR.pieces.tolist(), strict=True):
-        alone = attention_of(make_rule([(len(path), 0)]), window, device=CPU, dtype=torch.float64, backend="dense")
+        alone = attention_of(
+            make_rule([(len(path), 0)]), window, device=CPU, dtype=torch.float64, backend="dense"
+        )
         torch.testing.assert_close(
             out[begin:end], alone(*(x[path] for x in (q, k, v)))[begin - end :], rtol=0, atol=1e-12
         )
@@ -108,14 +120,18 @@ def test_windows_go_by_positions(window: int) -> None:
 @settings(deadline=None, max_examples=15)
 @given(forests())
 def test_logits_and_gradients_of_a_model(rule: AttentionRule) -> None:
-    """A loss over all paths: the tree computes each shared slot once, and separate documents once for each path."""
+    """A loss over all paths: the tree computes each shared slot once, and separate documents once
+    for each path.
+    """
     model = tiny_model(60, dtype=torch.float64)
     tokens = torch.randint(0, 60, (rule.num_slots,), generator=torch.Generator().manual_seed(0))
     paths = paths_of(rule)
 
     def logits(ids: torch.Tensor, of: AttentionRule) -> torch.Tensor:
         found: torch.Tensor = model.logits(
-            model.run(ids, torch.from_numpy(of.positions), lambda layer, q, k, v: attend(q, k, v, of))[0]
+            model.run(
+                ids, torch.from_numpy(of.positions), lambda layer, q, k, v: attend(q, k, v, of)
+            )[0]
         )
         return found
 
@@ -130,7 +146,9 @@ def test_logits_and_gradients_of_a_model(rule: AttentionRule) -> None:
         torch.testing.assert_close(mine, alone, rtol=0, atol=1e-12)
     parameters = list(model.parameters())
     for mine, alone in zip(
-        torch.autograd.grad(loss(shared), parameters), torch.autograd.grad(loss(separate), parameters), strict=True
+        torch.autograd.grad(loss(shared), parameters),
+        torch.autograd.grad(loss(separate), parameters),
+        strict=True,
     ):
         torch.testing.assert_close(mine, alone, rtol=0, atol=1e-10)
 
@@ -161,7 +179,11 @@ def test_prefixes_and_trees_exclude_each_other() -> None:
 
 def test_varlen_refuses_trees() -> None:
     cuda: Any = torch.device("cuda")
-    assert "has no attention over prefix trees" in str(BACKENDS["varlen"].refusal(PAIR, cuda, torch.bfloat16))
-    assert "prefix trees" not in str(BACKENDS["varlen"].refusal(make_rule(THREE), cuda, torch.bfloat16))
+    assert "has no attention over prefix trees" in str(
+        BACKENDS["varlen"].refusal(PAIR, cuda, torch.bfloat16)
+    )
+    assert "prefix trees" not in str(
+        BACKENDS["varlen"].refusal(make_rule(THREE), cuda, torch.bfloat16)
+    )
     with pytest.raises(ConfigError, match=r"'per_document'.*'dense'"):
         attention_of(PAIR, 2, device=CPU, dtype=torch.float64, backend="per_document")

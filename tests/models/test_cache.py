@@ -1,4 +1,6 @@
-"""Caches: whatever joins, grows, is cut, copied or left idle, logits are those of the whole text alone."""
+"""Caches: whatever joins, grows, is cut, copied or left idle, logits are those of the whole text
+alone.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from penstock.models.text_cache import TextCache
 from penstock.plan.inputs import AttentionRule
 
 SLOTS, CAPACITY = 4, 24
-MODELS = {window: tiny_model(40, dtype=torch.float64, sliding_window=window) for window in (None, 3)}
+MODELS = {
+    window: tiny_model(40, dtype=torch.float64, sliding_window=window) for window in (None, 3)
+}
 
 
 def alone(model, text):
@@ -26,19 +30,31 @@ def alone(model, text):
     attention: RowAttention = attention_of(
         rule, model.settings.sliding_window, device=torch.device("cpu"), dtype=torch.float64
     )
-    return model.logits(model.run(tokens, positions, lambda layer, *heads: attention(*heads))[0, -1])
+    return model.logits(
+        model.run(tokens, positions, lambda layer, *heads: attention(*heads))[0, -1]
+    )
 
 
 ACTIONS = st.one_of(
-    st.tuples(st.just("extend"), st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 5)), min_size=1)),
+    st.tuples(
+        st.just("extend"),
+        st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 5)), min_size=1),
+    ),
     st.tuples(st.just("single"), st.sets(st.integers(0, SLOTS - 1), min_size=1)),
     st.tuples(st.just("truncate"), st.integers(0, SLOTS - 1), st.floats(0, 1)),
-    st.tuples(st.just("copy"), st.integers(0, SLOTS - 1), st.integers(0, SLOTS - 1), st.floats(0, 1)),
+    st.tuples(
+        st.just("copy"), st.integers(0, SLOTS - 1), st.integers(0, SLOTS - 1), st.floats(0, 1)
+    ),
 )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(ACTIONS, max_size=12), st.sampled_from([None, 3]), st.sampled_from([0, 3, 1000]), st.booleans())
+@given(
+    st.lists(ACTIONS, max_size=12),
+    st.sampled_from([None, 3]),
+    st.sampled_from([0, 3, 1000]),
+    st.booleans(),
+)
 def test_every_way_to_a_text_gives_its_logits(actions, window, slack, on_demand):
     model, chance = MODELS[window], np.random.default_rng(0)
     cache = model.new_cache(SLOTS, CAPACITY)
@@ -69,23 +85,31 @@ def test_every_way_to_a_text_gives_its_logits(actions, window, slack, on_demand)
             for row, (slot, ids) in enumerate(new.items()):
                 texts[slot] += ids
                 if ids:
-                    torch.testing.assert_close(logits[row], alone(model, texts[slot]), rtol=0, atol=1e-10)
+                    torch.testing.assert_close(
+                        logits[row], alone(model, texts[slot]), rtol=0, atol=1e-10
+                    )
         assert cache.lengths.tolist() == [*map(len, texts)]
 
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.booleans(), st.integers(0, 90), st.integers(0, 1)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 90), st.integers(0, 1)), min_size=1, max_size=12
+    ),
     st.integers(0, 40),
 )
 def test_rows_of_a_call(rows, slack):
-    """Each row with a new token is in one call, rows and slots of a call are adjacent, padding pays."""
+    """Each row with a new token is in one call, rows and slots of a call are adjacent, padding
+    pays.
+    """
     past, slot = [], -1
     for gap, start, count in rows:
         slot += 1 + gap
         past.append((slot, start, count))
     runs = list(_runs(past, slack))
-    assert [row for run in runs for row in run] == [row for row, (_, _, count) in enumerate(past) if count]
+    assert [row for run in runs for row in run] == [
+        row for row, (_, _, count) in enumerate(past) if count
+    ]
     for run in runs:
         slots, ends = [past[row][0] for row in run], [past[row][1] + past[row][2] for row in run]
         assert slots == list(range(slots[0], slots[0] + len(run)))
@@ -102,9 +126,14 @@ def test_memory_follows_what_is_stored():
     """A cache for 17 GB takes no memory for what is not stored, but for the rest of each page."""
     resident = _resident()
     cache = Cache(
-        layers=8, sequences=64, capacity=16_384, kv_heads=4, head_width=64, device=torch.device("cpu"),
+        layers=8,
+        sequences=64,
+        capacity=16_384,
+        kv_heads=4,
+        head_width=64,
+        device=torch.device("cpu"),
         dtype=torch.float32,
-    )  # fmt: skip
+    )
     assert _resident() - resident < 50e6
     cache._keys[:, 3, :, :100] = 1.0
     assert _resident() - resident < 50e6
@@ -118,20 +147,33 @@ def _resident() -> int:
 def test_more_than_the_system_provides():
     with pytest.raises(ConfigError, match=r"GB.*system.*provide.*lower"):
         Cache(
-            layers=1 << 10, sequences=1 << 12, capacity=1 << 16, kv_heads=8, head_width=64, device=torch.device("cpu"),
+            layers=1 << 10,
+            sequences=1 << 12,
+            capacity=1 << 16,
+            kv_heads=8,
+            head_width=64,
+            device=torch.device("cpu"),
             dtype=torch.float32,
-        )  # fmt: skip
+        )
 
 
 def test_bfloat16_is_zeroed_too():
     cache = Cache(
-        layers=1, sequences=2, capacity=3, kv_heads=1, head_width=2, device=torch.device("cpu"), dtype=torch.bfloat16
+        layers=1,
+        sequences=2,
+        capacity=3,
+        kv_heads=1,
+        head_width=2,
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
     )
     assert cache._keys.dtype == torch.bfloat16
     assert not cache._keys.any()
 
 
-@pytest.mark.parametrize("make", [lambda: MODELS[None].new_cache(2, 8), lambda: TextCache(2, 8, torch.device("cpu"))])
+@pytest.mark.parametrize(
+    "make", [lambda: MODELS[None].new_cache(2, 8), lambda: TextCache(2, 8, torch.device("cpu"))]
+)
 def test_more_than_there_is_cannot_be_copied(make):
     with pytest.raises(ConfigError, match=r"sequence 0.*0.*first 1"):
         make().copy(0, 1, 1)

@@ -26,7 +26,9 @@ EITHER = {
     "near": BlockSettings(sliding_window=3),
     "full": BlockSettings(qk_norm=True),
     "delta": BlockSettings(mixer="gated_delta"),
-    "either": BlockSettings(mixer="stochastic", choices=("near", "delta", "full"), main="full", chances=(1, 2, 1)),
+    "either": BlockSettings(
+        mixer="stochastic", choices=("near", "delta", "full"), main="full", chances=(1, 2, 1)
+    ),
 }
 
 
@@ -43,7 +45,10 @@ def test_each_token_goes_to_its_experts() -> None:
     for token in x:
         probabilities = (layer.router.weight @ token).softmax(0)
         best = probabilities.argsort(descending=True)[:2]
-        each = [probabilities[b] / probabilities[best].sum() * expert(layer.experts[int(b)], token) for b in best]
+        each = [
+            probabilities[b] / probabilities[best].sum() * expert(layer.experts[int(b)], token)
+            for b in best
+        ]
         due.append(sum(each))
     torch.testing.assert_close(layer(x), torch.stack(due), rtol=0, atol=1e-12)
     torch.testing.assert_close(layer(x[None, :6])[0], torch.stack(due[:6]), rtol=0, atol=1e-12)
@@ -70,14 +75,18 @@ def backward(model: Any, row: Any, *, tokens: int) -> torch.Tensor:
 
 
 def slow_balance(model: Any, row: Any) -> torch.Tensor:
-    """Of one document, by the equations: Σ over blocks of factor × tokens × Σ over experts of share × probability."""
+    """Of one document, by the equations: Σ over blocks of factor × tokens × Σ over experts of share
+    × probability.
+    """
     found: list[torch.Tensor] = []
 
     def see(layer: Any, given: tuple[torch.Tensor, ...], _: Any) -> None:
         probabilities = (given[0] @ layer.router.weight.T).softmax(-1)
         best = probabilities.argsort(-1, descending=True)[:, : layer.each]
         n, experts = probabilities.shape
-        shares = torch.stack([(best == e).sum().double() * experts / (layer.each * n) for e in range(experts)])
+        shares = torch.stack(
+            [(best == e).sum().double() * experts / (layer.each * n) for e in range(experts)]
+        )
         found.append(layer.factor * n * (shares * probabilities.mean(0)).sum())
 
     hooks = [block.mlp.register_forward_hook(see) for block in model.blocks]
@@ -88,19 +97,27 @@ def slow_balance(model: Any, row: Any) -> torch.Tensor:
 
 
 def test_the_balance_loss_is_of_each_document_alone() -> None:
-    """A row, with its padding, gives the gradients of its documents one at a time, divided by the step's tokens."""
+    """A row, with its padding, gives the gradients of its documents one at a time, divided by the
+    step's tokens.
+    """
     model, row = sparse().train(), random_row()
     whole = backward(model, row, tokens=100)
     figures = model.end_step(list)
     parts = [document(row, *borders) for borders in pairwise(np.cumsum([0, *LENGTHS]).tolist())]
-    torch.testing.assert_close(whole, sum(backward(model, part, tokens=100) for part in parts), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        whole, sum(backward(model, part, tokens=100) for part in parts), rtol=0, atol=1e-14
+    )
     model.zero_grad()
     losses = [slow_balance(model, part) / 100 for part in parts]
     sum(losses).backward()
-    due = torch.cat([p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in model.parameters()])
+    due = torch.cat(
+        [p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in model.parameters()]
+    )
     torch.testing.assert_close(whole, due, rtol=0, atol=1e-13)
     assert whole.any()
-    assert figures["experts.evenness"] == pytest.approx(float(sum(losses).detach()) / MANY["balance"] / 2)
+    assert figures["experts.evenness"] == pytest.approx(
+        float(sum(losses).detach()) / MANY["balance"] / 2
+    )
 
 
 def test_padding_between_joined_rows_counts_for_nothing() -> None:
@@ -123,12 +140,16 @@ def test_evaluation_needs_no_step_and_training_does() -> None:
 
 def test_documents_apart_and_caches_exact() -> None:
     model, row = sparse().eval(), random_row()
-    assert check_isolation(model, forward=lambda m, row: m.logits(m(m.tensors(row)))[0]).dependence_checked
+    assert check_isolation(
+        model, forward=lambda m, row: m.logits(m(m.tensors(row)))[0]
+    ).dependence_checked
     text = torch.from_numpy(row.tokens[:12]).long()
     cache = model.new_cache(1, 12)
     model.extend(text[None, :9], torch.tensor([9]), cache)
     due = logits_of(model, document(row, 0, 12))[0]
-    torch.testing.assert_close(model.extend(text[None, 9:], torch.tensor([3]), cache)[0], due[-1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        model.extend(text[None, 9:], torch.tensor([3]), cache)[0], due[-1], rtol=0, atol=1e-12
+    )
 
 
 def stochastic() -> Any:
@@ -156,7 +177,9 @@ def test_a_stochastic_block_draws_by_seed_step_and_layer() -> None:
     assert (found - main).abs().max() > 1e-3
     found.sin().sum().backward()
     names = {
-        name.split(".output")[0] for name, p in model.named_parameters() if p.grad is not None and "output" in name
+        name.split(".output")[0]
+        for name, p in model.named_parameters()
+        if p.grad is not None and "output" in name
     }
     assert names == {"blocks.0.others.0", "blocks.1.attention", "blocks.2.others.1"}
     assert (logits_of(model.eval(), row) == main).all()
@@ -165,7 +188,11 @@ def test_a_stochastic_block_draws_by_seed_step_and_layer() -> None:
 def test_choices_compute_what_they_compute_alone() -> None:
     """Weights of the drawn mixers, in a model that has only these; windows included."""
     model, row = stochastic(), random_row()
-    alone = tiny(layers=3, blocks={n: EITHER[n] for n in ("near", "delta")}, pattern=("near", "near", "delta"))
+    alone = tiny(
+        layers=3,
+        blocks={n: EITHER[n] for n in ("near", "delta")},
+        pattern=("near", "near", "delta"),
+    )
     kept = model.state_dict()
     renamed = {"blocks.0.attention": "blocks.0.others.0", "blocks.2.mixer": "blocks.2.others.1"}
     weights = {}
@@ -192,7 +219,9 @@ def test_the_cache_of_a_stochastic_model_is_that_of_its_main_mixers() -> None:
     text = torch.from_numpy(row.tokens[:12]).long()
     due = logits_of(model, document(row, 0, 12))[0]
     model.extend(text[None, :9], torch.tensor([9]), cache)
-    torch.testing.assert_close(model.extend(text[None, 9:], torch.tensor([3]), cache)[0], due[-1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        model.extend(text[None, 9:], torch.tensor([3]), cache)[0], due[-1], rtol=0, atol=1e-12
+    )
     cache.truncate(0, 4)
 
 
@@ -200,7 +229,9 @@ def test_soft_capped_logits() -> None:
     plain, capped = tiny(init_std=0.8), tiny(init_std=0.8, logit_softcap=2.0)
     due = logits_of(plain, random_row())
     assert due.abs().max() > 5
-    torch.testing.assert_close(logits_of(capped, random_row()), 2 * (due / 2).tanh(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        logits_of(capped, random_row()), 2 * (due / 2).tanh(), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("model", [sparse, stochastic], ids=["experts", "stochastic"])
@@ -210,7 +241,9 @@ def test_it_is_saved_and_counted(model: Any, tmp_path: Path) -> None:
     save_model(made, tmp_path)
     again = load_model(tmp_path)
     assert again.settings == made.settings
-    torch.testing.assert_close(logits_of(again, random_row()), logits_of(made, random_row()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        logits_of(again, random_row()), logits_of(made, random_row()), rtol=0, atol=0
+    )
     assert ModelSettings.of(json.loads(json.dumps(asdict(made.settings)))) == made.settings
 
 
@@ -235,7 +268,9 @@ def test_export(kinds: tuple[BlockSettings, ...], name: str, tmp_path: Path) -> 
     assert type(inner).__name__ == name
     row = random_row((12,), padding=0)
     with torch.no_grad():
-        found = inner(input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False).logits[0]
+        found = inner(input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False).logits[
+            0
+        ]
     torch.testing.assert_close(found, logits_of(model, row)[0], rtol=0, atol=1e-4)
     # It can also be trained as it is.
     again = load_model(tmp_path / "out")
@@ -250,7 +285,9 @@ def test_export(kinds: tuple[BlockSettings, ...], name: str, tmp_path: Path) -> 
         ({"a": DENSE}, {"logit_softcap": 5.0}, "logit_softcap"),
     ],
 )
-def test_what_has_no_layout_is_refused(blocks: Any, settings: Any, cause: str, tmp_path: Path) -> None:
+def test_what_has_no_layout_is_refused(
+    blocks: Any, settings: Any, cause: str, tmp_path: Path
+) -> None:
     model = tiny(layers=2, blocks=blocks, pattern=tuple(blocks), **settings)
     with pytest.raises(ConfigError, match=cause):
         export(model, tmp_path / "out")
@@ -260,13 +297,19 @@ def test_what_has_no_layout_is_refused(blocks: Any, settings: Any, cause: str, t
 def test_export_of_main_mixers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     either = BlockSettings(mixer="stochastic", choices=("delta", "full"), main="full")
-    blocks = {"full": BlockSettings(), "delta": BlockSettings(mixer="gated_delta"), "either": either}
+    blocks = {
+        "full": BlockSettings(),
+        "delta": BlockSettings(mixer="gated_delta"),
+        "either": either,
+    }
     model = tiny(layers=2, blocks=blocks, pattern=("either",), dtype=torch.float32)
     assert any("main mixer" in notice for notice in export(model, tmp_path / "out"))
     row = random_row((12,), padding=0)
     inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
-        found = inner(input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False).logits[0]
+        found = inner(input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False).logits[
+            0
+        ]
     torch.testing.assert_close(found, logits_of(model, row)[0], rtol=0, atol=1e-4)
 
 
@@ -281,7 +324,10 @@ def test_export_of_main_mixers(tmp_path: Path) -> None:
         ({"mixer": "stochastic", "choices": ("a",), "main": "a"}, "two or more blocks"),
         ({"mixer": "stochastic", "choices": ("a", "a"), "main": "a"}, "two or more blocks"),
         ({"mixer": "stochastic", "choices": ("a", "b"), "main": "c"}, "one of them"),
-        ({"mixer": "stochastic", "choices": ("a", "b"), "main": "a", "chances": (1,)}, "chances must be 2 numbers"),
+        (
+            {"mixer": "stochastic", "choices": ("a", "b"), "main": "a", "chances": (1,)},
+            "chances must be 2 numbers",
+        ),
     ],
 )
 def test_blocks_that_make_no_sense_are_refused(given: dict[str, Any], cause: str) -> None:
@@ -298,4 +344,7 @@ def test_blocks_that_make_no_sense_are_refused(given: dict[str, Any], cause: str
 )
 def test_choices_that_make_no_sense_are_refused(blocks: Any, cause: str) -> None:
     with pytest.raises(ConfigError, match=cause):
-        ModelSettings(blocks=blocks, pattern=(next(reversed(blocks)),) if "s" in blocks else ("either", "full"))
+        ModelSettings(
+            blocks=blocks,
+            pattern=(next(reversed(blocks)),) if "s" in blocks else ("either", "full"),
+        )

@@ -9,7 +9,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 from penstock.models.attention import flex_mask_mod
 from penstock.models.attention.flex import block_mask
 
-LONG = st.lists(st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1, max_size=4)
+LONG = st.lists(
+    st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
+    min_size=1,
+    max_size=4,
+)
 CPU = torch.device("cpu")
 
 

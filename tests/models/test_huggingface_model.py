@@ -1,4 +1,6 @@
-"""Models of transformers behind our door: the same numbers, documents apart, a cache; or said what cannot be."""
+"""Models of transformers behind our door: the same numbers, documents apart, a cache; or said what
+cannot be.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +28,17 @@ OURS: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.5},
     "gpt_neox": {},
     "olmo2": {},
-    "gemma2": {"head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 1.5, "attention": "eager"},
-    "exaone4": {"head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma2": {
+        "head_dim": 8,
+        "sliding_window": 4,
+        "attn_logit_softcapping": 1.5,
+        "attention": "eager",
+    },
+    "exaone4": {
+        "head_dim": 8,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 """Kinds whose attention ours stands in for."""
 THEIRS: dict[str, dict[str, Any]] = {
@@ -43,14 +54,18 @@ def make(kind: str, *, attention: str = "sdpa", **settings: Any) -> Any:
 @pytest.mark.parametrize("kind", OURS)
 def test_a_packed_row_gives_the_logits_of_each_document_alone(kind: str) -> None:
     inner, row = make(kind, **OURS[kind]), random_row()
-    documents = [torch.from_numpy(tokens)[None] for tokens in np.split(row.tokens, np.cumsum(LENGTHS))[:-1]]
+    documents = [
+        torch.from_numpy(tokens)[None] for tokens in np.split(row.tokens, np.cumsum(LENGTHS))[:-1]
+    ]
     with torch.no_grad():
         due = [inner(document, use_cache=False).logits[0] for document in documents]
     model = HuggingFaceModel(inner)
     assert model.uses_our_attention
     found = logits_of(model, row)[0, : row.num_tokens]
     # Gemma 2's own softmax is in float32.
-    torch.testing.assert_close(found, torch.cat(due).to(found), rtol=0, atol=2e-6 if kind == "gemma2" else 1e-9)
+    torch.testing.assert_close(
+        found, torch.cat(due).to(found), rtol=0, atol=2e-6 if kind == "gemma2" else 1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -105,7 +120,9 @@ def test_what_our_attention_cannot_do_runs_as_transformers_does(kind: str) -> No
         model.run(tensors.tokens, tensors.positions, lambda layer, q, k, v: v)
 
 
-@pytest.mark.parametrize(("kind", "width"), [("llama", 32), ("granite", VOCABULARY), ("gemma2", VOCABULARY)])
+@pytest.mark.parametrize(
+    ("kind", "width"), [("llama", 32), ("granite", VOCABULARY), ("gemma2", VOCABULARY)]
+)
 def test_a_head_that_is_more_than_a_matrix_is_found_out(kind: str, width: int) -> None:
     """Scaled and capped logits are taken from the model itself, small as the difference is."""
     extra = {**OURS, **THEIRS}[kind]
@@ -139,7 +156,9 @@ def test_a_folder_is_loaded_as_what_it_can_be(tmp_path: Path, kind: str, due: ty
     assert (tmp_path / "model.safetensors.index.json").is_file()
     model, row = load_model(tmp_path), random_row()
     assert type(model) is due
-    torch.testing.assert_close(logits_of(model, row), logits_of(HuggingFaceModel(inner), row), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logits_of(model, row), logits_of(HuggingFaceModel(inner), row), rtol=0, atol=1e-4
+    )
 
 
 def test_a_model_that_leaks_is_refused() -> None:
@@ -148,4 +167,6 @@ def test_a_model_that_leaks_is_refused() -> None:
     assert not model.uses_our_attention
     with pytest.raises(IsolationError, match="documents of one row see each other"):
         model.tensors(random_row())
-    assert logits_of(model, random_row((9,), padding=4)).shape == (1, 13, VOCABULARY), "one document a row is fine"
+    assert logits_of(model, random_row((9,), padding=4)).shape == (1, 13, VOCABULARY), (
+        "one document a row is fine"
+    )

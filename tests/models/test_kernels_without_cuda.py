@@ -1,4 +1,6 @@
-"""Models of transformers on a CPU where fla, mamba-ssm and causal-conv1d are installed, which need CUDA."""
+"""Models of transformers on a CPU where fla, mamba-ssm and causal-conv1d are installed, which need
+CUDA.
+"""
 
 import importlib
 import sys
@@ -32,12 +34,16 @@ def dies(*args: Any, **given: Any) -> Any:
 
 
 def with_packages(kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """A small model, and the same with code that was imported where the packages are installed, but do not run."""
+    """A small model, and the same with code that was imported where the packages are installed, but
+    do not run.
+    """
     plain = make_small(kind)
     install(monkeypatch, anywhere=False)
     name = type(plain).__module__
     for module in (one for one in list(sys.modules) if one.partition(".")[0] in PACKAGES):
-        for function in [one for one, found in vars(sys.modules[module]).items() if callable(found)]:
+        for function in [
+            one for one, found in vars(sys.modules[module]).items() if callable(found)
+        ]:
             monkeypatch.setattr(sys.modules[module], function, dies)
     monkeypatch.delitem(sys.modules, name)
     python = importlib.import_module(name)
@@ -91,11 +97,17 @@ def test_an_error_of_such_a_package_names_cause_and_cure(monkeypatch: pytest.Mon
     [
         ("qwen3_next", ("fla",), "causal_convolution by fla, gated_delta_rule by fla"),
         ("kimi_linear", ("fla",), "causal_convolution by fla, kimi_delta_rule by fla"),
-        ("mamba2", ("mamba_ssm", "fla"), "causal_convolution by fla, state_space_scan by mamba_ssm"),
+        (
+            "mamba2",
+            ("mamba_ssm", "fla"),
+            "causal_convolution by fla, state_space_scan by mamba_ssm",
+        ),
         ("lfm2", ("causal_conv1d",), "causal_convolution by causal_conv1d"),
     ],
 )
-def test_packages_by_name(kind: str, backends: tuple[str, ...], used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_by_name(
+    kind: str, backends: tuple[str, ...], used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Made first: its code must not be imported where the packages seem to be installed.
     model, row = HuggingFaceModel(make_small(kind)), random_row((13, 1, 30, 7, 2))
     calls = install(monkeypatch)
@@ -119,7 +131,9 @@ def test_packages_by_name(kind: str, backends: tuple[str, ...], used: str, monke
 def test_a_package_that_fails_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HuggingFaceModel(make_small("qwen3_next"))
     install(monkeypatch)
-    monkeypatch.setattr(sys.modules["fla.modules.causal_conv1d"], "causal_conv1d", lambda x, *, cu_seqlens: dies())
+    monkeypatch.setattr(
+        sys.modules["fla.modules.causal_conv1d"], "causal_conv1d", lambda x, *, cu_seqlens: dies()
+    )
     with pytest.raises(ConfigError, match=r"recurrent.*backends.*cannot"):
         use_recurrent(model, "fla")
     assert recurrent_operations(model).backends == ()

@@ -1,10 +1,18 @@
-"""What is imported to open a model of ours: nothing of torch's compiler and its checkpoints, which take seconds."""
+"""What is imported to open a model of ours: nothing of torch's compiler and its checkpoints, which
+take seconds.
+"""
 
 import subprocess
 import sys
 from pathlib import Path
 
-HEAVY = ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.checkpoint", "sympy", "transformers")
+HEAVY = (
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.distributed.checkpoint",
+    "sympy",
+    "transformers",
+)
 CODE = f"""
 import sys
 import penstock as ps

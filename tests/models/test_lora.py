@@ -37,7 +37,10 @@ def train(model: Any) -> None:
 @pytest.mark.parametrize("make", [ours, theirs])
 def test_it_changes_nothing_trains_alone_and_is_merged(make: Any, tmp_path: Path) -> None:
     model, row = make(), random_row()
-    before, first = logits_of(model, row), {name: weight.clone() for name, weight in model.state_dict().items()}
+    before, first = (
+        logits_of(model, row),
+        {name: weight.clone() for name, weight in model.state_dict().items()},
+    )
     add_lora(model, LoraSettings(rank=4))
     assert torch.equal(logits_of(model, row), before)
     train(model)
@@ -65,7 +68,10 @@ def test_it_changes_nothing_trains_alone_and_is_merged(make: Any, tmp_path: Path
 def test_targets_are_chosen_by_name() -> None:
     model = ours()
     add_lora(model, LoraSettings(targets=("query", "value")))
-    assert {name.split(".")[3] for name, w in model.named_parameters() if w.requires_grad} == {"query", "value"}
+    assert {name.split(".")[3] for name, w in model.named_parameters() if w.requires_grad} == {
+        "query",
+        "value",
+    }
     with pytest.raises(ConfigError, match="already has LoRA"):
         add_lora(model, LoraSettings())
     known = "known: down, gate, key, output, query, up, value"

@@ -15,13 +15,21 @@ from torch.nn.functional import cross_entropy
 from makers.rows import random_row
 from penstock import ModelInput
 from penstock.core.errors import ConfigError
-from penstock.models.ours.micro_sequences import PartLoss, _Part, attend_aligned, attend_past, backward_in_parts
+from penstock.models.ours.micro_sequences import (
+    PartLoss,
+    _Part,
+    attend_aligned,
+    attend_past,
+    backward_in_parts,
+)
 from penstock.models.settings import BlockSettings
 
 
 def loss_of(model: Any) -> PartLoss:
     def call(hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        losses = cross_entropy(model.logits(hidden).flatten(0, 1), targets.flatten(), reduction="none")
+        losses = cross_entropy(
+            model.logits(hidden).flatten(0, 1), targets.flatten(), reduction="none"
+        )
         return (losses * weights.flatten()).sum() / 7
 
     return call
@@ -46,10 +54,14 @@ def whole(model: Any, row: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cut(model: Any, row: ModelInput, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return gradients_of(model, lambda: backward_in_parts(model, model.tensors(row), parts, loss_of(model)))
+    return gradients_of(
+        model, lambda: backward_in_parts(model, model.tensors(row), parts, loss_of(model))
+    )
 
 
-def assert_same(found: tuple[torch.Tensor, torch.Tensor], due: tuple[torch.Tensor, torch.Tensor]) -> None:
+def assert_same(
+    found: tuple[torch.Tensor, torch.Tensor], due: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     for one, other in zip(found, due, strict=True):
         assert (one - other).norm() <= 1e-12 * other.norm()
 
@@ -61,9 +73,13 @@ def assert_same(found: tuple[torch.Tensor, torch.Tensor], due: tuple[torch.Tenso
     heads=st.integers(1, 2),
     seed=st.integers(0, 9),
 )
-def test_gradients_are_those_of_the_uncut_row(lengths: list[int], parts: int, heads: int, seed: int) -> None:
+def test_gradients_are_those_of_the_uncut_row(
+    lengths: list[int], parts: int, heads: int, seed: int
+) -> None:
     model = tiny(prediction_heads=heads, layers=3)
-    row = random_row(tuple(lengths), padding=parts - sum(lengths) % parts, distances=heads, seed=seed)
+    row = random_row(
+        tuple(lengths), padding=parts - sum(lengths) % parts, distances=heads, seed=seed
+    )
     assert_same(cut(model, row, parts), whole(model, row))
 
 
@@ -82,7 +98,11 @@ def test_with_prefixes_that_no_cut_divides(parts: int) -> None:
 
 RECURRENT = {
     name: BlockSettings(mixer=mixer, heads=2, head_width=5, state_width=4, convolution=taps)
-    for name, mixer, taps in (("delta", "gated_delta", 4), ("kimi", "kimi_delta", 2), ("mamba", "mamba", 3))
+    for name, mixer, taps in (
+        ("delta", "gated_delta", 4),
+        ("kimi", "kimi_delta", 2),
+        ("mamba", "mamba", 3),
+    )
 } | {"full": BlockSettings()}
 
 
@@ -90,7 +110,9 @@ RECURRENT = {
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     parts=st.integers(1, 6),
-    pattern=st.sampled_from([("delta",), ("kimi", "full"), ("full", "mamba"), ("delta", "mamba", "kimi")]),
+    pattern=st.sampled_from(
+        [("delta",), ("kimi", "full"), ("full", "mamba"), ("delta", "mamba", "kimi")]
+    ),
     distances=st.integers(1, 2),
 )
 def test_gradients_go_through_recurrent_states(
@@ -110,7 +132,9 @@ def test_states_are_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(layers=2, blocks={"delta": RECURRENT["delta"]}, pattern=("delta",))
     row = random_row((24,), padding=0)
     due = whole(model, row)
-    monkeypatch.setattr(_Part, "keep", lambda self, layer, state: _keep_detached(self, layer, state))
+    monkeypatch.setattr(
+        _Part, "keep", lambda self, layer, state: _keep_detached(self, layer, state)
+    )
     found = cut(model, row, 3)
     assert abs(found[0] - due[0]) <= 1e-12 * due[0]
     assert (found[1] - due[1]).norm() > 1e-4 * due[1].norm()
@@ -122,7 +146,9 @@ def _keep_detached(part: Any, layer: int, state: Any) -> None:
 
 
 def test_past_keys_are_no_constants() -> None:
-    """What the test above would miss if it compared losses: a gradient without later parts' share is far off."""
+    """What the test above would miss if it compared losses: a gradient without later parts' share
+    is far off.
+    """
     model, row = tiny(), random_row((24,), padding=0)
 
     def run() -> torch.Tensor:
@@ -130,10 +156,16 @@ def test_past_keys_are_no_constants() -> None:
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             before = past.get(layer)
-            past[layer] = (k, v) if before is None else tuple(map(torch.cat, zip(before, (k, v), strict=True)))
+            past[layer] = (
+                (k, v)
+                if before is None
+                else tuple(map(torch.cat, zip(before, (k, v), strict=True)))
+            )
             past[layer] = tuple(x.detach() for x in past[layer])
             if before is None:
-                return attend_aligned(*(x.transpose(0, 1)[None] for x in (q, k, v, k[:0], v[:0])))[0].transpose(0, 1)
+                return attend_aligned(*(x.transpose(0, 1)[None] for x in (q, k, v, k[:0], v[:0])))[
+                    0
+                ].transpose(0, 1)
             return attend_past(q, k, v, *before)
 
         for begin in range(0, 24, 6):
@@ -200,7 +232,9 @@ def test_a_token_moves_no_loss_of_another_document() -> None:
     def losses(tokens: Any) -> torch.Tensor:
         found: list[torch.Tensor] = []
 
-        def each(hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        def each(
+            hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+        ) -> torch.Tensor:
             found.insert(0, model.logits(hidden).detach())
             return loss_of(model)(hidden, targets, weights)
 
@@ -234,13 +268,20 @@ def test_what_cannot_be_cut_is_refused() -> None:
     heads=st.sampled_from([(4, 4), (4, 2), (2, 1)]),
     seed=st.integers(0, 9),
 )
-def test_joined_is_the_aligned_call(tokens: int, past: int, heads: tuple[int, int], seed: int) -> None:
+def test_joined_is_the_aligned_call(
+    tokens: int, past: int, heads: tuple[int, int], seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(tokens, heads[0])] + [(n, heads[1]) for n in (tokens, tokens, past, past)]
-    made = [torch.randn(*shape, 8, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    made = [
+        torch.randn(*shape, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
     found = attend_past(*made)
     due = attend_aligned(*(x.transpose(0, 1)[None] for x in made))[0].transpose(0, 1)
     torch.testing.assert_close(found, due, rtol=0, atol=1e-12)
     weights = torch.randn(found.shape, generator=generator, dtype=torch.float64)
-    for one, other in zip(*(torch.autograd.grad((x * weights).sum(), made) for x in (found, due)), strict=True):
+    for one, other in zip(
+        *(torch.autograd.grad((x * weights).sum(), made) for x in (found, due)), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -1,4 +1,6 @@
-"""Recurrent blocks of our transformer: documents apart, caches exact, and what they cannot do said."""
+"""Recurrent blocks of our transformer: documents apart, caches exact, and what they cannot do
+said.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -31,7 +33,12 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "near": {"sliding_window": 3, "qk_norm": True},
     "full": {"qk_norm": True},
 }
-PATTERNS = [("delta",), ("kimi", "full"), ("mamba", "near"), ("delta", "kimi", "mamba", "near", "full")]
+PATTERNS = [
+    ("delta",),
+    ("kimi", "full"),
+    ("mamba", "near"),
+    ("delta", "kimi", "mamba", "near", "full"),
+]
 
 
 def model_of(pattern: tuple[str, ...], **settings: Any) -> Any:
@@ -54,16 +61,26 @@ def test_documents_of_a_row_are_apart(pattern: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS, ids="-".join)
 def test_a_cache_gives_the_logits_of_the_whole(pattern: tuple[str, ...]) -> None:
     """Ragged parts, steps, rows that wait, and a sequence in another's place."""
-    model, tokens = model_of(pattern), torch.from_numpy(random_row((24, 24), padding=0).tokens).reshape(2, 24)
+    model, tokens = (
+        model_of(pattern),
+        torch.from_numpy(random_row((24, 24), padding=0).tokens).reshape(2, 24),
+    )
     due = [logits_of(model, _alone(text))[0] for text in tokens]
     cache = model.new_cache(3, 24)
 
     def read(*parts: tuple[int, int, int, int]) -> None:
         """(text, sequence, begin, end) of each row."""
         longest = max(end - begin for *_, begin, end in parts)
-        rows = torch.stack([torch.nn.functional.pad(tokens[t, b:e], (0, longest - e + b)) for t, _, b, e in parts])
-        counts, places = torch.tensor([e - b for *_, b, e in parts]), torch.tensor([s for _, s, *_ in parts])
-        for found, (text, _, begin, end) in zip(model.extend(rows, counts, cache, places), parts, strict=True):
+        rows = torch.stack(
+            [torch.nn.functional.pad(tokens[t, b:e], (0, longest - e + b)) for t, _, b, e in parts]
+        )
+        counts, places = (
+            torch.tensor([e - b for *_, b, e in parts]),
+            torch.tensor([s for _, s, *_ in parts]),
+        )
+        for found, (text, _, begin, end) in zip(
+            model.extend(rows, counts, cache, places), parts, strict=True
+        ):
             if end > begin:
                 torch.testing.assert_close(found, due[text][end - 1], rtol=0, atol=1e-9)
 
@@ -99,7 +116,9 @@ def test_an_engine_writes_what_single_prompts_give() -> None:
     """With prompts that share beginnings, and slots that are used again."""
     tokenizer = byte_tokenizer("<bos>")
     blocks = {name: BlockSettings(**BLOCKS[name]) for name in ("delta", "mamba", "full")}
-    model = tiny_model(tokenizer.vocab_size, layers=3, blocks=blocks, pattern=tuple(blocks), dtype=torch.float64)
+    model = tiny_model(
+        tokenizer.vocab_size, layers=3, blocks=blocks, pattern=tuple(blocks), dtype=torch.float64
+    )
     shared = list(range(1, 30))
     prompts = [[*shared, 40], [*shared, 40], [*shared, 41, 42], [7, 8], shared[:20], shared]
     sampling = Sampling(max_tokens=9, temperature=0.0)
@@ -120,10 +139,17 @@ def test_it_is_saved_counted_and_initialised(tmp_path: Path) -> None:
     save_model(model, tmp_path)
     again = load_model(tmp_path)
     assert again.settings == model.settings
-    torch.testing.assert_close(logits_of(again, random_row()), logits_of(model, random_row()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        logits_of(again, random_row()), logits_of(model, random_row()), rtol=0, atol=0
+    )
     assert ModelSettings.of(json.loads(json.dumps(asdict(model.settings)))) == model.settings
     # Weights depend on their own names alone.
-    other = tiny(layers=1, blocks={"delta": BlockSettings(**BLOCKS["delta"])}, pattern=("delta",), dtype=torch.float32)
+    other = tiny(
+        layers=1,
+        blocks={"delta": BlockSettings(**BLOCKS["delta"])},
+        pattern=("delta",),
+        dtype=torch.float32,
+    )
     for name, weight in other.blocks[0].named_parameters():
         if "output" not in name and "down" not in name:
             assert torch.equal(weight, dict(model.blocks[0].named_parameters())[name]), name
@@ -186,7 +212,15 @@ def test_export_of_what_transformers_knows(
 ) -> None:
     transformers = pytest.importorskip("transformers")
     blocks = {f"kind{number}": kind for number, kind in enumerate(dict.fromkeys(kinds))}
-    model = tiny(layers=4, width=32, heads=4, blocks=blocks, pattern=tuple(blocks), dtype=torch.float32, tied=tied)
+    model = tiny(
+        layers=4,
+        width=32,
+        heads=4,
+        blocks=blocks,
+        pattern=tuple(blocks),
+        dtype=torch.float32,
+        tied=tied,
+    )
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1 * torch.randn_like(weight)
@@ -197,10 +231,14 @@ def test_export_of_what_transformers_knows(
     tokens = torch.from_numpy(row.tokens).long()[None]
     with torch.no_grad():
         found = inner(input_ids=tokens, use_cache=False).logits[0]
-        cached = inner.generate(tokens, max_new_tokens=1, output_logits=True, return_dict_in_generate=True)
+        cached = inner.generate(
+            tokens, max_new_tokens=1, output_logits=True, return_dict_in_generate=True
+        )
     expected = logits_of(model, row)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.std()))
-    torch.testing.assert_close(cached.logits[0][0], expected[-1], rtol=0, atol=1e-4 * float(expected.std()))
+    torch.testing.assert_close(
+        cached.logits[0][0], expected[-1], rtol=0, atol=1e-4 * float(expected.std())
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,14 +250,21 @@ def test_export_of_what_transformers_knows(
         ((DELTA, replace(DELTA, heads=1)), "recurrent blocks that differ"),
         ((KIMI,), "kimi_delta have no layout"),
         ((BlockSettings(sliding_window=4), PLAIN), "differs from block to block"),
-        ((BlockSettings(sliding_window=4, qk_norm=True), DELTA), "a sliding window next to gated_delta"),
+        (
+            (BlockSettings(sliding_window=4, qk_norm=True), DELTA),
+            "a sliding window next to gated_delta",
+        ),
         ((replace(MAMBA, experts=2),), "experts next to mamba"),
         ((replace(MAMBA, heads=3),), r"3 × 8\) is a multiple of the model's width"),
     ],
 )
-def test_what_has_no_layout_is_refused_by_name(kinds: tuple[BlockSettings, ...], cause: str, tmp_path: Path) -> None:
+def test_what_has_no_layout_is_refused_by_name(
+    kinds: tuple[BlockSettings, ...], cause: str, tmp_path: Path
+) -> None:
     blocks = {f"kind{number}": kind for number, kind in enumerate(kinds)}
-    model = tiny(layers=2, width=32, heads=4, blocks=blocks, pattern=tuple(blocks), dtype=torch.float32)
+    model = tiny(
+        layers=2, width=32, heads=4, blocks=blocks, pattern=tuple(blocks), dtype=torch.float32
+    )
     with pytest.raises(ConfigError, match=cause):
         export(model, tmp_path / "no")
     assert not (tmp_path / "no").exists()
@@ -229,9 +274,18 @@ def test_what_has_no_layout_is_refused_by_name(kinds: tuple[BlockSettings, ...],
     ("given", "cause"),
     [
         ({"blocks": {"a": BlockSettings()}}, "belong together"),
-        ({"blocks": {"a": BlockSettings()}, "pattern": ("b",)}, r"'b' is not one of model\.blocks \(a\)"),
-        ({"blocks": {"a": BlockSettings(), "b": BlockSettings()}, "pattern": ("a",)}, "b does not occur"),
-        ({"blocks": {"a": BlockSettings()}, "pattern": ("a",), "sliding_window": 4}, "cannot be combined"),
+        (
+            {"blocks": {"a": BlockSettings()}, "pattern": ("b",)},
+            r"'b' is not one of model\.blocks \(a\)",
+        ),
+        (
+            {"blocks": {"a": BlockSettings(), "b": BlockSettings()}, "pattern": ("a",)},
+            "b does not occur",
+        ),
+        (
+            {"blocks": {"a": BlockSettings()}, "pattern": ("a",), "sliding_window": 4},
+            "cannot be combined",
+        ),
     ],
 )
 def test_patterns_that_make_no_sense_are_refused(given: dict[str, Any], cause: str) -> None:

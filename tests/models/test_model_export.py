@@ -32,7 +32,9 @@ SHAPES: list[dict[str, Any]] = [
 
 def exported(model: Any, folder: Path, **extra: Any) -> Any:
     export(model, folder, **extra)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="sdpa"
+    ).eval()
 
 
 @pytest.mark.parametrize("extra", SHAPES)
@@ -57,7 +59,9 @@ def test_transformers_writes_the_same_greedy_text(tmp_path: Path, extra: dict[st
     model = tiny(torch.float32, **extra)
     theirs = exported(model, tmp_path)
     prompt = torch.arange(1, 6)[None]
-    due = theirs.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)[0, 5:].tolist()
+    due = theirs.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=0)[
+        0, 5:
+    ].tolist()
     cache, new, found = model.new_cache(1, 32), prompt, []
     for _ in range(20):
         new = model.extend(new, torch.tensor([new.shape[1]]), cache).argmax(-1)[:, None]
@@ -79,15 +83,27 @@ def test_an_exported_model_comes_back(tmp_path: Path, extra: dict[str, Any]) -> 
 def test_tokenizer_template_and_stop_ids_go_along(tmp_path: Path) -> None:
     names = ["<s>", "</s>", "<end>"]
     tokenizer = tiny_tokenizer(tmp_path / "own", ["some words to learn from"] * 9, 300, names)
-    template = load_template("{{ greeting }}{{ messages[0].content }}", tokenizer=tokenizer, greeting="Hi: ")
+    template = load_template(
+        "{{ greeting }}{{ messages[0].content }}", tokenizer=tokenizer, greeting="Hi: "
+    )
     stop = tokenizer.special_tokens["<end>"]
     out = tmp_path / "out"
-    theirs = exported(tiny(torch.float32, vocab_size=400), out, tokenizer=tokenizer, template=template, stop_ids=[stop])
+    theirs = exported(
+        tiny(torch.float32, vocab_size=400),
+        out,
+        tokenizer=tokenizer,
+        template=template,
+        stop_ids=[stop],
+    )
     assert theirs.generation_config.eos_token_id == [stop]
     loaded = transformers.AutoTokenizer.from_pretrained(out)
     assert loaded("some words").input_ids == tokenizer.encode("some words").tolist()
     messages = [{"role": "user", "content": "you"}]
-    assert loaded.apply_chat_template(messages, tokenize=False) == "Hi: you" == template.render_plain(messages)
+    assert (
+        loaded.apply_chat_template(messages, tokenize=False)
+        == "Hi: you"
+        == template.render_plain(messages)
+    )
     assert loaded.apply_chat_template(messages, tokenize=False, greeting="Ho: ") == "Ho: you"
 
 
@@ -95,7 +111,9 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     ranks = b"".join(base64.b64encode(bytes([i])) + f" {i}\n".encode() for i in range(256))
     (tmp_path / "own.tiktoken").write_bytes(ranks)
     tokenizer = load_tokenizer(tmp_path / "own.tiktoken", pattern=".")
-    heads, vocabulary = export(tiny(torch.float32, prediction_heads=3), tmp_path / "out", tokenizer=tokenizer)
+    heads, vocabulary = export(
+        tiny(torch.float32, prediction_heads=3), tmp_path / "out", tokenizer=tokenizer
+    )
     assert "2 further prediction heads are left out" in heads
     assert "tiktoken" in vocabulary
     assert export(tiny(torch.float32), tmp_path / "plain") == ()
@@ -108,7 +126,9 @@ def test_saved_is_loaded(tmp_path: Path, extra: dict[str, Any]) -> None:
     back = load_model(tmp_path)
     assert isinstance(back, Transformer)
     assert back.settings == model.settings
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), back.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), back.parameters(), strict=True)
+    )
     assert next(load_model(tmp_path, dtype=torch.float64).parameters()).dtype == torch.float64
 
 
@@ -146,7 +166,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of different kinds"),
     ],
 )
-def test_what_our_transformer_lacks_is_named(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
+def test_what_our_transformer_lacks_is_named(
+    tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
     export(tiny(torch.float32), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **wrong}))
@@ -202,5 +224,7 @@ def test_other_users_may_read_the_weights(tmp_path: Path) -> None:
     theirs = HuggingFaceModel(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
     export(theirs, tmp_path / "theirs")
     save_model(theirs, tmp_path / "saved again")
-    for path in (tmp_path / name / "model.safetensors" for name in ("out", "saved", "theirs", "saved again")):
+    for path in (
+        tmp_path / name / "model.safetensors" for name in ("out", "saved", "theirs", "saved again")
+    ):
         assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -1,4 +1,6 @@
-"""A folder whose weights are not those of the model that it describes is refused, with names and a cure."""
+"""A folder whose weights are not those of the model that it describes is refused, with names and a
+cure.
+"""
 
 import json
 import re
@@ -43,16 +45,36 @@ def configure(folder: Path, **settings: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "cure"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quantization_config=FineGrainedFP8Config(dequant"),
-        ({"quant_method": "mxfp4"}, "quantization_config=Mxfp4Config(dequantize=True), dtype='bfloat16').save_pretr"),
-        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "CompressedTensorsConfig(dequantize=True)"),
-        ({"quant_method": "gptq", "bits": 4}, "take the float32 or bfloat16 folder that it was made from"),
-        ({"quant_method": "awq", "bits": 4}, "take the float32 or bfloat16 folder that it was made from"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "take the float32 or bfloat16 folder"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            "quantization_config=FineGrainedFP8Config(dequant",
+        ),
+        (
+            {"quant_method": "mxfp4"},
+            "quantization_config=Mxfp4Config(dequantize=True), dtype='bfloat16').save_pretr",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "format": "int-quantized"},
+            "CompressedTensorsConfig(dequantize=True)",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "take the float32 or bfloat16 folder that it was made from",
+        ),
+        (
+            {"quant_method": "awq", "bits": 4},
+            "take the float32 or bfloat16 folder that it was made from",
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            "take the float32 or bfloat16 folder",
+        ),
     ],
     ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
 )
-def test_quantised_by_its_settings(tmp_path: Path, kind: str, settings: dict[str, Any], cure: str) -> None:
+def test_quantised_by_its_settings(
+    tmp_path: Path, kind: str, settings: dict[str, Any], cure: str
+) -> None:
     configure(make_folder(tmp_path, kind), quantization_config=settings)
     found = rf"its weights are quantised \({settings['quant_method']}\); .*{re.escape(cure)}"
     for load in (load_model, lambda path: build_model(f"hf:{path}", vocab_size=61)):
@@ -64,8 +86,14 @@ def test_quantised_by_its_settings(tmp_path: Path, kind: str, settings: dict[str
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8], ids=str)
 def test_quantised_by_how_they_are_stored(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     """As FP8 and INT8 folders without their settings: numbers without their scales."""
-    change(make_folder(tmp_path, kind), lambda weights: weights.update({Q_PROJ: weights[Q_PROJ].to(dtype)}))
-    with pytest.raises(FormatError, match=rf"quantised: {re.escape(Q_PROJ)} stored as [FIU]8\S*, expected F32, F16 or"):
+    change(
+        make_folder(tmp_path, kind),
+        lambda weights: weights.update({Q_PROJ: weights[Q_PROJ].to(dtype)}),
+    )
+    with pytest.raises(
+        FormatError,
+        match=rf"quantised: {re.escape(Q_PROJ)} stored as [FIU]8\S*, expected F32, F16 or",
+    ):
         load_model(tmp_path)
 
 
@@ -82,8 +110,12 @@ def test_weights_that_nothing_uses(tmp_path: Path, kind: str, name: str) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_buffers_and_other_parts_are_left_out(tmp_path: Path, kind: str) -> None:
     plain = load_model(make_folder(tmp_path, kind)).state_dict()
-    others = ("model.layers.0.self_attn.rotary_emb.inv_freq", "mtp.layers.0.norm.weight", "score.weight",
-              "model.vision_tower.patches.weight")  # fmt: skip
+    others = (
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "mtp.layers.0.norm.weight",
+        "score.weight",
+        "model.vision_tower.patches.weight",
+    )
     change(tmp_path, lambda weights: weights.update({name: torch.ones(8) for name in others}))
     found = load_model(tmp_path).state_dict()
     assert found.keys() == plain.keys()
@@ -108,9 +140,13 @@ def test_tied_weights_are_not_missing(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
 def test_weights_that_are_no_numbers_are_named(tmp_path: Path, kind: str, value: float) -> None:
-    change(make_folder(tmp_path, kind), lambda weights: weights["model.norm.weight"].__setitem__(3, value))
+    change(
+        make_folder(tmp_path, kind),
+        lambda weights: weights["model.norm.weight"].__setitem__(3, value),
+    )
     with pytest.raises(
-        CorruptionError, match=r"NaN or infinity in the weights (inner\.model\.|model\.|)norm\.weight; "
+        CorruptionError,
+        match=r"NaN or infinity in the weights (inner\.model\.|model\.|)norm\.weight; ",
     ):
         load_model(tmp_path)
     own = import_llama(make_folder(tmp_path / "other", "llama"))
@@ -128,29 +164,44 @@ def cut(path: Path) -> None:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut short": lambda folder: cut(folder / WEIGHTS),
     "no header": lambda folder: (folder / WEIGHTS).write_bytes(b"\x00" * 4),
-    "a header of 2 ** 60 bytes": lambda folder: (folder / WEIGHTS).write_bytes(b"\x00" * 7 + b"\x10" + b"x" * 99),
-    "header no JSON": lambda folder: (folder / WEIGHTS).write_bytes(b"\x05" + b"\x00" * 7 + b"hello"),
+    "a header of 2 ** 60 bytes": lambda folder: (folder / WEIGHTS).write_bytes(
+        b"\x00" * 7 + b"\x10" + b"x" * 99
+    ),
+    "header no JSON": lambda folder: (folder / WEIGHTS).write_bytes(
+        b"\x05" + b"\x00" * 7 + b"hello"
+    ),
     "header a list": lambda folder: (folder / WEIGHTS).write_bytes(b"\x02" + b"\x00" * 7 + b"[]"),
     "empty": lambda folder: (folder / WEIGHTS).write_bytes(b""),
     "a folder": lambda folder: ((folder / WEIGHTS).unlink(), (folder / WEIGHTS).mkdir()),
     "gone": lambda folder: (folder / WEIGHTS).unlink(),
-    "a pickle": lambda folder: ((folder / WEIGHTS).unlink(), (folder / "pytorch_model.bin").write_bytes(b"\x80\x04x")),
+    "a pickle": lambda folder: (
+        (folder / WEIGHTS).unlink(),
+        (folder / "pytorch_model.bin").write_bytes(b"\x80\x04x"),
+    ),
     "an index of nothing": lambda folder: (
-        (folder / WEIGHTS).unlink(), (folder / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"a": "b"}}')),
+        (folder / WEIGHTS).unlink(),
+        (folder / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"a": "b"}}'),
+    ),
     "an index no JSON": lambda folder: (
-        (folder / WEIGHTS).unlink(), (folder / f"{WEIGHTS}.index.json").write_text("{")),
+        (folder / WEIGHTS).unlink(),
+        (folder / f"{WEIGHTS}.index.json").write_text("{"),
+    ),
     "config no JSON": lambda folder: (folder / "config.json").write_text("{"),
     "config a list": lambda folder: (folder / "config.json").write_text("[]"),
     "config not UTF-8": lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\xfa"),
     "no model type": lambda folder: (folder / "config.json").write_text('{"hidden_size": 32}'),
     "unknown model type": lambda folder: configure(folder, model_type="never_heard_of"),
     "other sizes": lambda folder: configure(folder, hidden_size=64),
-    "sizes no numbers": lambda folder: configure(folder, hidden_size="many", num_attention_heads=None),
+    "sizes no numbers": lambda folder: configure(
+        folder, hidden_size="many", num_attention_heads=None
+    ),
     "no heads": lambda folder: configure(folder, num_attention_heads=0),
     "negative layers": lambda folder: configure(folder, num_hidden_layers=-1),
     "activation unknown": lambda folder: configure(folder, hidden_act="never_heard_of"),
-    "code of its own": lambda folder: configure(folder, auto_map={"AutoConfig": "x.Y"}, model_type="never_heard_of"),
-}  # fmt: skip
+    "code of its own": lambda folder: configure(
+        folder, auto_map={"AutoConfig": "x.Y"}, model_type="never_heard_of"
+    ),
+}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -166,5 +217,7 @@ def test_a_damaged_folder_is_one_line(tmp_path: Path, kind: str, damage: str) ->
 
 def test_models_that_are_not_causal_are_refused(tmp_path: Path) -> None:
     make_folder(tmp_path, "bert")
-    with pytest.raises(ConfigError, match=r"\(bert, .* is not a causal language model: .* change by \S+ standard"):
+    with pytest.raises(
+        ConfigError, match=r"\(bert, .* is not a causal language model: .* change by \S+ standard"
+    ):
         load_model(tmp_path)

@@ -1,4 +1,6 @@
-"""Models that our attention does not fit, in rows of several documents: exact in one of several ways, or refused."""
+"""Models that our attention does not fit, in rows of several documents: exact in one of several
+ways, or refused.
+"""
 
 import copy
 from itertools import pairwise
@@ -47,7 +49,9 @@ WAYS = {
     "deepseek_v32": "restarting positions",
     "zaya": "as a batch",
 }
-"""Model type → the way that must be found. Kimi Linear, Qwen 3.5 and OLMo-hybrid have experts or gates besides."""
+"""Model type → the way that must be found. Kimi Linear, Qwen 3.5 and OLMo-hybrid have experts or
+gates besides.
+"""
 ONE_OF_EACH = ("gpt_oss", "qwen3_next", "kimi_linear", "mamba", "falcon_h1", "lfm2", "rwkv")
 
 
@@ -57,12 +61,16 @@ def _quiet() -> None:
 
 
 def documents(row: Any) -> list[torch.Tensor]:
-    return [torch.from_numpy(row.tokens[b:e]) for b, e in pairwise(np.cumsum([0, *LENGTHS]).tolist())]
+    return [
+        torch.from_numpy(row.tokens[b:e]) for b, e in pairwise(np.cumsum([0, *LENGTHS]).tolist())
+    ]
 
 
 def alone(inner: Any, row: Any) -> torch.Tensor:
     """[n, vocabulary]: transformers' own logits of the documents, one at a time."""
-    return torch.cat([inner(input_ids=tokens[None], use_cache=False).logits[0] for tokens in documents(row)])
+    return torch.cat(
+        [inner(input_ids=tokens[None], use_cache=False).logits[0] for tokens in documents(row)]
+    )
 
 
 @pytest.mark.parametrize("kind", WAYS)
@@ -79,7 +87,9 @@ def test_rows_are_exact(kind: str) -> None:
 
 
 def test_choices_that_depend_on_other_documents() -> None:
-    """With two heads, an indexer often scores several keys 0; which of them are read depends on what else is there."""
+    """With two heads, an indexer often scores several keys 0; which of them are read depends on
+    what else is there.
+    """
     inner, row = make_small("deepseek_v32", index_n_heads=2), random_row(LENGTHS)
     with torch.no_grad():
         due = alone(copy.deepcopy(inner), row)
@@ -93,7 +103,9 @@ def gradients(inner: Any, logits: torch.Tensor) -> torch.Tensor:
     inner.zero_grad()
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     (logits * weights).sum().backward()
-    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in inner.parameters()])
+    return torch.cat(
+        [torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in inner.parameters()]
+    )
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
@@ -148,7 +160,9 @@ def test_our_functions_run_single_documents_too() -> None:
 
 def test_a_longer_row_may_need_another_way() -> None:
     """Falcon's biases by place are made in bfloat16: exact in short rows only."""
-    inner = tiny_huggingface("falcon", alibi=True, new_decoder_architecture=False, max_position_embeddings=2048)
+    inner = tiny_huggingface(
+        "falcon", alibi=True, new_decoder_architecture=False, max_position_embeddings=2048
+    )
     model = HuggingFaceModel(inner)
     assert model.packing(37).reason is None
     assert "as a batch" not in model.packing_way()
@@ -157,7 +171,9 @@ def test_a_longer_row_may_need_another_way() -> None:
 
 
 def test_a_row_that_no_way_fits_is_refused_and_shorter_ones_are_not() -> None:
-    inner = reading_ids_only("falcon", alibi=True, new_decoder_architecture=False, max_position_embeddings=2048)
+    inner = reading_ids_only(
+        "falcon", alibi=True, new_decoder_architecture=False, max_position_embeddings=2048
+    )
     model = HuggingFaceModel(inner)
     assert model.packing(40).reason is None
     with pytest.raises(IsolationError, match="documents of one row see each other"):
@@ -181,7 +197,9 @@ def test_wrong_borders_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_what_a_row_holds_is_replaced() -> None:
-    """Calls with other shapes in the block, such as a batch of documents, run as transformers runs them."""
+    """Calls with other shapes in the block, such as a batch of documents, run as transformers runs
+    them.
+    """
     inner = make_small("lfm2")
     tokens = torch.arange(20)[None].repeat(2, 1)
     with torch.no_grad():
@@ -219,9 +237,15 @@ def test_documents_of_a_row_fill_it() -> None:
 
 
 CACHED = {  # model type → (steps, prompts in parts)
-    "qwen3_next": (True, True), "falcon_h1": (True, True), "lfm2": (True, True), "bamba": (True, True),
-    "gpt_oss": (True, True), "rwkv": (True, True), "mamba": (True, False), "recurrent_gemma": (False, False),
-}  # fmt: skip
+    "qwen3_next": (True, True),
+    "falcon_h1": (True, True),
+    "lfm2": (True, True),
+    "bamba": (True, True),
+    "gpt_oss": (True, True),
+    "rwkv": (True, True),
+    "mamba": (True, False),
+    "recurrent_gemma": (False, False),
+}
 
 
 @pytest.mark.parametrize("kind", CACHED)
@@ -240,9 +264,15 @@ def test_texts_grow_are_cut_back_and_are_copied(kind: str) -> None:
     def read(*parts: tuple[int, int, int]) -> None:
         """(sequence, begin, end) of what each reads next."""
         longest = max(end - begin for _, begin, end in parts)
-        tokens = torch.stack([torch.nn.functional.pad(text[b:e], (0, longest - e + b)) for _, b, e in parts])
-        counts, places = (torch.tensor(x) for x in zip(*((e - b, s) for s, b, e in parts), strict=True))
-        for found, (_, _, end) in zip(model.extend(tokens, counts, cache, places), parts, strict=True):
+        tokens = torch.stack(
+            [torch.nn.functional.pad(text[b:e], (0, longest - e + b)) for _, b, e in parts]
+        )
+        counts, places = (
+            torch.tensor(x) for x in zip(*((e - b, s) for s, b, e in parts), strict=True)
+        )
+        for found, (_, _, end) in zip(
+            model.extend(tokens, counts, cache, places), parts, strict=True
+        ):
             assert (found - due[end - 1]).abs().max() <= 1e-3 * due.std(), end
 
     read((0, 0, 20))
@@ -274,9 +304,13 @@ def test_steps_go_through_the_models_own_cache() -> None:
     assert read == [1, 1]
 
 
-def test_a_cache_that_is_wrong_from_some_length_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_wrong_from_some_length_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     inner = make_small("gpt_oss")
-    inner.config.sliding_window = 40  # what the masks were made with stays: only the length to watch is another
+    inner.config.sliding_window = (
+        40  # what the masks were made with stays: only the length to watch is another
+    )
     model = HuggingFaceModel(inner)
     cache = model.new_cache(1, 60)
     text = torch.from_numpy(random_row((60,), padding=0).tokens)

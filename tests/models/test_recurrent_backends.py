@@ -1,4 +1,6 @@
-"""Published kernels for recurrent layers, chosen by name: what they are given, what they give, and what is refused."""
+"""Published kernels for recurrent layers, chosen by name: what they are given, what they give, and
+what is refused.
+"""
 
 import sys
 from types import ModuleType
@@ -38,7 +40,9 @@ def borders_of(lengths: list[int]) -> Borders:
 
 
 def agree(run, by: Operations, inputs: list[Tensor], tolerance: float = 1e-4) -> None:
-    """Outputs, states if there are some, and gradients are those of torch, relative to their largest."""
+    """Outputs, states if there are some, and gradients are those of torch, relative to their
+    largest.
+    """
     results = []
     for one in (by, TORCH):
         leaves = [x.float().requires_grad_() for x in inputs]
@@ -52,7 +56,9 @@ def agree(run, by: Operations, inputs: list[Tensor], tolerance: float = 1e-4) ->
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("channels", [False, True], ids=["gated", "kimi"])
 @pytest.mark.parametrize("carried", [False, True], ids=["fresh", "carried"])
-def test_fla_computes_delta_rules(calls: Recorded, lengths: list[int], channels: bool, carried: bool) -> None:
+def test_fla_computes_delta_rules(
+    calls: Recorded, lengths: list[int], channels: bool, carried: bool
+) -> None:
     borders, inputs = borders_of(lengths), delta_inputs(sum(lengths), len(lengths), 2.0, channels)
     agree(
         lambda by, *x: by.gated_delta_rule(*x[:5], borders, x[5] if carried else None),
@@ -86,9 +92,16 @@ def test_fla_goes_slot_by_slot_through_short_documents(calls: Recorded, channels
 @pytest.mark.parametrize("carried", [False, True], ids=["fresh", "carried"])
 def test_convolutions(calls: Recorded, backend: str, lengths: list[int], carried: bool) -> None:
     borders, total = borders_of(lengths), sum(lengths)
-    inputs = [numbers(1, total, 16), numbers(2, 16, 4), numbers(3, 16), numbers(4, len(lengths), 3, 16)]
+    inputs = [
+        numbers(1, total, 16),
+        numbers(2, 16, 4),
+        numbers(3, 16),
+        numbers(4, len(lengths), 3, 16),
+    ]
     agree(
-        lambda by, row, weight, bias, *state: [by.causal_convolution(row, weight, bias, borders, *state)],
+        lambda by, row, weight, bias, *state: [
+            by.causal_convolution(row, weight, bias, borders, *state)
+        ],
         operations(backend),
         inputs[: 4 if carried else 3],
     )
@@ -158,7 +171,10 @@ def test_kernels_compute_in_the_dtype_of_the_model_and_keep_decays_precise(calls
 
 def test_the_first_backend_that_provides_an_operation_computes_it(calls: Recorded) -> None:
     row, weight, borders = torch.randn(6, 8), torch.randn(8, 3), borders_of([6])
-    for names, due in ((("fla", "causal_conv1d"), "causal_conv1d"), (("causal_conv1d", "fla"), "causal_conv1d_fn")):
+    for names, due in (
+        (("fla", "causal_conv1d"), "causal_conv1d"),
+        (("causal_conv1d", "fla"), "causal_conv1d_fn"),
+    ):
         by = operations(*names, "torch")
         by.causal_convolution(row, weight, None, borders)
         assert calls[-1][0] == due
@@ -166,14 +182,20 @@ def test_the_first_backend_that_provides_an_operation_computes_it(calls: Recorde
 
 
 @pytest.mark.parametrize(("taps", "channels"), [(5, 8), (3, 12)])
-def test_a_convolution_that_causal_conv1d_does_not_have(calls: Recorded, taps: int, channels: int) -> None:
-    with pytest.raises(ConfigError, match=rf"2.*4.*taps.*over.*multiple.*{taps}.*over.*{channels}.*'fla"):
+def test_a_convolution_that_causal_conv1d_does_not_have(
+    calls: Recorded, taps: int, channels: int
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"2.*4.*taps.*over.*multiple.*{taps}.*over.*{channels}.*'fla"
+    ):
         operations("causal_conv1d").causal_convolution(
             torch.randn(6, channels), torch.randn(channels, taps), None, borders_of([6])
         )
 
 
-def test_selective_scans_refuse_determinism(calls: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selective_scans_refuse_determinism(
+    calls: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     row, a = torch.randn(6, 2), -torch.rand(2, 3)
     with pytest.raises(ConfigError, match=r"summed.*fixed.*training.deterministic"):
@@ -183,9 +205,13 @@ def test_selective_scans_refuse_determinism(calls: Recorded, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_missing_package_is_named_with_its_cure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_cure(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=rf"'{name}' is not installed: pip install {PACKAGES[name].distribution}"):
+    with pytest.raises(
+        ConfigError, match=rf"'{name}' is not installed: pip install {PACKAGES[name].distribution}"
+    ):
         Operations.of([name], device="cuda", dtype=torch.float32)
 
 
@@ -213,11 +239,15 @@ def test_torch_stands_last(calls: Recorded) -> None:
     assert operations("torch").describe() == "torch"
 
 
-def test_a_version_without_borders_is_refused(calls: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_without_borders_is_refused(
+    calls: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def chunk_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         raise AssertionError
 
-    monkeypatch.setattr(sys.modules["fla.ops.gated_delta_rule"], "chunk_gated_delta_rule", chunk_gated_delta_rule)
+    monkeypatch.setattr(
+        sys.modules["fla.ops.gated_delta_rule"], "chunk_gated_delta_rule", chunk_gated_delta_rule
+    )
     inputs = delta_inputs(6, 1, 1.0, False)[:5]
     with pytest.raises(ConfigError, match="cu_seqlens, initial_state"):
         operations("fla").gated_delta_rule(*inputs, borders_of([6]))
@@ -226,7 +256,9 @@ def test_a_version_without_borders_is_refused(calls: Recorded, monkeypatch: pyte
 def test_a_package_that_does_not_import(calls: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "causal_conv1d", ModuleType("causal_conv1d"))
     with pytest.raises(ConfigError, match=r"'causal_conv1d'.*AttributeError.*for"):
-        operations("causal_conv1d").causal_convolution(torch.randn(6, 8), torch.randn(8, 3), None, borders_of([6]))
+        operations("causal_conv1d").causal_convolution(
+            torch.randn(6, 8), torch.randn(8, 3), None, borders_of([6])
+        )
 
 
 BLOCKS = {
@@ -239,7 +271,15 @@ BLOCKS = {
 
 def model_of(*pattern: str, **settings: Any) -> Any:
     blocks = {name: BLOCKS[name] for name in pattern}
-    return tiny(torch.float32, layers=len(pattern), width=16, heads=2, blocks=blocks, pattern=pattern, **settings)
+    return tiny(
+        torch.float32,
+        layers=len(pattern),
+        width=16,
+        heads=2,
+        blocks=blocks,
+        pattern=pattern,
+        **settings,
+    )
 
 
 def test_our_transformer_with_packages(calls: Recorded, caplog: pytest.LogCaptureFixture) -> None:
@@ -249,7 +289,8 @@ def test_our_transformer_with_packages(calls: Recorded, caplog: pytest.LogCaptur
         use_recurrent(model, ("fla", "mamba_ssm"))
     used = recurrent_operations(model).describe()
     assert used == (
-        "causal_convolution by fla, gated_delta_rule by fla, kimi_delta_rule by fla, state_space_scan by mamba_ssm"
+        "causal_convolution by fla, gated_delta_rule by fla, kimi_delta_rule by fla, "
+        "state_space_scan by mamba_ssm"
     )
     assert caplog.messages == [f"Transformer: recurrent operations: {used}"]
     calls.clear()
@@ -265,12 +306,16 @@ def test_our_transformer_with_packages(calls: Recorded, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("mixer", ["delta", "kimi", "mamba"])
 def test_rounding_in_half_precision_is_no_fault(calls: Recorded, mixer: str) -> None:
-    settings = ModelSettings(layers=1, width=64, dtype="bfloat16", blocks={mixer: BLOCKS[mixer]}, pattern=(mixer,))
+    settings = ModelSettings(
+        layers=1, width=64, dtype="bfloat16", blocks={mixer: BLOCKS[mixer]}, pattern=(mixer,)
+    )
     model = build_model(settings, vocab_size=VOCABULARY)
     use_recurrent(model, "mamba_ssm" if mixer == "mamba" else "fla")
     model.train()
     logits_of(model, random_row())
-    kept = next(given for name, given in calls[::-1] if "delta" in name or "scan" in name or "kda" in name)
+    kept = next(
+        given for name, given in calls[::-1] if "delta" in name or "scan" in name or "kda" in name
+    )
     assert kept["x" if mixer == "mamba" else "q"].dtype == torch.bfloat16
 
 
@@ -296,7 +341,9 @@ def test_a_backend_without_work_is_refused(calls: Recorded) -> None:
 
 
 @pytest.mark.parametrize("fault", ["wrong", "leak"])
-def test_kernels_are_tried_before_they_are_used(calls: Recorded, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_kernels_are_tried_before_they_are_used(
+    calls: Recorded, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     """A kernel that is a little off, and one that keeps states over borders."""
     module = sys.modules["fla.modules.causal_conv1d"]
     right = module.causal_conv1d  # type: ignore[attr-defined]

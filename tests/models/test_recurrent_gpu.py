@@ -16,7 +16,10 @@ from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.recurrent.operations import TORCH
 from penstock.models.settings import BlockSettings
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 LENGTHS = [130, 1, 0, 64, 65, *[3] * 20, 300]
 TOTAL = sum(LENGTHS)
@@ -49,14 +52,22 @@ def selective(by: Operations, borders: Borders, *x: Any) -> list[Any]:
 
 
 def convolved() -> list[torch.Tensor]:
-    return [numbers(1, TOTAL, 32), numbers(2, 32, 4), numbers(3, 32), numbers(4, len(LENGTHS), 3, 32)]
+    return [
+        numbers(1, TOTAL, 32),
+        numbers(2, 32, 4),
+        numbers(3, 32),
+        numbers(4, len(LENGTHS), 3, 32),
+    ]
 
 
 def selected() -> list[torch.Tensor]:
     return [
-        numbers(1, TOTAL, 32), numbers(2, TOTAL, 32).exp(), -numbers(3, 32, 16).exp(), numbers(4, TOTAL, 16),
+        numbers(1, TOTAL, 32),
+        numbers(2, TOTAL, 32).exp(),
+        -numbers(3, 32, 16).exp(),
+        numbers(4, TOTAL, 16),
         numbers(5, TOTAL, 16),
-    ]  # fmt: skip
+    ]
 
 
 CASES: list[tuple[str, Run, Callable[[], list[torch.Tensor]]]] = [
@@ -106,7 +117,9 @@ def test_a_model_takes_them(mixer: Any, backends: list[str], dtype: Any) -> None
     if missing := [name for name in backends if find_spec(name) is None]:
         pytest.skip(f"needs {missing[0]}")
     blocks = {"recurrent": BlockSettings(mixer=mixer, state_width=16), "full": BlockSettings()}
-    settings = ModelSettings(layers=2, width=64, heads=4, dtype=dtype, blocks=blocks, pattern=("recurrent", "full"))
+    settings = ModelSettings(
+        layers=2, width=64, heads=4, dtype=dtype, blocks=blocks, pattern=("recurrent", "full")
+    )
     model = build_model(settings, vocab_size=61, device="cuda")
     use_recurrent(model, backends)
     assert recurrent_operations(model).idle == []

@@ -1,7 +1,9 @@
-"""The Triton kernels of fla and mamba-ssm themselves, in Triton's interpreter on the CPU, against our operations.
+"""The Triton kernels of fla and mamba-ssm themselves, in Triton's interpreter on the CPU, against
+our operations.
 
-It needs the packages with triton, but no GPU: `pip install flash-linear-attention triton`, and for mamba-ssm its
-sources, on the path, without its compiled parts. On a GPU, `test_recurrent_gpu.py` says more.
+It needs the packages with triton, but no GPU: `pip install flash-linear-attention triton`, and for
+mamba-ssm its sources, on the path, without its compiled parts. On a GPU, `test_recurrent_gpu.py`
+says more.
 """
 
 from importlib.util import find_spec
@@ -66,7 +68,9 @@ def run(code: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (find_spec("fla") and find_spec("triton")), reason="needs flash-linear-attention and triton")
+@pytest.mark.skipif(
+    not (find_spec("fla") and find_spec("triton")), reason="needs flash-linear-attention and triton"
+)
 def test_fla() -> None:
     out = run("""
     import fla.ops.common.chunk_delta_h as chunks
@@ -103,12 +107,14 @@ def test_fla() -> None:
         [numbers(total, 8), numbers(8, 4)] + [numbers(8)],
         False,
     )
-    """)
+    """)  # noqa: E501
     assert out.count("agrees") == 6
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (find_spec("mamba_ssm") and find_spec("triton")), reason="needs mamba-ssm and triton")
+@pytest.mark.skipif(
+    not (find_spec("mamba_ssm") and find_spec("triton")), reason="needs mamba-ssm and triton"
+)
 def test_mamba_ssm() -> None:
     out = run("""
     # Without its compiled parts, which the scan of Mamba-2 does not need.

@@ -1,4 +1,6 @@
-"""Recurrent operations over packed rows equal their definitions, token by token and document by document."""
+"""Recurrent operations over packed rows equal their definitions, token by token and document by
+document.
+"""
 
 from itertools import pairwise
 
@@ -50,7 +52,9 @@ def test_state_space(lengths: list[int]) -> None:
     borders = Borders(np.concatenate([[0], np.cumsum(lengths)]))
     compare(
         lambda x, dt, b, c, a, state: state_space_scan(x, dt, a, b, c, borders, state),
-        lambda x, dt, b, c, a, state: by_document(slow_state_space, (x, dt, b, c), lengths, state, a),
+        lambda x, dt, b, c, a, state: by_document(
+            slow_state_space, (x, dt, b, c), lengths, state, a
+        ),
         space_inputs(sum(lengths), len(lengths)),
     )
 
@@ -61,7 +65,11 @@ def test_linear_scan(lengths: list[int]) -> None:
     compare(
         lambda a, b, state: linear_scan(a, b, borders, state),
         lambda a, b, state: by_document(slow_linear, (a, b), lengths, state),
-        [torch.sigmoid(3 * numbers(1, total, 3, 2)), numbers(2, total, 3, 2), numbers(3, len(lengths), 3, 2)],
+        [
+            torch.sigmoid(3 * numbers(1, total, 3, 2)),
+            numbers(2, total, 3, 2),
+            numbers(3, len(lengths), 3, 2),
+        ],
     )
 
 
@@ -73,7 +81,9 @@ def test_convolution(lengths: list[int], taps: int, carried: bool) -> None:
     zeros = torch.zeros(len(lengths), taps - 1, 5, dtype=torch.float64)
 
     def fast(row: Tensor, weight: Tensor, bias: Tensor, state: Tensor | None = None):
-        return causal_convolution(row, weight, bias, borders, state), last_inputs(row, borders, taps, state)
+        return causal_convolution(row, weight, bias, borders, state), last_inputs(
+            row, borders, taps, state
+        )
 
     def slow(row: Tensor, weight: Tensor, bias: Tensor, state: Tensor = zeros):
         return slow_convolution(row, weight, bias, lengths, state)
@@ -110,7 +120,9 @@ def test_parts_with_states_equal_the_whole(kind: str) -> None:
         begin, state = run([one[first] for one in x], parts[0], None)
         end, state = run([one[second] for one in x], parts[1], state)
         out = torch.empty(sum(lengths), *begin.shape[1:], dtype=begin.dtype)
-        return out.index_copy(0, torch.from_numpy(first), begin).index_copy(0, torch.from_numpy(second), end), state
+        return out.index_copy(0, torch.from_numpy(first), begin).index_copy(
+            0, torch.from_numpy(second), end
+        ), state
 
     compare(together, in_parts, inputs, 1e-10, 1e-10)
 
@@ -118,10 +130,14 @@ def test_parts_with_states_equal_the_whole(kind: str) -> None:
 def operation(kind: str, total: int):
     """Inputs [T, …], and (inputs, borders, state) → outputs and states."""
     if kind == "delta":
-        return delta_inputs(total, 1, 2.0, False)[:5], lambda x, borders, state: gated_delta_rule(*x, borders, state)
+        return delta_inputs(total, 1, 2.0, False)[:5], lambda x, borders, state: gated_delta_rule(
+            *x, borders, state
+        )
     if kind == "space":
         x, dt, b, c, a, _ = space_inputs(total, 1)
-        return [x, dt, b, c], lambda x, borders, state: state_space_scan(x[0], x[1], a, x[2], x[3], borders, state)
+        return [x, dt, b, c], lambda x, borders, state: state_space_scan(
+            x[0], x[1], a, x[2], x[3], borders, state
+        )
     if kind == "linear":
         inputs = [torch.sigmoid(numbers(1, total, 3)), numbers(2, total, 3)]
         return inputs, lambda x, borders, state: linear_scan(*x, borders, state)
@@ -139,7 +155,9 @@ def test_gradients_to_other_documents_are_exactly_zero(kind: str) -> None:
     inputs, run = operation(kind, sum(lengths))
     leaves = [x.float().requires_grad_() for x in inputs]
     out, _ = (
-        run(leaves, borders, None) if kind in ("delta", "linear") else run([x.double() for x in leaves], borders, None)
+        run(leaves, borders, None)
+        if kind in ("delta", "linear")
+        else run([x.double() for x in leaves], borders, None)
     )
     for begin, end in pairwise(borders.cu_seqlens.tolist()):
         gradients = torch.autograd.grad((out[begin:end] ** 2).sum(), leaves, retain_graph=True)

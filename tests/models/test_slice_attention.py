@@ -26,11 +26,15 @@ def row_of(kind: str, seed: int) -> ModelInput:
         return random_forest(seed, padding=seed % 4)
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 20, random.integers(1, 6)).tolist()
-    prefixes = [int(random.integers(0, length + 1)) for length in lengths] if kind == "prefixes" else None
+    prefixes = (
+        [int(random.integers(0, length + 1)) for length in lengths] if kind == "prefixes" else None
+    )
     return random_row(lengths, padding=seed % 4, prefixes=prefixes, seed=seed)
 
 
-def slow(part: RowSlice, q: Any, k: Any, v: Any, window: int | None, softcap: float | None) -> torch.Tensor:
+def slow(
+    part: RowSlice, q: Any, k: Any, v: Any, window: int | None, softcap: float | None
+) -> torch.Tensor:
     """The obvious way: all pairs, of which the rule takes some."""
     mask = torch.from_numpy(part.rule.dense_mask())
     if window is not None:
@@ -52,7 +56,13 @@ def slow(part: RowSlice, q: Any, k: Any, v: Any, window: int | None, softcap: fl
     softcap=st.sampled_from([None, None, 2.0]),
 )
 def test_slices_attend_as_the_row(
-    kind: str, seed: int, size: int, chunks: int, backend: str, window: int | None, softcap: float | None
+    kind: str,
+    seed: int,
+    size: int,
+    chunks: int,
+    backend: str,
+    window: int | None,
+    softcap: float | None,
 ) -> None:
     row = row_of(kind, seed)
     parts = [RowSlice.of(row, rank, size, chunks=chunks) for rank in range(size)]
@@ -63,14 +73,18 @@ def test_slices_attend_as_the_row(
     found = torch.empty_like(due)
     for part in parts:
         if backend == "masked":
-            attend = slices._masked(list(slices._stretches(part, window)), part, CPU, window, softcap)
+            attend = slices._masked(
+                list(slices._stretches(part, window)), part, CPU, window, softcap
+            )
         else:
             how = {"window": window, "softcap": softcap}
             name, attend = prepare_slice(part, device=CPU, dtype=q.dtype, backend=backend, **how)
             assert name == backend
         found = found.index_copy(0, torch.from_numpy(part.index), attend(q[part.index], k, v))
     weights = torch.linspace(-1, 1, due.numel(), dtype=due.dtype).view_as(due)
-    results = ([one, *torch.autograd.grad((one * weights).sum(), (q, k, v))] for one in (found, due))
+    results = (
+        [one, *torch.autograd.grad((one * weights).sum(), (q, k, v))] for one in (found, due)
+    )
     for mine, expected in zip(*results, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8 if softcap is None else 1e-11)
 
@@ -95,7 +109,9 @@ def test_the_operation_keeps_the_contracts_of_torch() -> None:
     part = RowSlice.of(random_row((20, 5, 7)), 0, 2, chunks=2)
     q, k, v = random_heads(len(part.order), gradients=True)
     calls = torch.from_numpy(slices._calls(part))
-    torch.library.opcheck(slices.attend_runs, (q[part.index].detach().requires_grad_(), k, v, calls))
+    torch.library.opcheck(
+        slices.attend_runs, (q[part.index].detach().requires_grad_(), k, v, calls)
+    )
 
 
 def test_half_precision_is_near() -> None:
@@ -118,7 +134,9 @@ def test_one_rank_needs_no_process_group() -> None:
     out = attention(q, k, v)
     due = slow(part, q, k, v, None, None)
     torch.testing.assert_close(out, due, rtol=0, atol=1e-8)
-    for mine, expected in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, due)), strict=True):
+    for mine, expected in zip(
+        *(torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, due)), strict=True
+    ):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
     assert attention.backend == "per_document"
     assert attention.slots == len(part.index)
@@ -132,8 +150,14 @@ def test_a_slice_of_another_place_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"backend": "flex"}, "'flex' knows no slices of rows; take auto, per_document, varlen, dense"),
-        ({"backend": "varlen"}, "'varlen' runs in float16 and bfloat16 on cuda only, .* take per_document or dense"),
+        (
+            {"backend": "flex"},
+            "'flex' knows no slices of rows; take auto, per_document, varlen, dense",
+        ),
+        (
+            {"backend": "varlen"},
+            "'varlen' runs in float16 and bfloat16 on cuda only, .* take per_document or dense",
+        ),
         ({"window": 4}, "sliding window of 4 tokens and a bidirectional prefix exclude each other"),
     ],
 )
@@ -164,11 +188,15 @@ def test_varlen_gets_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arguments of the kernel, with a slow twin in its place."""
     varlen = pytest.importorskip("torch.nn.attention.varlen")
 
-    def twin(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, window_size: Any) -> Any:
+    def twin(
+        q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, window_size: Any
+    ) -> Any:
         out = torch.zeros_like(q)
         assert max_q == int(cu_q.diff().max())
         assert max_k == int(cu_k.diff().max())
-        for (a, b), (c, d) in zip(cu_q.unfold(0, 2, 1).tolist(), cu_k.unfold(0, 2, 1).tolist(), strict=True):
+        for (a, b), (c, d) in zip(
+            cu_q.unfold(0, 2, 1).tolist(), cu_k.unfold(0, 2, 1).tolist(), strict=True
+        ):
             queries, keys = torch.arange(b - a)[:, None] + (d - c) - (b - a), torch.arange(d - c)
             mask = keys <= queries + window_size[1]
             if window_size[0] >= 0:

@@ -1,4 +1,6 @@
-"""Attention whose scores are kept within a number: the formula slot by slot, and models that use it."""
+"""Attention whose scores are kept within a number: the formula slot by slot, and models that use
+it.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -21,7 +23,9 @@ from penstock.plan.inputs import AttentionRule
 CAP = 1.5
 
 
-def slow(q: Any, k: Any, v: Any, rule: AttentionRule, window: int | None, cap: float) -> torch.Tensor:
+def slow(
+    q: Any, k: Any, v: Any, rule: AttentionRule, window: int | None, cap: float
+) -> torch.Tensor:
     """Query by query, head by head, over the keys that the rule's own mask shows."""
     sees, positions = rule.dense_mask(), rule.positions
     out = torch.empty_like(q)
@@ -48,8 +52,12 @@ def check(rule: AttentionRule, window: int | None, backend: str) -> None:
     )
     found, due = attention(*qkv), slow(*qkv, rule, window, CAP)
     torch.testing.assert_close(found, due)
-    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for mine, theirs in zip(*(torch.autograd.grad((x * weights).sum(), qkv) for x in (found, due)), strict=True):
+    weights = torch.randn(
+        found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    for mine, theirs in zip(
+        *(torch.autograd.grad((x * weights).sum(), qkv) for x in (found, due)), strict=True
+    ):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -59,8 +67,14 @@ def check(rule: AttentionRule, window: int | None, backend: str) -> None:
     window=st.none() | st.integers(1, 5),
     backend=st.sampled_from(["auto", "per_document", "dense"]),
 )
-def test_documents_with_prefixes_or_windows(documents: list[tuple[int, int]], window: int | None, backend: str) -> None:
-    check(make_rule([(n, min(n, prefix) if window is None else 0) for n, prefix in documents]), window, backend)
+def test_documents_with_prefixes_or_windows(
+    documents: list[tuple[int, int]], window: int | None, backend: str
+) -> None:
+    check(
+        make_rule([(n, min(n, prefix) if window is None else 0) for n, prefix in documents]),
+        window,
+        backend,
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -95,7 +109,9 @@ def test_documents_are_apart_and_the_cache_is_exact() -> None:
         cache, text = model.new_cache(2, end - begin), torch.from_numpy(alone.tokens).long()[None]
         half = (end - begin + 1) // 2
         for first, last in [(0, half), *((place, place + 1) for place in range(half, end - begin))]:
-            read = model.extend(text[:, first:last], torch.tensor([last - first]), cache, torch.tensor([1]))
+            read = model.extend(
+                text[:, first:last], torch.tensor([last - first]), cache, torch.tensor([1])
+            )
             torch.testing.assert_close(read[0], due[last - 1], rtol=0, atol=1e-9)
 
 

@@ -1,4 +1,6 @@
-"""LoRA with all its settings, and what is trained next to it: peft reads the same model, and nothing else moves."""
+"""LoRA with all its settings, and what is trained next to it: peft reads the same model, and
+nothing else moves.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +26,9 @@ from penstock.models.saving import base_checksum, load_model
 from penstock.models.theirs.model import HuggingFaceModel
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # peft asks for it
+    pytest.mark.filterwarnings(
+        "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+    ),  # peft asks for it
     # peft looks on the hub for the size of a base's vocabulary, whatever the base is called.
     pytest.mark.filterwarnings("ignore:Unable to fetch remote file:UserWarning"),
     pytest.mark.filterwarnings("ignore:Could not find a config file in base:UserWarning"),
@@ -36,7 +40,9 @@ def gpt(kind: str) -> Any:
     torch.manual_seed(0)
     sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
     more = {"rotary_dim": 8} if kind == "gptj" else {}
-    config = transformers.AutoConfig.for_model(kind, **sizes, **more, bos_token_id=1, eos_token_id=2)
+    config = transformers.AutoConfig.for_model(
+        kind, **sizes, **more, bos_token_id=1, eos_token_id=2
+    )
     return HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config).eval()).eval()
 
 
@@ -100,26 +106,40 @@ def test_peft_reads_the_same_model(name: str, settings: str, tmp_path: Path) -> 
     found = HuggingFaceModel(with_adapter.merge_and_unload().eval())
     torch.testing.assert_close(logits_of(found, row), after, rtol=0, atol=1e-4)
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert (config["use_rslora"], config["lora_dropout"]) == (settings == "rslora", 0.3 if settings == "rslora" else 0)
+    assert (config["use_rslora"], config["lora_dropout"]) == (
+        settings == "rslora",
+        0.3 if settings == "rslora" else 0,
+    )
     if settings == "new":
         count = sum(weight.numel() for weight in written.values())
         whole = model.vocab_size * 32 if name == "gptj" else 0
-        assert count < 32 * 4 * 200 + whole, "no matrix of the embedding's size, where peft can do without"
+        assert count < 32 * 4 * 200 + whole, (
+            "no matrix of the embedding's size, where peft can do without"
+        )
 
 
 @pytest.mark.parametrize("name", ["ours", "llama"])
 def test_patterns_and_whole_modules(name: str, tmp_path: Path) -> None:
-    ends = {"ours": ("query", "key", "0.mlp.down"), "llama": ("q_proj", "k_proj", "0.mlp.down_proj")}[name]
+    ends = {
+        "ours": ("query", "key", "0.mlp.down"),
+        "llama": ("q_proj", "k_proj", "0.mlp.down_proj"),
+    }[name]
     model, row = MODELS[name](), random_row()
     model.eval()
     patterns: Any = {"rank_pattern": {ends[0]: 2, ends[2]: 3}, "alpha_pattern": {ends[1]: 1.0}}
     tune(model, **patterns, modules_to_save=("norm",))
-    ranks = {weight.shape[0] for n, weight in lora_weights(model.state_dict()).items() if f"{ends[0]}.lora_A" in n}
+    ranks = {
+        weight.shape[0]
+        for n, weight in lora_weights(model.state_dict()).items()
+        if f"{ends[0]}.lora_A" in n
+    }
     assert ranks == {2}
     after = logits_of(model, row)
     export_adapter(model, tmp_path / "out")
     inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "base")
-    found = HuggingFaceModel(peft.PeftModel.from_pretrained(inner, tmp_path / "out").merge_and_unload().eval())
+    found = HuggingFaceModel(
+        peft.PeftModel.from_pretrained(inner, tmp_path / "out").merge_and_unload().eval()
+    )
     torch.testing.assert_close(logits_of(found, row), after, rtol=0, atol=1e-4)
 
 
@@ -136,12 +156,16 @@ def test_old_rows_move_neither_by_gradients_nor_by_decay(name: str) -> None:
         optimizers.step(0.1)
     for n, value in model.state_dict().items():
         assert torch.equal(value, start[n]) == (".lora_" not in n and not n.endswith(".trained")), n
-    weight = model.get_input_embeddings().weight if hasattr(model, "inner") else model.embedding.weight
+    weight = (
+        model.get_input_embeddings().weight if hasattr(model, "inner") else model.embedding.weight
+    )
     assert len(weight) == model.vocab_size == model.new_rows.end
     # Without decay of embeddings, rows without a gradient stay where they are.
     groups = Optimizers(model, OptimizerSettings()).members[0].param_groups
     rows = {id(part.trained) for _, _, part in trained_parts(model)}
-    assert rows <= {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert rows <= {
+        id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]
+    }
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -162,7 +186,9 @@ def test_parts_are_settled_exactly_or_taken_out(name: str, kept: bool) -> None:
         assert torch.equal(logits_of(model, row), before)
     assert set(model.state_dict()) == names
     if name == "llama, tied":
-        assert model.inner.lm_head.weight is model.inner.model.embed_tokens.weight, "still one matrix"
+        assert model.inner.lm_head.weight is model.inner.model.embed_tokens.weight, (
+            "still one matrix"
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -179,7 +205,9 @@ def test_a_vocabulary_grows_by_the_mean(name: str) -> None:
     settings = model.config.get_text_config() if hasattr(model, "inner") else model.settings
     assert settings.vocab_size == model.vocab_size == old + 2
     table = model.get_input_embeddings() if hasattr(model, "inner") else model.embedding
-    torch.testing.assert_close(table.weight[old:], table.weight[:old].mean(0, keepdim=True).expand(2, -1))
+    torch.testing.assert_close(
+        table.weight[old:], table.weight[:old].mean(0, keepdim=True).expand(2, -1)
+    )
 
 
 def test_dropout_is_of_training_alone() -> None:
@@ -195,9 +223,18 @@ def test_dropout_is_of_training_alone() -> None:
     [
         ({"rank_pattern": {"nowhere": 2}}, "rank_pattern: 'nowhere' fits no matrix with LoRA"),
         ({"alpha_pattern": {"norm": 2.0}}, "alpha_pattern: 'norm' fits no matrix with LoRA"),
-        ({"modules_to_save": ("nowhere",)}, "modules_to_save: 'nowhere' is the end of no module's name; known: .*norm"),
-        ({"modules_to_save": ("down",), "targets": ("down",)}, "down is in targets and in modules_to_save"),
-        ({"train_embeddings": "new"}, "train_embeddings: new, but the tokenizer of the data has no entries"),
+        (
+            {"modules_to_save": ("nowhere",)},
+            "modules_to_save: 'nowhere' is the end of no module's name; known: .*norm",
+        ),
+        (
+            {"modules_to_save": ("down",), "targets": ("down",)},
+            "down is in targets and in modules_to_save",
+        ),
+        (
+            {"train_embeddings": "new"},
+            "train_embeddings: new, but the tokenizer of the data has no entries",
+        ),
     ],
 )
 def test_what_fits_nothing_is_refused(settings: Any, message: str) -> None:
@@ -223,4 +260,7 @@ def test_settings_out_of_range_are_refused(settings: Any, message: str) -> None:
 
 def test_a_new_row_is_trained_whole_or_in_part_not_both() -> None:
     with pytest.raises(ConfigError, match=r"modules_to_save.*train_embeddings"):
-        add_lora(grown(MODELS["ours"]), LoraSettings(modules_to_save=("embedding",), train_embeddings="new"))
+        add_lora(
+            grown(MODELS["ours"]),
+            LoraSettings(modules_to_save=("embedding",), train_embeddings="new"),
+        )

@@ -41,12 +41,16 @@ def test_documents_together_are_documents_apart(extra: dict[str, Any], backend: 
     for length in LENGTHS:
         alone = random_row((length,), padding=0)
         alone = replace(alone, tokens=row.tokens[begin : begin + length])
-        torch.testing.assert_close(together[:, begin : begin + length], logits_of(model, alone), rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            together[:, begin : begin + length], logits_of(model, alone), rtol=0, atol=1e-10
+        )
         begin += length
 
 
 @pytest.mark.parametrize("extra", SHAPES)
-@pytest.mark.parametrize(("backend", "prefixes"), [("per_document", (4, 1, 7)), ("dense", (4, 1, 7)), ("auto", None)])
+@pytest.mark.parametrize(
+    ("backend", "prefixes"), [("per_document", (4, 1, 7)), ("dense", (4, 1, 7)), ("auto", None)]
+)
 def test_a_token_changes_no_logit_of_another_document(
     extra: dict[str, Any], backend: str, prefixes: tuple[int, ...] | None
 ) -> None:
@@ -57,7 +61,12 @@ def test_a_token_changes_no_logit_of_another_document(
     for slot in range(row.sequence_length):
         tokens = row.tokens.copy()
         tokens[slot] = (tokens[slot] + 1) % VOCABULARY
-        changed = (logits_of(model, replace(row, tokens=tokens), backend) != before).any(-1).any(0).numpy()
+        changed = (
+            (logits_of(model, replace(row, tokens=tokens), backend) != before)
+            .any(-1)
+            .any(0)
+            .numpy()
+        )
         assert changed[slot]
         assert not changed[row.document_ids != row.document_ids[slot]].any()  # type: ignore[index]
 
@@ -71,7 +80,9 @@ def test_it_passes_the_isolation_check() -> None:
 
 def test_a_prefix_is_seen_from_its_beginning() -> None:
     model = tiny()
-    causal, both = (logits_of(model, random_row(prefixes=prefixes)) for prefixes in (None, (4, 0, 0)))
+    causal, both = (
+        logits_of(model, random_row(prefixes=prefixes)) for prefixes in (None, (4, 0, 0))
+    )
     changed = (causal != both).any(-1)[0]
     assert changed[:3].all()
     assert not changed[7:].any()
@@ -109,12 +120,17 @@ def test_what_a_row_lacks_or_has_too_much_of_is_refused() -> None:
 
 
 def test_settings_can_be_read_without_torch() -> None:
-    code = "import sys; from penstock.models import LoraSettings, ModelSettings; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from penstock.models import LoraSettings, ModelSettings; sys.exit('torch' in "
+        "sys.modules)"
+    )
     run_code(code, check=True)
 
 
 def test_heads_share_the_trunk_and_predict_further() -> None:
-    """The first head is the plain model; each further one is a block of its own on the same trunk."""
+    """The first head is the plain model; each further one is a block of its own on the same
+    trunk.
+    """
     plain, several = tiny(layers=3), tiny(layers=3, prediction_heads=2)
     row = random_row(distances=2)
     hidden = several(several.tensors(row))
@@ -122,7 +138,11 @@ def test_heads_share_the_trunk_and_predict_further() -> None:
     torch.testing.assert_close(hidden[0], plain(plain.tensors(row))[0], rtol=0, atol=1e-12)
     assert (hidden[0] - hidden[1]).abs().max() > 0.1
     hidden[1].sum().backward()
-    assert not [n for n, w in several.named_parameters() if w.grad is None and not n.startswith(("blocks.2", "embed"))]
+    assert not [
+        n
+        for n, w in several.named_parameters()
+        if w.grad is None and not n.startswith(("blocks.2", "embed"))
+    ]
     assert several.blocks[2].mlp.up.weight.grad.abs().max() == 0
 
 
@@ -169,7 +189,9 @@ def test_a_cache_gives_the_logits_of_the_whole(extra: dict[str, Any]) -> None:
         for text, logits, length in zip(texts, found, lengths, strict=True):
             if length:
                 whole = replace(random_row((len(text),), padding=0), tokens=np.array(text))
-                torch.testing.assert_close(logits, logits_of(model, whole)[0, -1], rtol=0, atol=1e-10)
+                torch.testing.assert_close(
+                    logits, logits_of(model, whole)[0, -1], rtol=0, atol=1e-10
+                )
 
 
 def test_some_sequences_grow_alone() -> None:
@@ -179,7 +201,9 @@ def test_some_sequences_grow_alone() -> None:
     model.extend(torch.arange(6).reshape(3, 2), torch.tensor([2, 2, 2]), cache)
     cache.clear(1)
     found = model.extend(tokens, torch.tensor([5]), cache, torch.tensor([1]))
-    torch.testing.assert_close(found, model.extend(tokens, torch.tensor([5]), other), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found, model.extend(tokens, torch.tensor([5]), other), rtol=0, atol=1e-12
+    )
     assert cache.lengths.tolist() == [2, 5, 2]
 
 

@@ -19,7 +19,9 @@ def word(i, purpose, key):
 
 
 def count_noise(length, rate, mean):
-    """The published rounding, in exact arithmetic; Python's round of a Fraction goes half to even."""
+    """The published rounding, in exact arithmetic; Python's round of a Fraction goes half to
+    even.
+    """
     noise = min(max(round(length * Fraction(rate)), 1), length - 1)
     spans = max(round(noise / Fraction(mean)), 1)
     return noise, min(spans, noise, length - noise)
@@ -59,7 +61,9 @@ def roll(mask, offset):
 
 def runs(mask):
     """(begin, end) of each run of True."""
-    edges = [i for i in range(len(mask) + 1) if (i > 0 and mask[i - 1]) != (i < len(mask) and mask[i])]
+    edges = [
+        i for i in range(len(mask) + 1) if (i > 0 and mask[i - 1]) != (i < len(mask) and mask[i])
+    ]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
@@ -70,7 +74,8 @@ def pick(cumulative, key):
 def write(settings, tokens, weights, key):
     """Tokens, weights, prefix, place of the bar, spans, and the number of the task.
 
-    `settings`: a dict with tasks (dicts), cumulative, roll, final, input_end, bidirectional, inputs_too, sentinels.
+    `settings`: a dict with tasks (dicts), cumulative, roll, final, input_end, bidirectional,
+    inputs_too, sentinels.
     """
     number = pick(settings["cumulative"], key)
     task, length = settings["tasks"][number], len(tokens)

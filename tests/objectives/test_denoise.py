@@ -22,13 +22,18 @@ PRESETS = {
 
 @st.composite
 def tasks(draw):
-    options = {"mode": draw(st.sampled_from([None, 7, 8])), "weight": draw(st.sampled_from([1, 0.25, "0.1"]))}
+    options = {
+        "mode": draw(st.sampled_from([None, 7, 8])),
+        "weight": draw(st.sampled_from([1, 0.25, "0.1"])),
+    }
     kind = draw(st.sampled_from(["spans", "spans", "prefix", "causal"]))
     if kind == "spans":
         rate = draw(st.sampled_from([0.15, 0.5, 0.9, "1/3", 0.01]))
         return SpanCorruption(rate, draw(st.sampled_from([1, 2.5, 3, 64])), **options)
     if kind == "prefix":
-        return PrefixLM(rate=draw(st.sampled_from([None, 0.25])), sentinel=draw(st.booleans()), **options)
+        return PrefixLM(
+            rate=draw(st.sampled_from([None, 0.25])), sentinel=draw(st.booleans()), **options
+        )
     return CausalLM(**options)
 
 
@@ -48,9 +53,15 @@ def denoisers(draw):
 
 DOCUMENTS = st.integers(1, 400).flatmap(
     lambda size: (
-        st.lists(st.sampled_from([0, 1, 5, 7, 9, 1000, 1001, 1002, 2**31 - 1]), min_size=size, max_size=size)
+        st.lists(
+            st.sampled_from([0, 1, 5, 7, 9, 1000, 1001, 1002, 2**31 - 1]),
+            min_size=size,
+            max_size=size,
+        )
         if size < 40
-        else st.integers(0, 2**32).map(lambda seed: np.random.default_rng(seed).integers(0, 1300, size).tolist())
+        else st.integers(0, 2**32).map(
+            lambda seed: np.random.default_rng(seed).integers(0, 1300, size).tolist()
+        )
     )
 )
 
@@ -62,7 +73,9 @@ def as_reference(denoise):
         kind = {SpanCorruption: "spans", PrefixLM: "prefix", CausalLM: "causal"}[type(task)]
         names = ("mode", "rate", "mean", "sentinel")
         found = {name: getattr(task, name, None) for name in names}
-        return {**found, "kind": kind} | {n: str(found[n]) for n in ("rate", "mean") if found[n] is not None}
+        return {**found, "kind": kind} | {
+            n: str(found[n]) for n in ("rate", "mean") if found[n] is not None
+        }
 
     return {
         "tasks": [describe(task) for task in denoise.tasks],
@@ -79,8 +92,12 @@ def as_reference(denoise):
 @settings(deadline=None, max_examples=150)
 @given(denoisers(), DOCUMENTS, KEYS, st.sampled_from([None, 0, 1]))
 def test_as_the_definition_says(denoise, document, key, seed):
-    weights = None if seed is None else np.random.default_rng(seed).choice([0, 0.5, 1, 2], len(document))
-    tokens, counts, prefix, bar, spans, number = slow.write(as_reference(denoise), document, weights, key)
+    weights = (
+        None if seed is None else np.random.default_rng(seed).choice([0, 0.5, 1, 2], len(document))
+    )
+    tokens, counts, prefix, bar, spans, number = slow.write(
+        as_reference(denoise), document, weights, key
+    )
     written = denoise.write(np.array(document, np.int32), weights, key)
     assert written.tokens.tolist() == tokens
     assert written.tokens.dtype == np.int32
@@ -90,14 +107,20 @@ def test_as_the_definition_says(denoise, document, key, seed):
         assert set(written.weights.tolist()) <= {0, 1}
     else:
         assert written.weights.tolist() == counts
-    assert denoise.measure(np.array([len(document)]), np.array([key], np.uint64)).tolist() == [len(tokens)]
+    assert denoise.measure(np.array([len(document)]), np.array([key], np.uint64)).tolist() == [
+        len(tokens)
+    ]
     assert denoise.spans(len(document), key) == spans
     assert denoise.task(len(document), key) == denoise.tasks[number].name
     inputs, targets = denoise.encoder_decoder(np.array(document, np.int32), key)
     assert (inputs.tolist(), targets.tolist()) == (tokens[:bar], tokens[bar:])
     slots, sentinels, _ = denoise.worst(len(document))
     assert len(tokens) <= slots <= denoise.worst(len(document) + 1)[0]
-    assert len(spans) <= sentinels or denoise.tasks[number].name == "causal" or not denoise.tasks[number].sentinel
+    assert (
+        len(spans) <= sentinels
+        or denoise.tasks[number].name == "causal"
+        or not denoise.tasks[number].sentinel
+    )
 
 
 @settings(deadline=None, max_examples=100)
@@ -107,16 +130,22 @@ def test_a_document_is_given_back_whatever_ids_it_holds(denoise, document, key):
     written = denoise.write(document, None, key)
     assert np.array_equal(denoise.restore(written.tokens, len(document), key), document)
     inputs, targets = denoise.encoder_decoder(document, key)
-    assert np.array_equal(denoise.restore(np.concatenate([inputs, targets]), len(document), key), document)
+    assert np.array_equal(
+        denoise.restore(np.concatenate([inputs, targets]), len(document), key), document
+    )
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(sorted(PRESETS)), DOCUMENTS, KEYS)
 def test_sentinels_alone_put_ordinary_documents_together(preset, document, key):
-    """As a reader of the format would: each sentinel of the inputs is replaced by what follows it in the targets."""
+    """As a reader of the format would: each sentinel of the inputs is replaced by what follows it
+    in the targets.
+    """
     denoise = PRESETS[preset]
     document = [10 + token % 900 for token in document]
-    inputs, targets = (part.tolist() for part in denoise.encoder_decoder(np.array(document, np.int32), key))
+    inputs, targets = (
+        part.tolist() for part in denoise.encoder_decoder(np.array(document, np.int32), key)
+    )
     spans, current = {}, None
     for token in targets:
         if token in SENTINELS:
@@ -139,7 +168,9 @@ def test_the_contract_of_objectives(preset):
 def test_the_same_whatever_the_dtype(preset, dtype):
     document = np.arange(500)
     due = PRESETS[preset].write(document.astype(np.int32), None, 77)
-    assert np.array_equal(PRESETS[preset].write(document.astype(dtype), None, np.uint64(77)).tokens, due.tokens)
+    assert np.array_equal(
+        PRESETS[preset].write(document.astype(dtype), None, np.uint64(77)).tokens, due.tokens
+    )
 
 
 def test_a_document_of_one_token_is_only_read():

@@ -17,7 +17,12 @@ from penstock.plan.objectives import _denoise_kernels as kernels
 LONGEST = 65_535
 PRESETS = {"t5": Denoise.t5(), "ul2": Denoise.ul2(), "ul2r": Denoise.ul2r()}
 CORRUPTIONS = sorted(
-    {(str(t.rate), t.mean) for d in PRESETS.values() for t in d.tasks if isinstance(t, SpanCorruption)}
+    {
+        (str(t.rate), t.mean)
+        for d in PRESETS.values()
+        for t in d.tasks
+        if isinstance(t, SpanCorruption)
+    }
 )
 
 
@@ -50,7 +55,9 @@ def test_counts_equal_the_formula_in_exact_arithmetic_at_every_length(rate, mean
 
 
 def test_where_t5s_own_floats_leave_exact_arithmetic():
-    """T5 masks in float32 and measures in float64: the first is off by one token at 677 lengths at rate 0.15."""
+    """T5 masks in float32 and measures in float64: the first is off by one token at 677 lengths at
+    rate 0.15.
+    """
     lengths = np.arange(2, LONGEST + 1)
     for rate, off in ((0.15, 677), (0.5, 0), (0.25, 0)):
         noise, _ = count_all(rate, 3)
@@ -110,7 +117,9 @@ SMALL = [(12, 0.5, 2), (9, "1/3", 1), (11, 0.5, 6)]
 def test_all_compositions_are_drawn_alike(length, rate, mean):
     masks = list(masks_of(length, *slow.count_noise(length, rate, mean)))
     draws = 60 * max(len(masks), 30)
-    counts = draw_masks(Denoise([SpanCorruption(rate, mean)], sentinels=(), roll=False), length, draws)
+    counts = draw_masks(
+        Denoise([SpanCorruption(rate, mean)], sentinels=(), roll=False), length, draws
+    )
     assert set(counts) <= set(masks)
     if len(masks) > 1:
         assert chi_square(counts, dict.fromkeys(masks, draws / len(masks))) < 5
@@ -127,7 +136,9 @@ def test_rolled_masks_are_drawn_alike_for_each_turn(length, rate, mean):
     assert chi_square(counts, expected) < 5
 
 
-@pytest.mark.parametrize(("length", "rate", "mean"), [(40, 0.15, 3), (600, 0.5, 3), (600, 0.15, 64)])
+@pytest.mark.parametrize(
+    ("length", "rate", "mean"), [(40, 0.15, 3), (600, 0.5, 3), (600, 0.15, 64)]
+)
 def test_a_span_is_split_as_often_as_the_roll_says(length, rate, mean):
     """And the measured length knows it."""
     denoise = Denoise([SpanCorruption(rate, mean)], sentinels=range(1000, 1300))

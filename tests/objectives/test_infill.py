@@ -1,4 +1,6 @@
-"""Fill-in-the-middle at tokens, against a twin that says it in lists; rates, split points and tokens of families."""
+"""Fill-in-the-middle at tokens, against a twin that says it in lists; rates, split points and
+tokens of families.
+"""
 
 from types import SimpleNamespace
 
@@ -21,7 +23,12 @@ KEYS = mix_array(7, np.arange(40_000))
 
 
 def facts(tokenizer=None, sequence_length=64):
-    return Facts(where="source 'code'", tokenizer=lambda: tokenizer, sequence_length=sequence_length, longest=50)
+    return Facts(
+        where="source 'code'",
+        tokenizer=lambda: tokenizer,
+        sequence_length=sequence_length,
+        longest=50,
+    )
 
 
 def fake_tokenizer(*names, pad_id=None):
@@ -30,7 +37,9 @@ def fake_tokenizer(*names, pad_id=None):
 
 
 def slow_infill(objective, tokens, weights, key):
-    """(order, tokens, weights) of one document, with lists; weights are all 1 where none are given."""
+    """(order, tokens, weights) of one document, with lists; weights are all 1 where none are
+    given.
+    """
     weights = [1.0] * len(tokens) if weights is None else weights
     whether, which, *points = (int(word) for word in philox(0, 3, np.uint64(key)))
     if whether >= round(objective.rate * 2**32):
@@ -46,7 +55,9 @@ def slow_infill(objective, tokens, weights, key):
     for token, section in sections:
         out += [(token, max(weight for _, weight in section or both)), *section]
     if not objective.train_on_context:
-        out = [(token, 0.0) for token, _ in out[: len(out) - len(middle)]] + out[len(out) - len(middle) :]
+        out = [(token, 0.0) for token, _ in out[: len(out) - len(middle)]] + out[
+            len(out) - len(middle) :
+        ]
     return order, [token for token, _ in out], [weight for _, weight in out]
 
 
@@ -56,11 +67,16 @@ def test_written_as_by_the_slow_twin_and_as_measured(data):
     # Ids of the infilling tokens in the document itself do no harm.
     tokens = data.draw(st.lists(st.sampled_from([*range(10), *IDS]), min_size=1, max_size=30))
     size = len(tokens)
-    weights = data.draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=size, max_size=size))
+    weights = data.draw(
+        st.none() | st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=size, max_size=size)
+    )
     key = data.draw(st.integers(0, 2**64 - 1))
     rates = st.sampled_from([0, 0.25, 0.5, 1])
     objective = Infill(
-        rate=data.draw(rates), spm_rate=data.draw(rates), tokens=IDS, train_on_context=data.draw(st.booleans())
+        rate=data.draw(rates),
+        spm_rate=data.draw(rates),
+        tokens=IDS,
+        train_on_context=data.draw(st.booleans()),
     )
     given_weights = None if weights is None else np.array(weights, np.float32)
     written = objective.write(np.array(tokens, np.int32), given_weights, key)
@@ -68,14 +84,18 @@ def test_written_as_by_the_slow_twin_and_as_measured(data):
     found_weights = np.ones(len(due_weights)) if written.weights is None else written.weights
     assert (written.tokens.tolist(), found_weights.tolist()) == (due_tokens, due_weights)
     assert (objective.task(size, key), written.prefix) == (order, 0)
-    assert objective.measure(np.array([size]), np.array([key], np.uint64)).tolist() == [len(due_tokens)]
+    assert objective.measure(np.array([size]), np.array([key], np.uint64)).tolist() == [
+        len(due_tokens)
+    ]
     assert objective.restore(written.tokens, size, key).tolist() == tokens
     slots, prefix, reads = measure_infill(objective.program(), size, np.uint64(key))
     assert (slots, prefix) == (len(due_tokens), 0)
     if weights is None:
         assert due_weights == [0.0] * reads + [1.0] * (slots - reads)
         none, bare = np.empty(0, np.float32), np.empty(slots, np.int32)
-        write_infill(objective.program(), np.array(tokens, np.int32), none, np.uint64(key), bare, none)
+        write_infill(
+            objective.program(), np.array(tokens, np.int32), none, np.uint64(key), bare, none
+        )
         assert bare.tolist() == due_tokens
 
 
@@ -87,7 +107,9 @@ def test_weights_of_one_say_what_no_weights_say():
 
 
 def test_the_two_orders_as_they_are_published():
-    """PSM, and the SPM of the paper that shares prefix and middle tokens, which StarCoder trains."""
+    """PSM, and the SPM of the paper that shares prefix and middle tokens, which StarCoder
+    trains.
+    """
     tokens = np.arange(100, 106, dtype=np.int32)
     shown = {}
     for key in KEYS[:500]:
@@ -119,7 +141,8 @@ def test_rates_and_split_points_are_those_that_are_asked_for():
             pairs[first, first + len(written) - 1 - int(np.argmax(written == MID))] += 1
     counts = np.array(list(orders.values()))
     assert_likely(counts, np.array([0.1, 0.63, 0.27]) * len(KEYS))
-    # Each of the (length + 1)^2 ordered pairs alike: two different points come twice as often as two equal ones.
+    # Each of the (length + 1)^2 ordered pairs alike: two different points come twice as often as
+    # two equal ones.
     upper = np.triu_indices(length + 1)
     expected = np.where(upper[0] == upper[1], 1, 2) / (length + 1) ** 2 * counts[1]
     assert_likely(pairs[upper], expected)
@@ -138,7 +161,10 @@ def test_lengths_are_known_before_the_tokens_are():
     named = Infill(tokens=("<a>", "<b>", "<c>"))
     assert isinstance(named, Objective)
     lengths = np.full(100, 5)
-    assert named.measure(lengths, KEYS[:100]).tolist() == Infill(tokens=IDS).measure(lengths, KEYS[:100]).tolist()
+    assert (
+        named.measure(lengths, KEYS[:100]).tolist()
+        == Infill(tokens=IDS).measure(lengths, KEYS[:100]).tolist()
+    )
     with pytest.raises(ConfigError, match=r"tokens.*known.*resolve\(facts\)"):
         Infill(rate=1).write(np.arange(5, dtype=np.int32), None, 3)
 
@@ -184,13 +210,22 @@ def test_tokens_that_were_added_to_the_tokenizer(tmp_path):
     [
         (
             {},
-            r"source 'code': infill: tiny has no tokens .*StarCoder.*; .* add tiny --token '<fim_prefix>'",
+            (
+                r"source 'code': infill: tiny has no tokens .*StarCoder.*; .* add tiny --token "
+                r"'<fim_prefix>'"
+            ),
         ),
         (
             {"tokens": ("<a>", "<x>", "<b>")},
-            "the middle token is '<x>', which is no control entry of tiny; it has <a> <b>; name another",
+            (
+                "the middle token is '<x>', which is no control entry of tiny; it has <a> <b>; "
+                "name another"
+            ),
         ),
-        ({"tokens": ("<a>", 7, "<b>"), "sequence_length": 3}, "rows of 3 slots leave none for a document and 3"),
+        (
+            {"tokens": ("<a>", 7, "<b>"), "sequence_length": 3},
+            "rows of 3 slots leave none for a document and 3",
+        ),
         ({"tokens": ("<a>", 600, "<b>")}, "the middle token is 600; tiny has ids below 600"),
         ({"tokens": ("<a>", 500, "<b>")}, "the middle token and the prefix token are both id 500"),
     ],
@@ -213,7 +248,10 @@ def test_what_cannot_work_is_refused_before_the_first_document(changes, message)
         ({"tokens": (1, 2)}, r"tokens must be prefix, middle, suffix and.*got \(1, 2\)"),
         (
             {"tokens": (1, 2, 2)},
-            "the suffix token and the middle token are both id 2; a model could not distinguish them",
+            (
+                "the suffix token and the middle token are both id 2; a model could not "
+                "distinguish them"
+            ),
         ),
         ({"tokens": (1, 2, -3)}, "tokens must be prefix"),
     ],

@@ -1,4 +1,6 @@
-"""Fill-in-the-middle at characters: the text stays, also with control tokens and characters of several tokens."""
+"""Fill-in-the-middle at characters: the text stays, also with control tokens and characters of
+several tokens.
+"""
 
 import base64
 import gzip
@@ -17,7 +19,10 @@ from penstock.plan.objectives import Facts
 from penstock.plan.objectives.character_splits import CharacterSplitter
 from penstock.plan.objectives.infill import Infill
 
-TEXT = "the pump flows into the turbine,  the gate's\n\n  water: don't 12 345 def pump(x):\n\treturn x # Zürich "
+TEXT = (
+    "the pump flows into the turbine,  the gate's\n\n  water: don't 12 345 def pump(x):\n\treturn "
+    "x # Zürich "
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +41,19 @@ def byte_pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
     lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(ranks)]
     (folder / "t.tiktoken").write_bytes(b"".join(lines))
-    names = {name: len(ranks) + place for place, name in enumerate(["[PREFIX]", "[MIDDLE]", "[SUFFIX]"])}
-    (folder / "encoding.json").write_text(json.dumps({"pattern": r"\s+|\S+", "special_tokens": names}))
+    names = {
+        name: len(ranks) + place for place, name in enumerate(["[PREFIX]", "[MIDDLE]", "[SUFFIX]"])
+    }
+    (folder / "encoding.json").write_text(
+        json.dumps({"pattern": r"\s+|\S+", "special_tokens": names})
+    )
     return load_tokenizer(folder / "t.tiktoken")
 
 
 def resolved(tokenizer, **changes):
-    facts = Facts(where="source 'code'", tokenizer=lambda: tokenizer, sequence_length=4096, longest=4000)
+    facts = Facts(
+        where="source 'code'", tokenizer=lambda: tokenizer, sequence_length=4096, longest=4000
+    )
     return Infill(**({"rate": 1, "split": "character"} | changes)).resolve(facts)
 
 
@@ -56,16 +67,30 @@ words = st.sampled_from([*TEXT.split(), " ", "  ", "\n", "αβ", "🤦🏼\u200d
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(words, min_size=1, max_size=40), st.integers(0, 2**64 - 1), st.booleans(), st.integers(0, 3))
+@given(
+    st.lists(words, min_size=1, max_size=40),
+    st.integers(0, 2**64 - 1),
+    st.booleans(),
+    st.integers(0, 3),
+)
 def test_the_text_is_restored_and_the_measure_kept(tiny, parts, key, spm, cut):
     tokens = tiny.encode(" ".join(parts), allow_control=True).astype(np.int32)
-    tokens = tokens[min(cut, len(tokens) - 1) :]  # documents that are split may begin inside a character
+    tokens = tokens[
+        min(cut, len(tokens) - 1) :
+    ]  # documents that are split may begin inside a character
     room = key % 9
     objective = resolved(tiny, spm_rate=int(spm), room=room)
     written = objective.write(tokens, None, key)
     measured = objective.measure(np.array([len(tokens)]), np.array([key], np.uint64))
-    assert measured.tolist() == [len(written.tokens)] == [len(written.weights)] == [len(tokens) + 3 + room]
-    assert spelled(tiny, objective.restore(written.tokens, len(tokens), key)) == spelled(tiny, tokens)
+    assert (
+        measured.tolist()
+        == [len(written.tokens)]
+        == [len(written.weights)]
+        == [len(tokens) + 3 + room]
+    )
+    assert spelled(tiny, objective.restore(written.tokens, len(tokens), key)) == spelled(
+        tiny, tokens
+    )
     pad = tiny.special_tokens["<fim_pad>"]
     assert written.weights.tolist() == [float(token != pad) for token in written.tokens]
 
@@ -120,14 +145,24 @@ def test_a_token_encoded_anew_weighs_as_its_last_byte_did(byte_pairs):
 
 
 def test_windows_end_where_characters_do(byte_pairs):
-    """Here a character is three tokens, and the cut token begins or ends inside one, wherever a window would end."""
+    """Here a character is three tokens, and the cut token begins or ends inside one, wherever a
+    window would end.
+    """
     tokens = byte_pairs.encode("水" * 30 + "a" + "水" * 30).astype(np.int32)
     assert byte_pairs.byte_table[tokens[89]] == "水".encode()[2:] + b"a"
-    sections = CharacterSplitter(byte_pairs).split(tokens, np.ones(len(tokens), np.float32), 30, 61, 20)
-    assert [spelled(byte_pairs, s.ids).decode() for s in sections] == ["水" * 30, "a" + "水" * 30, ""]
+    sections = CharacterSplitter(byte_pairs).split(
+        tokens, np.ones(len(tokens), np.float32), 30, 61, 20
+    )
+    assert [spelled(byte_pairs, s.ids).decode() for s in sections] == [
+        "水" * 30,
+        "a" + "水" * 30,
+        "",
+    ]
     tokens = byte_pairs.encode("ab" + "水" * 30).astype(np.int32)
     assert byte_pairs.byte_table[tokens[0]] == b"ab" + "水".encode()[:1]
-    sections = CharacterSplitter(byte_pairs).split(tokens, np.ones(len(tokens), np.float32), 0, 1, 20)
+    sections = CharacterSplitter(byte_pairs).split(
+        tokens, np.ones(len(tokens), np.float32), 0, 1, 20
+    )
     assert [spelled(byte_pairs, s.ids).decode() for s in sections] == ["", "a", "b" + "水" * 30]
 
 
@@ -155,15 +190,23 @@ def test_loss_weights_go_with_their_tokens(tiny):
     for key in range(50):
         written = resolved(tiny).write(tokens, weights, key)
         middle, suffix = (tiny.special_tokens[name] for name in ("<fim_middle>", "<fim_suffix>"))
-        suffix_at, middle_at = (int(np.argmax(written.tokens == token)) for token in (suffix, middle))
-        sections = [(1, suffix_at), (middle_at + 1, len(written.tokens)), (suffix_at + 1, middle_at)]
+        suffix_at, middle_at = (
+            int(np.argmax(written.tokens == token)) for token in (suffix, middle)
+        )
+        sections = [
+            (1, suffix_at),
+            (middle_at + 1, len(written.tokens)),
+            (suffix_at + 1, middle_at),
+        ]
         at = 0
         for begin, end in sections:
             for place in range(begin, end):
                 size = int(tiny.byte_table.lengths[written.tokens[place]])
                 at += size
                 assert written.weights[place] == (text_weights[at - 1] if size else 0)
-        for place, (begin, end) in zip((suffix_at, middle_at), (sections[2], sections[1]), strict=True):
+        for place, (begin, end) in zip(
+            (suffix_at, middle_at), (sections[2], sections[1]), strict=True
+        ):
             inside = written.weights[begin:end]
             assert written.weights[place] == inside.max(initial=0) or not inside.any()
 
@@ -172,17 +215,26 @@ def test_a_tokenizer_with_a_space_before_each_text_is_cut_too(tmp_path):
     """Its pieces are encoded without that space."""
     spm = pytest.importorskip("sentencepiece")
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter([TEXT.replace("\n", " ")] * 20), model_prefix=str(tmp_path / "m"), vocab_size=340,
-        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        control_symbols=["[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>"], pad_id=-1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter([TEXT.replace("\n", " ")] * 20),
+        model_prefix=str(tmp_path / "m"),
+        vocab_size=340,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        control_symbols=["[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>"],
+        pad_id=-1,
+        minloglevel=2,
+    )
     tokenizer = load_tokenizer(tmp_path / "m.model")
     text = " the turbine flows\ninto the water"
     tokens = tokenizer.encode(text).astype(np.int32)
     splitter = CharacterSplitter(tokenizer)
     whole = spelled(tokenizer, tokens).decode()
     for first in range(len(whole) + 1):
-        sections = splitter.split(tokens, np.ones(len(tokens), np.float32), first, len(whole), room=20)
+        sections = splitter.split(
+            tokens, np.ones(len(tokens), np.float32), first, len(whole), room=20
+        )
         assert spelled(tokenizer, sections[0].ids).decode() == whole[:first]
         assert spelled(tokenizer, sections[1].ids).decode() == whole[first:]
     assert resolved(tokenizer).tokens == tuple(
@@ -199,14 +251,19 @@ def test_what_character_splits_need_is_said(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"'code'.*infill.*characters"):
         resolved(load_tokenizer(tmp_path))
     with pytest.raises(ConfigError, match=r"needs? the tokenizer; call resolve\(facts\) first"):
-        Infill(rate=1, split="character", tokens=(1, 2, 3, 4)).write(np.arange(5, dtype=np.int32), None, 1)
+        Infill(rate=1, split="character", tokens=(1, 2, 3, 4)).write(
+            np.arange(5, dtype=np.int32), None, 1
+        )
 
 
 def test_without_padding_in_the_vocabulary_one_must_be_named(byte_pairs):
     with pytest.raises(ConfigError, match=r"document.*padding.*fourth"):
         resolved(byte_pairs)
     named = resolved(byte_pairs, tokens=("[PREFIX]", "[MIDDLE]", "[SUFFIX]", 0))
-    assert named.tokens == (*(byte_pairs.special_tokens[name] for name in ("[PREFIX]", "[MIDDLE]", "[SUFFIX]")), 0)
+    assert named.tokens == (
+        *(byte_pairs.special_tokens[name] for name in ("[PREFIX]", "[MIDDLE]", "[SUFFIX]")),
+        0,
+    )
 
 
 REAL = [
@@ -224,9 +281,14 @@ def test_real_texts_keep_their_text_and_their_sections_encode_as_alone(real_data
     tokenizer = load_tokenizer(real_data / "tokenizers" / name)
     objective, splitter = resolved(tokenizer, tokens=ids), CharacterSplitter(tokenizer)
     with gzip.open(real_data / "text/code/cpython311_stdlib_sample.jsonl.gz", "rt") as lines:
-        code = max((value for value in json.loads(next(lines)).values() if isinstance(value, str)), key=len)
+        code = max(
+            (value for value in json.loads(next(lines)).values() if isinstance(value, str)), key=len
+        )
     texts = [code, (real_data / "text/tinyshakespeare.txt").read_text()]
-    texts += [(real_data / f"text/tatoeba/tatoeba.{lang}-eng.{lang}").read_text() for lang in ("jpn", "hin", "fra")]
+    texts += [
+        (real_data / f"text/tatoeba/tatoeba.{lang}-eng.{lang}").read_text()
+        for lang in ("jpn", "hin", "fra")
+    ]
     alike = total = 0
     for text in texts:
         for part in range(20):
@@ -234,15 +296,23 @@ def test_real_texts_keep_their_text_and_their_sections_encode_as_alone(real_data
             tokens = tokenizer.encode(document).astype(np.int32)
             written = objective.write(tokens, None, part)
             assert len(written.tokens) == len(tokens) + 11
-            assert spelled(tokenizer, objective.restore(written.tokens, len(tokens), part)) == spelled(
-                tokenizer, tokens
-            )
+            assert spelled(
+                tokenizer, objective.restore(written.tokens, len(tokens), part)
+            ) == spelled(tokenizer, tokens)
             whole = spelled(tokenizer, tokens).decode()
-            first, second = sorted(np.random.default_rng(part).integers(0, len(whole) + 1, 2).tolist())
-            sections = splitter.split(tokens, np.ones(len(tokens), np.float32), first, second, room=8)
-            for section, due in zip(sections, (whole[:first], whole[first:second], whole[second:]), strict=True):
+            first, second = sorted(
+                np.random.default_rng(part).integers(0, len(whole) + 1, 2).tolist()
+            )
+            sections = splitter.split(
+                tokens, np.ones(len(tokens), np.float32), first, second, room=8
+            )
+            for section, due in zip(
+                sections, (whole[:first], whole[first:second], whole[second:]), strict=True
+            ):
                 assert spelled(tokenizer, section.ids).decode() == due
                 total += bool(due)
                 alike += bool(due) and section.ids.tolist() == tokenizer.encode(due).tolist()
-    if tokenizer.kind == "byte-level BPE":  # the others put a space before a section that is encoded alone
+    if (
+        tokenizer.kind == "byte-level BPE"
+    ):  # the others put a space before a section that is encoded alone
         assert alike >= 0.99 * total

@@ -1,4 +1,6 @@
-"""Character splits through the loader: a document's EOS follows its middle, and the padding comes last."""
+"""Character splits through the loader: a document's EOS follows its middle, and the padding comes
+last.
+"""
 
 import json
 
@@ -16,9 +18,14 @@ def test_the_end_of_a_document_is_learned_right_after_its_middle(tmp_path):
     lines = [json.dumps({"text": TEXT[place:] + TEXT[:place]}) for place in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     ps.prepare(
-        str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path / "tok"), output=str(tmp_path / "data"), progress=False
+        str(tmp_path / "a.jsonl"),
+        tokenizer=str(tmp_path / "tok"),
+        output=str(tmp_path / "data"),
+        progress=False,
     )
-    source = ps.Source(str(tmp_path / "data"), objective=ps.Infill(rate=1, split="character"), max_epochs=1)
+    source = ps.Source(
+        str(tmp_path / "data"), objective=ps.Infill(rate=1, split="character"), max_epochs=1
+    )
     pad, eos, padded = tokenizer.special_tokens["<fim_pad>"], tokenizer.eos_id, 0
     for step in ps.Loader(ps.Mixture([source]), sequence_length=256, rows_per_step=1, seed=3):
         row = step[0]

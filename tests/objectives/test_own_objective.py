@@ -54,7 +54,9 @@ def test_its_documents_are_packed_with_targets_at_all_distances(data):
     reversed_documents = 0
     for step in loader(data, Reverse(), requirements=need):
         for distance in (1, 2, 3):
-            assert trained_sum(step, distance) == pytest.approx(step.loss_denominators[distance - 1])
+            assert trained_sum(step, distance) == pytest.approx(
+                step.loss_denominators[distance - 1]
+            )
         for row in step:
             for begin, end in zip(row.cu_seqlens[:-1], row.cu_seqlens[1:], strict=True):
                 tokens = row.tokens[begin:end]
@@ -68,7 +70,12 @@ def test_its_documents_are_packed_with_targets_at_all_distances(data):
 
 
 def test_every_token_of_an_epoch_is_in_some_row(data):
-    once = ps.Loader(ps.Source(data, objective=Reverse(), max_epochs=1), sequence_length=64, rows_per_step=4, threads=0)
+    once = ps.Loader(
+        ps.Source(data, objective=Reverse(), max_epochs=1),
+        sequence_length=64,
+        rows_per_step=4,
+        threads=0,
+    )
     found = np.concatenate([row.tokens[: row.num_tokens] for step in once for row in step])
     due = np.concatenate([data[i].tokens for i in range(len(data))])
     assert np.array_equal(np.sort(found[found != 999]), np.sort(due))
@@ -118,7 +125,9 @@ class Broken(example()):
             case "prefix":
                 return Written(tokens=written.tokens, prefix=1)
             case "weights":
-                return Written(tokens=written.tokens, weights=np.ones(len(written.tokens), np.float32))
+                return Written(
+                    tokens=written.tokens, weights=np.ones(len(written.tokens), np.float32)
+                )
             case "negative":
                 return Written(tokens=written.tokens - 1000, weights=written.weights)
         return written
@@ -144,7 +153,11 @@ def test_broken_promises_are_found(fault, message, data):
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("short", "wrote .* where it had measured"), ("prefix", "wrote a prefix"), ("negative", "wrote ids outside")],
+    [
+        ("short", "wrote .* where it had measured"),
+        ("prefix", "wrote a prefix"),
+        ("negative", "wrote ids outside"),
+    ],
 )
 def test_the_loader_refuses_what_was_not_promised(fault, message, data):
     with pytest.raises(ConfigError, match=message):
@@ -180,7 +193,9 @@ class Unfinished:
 def test_what_an_objective_lacks_is_named(data):
     with pytest.raises(ConfigError, match=r"document_limit.*document_limit"):
         check_objective(Unfinished())
-    with pytest.raises(ConfigError, match=r"got <.*Unfinished object at .*>, which has no document_limit, write$"):
+    with pytest.raises(
+        ConfigError, match=r"got <.*Unfinished object at .*>, which has no document_limit, write$"
+    ):
         ps.Source(data, objective=Unfinished())
     with pytest.raises(ConfigError, match=r"<class.*object.*class"):
         ps.Source(data, objective=Causal)

@@ -1,7 +1,8 @@
-"""What a plain install does, from text to rows; `check_package.py` runs it with the Python of a new environment.
+"""What a plain install does, from text to rows; `check_package.py` runs it with the Python of a new
+environment.
 
-With `--brief` nothing that compiles kernels: public names, the command, and a tokenizer. With `--shipped` nothing may
-be compiled, because the wheel brought all kernels.
+With `--brief` nothing that compiles kernels: public names, the command, and a tokenizer. With
+`--shipped` nothing may be compiled, because the wheel brought all kernels.
 """
 
 import json
@@ -14,27 +15,50 @@ from pathlib import Path
 
 import penstock as ps
 
-NEED_EXTRAS = ("models", "distillation", "generation", "evaluation", "training", "serving", "integrations", "runs")
+NEED_EXTRAS = (
+    "models",
+    "distillation",
+    "generation",
+    "evaluation",
+    "training",
+    "serving",
+    "integrations",
+    "runs",
+)
 """Rooms of which names may need an extra; of all other rooms none may."""
 ON_USE = ("penstock.plan.inputs.torch_tensors",)
 """Modules that their room imports only for who has torch."""
 
-TEXTS = [f"water wheel {number} turns the mill, and the river number {number % 7} flows" for number in range(300)]
+TEXTS = [
+    f"water wheel {number} turns the mill, and the river number {number % 7} flows"
+    for number in range(300)
+]
 
 
 def check_installation() -> None:
     installed = {distribution.metadata["Name"].lower() for distribution in metadata.distributions()}
-    unwanted = {name for name in installed if name.startswith(("torch", "nvidia", "cuda", "transformers", "jax"))}
+    unwanted = {
+        name
+        for name in installed
+        if name.startswith(("torch", "nvidia", "cuda", "transformers", "jax"))
+    }
     assert not unwanted, f"a plain install brought {sorted(unwanted)}"
-    assert Path(ps.__file__).is_relative_to(sys.prefix), f"penstock is imported from {ps.__file__}, not {sys.prefix}"
+    assert Path(ps.__file__).is_relative_to(sys.prefix), (
+        f"penstock is imported from {ps.__file__}, not {sys.prefix}"
+    )
 
 
 def import_public_names() -> str:
     """Import all public names; those that need an extra must name its pip command."""
-    doors = [module.name for module in pkgutil.walk_packages(ps.__path__, "penstock.", onerror=lambda _: None)]
+    doors = [
+        module.name
+        for module in pkgutil.walk_packages(ps.__path__, "penstock.", onerror=lambda _: None)
+    ]
     usable, refused, wrong = 0, 0, []
     for door in ("penstock", *(door for door in doors if not door.endswith("__main__"))):
-        may_need_extra = door == "penstock" or set(door.split(".")[1:3]) & {*NEED_EXTRAS} or door in ON_USE
+        may_need_extra = (
+            door == "penstock" or set(door.split(".")[1:3]) & {*NEED_EXTRAS} or door in ON_USE
+        )
         try:
             names = getattr(import_module(door), "__all__", [])
         except ImportError as error:
@@ -59,26 +83,38 @@ def command(*words: str) -> str:
     """Run the installed `penstock`; its output."""
     program = Path(sys.executable).with_name("penstock")
     found = subprocess.run([program, *words], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, f"penstock {' '.join(words)}: {found.stdout[-2000:]}{found.stderr[-2000:]}"
+    assert found.returncode == 0, (
+        f"penstock {' '.join(words)}: {found.stdout[-2000:]}{found.stderr[-2000:]}"
+    )
     return found.stdout
 
 
 def use_tokenizer(folder: Path) -> str:
     """Train a tokenizer and encode with it; who encoded."""
-    tokenizer = ps.train_tokenizer(TEXTS, vocab_size=400, output=folder / "tokenizer", progress=False)
+    tokenizer = ps.train_tokenizer(
+        TEXTS, vocab_size=400, output=folder / "tokenizer", progress=False
+    )
     assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
     return f"encoded by {tokenizer.encoder}"
 
 
 def use_data_path(folder: Path) -> str:
-    """Prepare a small JSONL, iterate a loader, look at the dataset with the command; what made the kernels."""
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    """Prepare a small JSONL, iterate a loader, look at the dataset with the command; what made the
+    kernels.
+    """
+    (folder / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     from numba.core import event
 
     compilations = event.RecordingListener()
     event.register("numba:compile", compilations)
     report = ps.prepare(
-        folder / "texts.jsonl", tokenizer=folder / "tokenizer", output=folder / "data", processes=1, progress=False
+        folder / "texts.jsonl",
+        tokenizer=folder / "tokenizer",
+        output=folder / "data",
+        processes=1,
+        progress=False,
     )
     assert (report.documents, report.rejects) == (300, 0)
     loader = ps.Loader(ps.Source(folder / "data"), sequence_length=128, rows_per_step=2, threads=1)
@@ -89,7 +125,9 @@ def use_data_path(folder: Path) -> str:
             assert (row.targets[row.loss_weights > 0] >= 0).all()
     assert "texts.jsonl" in command("inspect", str(folder / "data"))
     compiled = len(compilations.buffer) // 2
-    assert not (compiled and "--shipped" in sys.argv), f"{compiled} kernels were compiled, which the wheel brought"
+    assert not (compiled and "--shipped" in sys.argv), (
+        f"{compiled} kernels were compiled, which the wheel brought"
+    )
     return f"{compiled} kernels compiled by numba {metadata.version('numba')}"
 
 

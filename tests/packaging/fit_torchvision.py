@@ -1,8 +1,9 @@
-"""Make torchvision importable in this environment if its C++ library does not fit torch, as next to a CPU build.
+"""Make torchvision importable in this environment if its C++ library does not fit torch, as next to
+a CPU build.
 
-The wheels of the package index are built for CUDA. Their Python code, which resizes images, runs with any build of
-torch, but importing it refers to operators of the library by name. This declares them, in the installed package, once:
-`python tests/packaging/fit_torchvision.py`.
+The wheels of the package index are built for CUDA. Their Python code, which resizes images, runs
+with any build of torch, but importing it refers to operators of the library by name. This declares
+them, in the installed package, once: `python tests/packaging/fit_torchvision.py`.
 """
 
 import subprocess
@@ -22,7 +23,10 @@ for _name in ("nms", "qnms"):
 def imports() -> bool:
     """Whether torchvision can be imported, in a new process."""
     return (
-        subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False).returncode == 0
+        subprocess.run(
+            [sys.executable, "-c", "import torchvision"], capture_output=True, check=False
+        ).returncode
+        == 0
     )
 
 

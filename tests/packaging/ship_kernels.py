@@ -1,7 +1,7 @@
 """Compile the kernels that a wheel brings, for the Python that runs this: `make kernels`.
 
-They go to `src/penstock/kernels`, from where a build takes them; git does not. A release runs this with each Python
-that it supports, on each kind of machine in `penstock.core.kernel_cache.LEVELS`.
+They go to `src/penstock/kernels`, from where a build takes them; git does not. A release runs this
+with each Python that it supports, on each kind of machine in `penstock.core.kernel_cache.LEVELS`.
 """
 
 import os
@@ -20,15 +20,20 @@ compile_kernels(progress=sys.stderr.isatty())
 
 
 def ship_kernels(folder: Path, package: Path = ROOT / "src" / "penstock") -> list[Path]:
-    """Compile the kernels of `package` into `folder` for the CPU level that machines of this kind share."""
+    """Compile the kernels of `package` into `folder` for the CPU level that machines of this kind
+    share.
+    """
     from penstock.core.kernel_cache import LEVELS
 
     level, _ = LEVELS[platform.machine()]
     with tempfile.TemporaryDirectory() as cache:
         environment = {
-            **os.environ, "NUMBA_CACHE_DIR": cache, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "",
+            **os.environ,
+            "NUMBA_CACHE_DIR": cache,
+            "NUMBA_CPU_NAME": level,
+            "NUMBA_CPU_FEATURES": "",
             "PYTHONPATH": str(package.parent),
-        }  # fmt: skip
+        }
         subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True)
         folder.mkdir(exist_ok=True)
         made = []

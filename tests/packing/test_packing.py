@@ -14,11 +14,17 @@ LIMITS = st.none() | st.integers(1, 9) | st.just(1000)
 
 
 def slow_best_fit(lengths, size, window_rows, most):
-    """The fullest open row that still fits and has room for a document; among equals the one touched last."""
+    """The fullest open row that still fits and has room for a document; among equals the one
+    touched last.
+    """
     rows, base, touched = [], 0, {}
     out = []
     for time, length in enumerate(lengths):
-        fitting = [row for row in range(len(rows)) if rows[row] >= length and out.count(base + row) < (most or 1e9)]
+        fitting = [
+            row
+            for row in range(len(rows))
+            if rows[row] >= length and out.count(base + row) < (most or 1e9)
+        ]
         if not fitting and len(rows) == window_rows:
             base += len(rows)
             rows, touched = [], {}
@@ -46,7 +52,9 @@ def test_best_fit_equals_its_twin(lengths, size, window_rows, most):
 def test_best_fit_decreasing_equals_its_twin(lengths, size, most):
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     rows = slow_best_fit([lengths[i] for i in order], size, len(lengths), most)
-    row_of, _ = pack(lengths, size, "best_fit_decreasing", window_rows=100_000, documents_per_row=most)
+    row_of, _ = pack(
+        lengths, size, "best_fit_decreasing", window_rows=100_000, documents_per_row=most
+    )
     assert {i: row_of[i] for i in order} == dict(zip(order, rows, strict=True))
 
 
@@ -83,7 +91,9 @@ def test_what_is_no_limit_of_documents_is_refused(most):
 
 def lognormal(count: int) -> np.ndarray:
     generator = np.random.default_rng(0)
-    return np.clip(np.exp(generator.normal(np.log(775) - 0.5, 1.0, count)), 1, 4096).astype(np.int64)
+    return np.clip(np.exp(generator.normal(np.log(775) - 0.5, 1.0, count)), 1, 4096).astype(
+        np.int64
+    )
 
 
 def test_padding_is_small():
@@ -99,7 +109,10 @@ def test_a_step_keeps_its_shares():
 
     def spread(packing):
         row_of, rows = pack(lengths, 4096, packing)
-        used, marked = np.bincount(row_of, lengths), np.bincount(row_of, lengths * mine, minlength=rows)
+        used, marked = (
+            np.bincount(row_of, lengths),
+            np.bincount(row_of, lengths * mine, minlength=rows),
+        )
         steps = rows // 64 * 64
         return (marked[:steps].reshape(-1, 64).sum(1) / used[:steps].reshape(-1, 64).sum(1)).std()
 

@@ -15,7 +15,10 @@ def numbered_texts(count: int, seed: int = 1) -> list[str]:
     """Texts of which no two are equal."""
     words = [*WATER, "never", "stops"]
     return [
-        f"{text} {n}" for n, text in enumerate(make_texts(count, seed, words=words, shortest=1, longest=60, end=""))
+        f"{text} {n}"
+        for n, text in enumerate(
+            make_texts(count, seed, words=words, shortest=1, longest=60, end="")
+        )
     ]
 
 
@@ -36,7 +39,9 @@ def corpus(tmp_path: Path) -> Path:
 def chat_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A small one with the control tokens of ChatML."""
     controls = ["<|endoftext|>", *CHAT_CONTROLS]
-    return tiny_tokenizer(tmp_path_factory.mktemp("chat tokenizer"), numbered_texts(200), 400, controls)
+    return tiny_tokenizer(
+        tmp_path_factory.mktemp("chat tokenizer"), numbered_texts(200), 400, controls
+    )
 
 
 @pytest.fixture

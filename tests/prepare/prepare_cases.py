@@ -13,11 +13,16 @@ from penstock.data.prepare.ray_tasks import RayTasks
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, by its path inside."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def slowly(record: dict[str, Any]) -> dict[str, Any]:
-    """A transform that takes its time, and stops for good where STOP_AT says (folder:parts), waiting to be killed.
+    """A transform that takes its time, and stops for good where STOP_AT says (folder:parts),
+    waiting to be killed.
 
     STOP_NOTE may be a file that says so, as long as it exists.
     """
@@ -36,7 +41,9 @@ def _is_time_to_stop() -> bool:
 
 
 def fatal_once(record: dict[str, Any]) -> dict[str, Any]:
-    """A transform that kills its process at a certain record, once (FATAL: a file that notes it)."""
+    """A transform that kills its process at a certain record, once (FATAL: a file that notes
+    it).
+    """
     note = Path(os.environ["FATAL"])
     if "never" in record["text"] and record["text"].endswith(" 400") and not note.exists():
         note.touch()
@@ -66,7 +73,9 @@ class Killed(BaseException):
 
 
 def dying(function: Callable[..., Any], steps: list[int]) -> Callable[..., Any]:
-    """`function`, which dies when it is called for the `steps[1]`-th time; `steps[0]` counts the calls."""
+    """`function`, which dies when it is called for the `steps[1]`-th time; `steps[0]` counts the
+    calls.
+    """
 
     def call(*arguments: Any, **options: Any) -> Any:
         steps[0] += 1
@@ -78,7 +87,9 @@ def dying(function: Callable[..., Any], steps: list[int]) -> Callable[..., Any]:
 
 
 def blind(patch: Any, sees: Callable[[int], bool] = lambda number: False) -> None:
-    """Let Ray tasks not see the output folder, but for those of some numbers; `patch` is pytest's `MonkeyPatch`."""
+    """Let Ray tasks not see the output folder, but for those of some numbers; `patch` is pytest's
+    `MonkeyPatch`.
+    """
     start = RayTasks.start
 
     def start_elsewhere(self: RayTasks, number: int, *work: Any) -> None:

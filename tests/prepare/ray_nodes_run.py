@@ -1,8 +1,9 @@
-"""Run by test_prepare_ray_nodes.py: prepares on a cluster of two nodes of this machine, and disturbs it.
+"""Run by test_prepare_ray_nodes.py: prepares on a cluster of two nodes of this machine, and
+disturbs it.
 
-Arguments: the source, the tokenizer, the output, and what happens: `worker` (one is killed) or `node` (one is lost);
-for a URL, also its folder on this machine, which nodes then do not see. Prints one JSON line: the report's numbers and
-the nodes that worked.
+Arguments: the source, the tokenizer, the output, and what happens: `worker` (one is killed) or
+`node` (one is lost); for a URL, also its folder on this machine, which nodes then do not see.
+Prints one JSON line: the report's numbers and the nodes that worked.
 """
 
 import json
@@ -25,7 +26,9 @@ _both = []
 
 
 def prepared(record):
-    """A transform that takes its time, and notes which process of which node works; first it waits for both nodes."""
+    """A transform that takes its time, and notes which process of which node works; first it waits
+    for both nodes.
+    """
     note = f"{os.getpid()} {ray.get_runtime_context().get_node_id()}\n"
     with open(os.environ["WORKERS"], "a") as file:
         file.write(note)
@@ -40,7 +43,11 @@ def prepared(record):
 def workers():
     path = Path(os.environ["WORKERS"])
     # A line may be half written.
-    return [line.split() for line in path.read_text().splitlines() if " " in line] if path.exists() else []
+    return (
+        [line.split() for line in path.read_text().splitlines() if " " in line]
+        if path.exists()
+        else []
+    )
 
 
 def nodes():
@@ -64,9 +71,16 @@ def main():
 
     threading.Thread(target=disturb, daemon=True).start()
     report = ps.prepare(
-        source, tokenizer=tokenizer, output=output, executor="ray", transform=prepared, part_bytes=12_000,
-        validation=0.2, drop_duplicates=True, progress=False,
-    )  # fmt: skip
+        source,
+        tokenizer=tokenizer,
+        output=output,
+        executor="ray",
+        transform=prepared,
+        part_bytes=12_000,
+        validation=0.2,
+        drop_duplicates=True,
+        progress=False,
+    )
     print(json.dumps([report.documents, report.num_duplicates, len(nodes())]))
     ray.shutdown()
     cluster.shutdown()

@@ -1,4 +1,6 @@
-"""An array of conversations that is read as text: the message says to name the chat template, and that is enough."""
+"""An array of conversations that is read as text: the message says to name the chat template, and
+that is enough.
+"""
 
 import json
 
@@ -8,7 +10,10 @@ from penstock import Dataset, prepare
 from penstock.core.errors import RecordError
 
 ARRAY = [
-    {"id": str(number), "conversations": [{"from": "human", "value": "water"}, {"from": "gpt", "value": "wheel"}]}
+    {
+        "id": str(number),
+        "conversations": [{"from": "human", "value": "water"}, {"from": "gpt", "value": "wheel"}],
+    }
     for number in range(3)
 ]
 CURE = r"set template, and the array is read as it is: to a \.jinja file, or to auto"
@@ -26,9 +31,19 @@ def test_the_sentence_that_a_user_needs(tmp_path, chat_tokenizer, indent, name):
 
 
 @pytest.mark.parametrize(
-    "record", [ARRAY[0], {"instruction": "water", "output": "wheel"}, {"prompt": "water", "completion": "wheel"}]
+    "record",
+    [
+        ARRAY[0],
+        {"instruction": "water", "output": "wheel"},
+        {"prompt": "water", "completion": "wheel"},
+    ],
 )
 def test_lines_of_every_layout(tmp_path, chat_tokenizer, record):
     (tmp_path / "chats.jsonl").write_text(json.dumps(record))
     with pytest.raises(RecordError, match=r"conversations.*template"):
-        prepare(tmp_path / "chats.jsonl", tokenizer=chat_tokenizer, output=tmp_path / "out", progress=False)
+        prepare(
+            tmp_path / "chats.jsonl",
+            tokenizer=chat_tokenizer,
+            output=tmp_path / "out",
+            progress=False,
+        )

@@ -1,4 +1,6 @@
-"""The same records give the same documents wherever they come from: JSON, columnar formats, or Python."""
+"""The same records give the same documents wherever they come from: JSON, columnar formats, or
+Python.
+"""
 
 import json
 from collections import Counter
@@ -32,7 +34,7 @@ TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}
 {%- for c in m.tool_calls or [] %}{{ '<call>{"name": "' + c.function.name + '", "arguments": ' }}
 {%- set a = c.function.arguments %}{{ a if a is string else a | tojson(sort_keys=true) -}}
 {{ '}</call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor -%}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""  # noqa: E501
 SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "string": st.sampled_from(["Oslo", "", "null", "3", "a\nb", "Zürich"]),
     "integer": st.integers(-5, 5),
@@ -49,7 +51,11 @@ def schemas(draw, depth=2):
     properties: dict[str, Any] = {}
     for name in names:
         # Arrow makes one type of whole numbers and others, so a name has one of the two.
-        scalars = [kind for kind in SCALARS if kind != ("integer" if name in ("city", "zone", "unit") else "number")]
+        scalars = [
+            kind
+            for kind in SCALARS
+            if kind != ("integer" if name in ("city", "zone", "unit") else "number")
+        ]
         kind = draw(st.sampled_from(["object", "array", *scalars] if depth else scalars))
         if kind == "object":
             properties[name] = draw(schemas(depth=depth - 1))
@@ -62,7 +68,11 @@ def schemas(draw, depth=2):
         if draw(st.booleans()):
             properties[name]["description"] = "what it is"
     required = [name for name in names if draw(st.booleans())]
-    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+    }
 
 
 @st.composite
@@ -85,8 +95,13 @@ def arguments_of(draw, schema):
 def record_lists(draw):
     """Records with tools of several schemas, and calls of them."""
     tools = [
-        {"type": "function", "function": {"name": name, "description": "d", "parameters": draw(schemas())}}
-        for name in draw(st.lists(st.sampled_from(["weather", "time", "rank"]), min_size=1, unique=True))
+        {
+            "type": "function",
+            "function": {"name": name, "description": "d", "parameters": draw(schemas())},
+        }
+        for name in draw(
+            st.lists(st.sampled_from(["weather", "time", "rank"]), min_size=1, unique=True)
+        )
     ]
     if draw(st.booleans()):
         del tools[0]["function"]["description"]
@@ -96,20 +111,34 @@ def record_lists(draw):
 @st.composite
 def records(draw, tools):
     """One of these records; it has a call of each of its tools."""
-    own = draw(st.lists(st.sampled_from(tools), unique_by=lambda tool: tool["function"]["name"], min_size=1))
+    own = draw(
+        st.lists(
+            st.sampled_from(tools), unique_by=lambda tool: tool["function"]["name"], min_size=1
+        )
+    )
     calls = [
-        {"id": f"call{place}", "type": "function", "function": {
-            "name": tool["function"]["name"], "arguments": draw(arguments_of(tool["function"]["parameters"])),
-        }}
+        {
+            "id": f"call{place}",
+            "type": "function",
+            "function": {
+                "name": tool["function"]["name"],
+                "arguments": draw(arguments_of(tool["function"]["parameters"])),
+            },
+        }
         for place, tool in enumerate(own)
-    ]  # fmt: skip
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": calls}]
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "tool_calls": calls},
+    ]
     messages += [{"role": "tool", "tool_call_id": call["id"], "content": "rain"} for call in calls]
     return {"messages": [*messages, {"role": "assistant", "content": "done"}], "tools": own}
 
 
 def is_arrow(records: list[dict[str, Any]]) -> bool:
-    """Whether Arrow can hold the records without its type of JSON and without loss; it makes 0.0 of false, and of 0."""
+    """Whether Arrow can hold the records without its type of JSON and without loss; it makes 0.0 of
+    false, and of 0.
+    """
     try:
         rows = pa.Table.from_pylist(records).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
@@ -152,7 +181,11 @@ def places(records: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 
 def objects(source: Any) -> list[dict[str, Any]]:
     fields = Fields(whole=True)
-    parts = open_sources(source, fields=fields) if isinstance(source, str) else open_records(source, fields=fields)
+    parts = (
+        open_sources(source, fields=fields)
+        if isinstance(source, str)
+        else open_records(source, fields=fields)
+    )
     blocks = [block for part in parts for block in part.objects()]
     assert not any(block.rejects for block in blocks)
     return [record for block in blocks for record in block.objects]
@@ -173,7 +206,9 @@ def test_the_same_records_give_the_same_documents(encoder, tmp_path_factory, rec
     for way, source in places(records, tmp_path_factory.mktemp("records")).items():
         texts[way] = [encoder.encode(read_record(one))[0].text for one in objects(source)]
         if way.endswith("rows"):
-            assert [encoder.encode(read_conversation(one))[0].text for one in source] == texts[way], way
+            assert [encoder.encode(read_conversation(one))[0].text for one in source] == texts[
+                way
+            ], way
     assert all(found == texts["jsonl"] for found in texts.values()), texts
 
 
@@ -182,14 +217,26 @@ def calling(arguments: Any, name: str = "weather", call: str = "c1") -> dict[str
 
 
 def tool(name: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", "properties": properties, "required": list(required)}
-    return {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+    }
+    return {
+        "type": "function",
+        "function": {"name": name, "description": "d", "parameters": schema},
+    }
 
 
 def asking(*calls: dict[str, Any], tools: Any = None) -> dict[str, Any]:
     results = [{"role": "tool", "content": "rain"} for _ in calls]
-    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
-    record: dict[str, Any] = {"messages": [*messages, *results, {"role": "assistant", "content": "done"}]}
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": list(calls)},
+    ]
+    record: dict[str, Any] = {
+        "messages": [*messages, *results, {"role": "assistant", "content": "done"}]
+    }
     return record if tools is None else {**record, "tools": tools}
 
 
@@ -210,11 +257,15 @@ def test_nulls_of_structs_are_removed_and_counted(two_calls, tmp_path, chat_toke
     pq.write_table(pa.Table.from_pylist([two_calls] * 3), tmp_path / "n.parquet")
     template = tmp_path / "calls.jinja"
     template.write_text(TEMPLATE)
-    report = prepare_here(tmp_path / "n.parquet", chat_tokenizer, tmp_path / "out", template=str(template))
+    report = prepare_here(
+        tmp_path / "n.parquet", chat_tokenizer, tmp_path / "out", template=str(template)
+    )
     place = "messages[].tool_calls[].function.arguments"
     assert report.chats["nulls"] == {place: 6}
     assert f"nulls of the columnar format, removed: {place} 6" in str(report)
-    plain = prepare_here([two_calls] * 3, chat_tokenizer, tmp_path / "plain", template=str(template))
+    plain = prepare_here(
+        [two_calls] * 3, chat_tokenizer, tmp_path / "plain", template=str(template)
+    )
     assert plain.chats["nulls"] == {}
     assert [list(one.tokens) for one in open_dataset(report.output)] == [
         list(one.tokens) for one in open_dataset(plain.output)
@@ -222,7 +273,9 @@ def test_nulls_of_structs_are_removed_and_counted(two_calls, tmp_path, chat_toke
 
 
 def test_nulls_of_json_lines_stay(tmp_path):
-    record = asking(calling({"city": None}), tools=[tool("weather", city={**MAYBE, "default": None}, n=TEXT)])
+    record = asking(
+        calling({"city": None}), tools=[tool("weather", city={**MAYBE, "default": None}, n=TEXT)]
+    )
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
     assert objects(str(tmp_path / "a.jsonl")) == [record]
     assert objects([record]) == [record]
@@ -234,10 +287,14 @@ def test_a_schema_settles_what_nobody_can_see(way, tmp_path):
         tool("weather", ("city", "unit"), city=TEXT, unit={**MAYBE}),
         tool("time", zone={**MAYBE, "default": None}, at={**TEXT, "default": "now"}),
     ]
-    record = asking(calling({"city": "Oslo", "unit": None}), calling({"zone": "CET"}, "time", "c2"), tools=tools)
+    record = asking(
+        calling({"city": "Oslo", "unit": None}), calling({"zone": "CET"}, "time", "c2"), tools=tools
+    )
     table = pa.Table.from_pylist([record, record])
     pq.write_table(table, tmp_path / "a.parquet")
-    source = {"parquet": str(tmp_path / "a.parquet"), "table": table, "rows": table.to_pylist()}[way]
+    source = {"parquet": str(tmp_path / "a.parquet"), "table": table, "rows": table.to_pylist()}[
+        way
+    ]
     for found in objects(source):
         assert arguments(found) == [{"city": "Oslo", "unit": None}, {"zone": "CET"}]
         zone = found["tools"][1]["function"]["parameters"]["properties"]["zone"]
@@ -250,13 +307,18 @@ def test_nulls_of_other_objects_are_removed_too(tmp_path):
         {"type": "json", "json": {"name": "a", "strict": True}}, {"type": "text", "text": {"n": 1}},
     ]  # fmt: skip
     records = [{**asking(), "chat_template_kwargs": {"format": one}} for one in kinds]
-    assert [one["chat_template_kwargs"]["format"] for one in objects(pa.Table.from_pylist(records))] == kinds
+    assert [
+        one["chat_template_kwargs"]["format"] for one in objects(pa.Table.from_pylist(records))
+    ] == kinds
 
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_columns_of_json_are_decoded(deep, tmp_path):
     said = "Line\nbreak" if deep else "Hi"
-    asked = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}]
+    asked = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "b"},
+    ]
     records: list[dict[str, Any]] = [
         {"messages": [one, {"role": "assistant", "content": answer}]}
         for one, answer in zip(asked, (said, "c"), strict=True)
@@ -267,7 +329,10 @@ def test_columns_of_json_are_decoded(deep, tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     datasets.disable_progress_bars()
     made = datasets.load_dataset(
-        "json", data_files=str(tmp_path / "a.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+        "json",
+        data_files=str(tmp_path / "a.jsonl"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
     )
     made.to_parquet(str(tmp_path / "a.parquet"))
     made.save_to_disk(str(tmp_path / "saved"))
@@ -277,8 +342,12 @@ def test_columns_of_json_are_decoded(deep, tmp_path):
 
 def test_texts_in_columns_of_json_are_decoded(tmp_path, chat_tokenizer):
     texts = ["one", "two\nlines", 3, None]
-    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array([json.dumps(text) for text in texts]))
-    inner = pa.ExtensionArray.from_storage(pa.json_(), pa.array([json.dumps({"body": text}) for text in texts]))
+    column = pa.ExtensionArray.from_storage(
+        pa.json_(), pa.array([json.dumps(text) for text in texts])
+    )
+    inner = pa.ExtensionArray.from_storage(
+        pa.json_(), pa.array([json.dumps({"body": text}) for text in texts])
+    )
     pq.write_table(pa.table({"text": column, "page": inner}), tmp_path / "a.parquet")
     for name in ("text", "page.body"):
         [part] = open_sources(str(tmp_path / "a.parquet"), fields=Fields(text=name))
@@ -324,17 +393,29 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_struct(kind):
         each = st.tuples(*(values_of(field.type) for field in kind))
         names = [field.name for field in kind]
-        found = each.map(lambda pairs: tuple(dict(zip(names, one, strict=True)) for one in zip(*pairs, strict=True)))
+        found = each.map(
+            lambda pairs: tuple(
+                dict(zip(names, one, strict=True)) for one in zip(*pairs, strict=True)
+            )
+        )
     elif pa.types.is_map(kind):
         each = st.dictionaries(st.sampled_from("xyz"), values_of(kind.item_type), max_size=2)
-        found = each.map(lambda d: ([(k, v[0]) for k, v in d.items()], {k: v[1] for k, v in d.items()}))
+        found = each.map(
+            lambda d: ([(k, v[0]) for k, v in d.items()], {k: v[1] for k, v in d.items()})
+        )
     elif pa.types.is_nested(kind):
-        size = {"min_size": 2, "max_size": 2} if pa.types.is_fixed_size_list(kind) else {"max_size": 3}
+        size = (
+            {"min_size": 2, "max_size": 2} if pa.types.is_fixed_size_list(kind) else {"max_size": 3}
+        )
         found = st.lists(values_of(kind.value_type), **size).map(
             lambda pairs: ([a for a, _ in pairs], [b for _, b in pairs])
         )
     else:
-        leaves = {pa.int64(): st.integers(0, 9), pa.string(): st.sampled_from(["", "s"]), pa.bool_(): st.booleans()}
+        leaves = {
+            pa.int64(): st.integers(0, 9),
+            pa.string(): st.sampled_from(["", "s"]),
+            pa.bool_(): st.booleans(),
+        }
         found = leaves[kind].map(lambda value: (value, value))
     return found | st.just((None, None))
 
@@ -362,7 +443,9 @@ def own_nulls(value: Any) -> Counter[bool]:
     found: Counter[bool] = Counter()
     if isinstance(value, dict):
         found[isinstance(value, OwnNulls)] += None in value.values()
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         found += own_nulls(inner)
     return found
 
@@ -381,17 +464,24 @@ def test_any_type_is_read_as_it_was_written(data, kind):
     rows = list(decoded_rows(table))
     assert rows == [({"a": right}, None) for _, right in pairs[first:]]
     if kind == pa.json_():
-        assert not own_nulls([row for row, _ in rows])[False] - sum(right is None for _, right in pairs[first:])
+        assert not own_nulls([row for row, _ in rows])[False] - sum(
+            right is None for _, right in pairs[first:]
+        )
 
 
 def test_frames_of_pandas_are_read(two_calls, tmp_path, encoder):
     pandas = pytest.importorskip("pandas")
-    pq.write_table(pa.Table.from_pylist([two_calls, {**two_calls, "score": 1.5}]), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([two_calls, {**two_calls, "score": 1.5}]), tmp_path / "a.parquet"
+    )
     frame = pandas.read_parquet(tmp_path / "a.parquet")
     assert isinstance(frame["messages"][0], np.ndarray)
     right = encoder.encode(read_record(two_calls))[0].text
     for source in (frame, frame.to_dict("records")):
-        assert [encoder.encode(read_record(one))[0].text for one in objects(source)] == [right, right]
+        assert [encoder.encode(read_record(one))[0].text for one in objects(source)] == [
+            right,
+            right,
+        ]
     assert encoder.encode(read_conversation(frame.to_dict("records")[0]))[0].text == right
 
 

@@ -17,12 +17,18 @@ from penstock.data.prepare import PrepareSettings, executors
 
 def decoded(folder, tokenizer):
     dataset = Dataset.open(folder)
-    return [tokenizer.decode([i for i in dataset[n].tokens if i not in (0, 1)]) for n in range(len(dataset))]
+    return [
+        tokenizer.decode([i for i in dataset[n].tokens if i not in (0, 1)])
+        for n in range(len(dataset))
+    ]
 
 
 def raw_texts(corpus):
     return [
-        json.loads(line)["text"] for path in sorted(corpus.iterdir()) for line in path.read_text().split("\n") if line
+        json.loads(line)["text"]
+        for path in sorted(corpus.iterdir())
+        for line in path.read_text().split("\n")
+        if line
     ]
 
 
@@ -34,8 +40,17 @@ def test_every_record_comes_out_in_order_with_its_origin(tmp_path, corpus, token
     assert report.text_bytes == sum(len(text.encode()) for text in texts)
     dataset = Dataset.open(tmp_path / "out")
     assert (dataset[0].tokens[0], dataset[0].tokens[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
-    places = [(Path(dataset[n].origin.file).name, dataset[n].origin.line) for n in (0, 699, 700, 703, 2202)]
-    assert places == [("0.jsonl", 1), ("0.jsonl", 700), ("1.jsonl", 1), ("2.jsonl", 1), ("2.jsonl", 1500)]
+    places = [
+        (Path(dataset[n].origin.file).name, dataset[n].origin.line)
+        for n in (0, 699, 700, 703, 2202)
+    ]
+    assert places == [
+        ("0.jsonl", 1),
+        ("0.jsonl", 700),
+        ("1.jsonl", 1),
+        ("2.jsonl", 1),
+        ("2.jsonl", 1500),
+    ]
     assert report.tokens == sum(len(dataset[n].tokens) for n in range(len(dataset)))
     assert report.parts > 5
 
@@ -45,7 +60,12 @@ def test_the_same_bytes_for_any_number_of_processes(tmp_path, corpus, tokenizer)
     (corpus / "1.jsonl").write_text('{"text": "a"}\n{broken\n{"text": "b"}\n')
     for processes in (1, 2, 3):
         output = tmp_path / str(processes)
-        options = {"part_bytes": 30_000, "validation": 0.2, "on_error": "skip", "processes": processes}
+        options = {
+            "part_bytes": 30_000,
+            "validation": 0.2,
+            "on_error": "skip",
+            "processes": processes,
+        }
         prepare_here(corpus, tokenizer, output, transform=prepare_cases.shout, **options)
     whole = contents(tmp_path / "1")
     assert len([name for name in whole if name.endswith(".arrow")]) > 6
@@ -69,7 +89,10 @@ def test_other_settings_are_refused(tmp_path, corpus, tokenizer):
     with pytest.raises(OutputError, match=r"add_eos.*'auto'.*'no'.*set"):
         prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no")
     assert contents(tmp_path / "out") == before, "a refused preparation leaves no lock"
-    assert prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no", overwrite=True).documents == 2203
+    assert (
+        prepare_here(corpus, tokenizer, tmp_path / "out", add_eos="no", overwrite=True).documents
+        == 2203
+    )
 
 
 def test_a_first_try_that_failed_does_not_stand_in_the_way(tmp_path, corpus, tokenizer):
@@ -127,12 +150,17 @@ def test_rejects_are_written_and_bounded(tmp_path, corpus, tokenizer):
         prepare_here(corpus, tokenizer, tmp_path / "stop")
     report = prepare_here(corpus, tokenizer, tmp_path / "out", on_error="skip")
     assert (report.records, report.documents, report.rejects) == (2203, 2200, 3)
-    written = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+    written = [
+        json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()
+    ]
     assert [reject["line"] for reject in written] == [4, 10, 11]
     assert set(written[0]) == {"file", "line", "reason", "excerpt"}
     with pytest.raises(RecordError, match=r"2.*records.*rejected.*max_rejects"):
         prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=2)
-    assert prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects == 3
+    assert (
+        prepare_here(corpus, tokenizer, tmp_path / "few", on_error="skip", max_rejects=3).rejects
+        == 3
+    )
     with pytest.raises(RecordError, match=r"3.*2203.*records.*rejected.*0%"):
         prepare_here(corpus, tokenizer, tmp_path / "zero", on_error="skip", max_rejects="0%")
 
@@ -167,7 +195,9 @@ def test_transform(tmp_path, corpus, tokenizer):
     with pytest.raises(RecordError, match=r"0.jsonl:1.*KeyError: 'absent'"):
         prepare_here(corpus, tokenizer, tmp_path / "failing", transform=prepare_cases.failing)
     with pytest.raises(ConfigError, match="cannot be imported by other processes"):
-        prepare_here(corpus, tokenizer, tmp_path / "lambda", transform=lambda record: record, processes=2)
+        prepare_here(
+            corpus, tokenizer, tmp_path / "lambda", transform=lambda record: record, processes=2
+        )
     with pytest.raises(ConfigError, match="cannot be imported"):
         prepare_here(corpus, tokenizer, tmp_path / "absent", transform="absent_module:shout")
 
@@ -176,13 +206,23 @@ def test_python_records_and_kept_text(tmp_path, tokenizer):
     records = ["water", {"text": "wheel", "id": 1}, "pipe 🙂"]
     for processes in (1, 2):
         prepare_here(
-            iter(records), tokenizer, tmp_path / str(processes), processes=processes, part_bytes=3, keep_text=True
+            iter(records),
+            tokenizer,
+            tmp_path / str(processes),
+            processes=processes,
+            part_bytes=3,
+            keep_text=True,
         )
     dataset = Dataset.open(tmp_path / "1")
     assert [dataset[n].text for n in range(3)] == ["water", "wheel", "pipe 🙂"]
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
-    assert prepare_here(iter(records), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True).seconds is None
-    report = prepare_here(iter(records[:2]), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True)
+    assert (
+        prepare_here(iter(records), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True).seconds
+        is None
+    )
+    report = prepare_here(
+        iter(records[:2]), tokenizer, tmp_path / "1", part_bytes=3, keep_text=True
+    )
     assert (report.documents, report.parts, report.parts_resumed) == (2, 2, 2)
     prepare_here(iter(records[:2]), tokenizer, tmp_path / "two", part_bytes=3, keep_text=True)
     assert contents(tmp_path / "1") == contents(tmp_path / "two")
@@ -237,7 +277,15 @@ def test_command_line(tmp_path, corpus, tokenizer, capsys):
     from penstock.use.cli import build_app
 
     tokenizer.save(tmp_path / "tokenizer")
-    arguments = ["prepare", str(corpus), "-t", str(tmp_path / "tokenizer"), "-o", str(tmp_path / "out"), "-q"]
+    arguments = [
+        "prepare",
+        str(corpus),
+        "-t",
+        str(tmp_path / "tokenizer"),
+        "-o",
+        str(tmp_path / "out"),
+        "-q",
+    ]
     build_app(arguments)(args=[*arguments, "--json", "--processes", "1"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["documents"] == 2203
     build_app(arguments)(args=arguments, standalone_mode=False)
@@ -245,14 +293,20 @@ def test_command_line(tmp_path, corpus, tokenizer, capsys):
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", ["tokenizers/hf/phi-3-mini", "tokenizers/spm/mistral-v3.model", "tokenizers/hf/gpt2"])
+@pytest.mark.parametrize(
+    "name", ["tokenizers/hf/phi-3-mini", "tokenizers/spm/mistral-v3.model", "tokenizers/hf/gpt2"]
+)
 def test_real_tokenizers_and_text(tmp_path, real_data, name):
     tokenizer = load_tokenizer(real_data / name)
-    report = prepare_here(real_data / "text/c4_demo.jsonl", tokenizer, tmp_path / "out", keep_text=True)
+    report = prepare_here(
+        real_data / "text/c4_demo.jsonl", tokenizer, tmp_path / "out", keep_text=True
+    )
     dataset = Dataset.open(tmp_path / "out")
     assert report.documents == len(dataset) == 300
     for n in (0, 150, 299):
-        ids = [i for i in dataset[n].tokens.tolist() if i not in (tokenizer.bos_id, tokenizer.eos_id)]
+        ids = [
+            i for i in dataset[n].tokens.tolist() if i not in (tokenizer.bos_id, tokenizer.eos_id)
+        ]
         assert np.array_equal(ids, tokenizer.encode(dataset[n].text))
 
 
@@ -260,5 +314,10 @@ def test_the_results_do_not_go_into_the_source(tmp_path, tokenizer):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("some words")
     with pytest.raises(ConfigError, match=r"inside.*source.*texts.*outside"):
-        prepare(tmp_path / "texts", tokenizer=tokenizer, output=tmp_path / "texts" / "out", progress=False)
+        prepare(
+            tmp_path / "texts",
+            tokenizer=tokenizer,
+            output=tmp_path / "texts" / "out",
+            progress=False,
+        )
     assert not (tmp_path / "texts" / "out").exists()

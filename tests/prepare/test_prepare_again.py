@@ -1,4 +1,6 @@
-"""Run again after its input changed, prepare redoes the parts that changed, and ends with the bytes of a fresh run."""
+"""Run again after its input changed, prepare redoes the parts that changed, and ends with the bytes
+of a fresh run.
+"""
 
 import gzip
 import json
@@ -245,7 +247,10 @@ def test_records_from_python(tmp_path, tokenizer, redone):
     assert (len(redone), report.parts_resumed) == (1, parts - 1)
     prepare_parts(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "whole", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert prepare_parts(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "out", **options).seconds is None
+    assert (
+        prepare_parts(iter([*texts[:-1], "other"]), tokenizer, tmp_path / "out", **options).seconds
+        is None
+    )
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -253,7 +258,16 @@ def test_the_command_says_what_changed(tmp_path, ten, tokenizer, capsys):
     from penstock.use.cli import build_app
 
     tokenizer.save(tmp_path / "tokenizer")
-    arguments = ["prepare", ten, "-t", tmp_path / "tokenizer", "-o", tmp_path / "out", "--on-error", "skip"]
+    arguments = [
+        "prepare",
+        ten,
+        "-t",
+        tmp_path / "tokenizer",
+        "-o",
+        tmp_path / "out",
+        "--on-error",
+        "skip",
+    ]
     arguments = [*map(str, arguments), "--processes", "1", "--part-bytes", "12000"]
 
     def penstock(*more):
@@ -265,7 +279,9 @@ def test_the_command_says_what_changed(tmp_path, ten, tokenizer, capsys):
     (ten / "8.jsonl").unlink()
     write(ten / "9a.jsonl", 110, 78)
     said = penstock()
-    changes = f"since the last run {ten}/3.jsonl changed, {ten}/9a.jsonl is new, {ten}/8.jsonl is gone"
+    changes = (
+        f"since the last run {ten}/3.jsonl changed, {ten}/9a.jsonl is new, {ten}/8.jsonl is gone"
+    )
     assert f"penstock: {changes}; only changed parts are prepared again" in said.err
     assert changes in said.out
     assert "24 of 30 parts from an earlier run" in said.out
@@ -277,7 +293,9 @@ def test_the_command_says_what_changed(tmp_path, ten, tokenizer, capsys):
 
 def test_a_refused_preparation_leaves_nothing(tmp_path, ten, tokenizer):
     with pytest.raises(RecordError, match="no field 'body'"):
-        prepare_parts(ten, tokenizer, tmp_path / "out", text_field="body", on_error="stop", validation=0.1)
+        prepare_parts(
+            ten, tokenizer, tmp_path / "out", text_field="body", on_error="stop", validation=0.1
+        )
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     with pytest.raises(RecordError, match="no field 'body'"):
@@ -302,13 +320,19 @@ def test_input_that_changes_or_goes_away_meanwhile(tmp_path, ten, tokenizer):
     with pytest.raises(RecordError, match=r"9.jsonl.*finished"):
         prepare_parts(ten, tokenizer, tmp_path / "out", transform=remove)
     with pytest.raises(
-        RecordError, match=r"input changed while it was prepared: \S+8.jsonl changed; run it again: unchanged part"
+        RecordError,
+        match=(
+            r"input changed while it was prepared: \S+8.jsonl changed; run it again: "
+            r"unchanged part"
+        ),
     ):
         prepare_parts(ten, tokenizer, tmp_path / "other", transform=append)
     assert (ten / "8.jsonl").exists()
 
 
-def test_small_files_that_are_one_part_are_redone_together(tmp_path, redone, monkeypatch, chat_tokenizer):
+def test_small_files_that_are_one_part_are_redone_together(
+    tmp_path, redone, monkeypatch, chat_tokenizer
+):
     monkeypatch.setattr(small_files, "FEW_FILES", 4)
     folder = tmp_path / "many"
     folder.mkdir()
@@ -324,4 +348,6 @@ def test_small_files_that_are_one_part_are_redone_together(tmp_path, redone, mon
     dataset = Dataset.open(tmp_path / "out")
     texts = [chat_tokenizer.decode(one.tokens.tolist()) for one in dataset]
     assert [number for number, text in enumerate(texts) if "changed" in text] == [3]
-    assert [os.path.basename(str(one.origin)).partition(":")[0] for one in dataset] == [f"{n}.jsonl" for n in range(6)]
+    assert [os.path.basename(str(one.origin)).partition(":")[0] for one in dataset] == [
+        f"{n}.jsonl" for n in range(6)
+    ]

@@ -1,4 +1,6 @@
-"""Records with several answers: every form becomes the same tree; what is no comparison is refused with its place."""
+"""Records with several answers: every form becomes the same tree; what is no comparison is refused
+with its place.
+"""
 
 import itertools
 import json
@@ -41,7 +43,11 @@ PAIRS = {
     "instruction": {"instruction": QUESTION, "chosen": GOOD, "rejected": BAD},
     "scores": {"prompt": QUESTION, "responses": [GOOD, BAD], "scores": [9, 2.5]},
     "ranks": {"prompt": QUESTION, "completions": [GOOD, BAD], "ranks": [1, 2]},
-    "arena": {"conversation_a": ASKED + said(BAD), "conversation_b": ASKED + said(GOOD), "winner": "model_b"},
+    "arena": {
+        "conversation_a": ASKED + said(BAD),
+        "conversation_b": ASKED + said(GOOD),
+        "winner": "model_b",
+    },
 }
 
 
@@ -49,14 +55,24 @@ PAIRS = {
 def test_every_form_of_a_pair(chat_tokenizer, tmp_path, form):
     write_json_lines(tmp_path / "raw.jsonl", [PAIRS[form]] * 2)
     report = prepare_here(
-        tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / "d", template=CHATML, answers="tree"
+        tmp_path / "raw.jsonl",
+        chat_tokenizer,
+        output=tmp_path / "d",
+        template=CHATML,
+        answers="tree",
     )
     dataset = Dataset.open(tmp_path / "d")
     document = dataset[0]
-    texts = [dataset.loaded_tokenizer.decode(document.tokens[document.tree.slots(path)]) for path in range(2)]
+    texts = [
+        dataset.loaded_tokenizer.decode(document.tokens[document.tree.slots(path)])
+        for path in range(2)
+    ]
     better = int(np.argmin(document.tree.value("rank")))
     for text, answer in ((texts[better], GOOD), (texts[1 - better], BAD)):
-        assert text == f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+        assert (
+            text
+            == f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"  # noqa: E501
+        )
     assert document.tree.pairs().tolist() == [[better, 1 - better]]
     # The common beginning of the answers is trained in both.
     for path, answer in ((better, GOOD), (1 - better, BAD)):
@@ -75,12 +91,20 @@ def test_a_tree_stores_what_separate_stores_twice(chat_tokenizer, tmp_path):
     sizes = {}
     for answers in ("tree", "separate", "best"):
         how = {"answers": answers, "on_error": "skip"}
-        prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / answers, template=CHATML, **how)
+        prepare_here(
+            tmp_path / "raw.jsonl",
+            chat_tokenizer,
+            output=tmp_path / answers,
+            template=CHATML,
+            **how,
+        )
         sizes[answers] = Dataset.open(tmp_path / answers).num_tokens
     tree, separate = (Dataset.open(tmp_path / answers) for answers in ("tree", "separate"))
     for one, other in zip(tree, separate, strict=True):
         for path in range(2):
-            tokens = [document.tokens[document.tree.slots(path)].tolist() for document in (one, other)]
+            tokens = [
+                document.tokens[document.tree.slots(path)].tolist() for document in (one, other)
+            ]
             assert tokens[0] == tokens[1]
         assert not other.tree.forked
     assert sizes["tree"] < 0.8 * sizes["separate"]
@@ -97,7 +121,13 @@ def _once(dataset):
 def test_ranked_lists_and_ties(chat_tokenizer, tmp_path):
     record = {"prompt": QUESTION, "responses": [BAD, GOOD, WORSE, "Two."], "scores": [1, 5, 0, 1]}
     write_json_lines(tmp_path / "raw.jsonl", [record])
-    prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / "d", template=CHATML, answers="tree")
+    prepare_here(
+        tmp_path / "raw.jsonl",
+        chat_tokenizer,
+        output=tmp_path / "d",
+        template=CHATML,
+        answers="tree",
+    )
     tree = Dataset.open(tmp_path / "d")[0].tree
     assert tree.value("rank").tolist() == [1, 0, 2, 1]
     assert sorted(tree.pairs().tolist()) == [[0, 2], [1, 0], [1, 2], [1, 3], [3, 2]]
@@ -105,15 +135,28 @@ def test_ranked_lists_and_ties(chat_tokenizer, tmp_path):
 
 def test_labels_have_mismatched_answers(chat_tokenizer, tmp_path):
     records = [
-        {"prompt": f"{QUESTION} {number}", "completion": f"{GOOD} {number}", "label": bool(number % 2)}
+        {
+            "prompt": f"{QUESTION} {number}",
+            "completion": f"{GOOD} {number}",
+            "label": bool(number % 2),
+        }
         for number in range(4)
     ]
     write_json_lines(tmp_path / "raw.jsonl", records)
-    prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / "d", template=CHATML, answers="tree")
+    prepare_here(
+        tmp_path / "raw.jsonl",
+        chat_tokenizer,
+        output=tmp_path / "d",
+        template=CHATML,
+        answers="tree",
+    )
     dataset = Dataset.open(tmp_path / "d")
     for number, document in enumerate(dataset):
         assert document.tree.value("label").tolist() == [number % 2, -1]
-        own, other = (dataset.loaded_tokenizer.decode(document.tokens[document.tree.slots(p)]) for p in range(2))
+        own, other = (
+            dataset.loaded_tokenizer.decode(document.tokens[document.tree.slots(p)])
+            for p in range(2)
+        )
         assert f"{QUESTION} {number}" in own and f"{QUESTION} {number}" in other  # noqa: PT018
         assert f"{GOOD} {number}" in own
         assert f"{GOOD} {(number - 1) % 4}" in other
@@ -152,9 +195,12 @@ def test_oasst_trees(chat_tokenizer, tmp_path):
     assert len(whole.tree.paths) == 4
     assert np.isnan(whole.tree.values).all()
     once = {"oasst_paths": "all", "answers": "tree", "shared_weights": "once"}
-    prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / "o", template=CHATML, **once)
+    prepare_here(
+        tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / "o", template=CHATML, **once
+    )
     assert Dataset.open(tmp_path / "o")[0].loss_weights.max() == 1
-    # A target that several paths hold counts once for each: the first word of two answers, in three paths.
+    # A target that several paths hold counts once for each: the first word of two answers, in three
+    # paths.
     assert whole.loss_weights.max() == 3
 
 
@@ -166,9 +212,19 @@ def test_oasst_trees(chat_tokenizer, tmp_path):
         ({"prompt": QUESTION, "chosen": GOOD, "rejected": ""}, "an answer is empty"),
         ({"chosen": ASKED + said(GOOD), "rejected": ASKED}, "an answer is empty"),
         ({"prompt": QUESTION, "responses": [GOOD, BAD]}, 'without "scores" or "ranks"'),
-        ({"prompt": QUESTION, "responses": [GOOD, BAD], "scores": [1]}, "expected a number for each of 2"),
+        (
+            {"prompt": QUESTION, "responses": [GOOD, BAD], "scores": [1]},
+            "expected a number for each of 2",
+        ),
         ({"prompt": QUESTION, "completion": GOOD, "label": "yes"}, "expected true or false"),
-        ({"conversation_a": ASKED + said(BAD), "conversation_b": ASKED + said(GOOD), "winner": "tie"}, "neither"),
+        (
+            {
+                "conversation_a": ASKED + said(BAD),
+                "conversation_b": ASKED + said(GOOD),
+                "winner": "tie",
+            },
+            "neither",
+        ),
     ],
 )
 def test_what_is_no_comparison_is_a_reject(chat_tokenizer, tmp_path, record, reason):
@@ -176,7 +232,12 @@ def test_what_is_no_comparison_is_a_reject(chat_tokenizer, tmp_path, record, rea
     with pytest.raises(ConversationError, match=reason):
         chat.records.answers.read_answers(record, chat.LayoutSettings(answers="tree"), "here:2")
     report = prepare_here(
-        tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / "d", template=CHATML, answers="tree", on_error="skip"
+        tmp_path / "raw.jsonl",
+        chat_tokenizer,
+        output=tmp_path / "d",
+        template=CHATML,
+        answers="tree",
+        on_error="skip",
     )
     assert report.rejects == 1
     (line,) = (tmp_path / "d" / "rejected.jsonl").read_text().splitlines()
@@ -187,9 +248,14 @@ def test_processes_and_kills_change_nothing(chat_tokenizer, tmp_path):
     write_json_lines(tmp_path / "raw.jsonl", list(PAIRS.values()) * 20)
     for number, processes in enumerate((1, 2)):
         prepare_here(
-            tmp_path / "raw.jsonl", chat_tokenizer, output=tmp_path / str(number), template=CHATML, answers="tree",
-            processes=processes, part_bytes=2000,
-        )  # fmt: skip
+            tmp_path / "raw.jsonl",
+            chat_tokenizer,
+            output=tmp_path / str(number),
+            template=CHATML,
+            answers="tree",
+            processes=processes,
+            part_bytes=2000,
+        )
     assert contents(tmp_path / "0") == contents(tmp_path / "1")
     # Parts of the earlier run are used again.
     write_json_lines(tmp_path / "raw.jsonl", list(PAIRS.values()) * 21)
@@ -207,7 +273,8 @@ def test_processes_and_kills_change_nothing(chat_tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"answers": "both"}, {"oasst_paths": "ranked"}, {"answers": "tree", "oasst_paths": "some"}]
+    "options",
+    [{"answers": "both"}, {"oasst_paths": "ranked"}, {"answers": "tree", "oasst_paths": "some"}],
 )
 def test_settings_are_checked(options):
     with pytest.raises(ConfigError, match=r"answers|oasst_paths"):
@@ -215,7 +282,9 @@ def test_settings_are_checked(options):
 
 
 def test_numbers_of_records_become_columns(chat_tokenizer, tmp_path):
-    """Of texts: one number, or ranges of characters. Of chats: one number, or one for each message."""
+    """Of texts: one number, or ranges of characters. Of chats: one number, or one for each
+    message.
+    """
     text = "größe of the 🙂 pipe"
     records = [
         {"text": text, "quality": 0.5, "lines": 7, "parts": [{"begin": 0, "end": 5, "value": 2.0}]},
@@ -236,12 +305,17 @@ def test_numbers_of_records_become_columns(chat_tokenizer, tmp_path):
     assert (first.columns["lines"].dtype, set(first.columns["lines"])) == (np.int32, {7})
     for document, record in zip((first, second), records, strict=True):
         # Between BOS and EOS.
-        decoded = [chat_tokenizer.decode(document.tokens[1 : n + 1]) for n in range(1, len(document.tokens) - 1)]
+        decoded = [
+            chat_tokenizer.decode(document.tokens[1 : n + 1])
+            for n in range(1, len(document.tokens) - 1)
+        ]
         for number, so_far in enumerate(decoded, 1):
             last = len(so_far.rstrip("\ufffd")) - 1
             if so_far.endswith("\ufffd"):
                 continue
-            values = [part["value"] for part in record["parts"] if part["begin"] <= last < part["end"]]
+            values = [
+                part["value"] for part in record["parts"] if part["begin"] <= last < part["end"]
+            ]
             assert document.columns["parts"][number] == (values or [0])[0]
         assert document.columns["parts"][-1] == 0
     chats = [
@@ -250,7 +324,11 @@ def test_numbers_of_records_become_columns(chat_tokenizer, tmp_path):
     ]
     write_json_lines(tmp_path / "chats.jsonl", chats)
     prepare_here(
-        tmp_path / "chats.jsonl", chat_tokenizer, tmp_path / "c", template=CHATML, token_columns=["score", "per"]
+        tmp_path / "chats.jsonl",
+        chat_tokenizer,
+        tmp_path / "c",
+        template=CHATML,
+        token_columns=["score", "per"],
     )
     one, other = Dataset.open(tmp_path / "c")
     assert set(one.columns["score"]) == {0.25}
@@ -271,18 +349,29 @@ def test_numbers_of_records_become_columns(chat_tokenizer, tmp_path):
 
 
 def test_columns_of_no_numbers_are_refused(chat_tokenizer, tmp_path):
-    write_json_lines(tmp_path / "raw.jsonl", [{"messages": ASKED + said(GOOD), "score": "high"}] * 2)
+    write_json_lines(
+        tmp_path / "raw.jsonl", [{"messages": ASKED + said(GOOD), "score": "high"}] * 2
+    )
     with pytest.raises(RecordError, match="expected a number"):
-        prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "d", template=CHATML, token_columns=["score"])
+        prepare_here(
+            tmp_path / "raw.jsonl",
+            chat_tokenizer,
+            tmp_path / "d",
+            template=CHATML,
+            token_columns=["score"],
+        )
     with pytest.raises(ConfigError, match="must be among columns"):
-        prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "e", token_columns=["score"])
+        prepare_here(
+            tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "e", token_columns=["score"]
+        )
 
 
 REWRITING = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' and not loop.last %}{{ message['content'].split('</think>')[-1] }}"
-    "{% else %}{{ message['content'] }}{% endif %}{{ '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if "
+    "message['role'] == 'assistant' and not loop.last %}{{ "
+    "message['content'].split('</think>')[-1] }}{% else %}{{ message['content'] }}{% endif "
+    "%}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
@@ -293,7 +382,9 @@ def test_a_split_conversation_is_one_document(chat_tokenizer, tmp_path):
     write_json_lines(tmp_path / "raw.jsonl", [record])
     options = {"template": REWRITING, "on_rewrite": "split"}
     prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "split", **options)
-    prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "tree", answers="tree", **options)
+    prepare_here(
+        tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "tree", answers="tree", **options
+    )
     split, (tree,) = list(Dataset.open(tmp_path / "split")), Dataset.open(tmp_path / "tree")
     assert len(split) == len(tree.tree.paths) == 2
     assert len(tree.tokens) < sum(len(one.tokens) for one in split)

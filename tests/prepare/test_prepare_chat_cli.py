@@ -1,4 +1,6 @@
-"""`penstock prepare --template`: options, a file of settings and assignments come to the same; all is printed once."""
+"""`penstock prepare --template`: options, a file of settings and assignments come to the same; all
+is printed once.
+"""
 
 import json
 import re
@@ -19,13 +21,23 @@ from penstock.use.config.run_file import load_chat_section, load_chat_settings
 
 @pytest.fixture
 def command(tmp_path, chat_tokenizer, command_line):
-    """Runs `penstock prepare` on a file of chats; gives (exit code, standard output, standard error)."""
+    """Runs `penstock prepare` on a file of chats; gives (exit code, standard output, standard
+    error).
+    """
     chat_tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / "chat_template.jinja").write_text(CHATML)
     write_json_lines(tmp_path / "chats.jsonl", make_chats(6))
 
     def call(*arguments, source="chats.jsonl", output="out"):
-        words = [tmp_path / source, "-t", tmp_path / "tokenizer", "-o", tmp_path / output, "--processes", 1]
+        words = [
+            tmp_path / source,
+            "-t",
+            tmp_path / "tokenizer",
+            "-o",
+            tmp_path / output,
+            "--processes",
+            1,
+        ]
         return command_line("prepare", *words, *arguments)
 
     return call
@@ -34,15 +46,22 @@ def command(tmp_path, chat_tokenizer, command_line):
 def test_one_line_at_the_start_says_what_is_read_and_how(command, tmp_path):
     code, _, err = command("--template", "auto")
     assert code == 0
-    sources = f"preparing {tmp_path / 'chats.jsonl'} (1 file, {(tmp_path / 'chats.jsonl').stat().st_size} B)"
+    sources = (
+        f"preparing {tmp_path / 'chats.jsonl'} (1 file, "
+        f"{(tmp_path / 'chats.jsonl').stat().st_size} B)"
+    )
     how = f"with tokenizer {tmp_path.name}/tokenizer and chat template tokenizer (family chatml)"
     assert err.startswith(f"penstock: {sources} {how} into {tmp_path / 'out'}\n")
-    assert [line for line in err.splitlines() if line.startswith("penstock:")] == err.splitlines()[:1]
+    assert [line for line in err.splitlines() if line.startswith("penstock:")] == err.splitlines()[
+        :1
+    ]
     assert "penstock:" not in command("--template", "auto", "--quiet", output="two")[2]
 
 
 def test_the_settings_are_printed_once_if_asked_for_and_the_figures_at_the_end(command):
-    code, out, err = command("--template", "auto", "--mask-history", "--roles-to-train", "assistant,user", "--verbose")
+    code, out, err = command(
+        "--template", "auto", "--mask-history", "--roles-to-train", "assistant,user", "--verbose"
+    )
     assert code == 0
     assert err.count("first record: layout messages") == 1
     assert err.count("mask settings: roles_to_train assistant+user") == 1
@@ -52,11 +71,23 @@ def test_the_settings_are_printed_once_if_asked_for_and_the_figures_at_the_end(c
 
 
 def test_options_a_file_and_assignments_come_to_the_same(command, tmp_path):
-    options = ["--train-on-eos", "all", "--max-tokens", "90", "--too-long", "drop", "--no-train-on-reasoning"]
-    (tmp_path / "chat.yaml").write_text("template: auto\ntrain_on_eos: last\nmax_tokens: 90\ntoo_long: drop\n")
+    options = [
+        "--train-on-eos",
+        "all",
+        "--max-tokens",
+        "90",
+        "--too-long",
+        "drop",
+        "--no-train-on-reasoning",
+    ]
+    (tmp_path / "chat.yaml").write_text(
+        "template: auto\ntrain_on_eos: last\nmax_tokens: 90\ntoo_long: drop\n"
+    )
     assignments = ["--set", "train_on_eos=all", "--set", "train_on_reasoning=false"]
     first = command("--template", "auto", *options, "--json")
-    second = command("--chat-config", str(tmp_path / "chat.yaml"), *assignments, "--json", output="two")
+    second = command(
+        "--chat-config", str(tmp_path / "chat.yaml"), *assignments, "--json", output="two"
+    )
     assert first[0] == second[0] == 0
     one, two = json.loads(first[1]), json.loads(second[1])
     assert one["splits"][""]["fingerprint"] == two["splits"][""]["fingerprint"]
@@ -119,7 +150,9 @@ def test_a_run_file_holds_settings_of_chats(command, run_file, tmp_path):
     assert code == 0
     chat = load_run(run_file).chat
     assert chat.mask_settings.mask_history
-    assert chat.role_boundaries == (Boundary(role="assistant", start="<|im_start|>assistant\n", end="<|im_end|>"),)
+    assert chat.role_boundaries == (
+        Boundary(role="assistant", start="<|im_start|>assistant\n", end="<|im_end|>"),
+    )
     assert chat.date == "2026-12-31"
     ids = load_tokenizer(tmp_path / "tokenizer").special_tokens
     assert err.count("masks are checked against the role boundary ") == 1
@@ -131,15 +164,22 @@ def test_a_run_file_holds_settings_of_chats(command, run_file, tmp_path):
     assert (tmp_path / "out/chat.json").read_bytes() == (tmp_path / "two/chat.json").read_bytes()
 
 
-def test_the_role_boundaries_of_a_run_file_are_what_masks_are_held_against(command, run_file, tmp_path):
+def test_the_role_boundaries_of_a_run_file_are_what_masks_are_held_against(
+    command, run_file, tmp_path
+):
     code, out, _ = command("--config", str(run_file), "--set", "mask_history=false")
     assert code == 0
     assert "cross-check: boundaries of the settings agree: 6 of 6" in out
     wrong = "[{role: assistant, start: <|im_start|>user, end: <|im_end|>}]"
     code, out, _ = command(
-        "--config", str(run_file), "--set", "chat.mask_history=false", "--set", f"chat.role_boundaries={wrong}",
+        "--config",
+        str(run_file),
+        "--set",
+        "chat.mask_history=false",
+        "--set",
+        f"chat.role_boundaries={wrong}",
         output="two",
-    )  # fmt: skip
+    )
     assert code == 0
     assert "cross-check: boundaries of the settings disagree: 6 of 6" in out
 
@@ -148,13 +188,24 @@ def test_a_marker_that_encodes_to_nothing_is_an_error(command, run_file):
     run_file.write_text(RUN_FILE.replace('end: "<|im_end|>"', "end: [[]]"))
     code, _, err = command("--config", str(run_file))
     assert code == 1
-    assert "boundary of 'assistant': end is [[]]; expected text or token ids that are not empty" in err
+    assert (
+        "boundary of 'assistant': end is [[]]; expected text or token ids that are not empty" in err
+    )
 
 
 def test_options_go_before_the_run_file(command, run_file, tmp_path):
-    assert command("--config", str(run_file), "--train-on-eos", "all", "--roles-to-train", "user")[0] == 0
-    mask_settings = json.loads((tmp_path / "out/chat.json").read_text())["settings"]["mask_settings"]
-    assert (mask_settings["mask_history"], mask_settings["train_on_eos"], mask_settings["roles_to_train"]) == (
+    assert (
+        command("--config", str(run_file), "--train-on-eos", "all", "--roles-to-train", "user")[0]
+        == 0
+    )
+    mask_settings = json.loads((tmp_path / "out/chat.json").read_text())["settings"][
+        "mask_settings"
+    ]
+    assert (
+        mask_settings["mask_history"],
+        mask_settings["train_on_eos"],
+        mask_settings["roles_to_train"],
+    ) == (
         True,
         "all",
         ["user"],
@@ -164,14 +215,34 @@ def test_options_go_before_the_run_file(command, run_file, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("mask_history", "mask_histroy", r"yaml:3: chat\.mask_histroy: unknown key; did you mean 'mask_history'\?"),
-        ("mask_history: true", "train_on_eos: some", r"run\.yaml:3: chat\.train_on_eos: found 'some', expected 'turn'"),
+        (
+            "mask_history",
+            "mask_histroy",
+            r"yaml:3: chat\.mask_histroy: unknown key; did you mean 'mask_history'\?",
+        ),
+        (
+            "mask_history: true",
+            "train_on_eos: some",
+            r"run\.yaml:3: chat\.train_on_eos: found 'some', expected 'turn'",
+        ),
         ("mask_history: true", "max_tokens: 1", r"run\.yaml:1: chat: max_tokens must be >= 2"),
-        ("end: \"<", "ends: \"<", r"run\.yaml:8: chat\.role_boundaries\.0\.ends: unknown key; did you mean 'end'\?"),
-        ("start: ", "end_starts_next: true # ", r"chat\.role_boundaries\.0\.start: missing; it is required: Marker"),
-        ("<|im_start|>assistant\\n", "", r"yaml:6: chat\.role_boundaries\.0: boundary of 'assistant': start is ''"),
+        (
+            'end: "<',
+            'ends: "<',
+            r"run\.yaml:8: chat\.role_boundaries\.0\.ends: unknown key; did you mean 'end'\?",
+        ),
+        (
+            "start: ",
+            "end_starts_next: true # ",
+            r"chat\.role_boundaries\.0\.start: missing; it is required: Marker",
+        ),
+        (
+            "<|im_start|>assistant\\n",
+            "",
+            r"yaml:6: chat\.role_boundaries\.0: boundary of 'assistant': start is ''",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_in_a_run_file_say_where_they_are(command, run_file, old, new, message):
     assert old in RUN_FILE
     run_file.write_text(RUN_FILE.replace(old, new))
@@ -186,7 +257,10 @@ def test_mistakes_in_a_run_file_say_where_they_are(command, run_file, old, new, 
 def test_a_run_file_without_chats_is_not_taken_for_one(command, run_file, tmp_path):
     run_file.write_text(RUN_FILE[RUN_FILE.index("data:") :])
     assert load_run(run_file).chat is None
-    assert "no section `chat`; expected one with chat settings" in command("--config", str(run_file))[2]
+    assert (
+        "no section `chat`; expected one with chat settings"
+        in command("--config", str(run_file))[2]
+    )
     (tmp_path / "chat.yaml").write_text("template: auto")
     both = command("--config", str(run_file), "--chat-config", str(tmp_path / "chat.yaml"))
     assert "give only one of them" in both[2]
@@ -195,7 +269,11 @@ def test_a_run_file_without_chats_is_not_taken_for_one(command, run_file, tmp_pa
 def test_the_schema_has_the_settings_of_chats():
     kinds = run_schema()["$defs"]
     chat = kinds["ChatSettings"]["properties"]
-    assert {"template", "role_boundaries", "train_on_eos", "field_messages", "max_tokens"} <= set(chat)
+    assert {"template", "role_boundaries", "train_on_eos", "field_messages", "max_tokens"} <= set(
+        chat
+    )
     assert not {"mask_settings", "cleaning"} & set(chat)
     assert kinds["Boundary"]["required"] == ["role", "start"]
-    jsonschema.validate(yaml.load(RUN_FILE, yaml.BaseLoader)["chat"]["role_boundaries"][0], kinds["Boundary"])
+    jsonschema.validate(
+        yaml.load(RUN_FILE, yaml.BaseLoader)["chat"]["role_boundaries"][0], kinds["Boundary"]
+    )

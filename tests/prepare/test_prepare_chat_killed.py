@@ -17,7 +17,13 @@ from makers.tokenizers import CHATML
 from patience import wait_for
 from penstock import load_tokenizer, prepare
 
-OPTIONS = {"part_bytes": 2_000, "validation": 0.2, "on_error": "skip", "on_rewrite": "split", "date": "2026-01-02"}
+OPTIONS = {
+    "part_bytes": 2_000,
+    "validation": 0.2,
+    "on_error": "skip",
+    "on_rewrite": "split",
+    "date": "2026-01-02",
+}
 
 
 @pytest.fixture
@@ -59,18 +65,29 @@ def test_kill_9_between_parts(tmp_path, raw, chat_tokenizer):
     chat_tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "template.jinja").write_text(CHATML)
     code = (
-        "import sys; from penstock import prepare; from prepare_cases import slowly\n"
-        "prepare(*sys.argv[1:2], tokenizer=sys.argv[2], output=sys.argv[3], template=sys.argv[4], processes=2,"
-        " progress=False, transform=slowly, part_bytes=500, on_error='skip')"
+        "import sys; from penstock import prepare; from prepare_cases import "
+        "slowly\nprepare(*sys.argv[1:2], tokenizer=sys.argv[2], output=sys.argv[3], "
+        "template=sys.argv[4], processes=2, progress=False, transform=slowly, part_bytes=500, "
+        "on_error='skip')"
     )
-    arguments = [str(tmp_path / name) for name in ("chats.jsonl", "tokenizer", "killed", "template.jinja")]
+    arguments = [
+        str(tmp_path / name) for name in ("chats.jsonl", "tokenizer", "killed", "template.jinja")
+    ]
     for parts in (2, 7):
         environment = child_environment(STOP_AT=f"{tmp_path / 'killed'}:{parts}")
         child = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
-        wait_for(lambda parts=parts: len(list((tmp_path / "killed").glob("*.arrow"))) >= parts, child)
+        wait_for(
+            lambda parts=parts: len(list((tmp_path / "killed").glob("*.arrow"))) >= parts, child
+        )
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
-    options = {"processes": 1, "progress": False, "transform": slowly, "part_bytes": 500, "on_error": "skip"}
+    options = {
+        "processes": 1,
+        "progress": False,
+        "transform": slowly,
+        "part_bytes": 500,
+        "on_error": "skip",
+    }
     tokenizer, template = load_tokenizer(tmp_path / "tokenizer"), tmp_path / "template.jinja"
     for name in ("killed", "whole"):
         prepare(raw, tokenizer=tokenizer, template=template, output=tmp_path / name, **options)

@@ -1,4 +1,6 @@
-"""Chats with different templates, and texts, in one mixture: what the loader trains is what `chat.encode` says."""
+"""Chats with different templates, and texts, in one mixture: what the loader trains is what
+`chat.encode` says.
+"""
 
 import numpy as np
 from test_prepare_chat import make_chats
@@ -9,15 +11,17 @@ from penstock import Dataset, Loader, Mixture, Source, chat, prepare
 from penstock.plan.inputs import EVERYTHING
 
 PLAIN = (
-    "{{ eos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    "{{ eos_token }}{% for message in messages %}{{ message['role'] + ': ' + "
+    "message['content'] + '\n' }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% "
+    "endif %}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 
 
 def weighted(chats):
     """Chats of which each second weighs its reply by half."""
-    chats = [dict(record, messages=[dict(message) for message in record["messages"]]) for record in chats]
+    chats = [
+        dict(record, messages=[dict(message) for message in record["messages"]]) for record in chats
+    ]
     for record in chats[::2]:
         record["messages"][1]["weight"] = 0.5
     return chats
@@ -33,14 +37,24 @@ def trained_of(encoded):
 
 
 def test_a_mixture_trains_the_targets_of_encode(tmp_path, chat_tokenizer):
-    sets = {"chatml": (CHATML, weighted(make_chats(30)), {}), "plain": (PLAIN, make_chats(20), {"mask_history": True})}
+    sets = {
+        "chatml": (CHATML, weighted(make_chats(30)), {}),
+        "plain": (PLAIN, make_chats(20), {"mask_history": True}),
+    }
     due = []
     for name, (template, records, mask_settings) in sets.items():
-        options = {"tokenizer": chat_tokenizer, "output": tmp_path / name, "processes": 1, "progress": False}
+        options = {
+            "tokenizer": chat_tokenizer,
+            "output": tmp_path / name,
+            "processes": 1,
+            "progress": False,
+        }
         prepare(records, template=template, **mask_settings, **options)
         loaded = chat.load_template(template, tokenizer=chat_tokenizer)
         for record in records:
-            due += trained_of(chat.encode(record, tokenizer=chat_tokenizer, template=loaded, **mask_settings))
+            due += trained_of(
+                chat.encode(record, tokenizer=chat_tokenizer, template=loaded, **mask_settings)
+            )
     prepare(
         iter([f"water wheel {n}" for n in range(10)]),
         tokenizer=chat_tokenizer,
@@ -49,7 +63,8 @@ def test_a_mixture_trains_the_targets_of_encode(tmp_path, chat_tokenizer):
     )
     names = [*sets, "text"]
     sources = [
-        Source(path=tmp_path / name, share=share, max_epochs=1) for name, share in zip(names, (2, 1, 1), strict=True)
+        Source(path=tmp_path / name, share=share, max_epochs=1)
+        for name, share in zip(names, (2, 1, 1), strict=True)
     ]
     loader = Loader(Mixture(sources), sequence_length=64, rows_per_step=2, requirements=EVERYTHING)
     found = []
@@ -58,7 +73,12 @@ def test_a_mixture_trains_the_targets_of_encode(tmp_path, chat_tokenizer):
             targets, weights = row.targets[0], row.loss_weights[0]
             from_chats = np.append(row.source_ids < 2, False)[row.document_ids]
             used = np.flatnonzero((targets >= 0) & from_chats)
-            found += zip(row.tokens[used].tolist(), targets[used].tolist(), weights[used].tolist(), strict=True)
+            found += zip(
+                row.tokens[used].tolist(),
+                targets[used].tolist(),
+                weights[used].tolist(),
+                strict=True,
+            )
     assert {weight for _, _, weight in found} == {0.5, 1.0}
     assert sorted(found) == sorted(due)
 

@@ -1,4 +1,6 @@
-"""Real chats through real templates: what is stored is what `chat.encode` says, and every record is accounted for."""
+"""Real chats through real templates: what is stored is what `chat.encode` says, and every record is
+accounted for.
+"""
 
 import gzip
 import json
@@ -8,8 +10,17 @@ import pytest
 
 from penstock import Dataset, chat, load_tokenizer, prepare
 
-SETS = ("oasst/en_100_tree.jsonl", "fastchat/dummy_conversation.json", "llamafactory/glaive_toolcall_en_demo.json")
-TEMPLATES = ("axolotl/chatml", "llama.cpp/Qwen-Qwen3-0.6B", "trl/qwen2_5_training", "llama.cpp/google-gemma-2-2b-it")
+SETS = (
+    "oasst/en_100_tree.jsonl",
+    "fastchat/dummy_conversation.json",
+    "llamafactory/glaive_toolcall_en_demo.json",
+)
+TEMPLATES = (
+    "axolotl/chatml",
+    "llama.cpp/Qwen-Qwen3-0.6B",
+    "trl/qwen2_5_training",
+    "llama.cpp/google-gemma-2-2b-it",
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +51,17 @@ def test_real_chats(tmp_path, real_data, qwen, chats, name):
     assert sum(role["tokens"] for role in roles.values()) == dataset.manifest.tokens
     assert sum(role["trained"] for role in roles.values()) == dataset.manifest.trained_tokens
     text = source.read_text()
-    records = json.loads(text) if chats.endswith(".json") else [json.loads(line) for line in text.splitlines()]
+    records = (
+        json.loads(text)
+        if chats.endswith(".json")
+        else [json.loads(line) for line in text.splitlines()]
+    )
     rejected = []
     if report.rejects:
-        rejected = [json.loads(line)["line"] for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+        rejected = [
+            json.loads(line)["line"]
+            for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()
+        ]
     assert len(records) == len(dataset) + len(rejected)
     template = chat.load_template(path, tokenizer=qwen)
     if not rejected:
@@ -51,6 +69,8 @@ def test_real_chats(tmp_path, real_data, qwen, chats, name):
             read = chat.read_conversation(record)
             while read.messages[-1]["role"] != "assistant":
                 read = read.head(len(read.messages) - 1)
-            due = chat.encode(read, tokenizer=qwen, template=template, on_missing_terminator="allow")
+            due = chat.encode(
+                read, tokenizer=qwen, template=template, on_missing_terminator="allow"
+            )
             np.testing.assert_array_equal(document.tokens, due.tokens)
             np.testing.assert_array_equal(document.loss_weights, due.loss_weights)

@@ -1,4 +1,6 @@
-"""`trained_control_text` in prepare: from Python, the command line and a run file, into the report and the dataset."""
+"""`trained_control_text` in prepare: from Python, the command line and a run file, into the report
+and the dataset.
+"""
 
 import json
 from typing import get_args
@@ -33,15 +35,22 @@ def test_it_stops_or_is_counted_as_rejected(tmp_path, chats, chat_tokenizer):
     assert report.chats["problems"]["control_text"]["conversations"] == 1
     told = report.as_text()
     assert (
-        f"1  message N: its own text has '<|endoftext|>', which is control text of this tokenizer; the first: {chats}:1"
-        in told
+        "1  message N: its own text has '<|endoftext|>', which is control text of this "
+        f"tokenizer; the first: {chats}:1" in told
     )
-    assert "1 conversation kept: messages hold control text, which was encoded as ordinary text (forged);" in told
+    assert (
+        "1 conversation kept: messages hold control text, which was encoded as ordinary text "
+        "(forged);" in told
+    )
 
 
-@pytest.mark.parametrize(("setting", "typed", "forged"), [("as_text", 0, 2), ("as_control_tokens", 1, 1)])
+@pytest.mark.parametrize(
+    ("setting", "typed", "forged"), [("as_text", 0, 2), ("as_control_tokens", 1, 1)]
+)
 @pytest.mark.parametrize("way", ["python", "options", "run file"])
-def test_every_way_to_say_it(tmp_path, chats, chat_tokenizer, command_line, setting, typed, forged, way):
+def test_every_way_to_say_it(
+    tmp_path, chats, chat_tokenizer, command_line, setting, typed, forged, way
+):
     output = tmp_path / "out"
     if way == "python":
         prepare_chats(chats, chat_tokenizer, output, trained_control_text=setting)
@@ -58,7 +67,10 @@ def test_every_way_to_say_it(tmp_path, chats, chat_tokenizer, command_line, sett
         assert command_line("prepare", *words)[0] == 0
     dataset = Dataset.open(output)
     assert dataset.chat.settings["mask_settings"]["trained_control_text"] == setting
-    ends = [int((document.tokens == chat_tokenizer.special_tokens["<|endoftext|>"]).sum()) for document in dataset[:]]
+    ends = [
+        int((document.tokens == chat_tokenizer.special_tokens["<|endoftext|>"]).sum())
+        for document in dataset[:]
+    ]
     assert ends == [typed, 0, 0]
     summary = ChatSummary.from_json(json.loads((output / "report.json").read_text())["chats"])
     assert (summary.typed, summary.forged) == (typed, forged)
@@ -68,8 +80,10 @@ def test_every_way_to_say_it(tmp_path, chats, chat_tokenizer, command_line, sett
 
 def test_each_problem_says_what_happened():
     assert set(MEANINGS) == set(get_args(Kind))
-    summary = ChatSummary(problems={"dropped": ProblemCounts(conversations=50, example="a.jsonl:2: message 1: x")})
+    summary = ChatSummary(
+        problems={"dropped": ProblemCounts(conversations=50, example="a.jsonl:2: message 1: x")}
+    )
     assert summary.lines()[-1] == (
-        "50 conversations kept: the template leaves out a part of the messages, so that part is not in the dataset "
-        "(dropped); the first: a.jsonl:2: message 1: x"
+        "50 conversations kept: the template leaves out a part of the messages, so that part "
+        "is not in the dataset (dropped); the first: a.jsonl:2: message 1: x"
     )

@@ -1,4 +1,6 @@
-"""CSV as input of a preparation: the documents are those of the same records as JSON lines, however they are cut."""
+"""CSV as input of a preparation: the documents are those of the same records as JSON lines, however
+they are cut.
+"""
 
 import csv
 import json
@@ -28,7 +30,10 @@ def words(count):
 
 
 def documents(folder):
-    return [(document.tokens.tolist(), document.loss_weights.tolist()) for document in open_dataset(folder)]
+    return [
+        (document.tokens.tolist(), document.loss_weights.tolist())
+        for document in open_dataset(folder)
+    ]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -39,7 +44,9 @@ def test_texts(tmp_path, tokenizer, processes):
     options = {"part_bytes": 4000, "on_error": "skip", "processes": processes}
     report = prepare_here(source, tokenizer, tmp_path / "csv", **options)
     prepare_here(
-        write_lines(tmp_path / "a.jsonl", [{"text": text} for text in words(600)]), tokenizer, tmp_path / "jsonl"
+        write_lines(tmp_path / "a.jsonl", [{"text": text} for text in words(600)]),
+        tokenizer,
+        tmp_path / "jsonl",
     )
     assert documents(tmp_path / "csv") == documents(tmp_path / "jsonl")
     assert (report.documents, report.rejects, report.parts > 3, report.raw_bytes) == (
@@ -62,15 +69,27 @@ def test_texts(tmp_path, tokenizer, processes):
 def test_alpaca_with_empty_cells(tmp_path, chat_tokenizer):
     """An empty input or system prompt is none."""
     records = [
-        {"instruction": f"Say {n}", "input": "in English" if n % 2 else "", "output": f"{n}, of course", "history": "",
-         "system": "Be kind." if n % 3 else "", "tools": "", "images": "", "chat_template_kwargs": ""}
+        {
+            "instruction": f"Say {n}",
+            "input": "in English" if n % 2 else "",
+            "output": f"{n}, of course",
+            "history": "",
+            "system": "Be kind." if n % 3 else "",
+            "tools": "",
+            "images": "",
+            "chat_template_kwargs": "",
+        }
         for n in range(12)
-    ]  # fmt: skip
+    ]
     rows = [list(records[0]), *(list(record.values()) for record in records)]
     options = {"template": "chatml"}
-    report = prepare_here(write_csv(tmp_path / "a.csv", rows), chat_tokenizer, tmp_path / "csv", **options)
+    report = prepare_here(
+        write_csv(tmp_path / "a.csv", rows), chat_tokenizer, tmp_path / "csv", **options
+    )
     absent = [{name: value for name, value in record.items() if value} for record in records]
-    prepare_here(write_lines(tmp_path / "a.jsonl", absent), chat_tokenizer, tmp_path / "jsonl", **options)
+    prepare_here(
+        write_lines(tmp_path / "a.jsonl", absent), chat_tokenizer, tmp_path / "jsonl", **options
+    )
     assert documents(tmp_path / "csv") == documents(tmp_path / "jsonl")
     assert (report.documents, report.chats["layouts"]) == (12, {"alpaca": 12})
 
@@ -78,15 +97,26 @@ def test_alpaca_with_empty_cells(tmp_path, chat_tokenizer):
 def test_pairs_and_columns_of_either_name(tmp_path, chat_tokenizer):
     rows = [["prompt", "completion", "response"], ["a", "b", ""], ["c", "", "d"], ["e", "", ""]]
     source = write_csv(tmp_path / "a.tsv", rows, "\t")
-    report = prepare_here(source, chat_tokenizer, tmp_path / "out", template="chatml", on_error="skip", max_rejects=1)
+    report = prepare_here(
+        source, chat_tokenizer, tmp_path / "out", template="chatml", on_error="skip", max_rejects=1
+    )
     plain = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
-    prepare_here(write_lines(tmp_path / "a.jsonl", plain), chat_tokenizer, tmp_path / "jsonl", template="chatml")
+    prepare_here(
+        write_lines(tmp_path / "a.jsonl", plain),
+        chat_tokenizer,
+        tmp_path / "jsonl",
+        template="chatml",
+    )
     assert documents(tmp_path / "out")[:2] == documents(tmp_path / "jsonl")
     assert report.records == 3
 
 
 def test_a_delimiter_is_a_setting(tmp_path, tokenizer):
-    source = write_csv(tmp_path / "a.csv", [["n", "text"], *([str(n), text] for n, text in enumerate(words(9)))], ";")
+    source = write_csv(
+        tmp_path / "a.csv",
+        [["n", "text"], *([str(n), text] for n, text in enumerate(words(9)))],
+        ";",
+    )
     with pytest.raises(RecordError, match=r"separated.*';'.*delimiter"):
         prepare_here(source, tokenizer, tmp_path / "out")
     report = prepare_here(source, tokenizer, tmp_path / "out", delimiter=";")
@@ -102,8 +132,22 @@ def test_the_command_line(tmp_path, tokenizer):
     write_csv(tmp_path / "a.csv", [["text"], ["one"], ["two"]], "|")
     tokenizer.save(tmp_path / "tokenizer")
     told = subprocess.run(
-        [sys.executable, "-m", "penstock", "prepare", tmp_path / "a.csv", "-t", tmp_path / "tokenizer", "-o",
-         tmp_path / "out", "--delimiter", "|", "--quiet"], capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "penstock",
+            "prepare",
+            tmp_path / "a.csv",
+            "-t",
+            tmp_path / "tokenizer",
+            "-o",
+            tmp_path / "out",
+            "--delimiter",
+            "|",
+            "--quiet",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert (told.returncode, told.stderr) == (0, "")
     assert "2 records: 2 good" in told.stdout

@@ -1,4 +1,6 @@
-"""What could not be read of a damaged file is part of the account: of the error, the report, the manifest."""
+"""What could not be read of a damaged file is part of the account: of the error, the report, the
+manifest.
+"""
 
 import gzip
 import json
@@ -21,7 +23,9 @@ from penstock.use.cli import build_app
 def half_copied(tmp_path):
     """2,000 records, of which some thousand arrived; and a file beside that is whole."""
     noise = random.Random(1)
-    whole = gzip.compress(json_lines({"text": noise.randbytes(60).hex()} for _ in range(2000)).encode())
+    whole = gzip.compress(
+        json_lines({"text": noise.randbytes(60).hex()} for _ in range(2000)).encode()
+    )
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "raw" / "b.jsonl").write_text('{"text": "whole"}\n{broken\n')
@@ -31,8 +35,9 @@ def half_copied(tmp_path):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_it_stops_whatever_is_said_of_bad_records(tmp_path, half_copied, tokenizer, processes):
     due = (
-        r"a.jsonl.gz:\d{3,4}: the file cannot be read further: its compressed stream ends before its end mark.*"
-        r"\([\d,]+ of [\d,]+ bytes were read\); .*set on_damaged_file to skip"
+        r"a.jsonl.gz:\d{3,4}: the file cannot be read further: its compressed stream ends "
+        r"before its end mark.*\([\d,]+ of [\d,]+ bytes were read\); .*set on_damaged_file to "
+        r"skip"
     )
     with pytest.raises(DamagedFileError, match=due):
         prepare_here(half_copied, tokenizer, tmp_path / "out", on_error="skip", processes=processes)
@@ -81,7 +86,9 @@ def test_wrong_bytes_of_parts_of_one_file_are_added_up(tmp_path, tokenizer):
     options = {"part_bytes": 300, "on_damaged_file": "skip", "transform": cut}
     with pytest.raises(RecordError, match=r"changed while it was prepared: \S+a.jsonl changed"):
         prepare_here(path, tokenizer, tmp_path / "out", **options)
-    records = [json.loads(one.read_bytes()) for one in (tmp_path / "out/.prepare").glob("part-*.json")]
+    records = [
+        json.loads(one.read_bytes()) for one in (tmp_path / "out/.prepare").glob("part-*.json")
+    ]
     assert sum(one["unread_bytes"] for record in records for one in record["damaged"]) == 700
 
 
@@ -93,7 +100,10 @@ def test_a_file_of_which_nothing_can_be_read(tmp_path, tokenizer):
     with pytest.raises(DamagedFileError, match=r"a.parquet:0: .*not a whole Parquet file"):
         prepare_here([tmp_path / "a.parquet", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out")
     report = prepare_here(
-        [tmp_path / "a.parquet", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out", on_damaged_file="skip"
+        [tmp_path / "a.parquet", tmp_path / "b.jsonl"],
+        tokenizer,
+        tmp_path / "out",
+        on_damaged_file="skip",
     )
     assert (report.documents, report.unread_bytes) == (1, size)
     with pytest.raises(RecordError, match=r"document.*a.parquet:0"):
@@ -102,7 +112,17 @@ def test_a_file_of_which_nothing_can_be_read(tmp_path, tokenizer):
 
 def test_the_command_line_says_it_loudly(tmp_path, half_copied, tokenizer, capsys):
     tokenizer.save(tmp_path / "tokenizer")
-    arguments = ["prepare", half_copied, "-t", tmp_path / "tokenizer", "-o", tmp_path / "out", "--processes", "1", "-q"]
+    arguments = [
+        "prepare",
+        half_copied,
+        "-t",
+        tmp_path / "tokenizer",
+        "-o",
+        tmp_path / "out",
+        "--processes",
+        "1",
+        "-q",
+    ]
     arguments += ["--on-error", "skip", "--on-damaged-file", "skip"]
     arguments = [*map(str, arguments)]
     build_app(arguments)(args=[*arguments, "--json"], standalone_mode=False)
@@ -111,7 +131,15 @@ def test_the_command_line_says_it_loudly(tmp_path, half_copied, tokenizer, capsy
     assert "penstock: WARNING: 1 file could not be read completely" in said.err
     build_app(arguments)(args=arguments, standalone_mode=False)
     assert "WARNING: 1 file could not be read completely" in capsys.readouterr().out
-    train = ["tokenizer", "train", str(half_copied), "--vocab-size", "300", "-o", str(tmp_path / "new")]
+    train = [
+        "tokenizer",
+        "train",
+        str(half_copied),
+        "--vocab-size",
+        "300",
+        "-o",
+        str(tmp_path / "new"),
+    ]
     with pytest.raises(DamagedFileError, match="cannot be read further"):
         build_app(train)(args=[*train, "--on-error", "skip"], standalone_mode=False)
     build_app(train)(args=[*train, *arguments[-4:]], standalone_mode=False)
@@ -144,11 +172,18 @@ def test_a_long_text_without_separators_that_was_cut(tmp_path, tokenizer, monkey
     noise = random.Random(1).randbytes(4000).hex()
     whole = gzip.compress(f"one|two|{noise}|three|four".encode())
     (tmp_path / "a.txt.gz").write_bytes(whole)
-    report = prepare_here(tmp_path / "a.txt.gz", tokenizer, tmp_path / "whole", separator="|", keep_text=True)
+    report = prepare_here(
+        tmp_path / "a.txt.gz", tokenizer, tmp_path / "whole", separator="|", keep_text=True
+    )
     assert report.documents == 5
     (tmp_path / "a.txt.gz").write_bytes(whole[:-12])
     prepare_here(
-        tmp_path / "a.txt.gz", tokenizer, tmp_path / "cut", separator="|", on_damaged_file="skip", keep_text=True
+        tmp_path / "a.txt.gz",
+        tokenizer,
+        tmp_path / "cut",
+        separator="|",
+        on_damaged_file="skip",
+        keep_text=True,
     )
     data = Dataset.open(tmp_path / "cut")
     assert [data[number].text for number in range(len(data))][:3] == ["one", "two", noise]

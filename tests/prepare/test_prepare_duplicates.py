@@ -1,4 +1,6 @@
-"""drop_duplicates keeps the first of equal documents, whatever the processes, kills and changes of the input."""
+"""drop_duplicates keeps the first of equal documents, whatever the processes, kills and changes of
+the input.
+"""
 
 import json
 import os
@@ -33,7 +35,10 @@ def repeated(tmp_path):
     """Five files of texts of which many are equal, within files and across them."""
     for number in range(5):
         noise = random.Random(number)
-        write(tmp_path / f"raw/{number}.jsonl", [f"text {noise.randrange(400)} of some length" for _ in range(200)])
+        write(
+            tmp_path / f"raw/{number}.jsonl",
+            [f"text {noise.randrange(400)} of some length" for _ in range(200)],
+        )
     return tmp_path / "raw"
 
 
@@ -45,7 +50,11 @@ def write(path, texts):
 def texts_of(folder):
     """[(file, text)] of each record."""
     paths = sorted(folder.iterdir())
-    return [(path.name, json.loads(line)["text"]) for path in paths for line in path.read_text().splitlines()]
+    return [
+        (path.name, json.loads(line)["text"])
+        for path in paths
+        for line in path.read_text().splitlines()
+    ]
 
 
 def firsts(folder):
@@ -74,14 +83,24 @@ def test_the_first_of_equal_texts_stays(repeated, tokenizer, tmp_path, keep_text
     report = prepare_unique(repeated, tokenizer, tmp_path / "out", keep_text=keep_text)
     kept, dropped = firsts(repeated)
     assert decoded(tmp_path / "out") == kept
-    assert by_name(report.duplicates) == dropped == by_name(Dataset.open(tmp_path / "out").manifest.duplicates)
-    assert (report.records, report.documents, report.num_duplicates) == (1000, len(kept), 1000 - len(kept))
+    assert (
+        by_name(report.duplicates)
+        == dropped
+        == by_name(Dataset.open(tmp_path / "out").manifest.duplicates)
+    )
+    assert (report.records, report.documents, report.num_duplicates) == (
+        1000,
+        len(kept),
+        1000 - len(kept),
+    )
     assert report.text_bytes == sum(len(text.encode()) for text in kept)
     assert f"{1000 - len(kept)} duplicates dropped: {max(dropped.values())} of " in report.as_text()
     verify(tmp_path / "out")
     # The same tokens in the same order as if the input had no duplicates.
     write(tmp_path / "unique/0.jsonl", kept)
-    prepare_here(tmp_path / "unique", tokenizer, tmp_path / "plain", keep_text=keep_text, part_bytes=4_000)
+    prepare_here(
+        tmp_path / "unique", tokenizer, tmp_path / "plain", keep_text=keep_text, part_bytes=4_000
+    )
     assert Dataset.open(tmp_path / "plain") == Dataset.open(tmp_path / "out")
     step = next(iter(Loader(tmp_path / "out", sequence_length=64, rows_per_step=4)))
     assert step.num_tokens > 0
@@ -109,19 +128,33 @@ def test_any_number_of_processes_gives_the_same_bytes(repeated, tokenizer, tmp_p
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     both = decoded(tmp_path / "one/train") + decoded(tmp_path / "one/validation")
     assert len(both) == len(set(both)) == len(firsts(repeated)[0])
-    counts = [Dataset.open(tmp_path / "one" / split).manifest.duplicates for split in ("train", "validation")]
+    counts = [
+        Dataset.open(tmp_path / "one" / split).manifest.duplicates
+        for split in ("train", "validation")
+    ]
     assert sum(sum(one.values()) for one in counts) == report.num_duplicates
 
 
 def test_weights_columns_and_origins_move_with_their_documents(tokenizer, tmp_path):
     records = [
-        {"text": f"water {n % 7} pipe", "w": [{"begin": 0, "end": 3, "weight": 0.5}] if n % 2 else None, "c": n / 4}
+        {
+            "text": f"water {n % 7} pipe",
+            "w": [{"begin": 0, "end": 3, "weight": 0.5}] if n % 2 else None,
+            "c": n / 4,
+        }
         for n in range(40)
     ] + [{"text": f"steel {n}", "c": 1.5} for n in range(20)]
     write_json_lines(tmp_path / "raw.jsonl", records)
-    options = {"weights_field": "w", "columns": {"c": "float64"}, "token_columns": ["c"], "part_bytes": 400}
+    options = {
+        "weights_field": "w",
+        "columns": {"c": "float64"},
+        "token_columns": ["c"],
+        "part_bytes": 400,
+    }
     prepare_here(tmp_path / "raw.jsonl", tokenizer, tmp_path / "all", **options)
-    prepare_here(tmp_path / "raw.jsonl", tokenizer, tmp_path / "some", drop_duplicates=True, **options)
+    prepare_here(
+        tmp_path / "raw.jsonl", tokenizer, tmp_path / "some", drop_duplicates=True, **options
+    )
     verify(tmp_path / "some")
     whole, some = Dataset.open(tmp_path / "all"), Dataset.open(tmp_path / "some")
     rows = [*range(7), *range(40, 60)]
@@ -137,11 +170,19 @@ def test_conversations_are_equal_if_their_tokens_trees_and_values_are(chat_token
     def pair(chosen, rejected):
         return {"prompt": "How deep?", "chosen": chosen, "rejected": rejected}
 
-    pairs = [pair("two", "no"), pair("two", "no"), pair("no", "two"), pair("two", "one"), pair("no", "two")]
+    pairs = [
+        pair("two", "no"),
+        pair("two", "no"),
+        pair("no", "two"),
+        pair("two", "one"),
+        pair("no", "two"),
+    ]
     write_json_lines(tmp_path / "raw.jsonl", pairs)
     options = {"template": CHATML, "answers": "tree", "part_bytes": 1}
     prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "all", **options)
-    report = prepare_here(tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "some", drop_duplicates=True, **options)
+    report = prepare_here(
+        tmp_path / "raw.jsonl", chat_tokenizer, tmp_path / "some", drop_duplicates=True, **options
+    )
     verify(tmp_path / "some")
     whole, some = Dataset.open(tmp_path / "all"), Dataset.open(tmp_path / "some")
     assert (len(some), report.num_duplicates) == (3, 2)
@@ -279,7 +320,15 @@ def test_records_from_python_that_change_on_resume(tokenizer, tmp_path, monkeypa
 
 def test_the_command(repeated, tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer")
-    words = ["prepare", repeated, "-t", tmp_path / "tokenizer", "-o", tmp_path / "out", "--drop-duplicates"]
+    words = [
+        "prepare",
+        repeated,
+        "-t",
+        tmp_path / "tokenizer",
+        "-o",
+        tmp_path / "out",
+        "--drop-duplicates",
+    ]
     found = call_penstock(*words, "--json", "--quiet")
     report = json.loads(found.stdout)
     assert report["documents"] == len(firsts(repeated)[0])
@@ -299,7 +348,9 @@ def test_the_search_against_a_set(hashes, bucket):
             rows[row] = spread[high], low, row, 1
         parts.append(rows[np.lexsort((rows["low"], rows["high"]))])
     seen = set()
-    expected = [[row for row, one in enumerate(some) if one in seen or seen.add(one)] for some in hashes]
+    expected = [
+        [row for row, one in enumerate(some) if one in seen or seen.add(one)] for some in hashes
+    ]
     before, duplicates.BUCKET = duplicates.BUCKET, bucket
     try:
         found = find_duplicates(parts)

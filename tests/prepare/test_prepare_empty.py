@@ -1,4 +1,6 @@
-"""A preparation from which nothing comes out is an error that says why; limits on rejects count as documented."""
+"""A preparation from which nothing comes out is an error that says why; limits on rejects count as
+documented.
+"""
 
 import pytest
 
@@ -31,7 +33,9 @@ def test_all_rejected_or_dropped(tmp_path, tokenizer):
         prepare_here(source, tokenizer, tmp_path / "dropped", transform=drop, text_field="body")
     mixed = write_json_lines(tmp_path / "b.jsonl", [{"body": "a"}, {"body": ""}])
     with pytest.raises(RecordError, match=r"1.*2.*dropped 1.*first"):
-        prepare_here(mixed, tokenizer, tmp_path / "b", transform=drop, text_field="body", on_error="skip")
+        prepare_here(
+            mixed, tokenizer, tmp_path / "b", transform=drop, text_field="body", on_error="skip"
+        )
     with pytest.raises(RecordError, match="the transform dropped all 3 records"):
         prepare_here(iter(["a", "b", "c"]), tokenizer, tmp_path / "python", transform=drop)
 
@@ -45,8 +49,15 @@ def test_an_empty_try_does_not_stand_in_the_way(tmp_path, tokenizer):
 
 
 def test_one_is_one(tmp_path, tokenizer):
-    lines = prepare_here(iter(["a"]), tokenizer, tmp_path / "out", add_bos="no", add_eos="no").as_text().splitlines()
-    assert lines[:2] == ["1 document, 1 token, 1.00 bytes per token", "1 record: 1 good, 0 rejected, 0 filtered"]
+    lines = (
+        prepare_here(iter(["a"]), tokenizer, tmp_path / "out", add_bos="no", add_eos="no")
+        .as_text()
+        .splitlines()
+    )
+    assert lines[:2] == [
+        "1 document, 1 token, 1.00 bytes per token",
+        "1 record: 1 good, 0 rejected, 0 filtered",
+    ]
 
 
 def test_an_empty_split_is_told(tmp_path, tokenizer):
@@ -79,7 +90,9 @@ def test_a_limit_on_rejects_is_a_number_or_a_share(given, count, of_99, of_100_0
     assert [settings.reject_limit(99), settings.reject_limit(100_000)] == [of_99, of_100_000]
 
 
-@pytest.mark.parametrize("given", ["1.0", 1.0, "1.5", "101%", "-1%", -0.5, "nan", "nan%", "%", "", "1 %%"])
+@pytest.mark.parametrize(
+    "given", ["1.0", 1.0, "1.5", "101%", "-1%", -0.5, "nan", "nan%", "%", "", "1 %%"]
+)
 def test_other_limits_are_refused(given):
     with pytest.raises(ConfigError, match=r"max_rejects.*\(1000\)"):
         PrepareSettings(max_rejects=given)
@@ -89,5 +102,8 @@ def test_a_share_allows_no_more_than_it_says(tmp_path, tokenizer):
     source = write_json_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 9 + [{"text": ""}])
     with pytest.raises(RecordError, match=r"1.*10.*9%.*set max_rejects"):
         prepare_here(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects="9%")
-    assert prepare_here(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects=0.1).rejects == 1
+    assert (
+        prepare_here(source, tokenizer, tmp_path / "out", on_error="skip", max_rejects=0.1).rejects
+        == 1
+    )
     assert prepare_here(source, tokenizer, tmp_path / "default", on_error="skip").rejects == 1

@@ -1,4 +1,6 @@
-"""A run that goes on where another was killed, or over its results, takes from it only what would come out now."""
+"""A run that goes on where another was killed, or over its results, takes from it only what would
+come out now.
+"""
 
 import json
 import os
@@ -52,7 +54,8 @@ def die(monkeypatch):
 
 @pytest.mark.parametrize("others", OTHERS)
 @pytest.mark.parametrize(
-    ("validation", "ending"), [(0, "report.json"), (0.3, "report.json"), (0.3, "validation/manifest.json")]
+    ("validation", "ending"),
+    [(0, "report.json"), (0.3, "report.json"), (0.3, "validation/manifest.json")],
 )
 @pytest.mark.parametrize("renewed", [False, True])
 def test_other_records_after_a_kill_between_manifest_and_report(
@@ -60,9 +63,14 @@ def test_other_records_after_a_kill_between_manifest_and_report(
 ):
     if renewed:
         prepare_parts(iter(["before", *FIRST]), tokenizer, tmp_path / "out", validation=validation)
-    die(lambda: prepare_parts(iter(FIRST), tokenizer, tmp_path / "out", validation=validation), ending)
+    die(
+        lambda: prepare_parts(iter(FIRST), tokenizer, tmp_path / "out", validation=validation),
+        ending,
+    )
     report = prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "out", validation=validation)
-    whole = prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "whole", validation=validation)
+    whole = prepare_parts(
+        iter(OTHERS[others]), tokenizer, tmp_path / "whole", validation=validation
+    )
     assert report.as_json(lasting=True) == whole.as_json(lasting=True)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     for split in report.splits:
@@ -71,7 +79,10 @@ def test_other_records_after_a_kill_between_manifest_and_report(
 
 @pytest.mark.parametrize("others", ["fewer", "the last differs"])
 def test_killed_again_at_every_step(tmp_path, tokenizer, die, others, monkeypatch):
-    die(lambda: prepare_parts(iter(FIRST), tokenizer, tmp_path / "first", validation=0.3), "report.json")
+    die(
+        lambda: prepare_parts(iter(FIRST), tokenizer, tmp_path / "first", validation=0.3),
+        "report.json",
+    )
     prepare_parts(iter(OTHERS[others]), tokenizer, tmp_path / "whole", validation=0.3)
     steps = [0, -1]
     for name in ("replace", "fsync", "unlink"):
@@ -94,7 +105,9 @@ def test_killed_again_at_every_step(tmp_path, tokenizer, die, others, monkeypatc
 def test_sums_of_weights_that_are_due_no_more(tmp_path, tokenizer, die):
     weighted = [{"text": text, "w": [{"begin": 3, "end": 7, "weight": 0.5}]} for text in FIRST]
     options = {"weights_field": "w"}
-    die(lambda: prepare_parts(iter(weighted), tokenizer, tmp_path / "out", **options), "report.json")
+    die(
+        lambda: prepare_parts(iter(weighted), tokenizer, tmp_path / "out", **options), "report.json"
+    )
     assert (tmp_path / "out/weight_sums.f64").exists()
     prepare_parts(iter(FIRST), tokenizer, tmp_path / "out", **options)
     prepare_parts(iter(FIRST), tokenizer, tmp_path / "whole", **options)
@@ -108,7 +121,9 @@ def files(tmp_path):
     folder.mkdir()
     for number in range(5):
         lines = [json.dumps({"text": f"{number} {text}"}) for text in FIRST]
-        lines[3] = json.dumps({"text": "water flows", "w": [{"begin": 5, "end": 11, "weight": 0.5}]})
+        lines[3] = json.dumps(
+            {"text": "water flows", "w": [{"begin": 5, "end": 11, "weight": 0.5}]}
+        )
         lines[5] = "{broken"
         (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -131,7 +146,11 @@ def drop(path):
 @pytest.mark.parametrize(
     ("name", "harm", "redone"),
     [
-        *[(name, harm, 5) for name in ("lengths.u32", "batches.u64", "weight_sums.f64") for harm in (drop, flip, cut)],
+        *[
+            (name, harm, 5)
+            for name in ("lengths.u32", "batches.u64", "weight_sums.f64")
+            for harm in (drop, flip, cut)
+        ],
         ("manifest.json", flip, 5),
         ("rejected.jsonl", drop, 5),
         ("rejected.jsonl", cut, 1),
@@ -149,7 +168,9 @@ def test_damage_beside_shards_is_not_taken_over(tmp_path, files, tokenizer, name
     assert verify(tmp_path / "out").sound
 
 
-@pytest.mark.parametrize("ending", ["arrow.lengths", "arrow.batches", "arrow.weights", "rejected.jsonl"])
+@pytest.mark.parametrize(
+    "ending", ["arrow.lengths", "arrow.batches", "arrow.weights", "rejected.jsonl"]
+)
 def test_files_that_went_away_after_a_kill(tmp_path, files, tokenizer, die, ending):
     options = {"part_bytes": None, "on_error": "skip", "weights_field": "w"}
     die(lambda: prepare_parts(files, tokenizer, tmp_path / "out", **options), "manifest.json")
@@ -167,7 +188,9 @@ def weird(monkeypatch):
     encode = Tokenizer._encode_slowly
 
     def slowly(self, texts):
-        if any("weird" in text for text in (texts if isinstance(texts, list) else texts.to_pylist())):
+        if any(
+            "weird" in text for text in (texts if isinstance(texts, list) else texts.to_pylist())
+        ):
             return encode(self, from_texts(["other"] * len(texts)))
         return encode(self, texts)
 
@@ -209,7 +232,9 @@ def test_parts_of_another_encoder_after_a_kill(tmp_path, load, weird, die):
 def test_processes_that_counted_lines_take_the_other_encoder(tmp_path, load, weird):
     """They were started before the look at the input."""
     (tmp_path / "large.jsonl").write_text('{"text": "weird"}\n' * 100)
-    report = prepare_parts(tmp_path / "large.jsonl", load(), tmp_path / "out", part_bytes=900, processes=2)
+    report = prepare_parts(
+        tmp_path / "large.jsonl", load(), tmp_path / "out", part_bytes=900, processes=2
+    )
     assert (report.encoder, report.parts) == ("tokenizers", 2)
     assert encoders(tmp_path / "out") == {"tokenizers"}
 
@@ -253,7 +278,13 @@ def test_without_gigatoken_the_bytes_are_the_same(tmp_path, files, load, die, mo
     assert "pip install gigatoken" in capsys.readouterr().err
     assert (whole.encoder, report.encoder, report.parts_resumed) == ("gigatoken", "tokenizers", 0)
     names_the_encoder = {"report.json", "parts.json"}
-    wanted = {name: data for name, data in contents(tmp_path / "whole").items() if name not in names_the_encoder}
+    wanted = {
+        name: data
+        for name, data in contents(tmp_path / "whole").items()
+        if name not in names_the_encoder
+    }
     for folder in ("slow", "out"):
         found = contents(tmp_path / folder)
-        assert {name: data for name, data in found.items() if name not in names_the_encoder} == wanted
+        assert {
+            name: data for name, data in found.items() if name not in names_the_encoder
+        } == wanted

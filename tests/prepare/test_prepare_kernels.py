@@ -17,7 +17,9 @@ ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), max_size=6)
 @given(ROWS, st.integers(-1, 3), st.integers(-1, 3), st.data())
 def test_frame(rows, bos, eos, data):
     chosen = [n for n in range(len(rows)) if data.draw(st.booleans())]
-    got = frame(Ragged.from_rows(rows, np.uint32), np.array(chosen, np.int64), Framing(bos, eos, "", ""), 10)
+    got = frame(
+        Ragged.from_rows(rows, np.uint32), np.array(chosen, np.int64), Framing(bos, eos, "", ""), 10
+    )
     due = []
     for n in chosen:
         row = list(rows[n])
@@ -101,7 +103,9 @@ def test_spans(documents, first, extra):
         out_offsets,
     )
     for n, (text, token_ends, pairs, weights, present) in enumerate(documents):
-        spans = [tuple(column[s] for column in out) for s in range(out_offsets[n], out_offsets[n + 1])]
+        spans = [
+            tuple(column[s] for column in out) for s in range(out_offsets[n], out_offsets[n + 1])
+        ]
         if not present:
             assert not spans
             continue

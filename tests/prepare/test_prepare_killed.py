@@ -1,4 +1,6 @@
-"""Killed at any moment and started again, prepare ends with the same bytes; and it says what went wrong."""
+"""Killed at any moment and started again, prepare ends with the same bytes; and it says what went
+wrong.
+"""
 
 import json
 import os
@@ -70,13 +72,15 @@ def test_killed_at_every_rename_and_sync(tmp_path, mixed, tokenizer, monkeypatch
 def start(corpus, folder, output, processes=2, *, parts=4):
     """A run that finishes `parts` parts or a few more, and then waits to be killed."""
     code = (
-        "import sys; from penstock import prepare; from prepare_cases import slowly\n"
-        "prepare(sys.argv[1], tokenizer=sys.argv[2], output=sys.argv[3], processes=int(sys.argv[4]), progress=False,"
-        " transform=slowly, part_bytes=12000)"
+        "import sys; from penstock import prepare; from prepare_cases import "
+        "slowly\nprepare(sys.argv[1], tokenizer=sys.argv[2], output=sys.argv[3], "
+        "processes=int(sys.argv[4]), progress=False, transform=slowly, part_bytes=12000)"
     )
     environment = child_environment(STOP_AT=f"{output}:{parts}")
     arguments = [sys.executable, "-c", code, str(corpus), str(folder), str(output), str(processes)]
-    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True
+    )
 
 
 @pytest.mark.slow
@@ -153,7 +157,10 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_wrong(tmp_path, corpus, toke
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
     try:
-        with pytest.raises(OutputError, match=r"part-\d+.arrow: cannot write: .*run it again: finished parts are kept"):
+        with pytest.raises(
+            OutputError,
+            match=r"part-\d+.arrow: cannot write: .*run it again: finished parts are kept",
+        ):
             prepare_parts(corpus, tokenizer, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

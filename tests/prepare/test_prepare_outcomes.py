@@ -24,11 +24,18 @@ U, A = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
 
 @pytest.fixture
 def report(tmp_path, chat_tokenizer):
-    """Four good ones, two that the template opens wrongly, three without a reply, one that is trimmed."""
+    """Four good ones, two that the template opens wrongly, three without a reply, one that is
+    trimmed.
+    """
     chats = [[U, A]] * 4 + [[A, U, A]] * 2 + [[U]] * 3 + [[U, A, U]]
     records = [{"messages": messages} for messages in chats]
     return prepare_here(
-        records, chat_tokenizer, tmp_path / "out", template=OWN_SYSTEM, on_error="skip", max_rejects="50%"
+        records,
+        chat_tokenizer,
+        tmp_path / "out",
+        template=OWN_SYSTEM,
+        on_error="skip",
+        max_rejects="50%",
     )
 
 
@@ -37,7 +44,9 @@ def test_findings_of_rejected_records_are_not_those_of_kept_ones(report):
     assert (report.documents, report.rejects, report.dropped) == (5, 2, 3)
     assert " kept: " not in text.partition("conversations: ")[2].partition("\n")[2]
     assert re.search(
-        r"rejected, by reason:\n +2  message N: the template begins the turn .*; the first: <python>:4", text
+        r"rejected, by reason:\n +2  message N: the template begins the turn .*; the first: "
+        r"<python>:4",
+        text,
     )
     assert "5 of 8 conversations kept; 1 trimmed: 1 trailing messages" in text
 
@@ -50,7 +59,9 @@ def test_what_is_trimmed_is_in_the_dataset(report):
 
 def test_the_templates_own_system_text_is_the_templates(report, chat_tokenizer):
     roles = report.chats["roles"]
-    per_chat = len(chat_tokenizer.encode("<|im_start|>system\nBe helpful.<|im_end|>\n", allow_control=True))
+    per_chat = len(
+        chat_tokenizer.encode("<|im_start|>system\nBe helpful.<|im_end|>\n", allow_control=True)
+    )
     assert roles["(template)"]["tokens"] == 5 * per_chat
     assert roles["user"]["tokens"] == 5 * len(
         chat_tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n", allow_control=True)
@@ -58,15 +69,35 @@ def test_the_templates_own_system_text_is_the_templates(report, chat_tokenizer):
 
 
 def test_too_many_rejects_come_with_their_reasons(tmp_path, chat_tokenizer):
-    records = [{"messages": [U, A]}] + [{"messages": [U, {"role": "bot", "content": "a"}]}] * 7 + [{"id": 1}] * 3
+    records = (
+        [{"messages": [U, A]}]
+        + [{"messages": [U, {"role": "bot", "content": "a"}]}] * 7
+        + [{"id": 1}] * 3
+    )
     with pytest.raises(
-        RecordError, match=r'by reason:\n +7  message N has role "bot"; .*\n +3  no known layout; the first'
+        RecordError,
+        match=r'by reason:\n +7  message N has role "bot"; .*\n +3  no known layout; the first',
     ):
-        prepare_here(records, chat_tokenizer, tmp_path / "out", template=OWN_SYSTEM, on_error="skip", max_rejects="10%")
+        prepare_here(
+            records,
+            chat_tokenizer,
+            tmp_path / "out",
+            template=OWN_SYSTEM,
+            on_error="skip",
+            max_rejects="10%",
+        )
     with pytest.raises(
-        RecordError, match=r'set max_rejects higher; by reason:\n +5  message N has role "bot"; the first'
+        RecordError,
+        match=r'set max_rejects higher; by reason:\n +5  message N has role "bot"; the first',
     ):
-        prepare_here(records[:6], chat_tokenizer, tmp_path / "o", template=OWN_SYSTEM, on_error="skip", max_rejects=4)
+        prepare_here(
+            records[:6],
+            chat_tokenizer,
+            tmp_path / "o",
+            template=OWN_SYSTEM,
+            on_error="skip",
+            max_rejects=4,
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +105,10 @@ def test_too_many_rejects_come_with_their_reasons(tmp_path, chat_tokenizer):
     [
         ('message 3 has role "bot"; known: user', 'message 14 has role "bot"; known: user, tool'),
         ("no known layout (its fields: a, b); name them", "no known layout (its fields: c)"),
-        ("an image is 'http://x.org/very/long/path/1.png'", "an image is 'http://x.org/very/long/path/2345.png'"),
+        (
+            "an image is 'http://x.org/very/long/path/1.png'",
+            "an image is 'http://x.org/very/long/path/2345.png'",
+        ),
         ("12,345 tokens in 3 messages", "9 tokens in 41 messages"),
     ],
 )
@@ -103,7 +137,9 @@ def test_a_table_is_short_and_complete():
 def test_named_fields_are_a_keyword_of_python_too(tmp_path, chat_tokenizer):
     records = [{"question": "q", "answer": "a"}, {"messages": [U, A]}]
     named = {"prompt": "question", "completion": "answer"}
-    report = prepare_here(records, chat_tokenizer, tmp_path / "out", template="chatml", fields=named)
+    report = prepare_here(
+        records, chat_tokenizer, tmp_path / "out", template="chatml", fields=named
+    )
     assert report.chats["layouts"] == {"prompt_completion": 1, "messages": 1}
     with pytest.raises(ConfigError, match="fields is for chats: give a template"):
         prepare_here(["a"], chat_tokenizer, tmp_path / "texts", fields=named)
@@ -111,9 +147,17 @@ def test_named_fields_are_a_keyword_of_python_too(tmp_path, chat_tokenizer):
 
 def test_a_report_stands_wherever_a_path_does(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer", make_texts(100), 300)
-    report = prepare(iter(make_texts(40)), tokenizer=tokenizer, output=tmp_path / "web", progress=False)
+    report = prepare(
+        iter(make_texts(40)), tokenizer=tokenizer, output=tmp_path / "web", progress=False
+    )
     first = next(iter(Loader(report, sequence_length=64, rows_per_step=2)))
-    for mixture in (Source(report), [report], Source([report]), Mixture(report), str(tmp_path / "web")):
+    for mixture in (
+        Source(report),
+        [report],
+        Source([report]),
+        Mixture(report),
+        str(tmp_path / "web"),
+    ):
         assert_same_step(next(iter(Loader(mixture, sequence_length=64, rows_per_step=2))), first)
     assert len(open_dataset(report)) == len(open_dataset([report])) == 40
     inspect(report, listed=True)

@@ -1,4 +1,6 @@
-"""On a Ray cluster prepare gives the same bytes as in processes, goes on where it was killed, and names what failed."""
+"""On a Ray cluster prepare gives the same bytes as in processes, goes on where it was killed, and
+names what failed.
+"""
 
 import fcntl
 import json
@@ -17,7 +19,13 @@ from makers.processes import child_environment
 from patience import PATIENCE_SECONDS, wait_for
 from penstock import load_tokenizer, prepare
 from penstock.core.arrow import from_texts
-from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError, RecordError
+from penstock.core.errors import (
+    ConfigError,
+    MissingExtraError,
+    OutputError,
+    PenstockError,
+    RecordError,
+)
 from penstock.data.prepare import ray_tasks
 from penstock.data.prepare import ray_tasks as ray_node
 from penstock.data.prepare.executors import choose_executor
@@ -25,7 +33,13 @@ from penstock.data.prepare.pool import Pool
 from penstock.data.prepare.ray_tasks import MARKER, RayTasks, end_earlier_runs
 from penstock.tokenizers import Tokenizer
 
-OPTIONS = {"part_bytes": 12_000, "validation": 0.2, "on_error": "skip", "weights_field": "w", "progress": False}
+OPTIONS = {
+    "part_bytes": 12_000,
+    "validation": 0.2,
+    "on_error": "skip",
+    "weights_field": "w",
+    "progress": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +69,15 @@ def saved(tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_the_same_bytes_as_processes_and_relative_paths(tmp_path, corpus, tokenizer, cluster, monkeypatch, capsys):
+def test_the_same_bytes_as_processes_and_relative_paths(
+    tmp_path, corpus, tokenizer, cluster, monkeypatch, capsys
+):
     import ray
 
     monkeypatch.chdir(tmp_path)
-    (corpus / "1.jsonl").write_text('{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n')
+    (corpus / "1.jsonl").write_text(
+        '{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n'
+    )
     options = {**OPTIONS, "transform": slowly, "progress": True}
     prepare("raw", tokenizer=tokenizer, output="here", processes=1, **options)
     report = prepare("raw", tokenizer=tokenizer, output="there", executor="ray", **options)
@@ -70,13 +88,22 @@ def test_the_same_bytes_as_processes_and_relative_paths(tmp_path, corpus, tokeni
     assert ray.is_initialized(), "a cluster that was joined by the user is left to the user"
 
 
-def test_tasks_take_the_encoder_that_the_look_at_the_input_chose(tmp_path, saved, cluster, monkeypatch):
+def test_tasks_take_the_encoder_that_the_look_at_the_input_chose(
+    tmp_path, saved, cluster, monkeypatch
+):
     encode = Tokenizer._encode_slowly
-    monkeypatch.setattr(Tokenizer, "_encode_slowly", lambda self, texts: encode(self, from_texts(["a"] * len(texts))))
+    monkeypatch.setattr(
+        Tokenizer,
+        "_encode_slowly",
+        lambda self, texts: encode(self, from_texts(["a"] * len(texts))),
+    )
     options = {"tokenizer": load_tokenizer(saved), "executor": "ray", "progress": False}
     report = prepare(iter(["steel", "pipes"]), output=tmp_path / "out", **options)
     records = json.loads((tmp_path / "out/parts.json").read_bytes())
-    assert [report.encoder, *(record["encoder"] for record in records)] == ["tokenizers", "tokenizers"]
+    assert [report.encoder, *(record["encoder"] for record in records)] == [
+        "tokenizers",
+        "tokenizers",
+    ]
 
 
 def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluster):
@@ -95,9 +122,13 @@ def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluste
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeing", [0, 1])
-def test_nodes_that_do_not_see_the_output_send_their_parts(tmp_path, corpus, tokenizer, cluster, monkeypatch, seeing):
+def test_nodes_that_do_not_see_the_output_send_their_parts(
+    tmp_path, corpus, tokenizer, cluster, monkeypatch, seeing
+):
     """All of them, or every other task: the same bytes as processes."""
-    (corpus / "1.jsonl").write_text('{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n')
+    (corpus / "1.jsonl").write_text(
+        '{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n'
+    )
     shutil.copy(corpus / "0.jsonl", corpus / "3.jsonl")
     options = {**OPTIONS, "drop_duplicates": True}
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "here", processes=1, **options)
@@ -110,10 +141,14 @@ def test_nodes_that_do_not_see_the_output_send_their_parts(tmp_path, corpus, tok
             super().add(name, data, is_last)
 
     monkeypatch.setattr(ray_node, "Incoming", Watched)
-    report = prepare(corpus, tokenizer=tokenizer, output=tmp_path / "there", executor="ray", **options)
+    report = prepare(
+        corpus, tokenizer=tokenizer, output=tmp_path / "there", executor="ray", **options
+    )
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     assert report.num_duplicates > 600
-    records = [name for name in sent if name.startswith(".prepare/part-") and name.endswith(".json")]
+    records = [
+        name for name in sent if name.startswith(".prepare/part-") and name.endswith(".json")
+    ]
     assert len(records) == (report.parts if seeing == 0 else report.parts // 2)
 
 
@@ -149,7 +184,10 @@ def test_an_output_that_a_node_cannot_write_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     place = ray_node.Place(
-        marker=tmp_path / "a/b", folder=str(tmp_path), paths=(), version=ray_node.version("penstock")
+        marker=tmp_path / "a/b",
+        folder=str(tmp_path),
+        paths=(),
+        version=ray_node.version("penstock"),
     )
     monkeypatch.setattr(ray_node.os, "open", refuse)
     due = r"node .*: cannot write to .* \(Permission denied\); let the user that Ray"
@@ -183,11 +221,15 @@ def is_held(state, argument, report):
 def test_what_goes_wrong_on_a_node_names_it(tmp_path, cluster):
     crew = RayTasks("state", tmp_path, 2)
     with Pool("state", crew) as pool:
-        with pytest.raises(PenstockError, match=r"^a: failed on node \S+ \(process \d+\): SystemExit: enough"):
+        with pytest.raises(
+            PenstockError, match=r"^a: failed on node \S+ \(process \d+\): SystemExit: enough"
+        ):
             list(pool.run(stop_all, [("a", 1)], print))
         assert list(pool.run(is_held, [("a", tmp_path)], print)) == [True]
         reports = []
-        assert list(pool.run(die_once, [("a", tmp_path / "flag")], lambda *told: reports.append(told))) == ["state"]
+        assert list(
+            pool.run(die_once, [("a", tmp_path / "flag")], lambda *told: reports.append(told))
+        ) == ["state"]
         assert reports == [(3, 2, 1)]
         (marker,) = tmp_path.glob(f"{MARKER}*")
         marker.rename(tmp_path / "elsewhere")
@@ -213,7 +255,9 @@ def test_a_node_with_another_penstock_is_named(tmp_path):
     place = ray_node.Place(marker=tmp_path / MARKER, folder=str(tmp_path), paths=(), version="0.0")
     ((kind, error),) = ray_node.serve(place, ["state"], b"")
     assert kind == "failed"
-    with pytest.raises(PenstockError, match=r"^node \S+ \(process \d+\): has penstock \S+, expected: 0.0"):
+    with pytest.raises(
+        PenstockError, match=r"^node \S+ \(process \d+\): has penstock \S+, expected: 0.0"
+    ):
         raise error
 
 
@@ -228,7 +272,9 @@ def test_a_task_has_left_everything_when_its_last_message_comes(tmp_path, monkey
     (tmp_path / "folder").mkdir()
     marker, version = tmp_path / MARKER, ray_node.version("penstock")
     marker.touch()
-    place = ray_node.Place(marker=marker, folder=str(tmp_path / "folder"), paths=(), version=version)
+    place = ray_node.Place(
+        marker=marker, folder=str(tmp_path / "folder"), paths=(), version=version
+    )
     before = os.getcwd()
     for _ in range(50):
         messages = ray_node.serve(place, ["key"], pickle.dumps(("a", name_folder, 3)))
@@ -257,16 +303,42 @@ def test_an_interrupt_in_a_destructor_comes_behind_it():
 
 def start(corpus, saved, output, cluster):
     """The command, as a job of its own on the cluster."""
-    arguments = ["prepare", corpus, "-t", saved, "-o", output, "--executor", "ray", "--json", "--part-bytes", "12000"]
-    command = [sys.executable, "-m", "penstock", *map(str, arguments), "--transform", "prepare_cases:slowly"]
+    arguments = [
+        "prepare",
+        corpus,
+        "-t",
+        saved,
+        "-o",
+        output,
+        "--executor",
+        "ray",
+        "--json",
+        "--part-bytes",
+        "12000",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        *map(str, arguments),
+        "--transform",
+        "prepare_cases:slowly",
+    ]
     environment, pipe = child_environment(RAY_ADDRESS=cluster), subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign):
-    options = {"tokenizer": load_tokenizer(saved), "part_bytes": 12_000, "transform": slowly, "progress": False}
+    options = {
+        "tokenizer": load_tokenizer(saved),
+        "part_bytes": 12_000,
+        "transform": slowly,
+        "progress": False,
+    }
     child = start(corpus, saved, tmp_path / "out", cluster)
     wait_for(lambda: len(list((tmp_path / "out/.prepare").glob("part-*.json"))) >= 2, child)
     child.send_signal(sign)
@@ -274,10 +346,16 @@ def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign
     assert error.count("Traceback") == 0
     finished = contents(tmp_path / "out/.prepare")
     report = prepare(
-        corpus, output=tmp_path / "out", executor="ray" if sign == signal.SIGKILL else "processes", **options
+        corpus,
+        output=tmp_path / "out",
+        executor="ray" if sign == signal.SIGKILL else "processes",
+        **options,
     )
     assert 2 <= report.parts_resumed < report.parts
-    assert report.parts_resumed >= sum(name.endswith("json") for name in finished if name.startswith("part-")) - 2
+    assert (
+        report.parts_resumed
+        >= sum(name.endswith("json") for name in finished if name.startswith("part-")) - 2
+    )
     prepare(corpus, output=tmp_path / "whole", processes=1, **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     again = start(corpus, saved, tmp_path / "out", cluster)
@@ -286,7 +364,9 @@ def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign
 
 def test_mistakes_are_refused_first(tmp_path, corpus, tokenizer, monkeypatch):
     def run(executor):
-        return prepare(corpus, tokenizer=tokenizer, output=tmp_path / "out", executor=executor, progress=False)
+        return prepare(
+            corpus, tokenizer=tokenizer, output=tmp_path / "out", executor=executor, progress=False
+        )
 
     with pytest.raises(ConfigError, match=r"executor.*processes.*'spark'"):
         run("spark")

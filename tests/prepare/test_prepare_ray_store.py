@@ -1,4 +1,6 @@
-"""Ray nodes that share no disk prepare into a store: shards go there from their nodes, the rest through the driver."""
+"""Ray nodes that share no disk prepare into a store: shards go there from their nodes, the rest
+through the driver.
+"""
 
 import json
 import os
@@ -37,7 +39,9 @@ def shared_store(tmp_path_factory):
     (folder / "bucket").mkdir()
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # no worker is killed for the memory of other programs
+    patch.setenv(
+        "RAY_memory_monitor_refresh_ms", "0"
+    )  # no worker is killed for the memory of other programs
     patch.setenv("FATAL", str(folder / "fatal"))
     patch.setenv("STOP_NOTE", str(folder / "stop"))
     with s3_store(folder, patch) as store:
@@ -83,12 +87,18 @@ def bucket(store):
 
 def times(store):
     """Shard → how often it was uploaded."""
-    return Counter(path.removeprefix("bucket/web/") for path, _ in store.received if path.endswith(".arrow"))
+    return Counter(
+        path.removeprefix("bucket/web/") for path, _ in store.received if path.endswith(".arrow")
+    )
 
 
 @pytest.mark.slow
-def test_shards_do_not_pass_through_the_driver(store, tmp_path, corpus, tokenizer, monkeypatch, sent):
-    """Each goes to the store once, by blind nodes and by those that see the folder; faults of a moment are repeated."""
+def test_shards_do_not_pass_through_the_driver(
+    store, tmp_path, corpus, tokenizer, monkeypatch, sent
+):
+    """Each goes to the store once, by blind nodes and by those that see the folder; faults of a
+    moment are repeated.
+    """
     blind(monkeypatch, lambda number: number % 3 == 0)
     for method in ("PUT", "HEAD"):
         store.fail("500", 2, ".arrow", method)
@@ -99,16 +109,23 @@ def test_shards_do_not_pass_through_the_driver(store, tmp_path, corpus, tokenize
     assert times(store) == dict.fromkeys(shards, 1)
     assert store.count(".arrow", "GET") == 0
     assert not [name for name in sent if name.endswith((".arrow", ".assets"))]
-    records = [name for name in sent if name.startswith(".prepare/part-") and name.endswith(".json")]
+    records = [
+        name for name in sent if name.startswith(".prepare/part-") and name.endswith(".json")
+    ]
     assert 0 < len(records) < report.parts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sees", [False, True])
-def test_duplicates_are_dropped_on_the_nodes(store, tmp_path, corpus, tokenizer, monkeypatch, sent, sees):
+def test_duplicates_are_dropped_on_the_nodes(
+    store, tmp_path, corpus, tokenizer, monkeypatch, sent, sees
+):
     blind(monkeypatch, lambda number: sees)
     lines = (corpus / "2.jsonl").read_text().splitlines()[300:500]
-    write_texts(corpus / "5.jsonl", [f"water {n}" for n in range(90)] + [json.loads(line)["text"] for line in lines])
+    write_texts(
+        corpus / "5.jsonl",
+        [f"water {n}" for n in range(90)] + [json.loads(line)["text"] for line in lines],
+    )
     (corpus / "4.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())
     options = {**OPTIONS, "drop_duplicates": True}
     report = prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **options)
@@ -135,7 +152,10 @@ def test_a_worker_is_killed_in_the_middle(store, tmp_path, corpus, tokenizer, mo
 @pytest.mark.slow
 def test_a_node_that_the_store_refuses_is_named(store, corpus, tokenizer):
     store.fail("403", 1, "part-000001.arrow", "PUT")
-    due = r"s3://bucket/web/train/part-000001.arrow: the store refuses: .* rights .*\(on node \S+ \(process \d+\)\)$"
+    due = (
+        r"s3://bucket/web/train/part-000001.arrow: the store refuses: .* rights .*\(on node \S+ "
+        r"\(process \d+\)\)$"
+    )
     with pytest.raises(StoreError, match=due):
         prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **OPTIONS)
 
@@ -144,7 +164,18 @@ def test_a_node_that_the_store_refuses_is_named(store, corpus, tokenizer):
 def test_the_driver_is_killed_and_goes_on(store, shared_store, tmp_path, corpus, tokenizer):
     tokenizer.save(tmp_path / "tokenizer")
     options = {**OPTIONS, "tokenizer": load_tokenizer(tmp_path / "tokenizer"), "transform": slowly}
-    words = ["prepare", corpus, "-t", tmp_path / "tokenizer", "-o", URL, "--executor", "ray", "--part-bytes", "12000"]
+    words = [
+        "prepare",
+        corpus,
+        "-t",
+        tmp_path / "tokenizer",
+        "-o",
+        URL,
+        "--executor",
+        "ray",
+        "--part-bytes",
+        "12000",
+    ]
     words += ["--validation", "0.2", "--transform", "prepare_cases:slowly", "--quiet"]
     prepared = tmp_path / "cache/prepared"
     url_folder = folder_of(URL)

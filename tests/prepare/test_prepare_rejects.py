@@ -19,7 +19,7 @@ report = prepare(source, tokenizer=tokenizer, output=output, processes=1, progre
                  max_rejects="100%", **json.loads(options))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps([report.rejects, peak // (1 if sys.platform == "darwin" else 1024)]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -28,17 +28,32 @@ print(json.dumps([report.rejects, peak // (1 if sys.platform == "darwin" else 10
     [
         ("a.jsonl", '{"text": ""}\n', '{"text": "a"}\n', {}),
         ("a.txt", "|", "a|", {"separator": "|"}),
-        ("c.jsonl", '{"a": 1}\n', '{"messages": [{"role": "user", "content": "a"}]}\n', {"template": "chatml"}),
+        (
+            "c.jsonl",
+            '{"a": 1}\n',
+            '{"messages": [{"role": "user", "content": "a"}]}\n',
+            {"template": "chatml"},
+        ),
     ],
 )
-def test_memory_does_not_grow_with_rejects(tmp_path, tokenizer, chat_tokenizer, name, bad, good, options):
+def test_memory_does_not_grow_with_rejects(
+    tmp_path, tokenizer, chat_tokenizer, name, bad, good, options
+):
     (chat_tokenizer if options.get("template") else tokenizer).save(tmp_path / "tokenizer")
     if options.get("template"):
-        good = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+        good = (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": '
+            '"b"}]}\n'
+        )
     peaks = []
     for count in (10_000, 100_000):
         (tmp_path / name).write_text(good + bad * count)
-        arguments = [tmp_path / name, tmp_path / "tokenizer", tmp_path / str(count), json.dumps(options)]
+        arguments = [
+            tmp_path / name,
+            tmp_path / "tokenizer",
+            tmp_path / str(count),
+            json.dumps(options),
+        ]
         rejects, peak = json.loads(run_code(CHILD, *arguments, check=True).stdout)
         assert rejects == count
         written = (tmp_path / str(count) / "rejected.jsonl").read_text().splitlines()
@@ -51,22 +66,44 @@ def test_rejects_of_all_parts_come_in_order(tmp_path, tokenizer):
     lines = ['{"text": "a"}' if number % 3 else '{"text": ""}' for number in range(40_000)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     report = prepare_here(
-        tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects="90%", part_bytes=99_999
+        tmp_path / "a.jsonl",
+        tokenizer,
+        tmp_path / "out",
+        on_error="skip",
+        max_rejects="90%",
+        part_bytes=99_999,
     )
     assert report.parts > 3
-    rejects = [json.loads(line)["line"] for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+    rejects = [
+        json.loads(line)["line"]
+        for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()
+    ]
     assert rejects == [number + 1 for number in range(40_000) if number % 3 == 0]
 
 
 def test_a_weights_field_that_no_record_has_is_reported(tmp_path, tokenizer, capsys):
-    (tmp_path / "a.jsonl").write_text('{"text": "water", "wieghts": [{"begin": 0, "end": 2}]}\n' * 3)
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "water", "wieghts": [{"begin": 0, "end": 2}]}\n' * 3
+    )
     report = prepare(
-        tmp_path / "a.jsonl", tokenizer=tokenizer, output=tmp_path / "out", weights_field="weights", processes=1
+        tmp_path / "a.jsonl",
+        tokenizer=tokenizer,
+        output=tmp_path / "out",
+        weights_field="weights",
+        processes=1,
     )
     assert report.weighted == 0
-    assert "warning: no record has the field that weights_field names, so all tokens count in full" in report.as_text()
-    assert "no sampled record has the field 'weights', which weights_field names" in capsys.readouterr().err
-    right = prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "right", weights_field="wieghts")
+    assert (
+        "warning: no record has the field that weights_field names, so all tokens count in full"
+        in report.as_text()
+    )
+    assert (
+        "no sampled record has the field 'weights', which weights_field names"
+        in capsys.readouterr().err
+    )
+    right = prepare_here(
+        tmp_path / "a.jsonl", tokenizer, tmp_path / "right", weights_field="wieghts"
+    )
     assert right.weighted == 3
     assert "warning" not in right.as_text()
     assert prepare_here(iter(["a"]), tokenizer, tmp_path / "none").weighted is None
@@ -86,17 +123,19 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
     tokenizer.save(tmp_path / "tokenizer")
     chat_tokenizer.save(tmp_path / "chat")
     weights = '"w": [{"begin": 0, "end": 1}]'
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{broken\n{"text": "<|bos|>b"}\n{"text": "cd", ' + weights + "}\n")
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a"}\n{broken\n{"text": "<|bos|>b"}\n{"text": "cd", ' + weights + "}\n"
+    )
     (tmp_path / "b.txt").write_text("a")
     (tmp_path / "c.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     )
     pq.write_table(pa.table({"text": ["a", None, "b"]}), tmp_path / "d.parquet")
     code = (
-        "import sys; from penstock import prepare\n"
-        "source, tokenizer, output = sys.argv[1:4]; options = eval(sys.argv[4])\n"
-        "prepare(source, tokenizer=tokenizer, output=output, progress=False, processes=1, on_error='skip', **options)\n"
-        "assert 'pandas' not in sys.modules"
+        "import sys; from penstock import prepare\nsource, tokenizer, output = sys.argv[1:4]; "
+        "options = eval(sys.argv[4])\nprepare(source, tokenizer=tokenizer, output=output, "
+        "progress=False, processes=1, on_error='skip', **options)\nassert 'pandas' not in "
+        "sys.modules"
     )
     for source, folder, options in (
         ("a.jsonl", "tokenizer", {"keep_text": True}),
@@ -105,7 +144,12 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
         ("c.jsonl", "chat", {"template": "chatml"}),
         ("d.parquet", "tokenizer", {}),
     ):
-        arguments = [tmp_path / source, tmp_path / folder, tmp_path / f"out {source} {len(options)} {options}", options]
+        arguments = [
+            tmp_path / source,
+            tmp_path / folder,
+            tmp_path / f"out {source} {len(options)} {options}",
+            options,
+        ]
         found = run_code(code, *arguments)
         assert found.returncode == 0, (source, options, found.stderr[-1000:])
 
@@ -113,4 +157,6 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
 def test_a_limit_counts_over_blocks(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + '{"text": ""}\n' * 20_000)
     with pytest.raises(RecordError, match=r"17000.*max_rejects"):
-        prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects=17_000)
+        prepare_here(
+            tmp_path / "a.jsonl", tokenizer, tmp_path / "out", on_error="skip", max_rejects=17_000
+        )

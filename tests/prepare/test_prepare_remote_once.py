@@ -1,4 +1,6 @@
-"""From a server on this machine that counts what it sends: a preparation requests each byte of its input once."""
+"""From a server on this machine that counts what it sends: a preparation requests each byte of its
+input once.
+"""
 
 import errno
 import gzip
@@ -43,7 +45,9 @@ class CountingServer(ThreadingHTTPServer):
     @property
     def share(self):
         """Bytes sent over bytes of all files."""
-        return sum(int(counts.sum()) for counts in self.sent.values()) / sum(map(len, self.files.values()))
+        return sum(int(counts.sum()) for counts in self.sent.values()) / sum(
+            map(len, self.files.values())
+        )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -85,7 +89,10 @@ def server(monkeypatch):
 
 def records(count, seed=0):
     noise = random.Random(seed)
-    return [{"text": f"{number} " + noise.randbytes(noise.randrange(200)).hex()} for number in range(count)]
+    return [
+        {"text": f"{number} " + noise.randbytes(noise.randrange(200)).hex()}
+        for number in range(count)
+    ]
 
 
 def json_lines(count, seed=0):
@@ -94,7 +101,11 @@ def json_lines(count, seed=0):
 
 def parquet(folder, count):
     rows = pa.Table.from_pylist(records(count))
-    pq.write_table(rows.append_column("bulk", pa.array([b"x" * 99] * count)), folder / "a.parquet", row_group_size=500)
+    pq.write_table(
+        rows.append_column("bulk", pa.array([b"x" * 99] * count)),
+        folder / "a.parquet",
+        row_group_size=500,
+    )
     return (folder / "a.parquet").read_bytes()
 
 
@@ -102,22 +113,33 @@ def corpus(kind, folder):
     """Name → content of some files of one kind."""
     if kind == "parquet":
         return {"a.parquet": parquet(folder, 6000)}
-    packs = {"jsonl": bytes, "gz": gzip.compress, "zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
+    packs = {
+        "jsonl": bytes,
+        "gz": gzip.compress,
+        "zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+    }
     ending, pack = "" if kind == "jsonl" else f".{kind}", packs[kind]
-    return {f"{number}.jsonl{ending}": pack(json_lines(2000 + 3000 * number, number)) for number in range(3)}
+    return {
+        f"{number}.jsonl{ending}": pack(json_lines(2000 + 3000 * number, number))
+        for number in range(3)
+    }
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 @pytest.mark.parametrize("kind", ["jsonl", "gz", "zst", "parquet"])
-def test_each_byte_is_sent_once(tmp_path, server, tokenizer, monkeypatch, kind, on_error, processes):
+def test_each_byte_is_sent_once(
+    tmp_path, server, tokenizer, monkeypatch, kind, on_error, processes
+):
     monkeypatch.setattr(lines, "REMOTE_BLOCK_BYTES", PIECE)
     files = corpus(kind, tmp_path)
     urls = [server.put(name, content) for name, content in files.items()]
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     options = {"part_bytes": 200_000, "on_error": on_error}
-    local = prepare_here([tmp_path / name for name in files], tokenizer, tmp_path / "local", processes=1, **options)
+    local = prepare_here(
+        [tmp_path / name for name in files], tokenizer, tmp_path / "local", processes=1, **options
+    )
     remote = prepare_here(urls, tokenizer, tmp_path / "remote", processes=processes, **options)
     assert remote.splits[""].fingerprint == local.splits[""].fingerprint
     assert local.parts > len(files) or kind in ("gz", "zst")
@@ -127,19 +149,36 @@ def test_each_byte_is_sent_once(tmp_path, server, tokenizer, monkeypatch, kind, 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_conversations_are_sent_once(tmp_path, server, chat_tokenizer, name):
-    chats = [{"messages": [{"role": "user", "content": one["text"]}, {"role": "assistant", "content": "so"}]}
-             for one in records(4000)]  # fmt: skip
-    content = json.dumps(chats) if name == "a.json" else "".join(json.dumps(chat) + "\n" for chat in chats)
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": one["text"]},
+                {"role": "assistant", "content": "so"},
+            ]
+        }
+        for one in records(4000)
+    ]
+    content = (
+        json.dumps(chats)
+        if name == "a.json"
+        else "".join(json.dumps(chat) + "\n" for chat in chats)
+    )
     options = {"template": "chatml", "part_bytes": 200_000}
-    report = prepare_here(server.put(name, content.encode()), chat_tokenizer, tmp_path / "out", **options)
+    report = prepare_here(
+        server.put(name, content.encode()), chat_tokenizer, tmp_path / "out", **options
+    )
     assert (report.documents, report.parts > 3) == (4000, True)
     assert (server.most, server.share) == (1, 1)
 
 
 def test_only_the_columns_of_parquet_are_sent(tmp_path, server, tokenizer):
     noise = random.Random(1)
-    bulk = pa.table({"text": [str(n) for n in range(9000)], "bulk": [noise.randbytes(400) for _ in range(9000)]})
-    pq.write_table(bulk, tmp_path / "a.parquet", row_group_size=3000, compression="none", use_dictionary=False)
+    bulk = pa.table(
+        {"text": [str(n) for n in range(9000)], "bulk": [noise.randbytes(400) for _ in range(9000)]}
+    )
+    pq.write_table(
+        bulk, tmp_path / "a.parquet", row_group_size=3000, compression="none", use_dictionary=False
+    )
     url = server.put("a.parquet", (tmp_path / "a.parquet").read_bytes())
     assert prepare_here(url, tokenizer, tmp_path / "out", part_bytes=1000).documents == 9000
     assert server.most == 1
@@ -153,8 +192,9 @@ def test_reading_texts_in_order_requests_ranges_once(server):
     texts = list(read_texts(parts, skip=rejects.append))
     assert (len(parts) > 5, len(texts), [reject.line for reject in rejects]) == (True, 6000, [3001])
     assert (server.most, server.share) == (1, 1)
-    assert list(read_texts(parts[1:3])) == [text for part in parts[1:3] for block in part.blocks() for text in
-                                            block.texts.to_pylist()]  # fmt: skip
+    assert list(read_texts(parts[1:3])) == [
+        text for part in parts[1:3] for block in part.blocks() for text in block.texts.to_pylist()
+    ]
 
 
 def test_a_server_that_sends_only_whole_files(tmp_path, server, tokenizer):
@@ -164,7 +204,9 @@ def test_a_server_that_sends_only_whole_files(tmp_path, server, tokenizer):
     assert prepare_here(urls, tokenizer, tmp_path / "out").documents == 1800
 
 
-def test_without_room_for_copies_bytes_are_sent_again(tmp_path, server, tokenizer, monkeypatch, capsys):
+def test_without_room_for_copies_bytes_are_sent_again(
+    tmp_path, server, tokenizer, monkeypatch, capsys
+):
     content = json_lines(4000)
     (tmp_path / "a.jsonl").write_bytes(content)
     local = prepare_here(tmp_path / "a.jsonl", tokenizer, tmp_path / "local", part_bytes=100_000)
@@ -180,7 +222,9 @@ def test_without_room_for_copies_bytes_are_sent_again(tmp_path, server, tokenize
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     again = prepare_here(url, tokenizer, tmp_path / "again", part_bytes=100_000, progress=True)
     assert "reading remote files more than once: " in capsys.readouterr().err
-    assert {report.splits[""].fingerprint for report in (local, remote, again)} == {local.splits[""].fingerprint}
+    assert {report.splits[""].fingerprint for report in (local, remote, again)} == {
+        local.splits[""].fingerprint
+    }
     assert server.share > 4
 
 
@@ -191,7 +235,9 @@ def test_copies_of_a_killed_run_are_not_used(tmp_path, server, tokenizer):
     folder = tmp_path / "out" / ".prepare" / "remote"
     folder.mkdir(parents=True)
     name = Copied(file.path, file.size_bytes, file.version, Copies()).name
-    (folder / f"{name}.data").write_bytes(bytes(file.size_bytes))  # a power cut may lose what was written
+    (folder / f"{name}.data").write_bytes(
+        bytes(file.size_bytes)
+    )  # a power cut may lose what was written
     (folder / f"{name}.there").write_bytes(b"\1" * (file.size_bytes // GRANULE + 1))
     found = prepare_here(url, tokenizer, tmp_path / "out")
     assert found.splits[""].fingerprint == expected.splits[""].fingerprint
@@ -214,7 +260,10 @@ def test_copies_give_the_bytes_of_the_file(tmp_path, server, on_disk):
             copies.move_to(tmp_path / "copies")
         begin = noise.randrange(len(content))
         amount = noise.randrange(min(len(content) - begin, 5 * GRANULE) + 1)
-        assert copies.read(file, begin, amount, noise.choice([0, 4 * GRANULE])) == content[begin : begin + amount]
+        assert (
+            copies.read(file, begin, amount, noise.choice([0, 4 * GRANULE]))
+            == content[begin : begin + amount]
+        )
     assert (server.most, server.share) == (1, 1)
     copies.forget(file.name)
     assert file.read(0, len(content)) == content

@@ -1,4 +1,6 @@
-"""Secrets of URLs reach no file, no message and no output: user info and signatures serve to open, and nothing else."""
+"""Secrets of URLs reach no file, no message and no output: user info and signatures serve to open,
+and nothing else.
+"""
 
 import json
 import subprocess
@@ -7,7 +9,15 @@ import sys
 import pytest
 
 from makers.datasets import prepare_here
-from makers.secret_server import SECOND, SECRETS, SIGNATURE, found_secrets, leaks, printed, secret_server
+from makers.secret_server import (
+    SECOND,
+    SECRETS,
+    SIGNATURE,
+    found_secrets,
+    leaks,
+    printed,
+    secret_server,
+)
 from penstock import open_dataset
 from penstock.core.errors import ConfigError, PenstockError, RecordError
 from penstock.data.prepare import PrepareReport
@@ -35,7 +45,9 @@ def words(count, start=0):
 
 def penstock(*arguments):
     """The command line in a process of its own: its status, and all that it prints."""
-    ran = subprocess.run([sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True
+    )
     return ran.returncode, ran.stdout + ran.stderr
 
 
@@ -50,7 +62,14 @@ def test_the_command_line_keeps_a_secret(server, tokenizer, tmp_path, kind):
     put(server, "b.jsonl", words(300, 400))
     tokenizer.save(tmp_path / "tokenizer")
     urls = [getattr(server, kind)(name) for name in ("a.jsonl", "b.jsonl")]
-    options = ["--tokenizer", tmp_path / "tokenizer", "--output", tmp_path / "out", "--on-error", "skip"]
+    options = [
+        "--tokenizer",
+        tmp_path / "tokenizer",
+        "--output",
+        tmp_path / "out",
+        "--on-error",
+        "skip",
+    ]
     options += ["--part-bytes", 5000, "--processes", 2]
     for _ in range(2):
         code, said = penstock("prepare", *urls, *options)
@@ -72,7 +91,9 @@ def test_a_file_that_was_signed_again_is_the_same(server, tokenizer, tmp_path):
     put(server, "a.jsonl", words(300))
     first = prepare_here(server.signed("a.jsonl"), tokenizer, tmp_path / "out", part_bytes=2000)
     server.signatures = {SECOND}
-    again = prepare_here(server.signed("a.jsonl", SECOND), tokenizer, tmp_path / "out", part_bytes=2000)
+    again = prepare_here(
+        server.signed("a.jsonl", SECOND), tokenizer, tmp_path / "out", part_bytes=2000
+    )
     assert (again.seconds, again.input) == (None, first.input)
     assert leaks(tmp_path) == {}
 
@@ -88,7 +109,9 @@ def test_a_killed_preparation_goes_on_with_a_new_signature(server, tokenizer, tm
         prepare_here(urls(SIGNATURE), tokenizer, tmp_path / "out", part_bytes=2000)
     assert leaks(tmp_path) == {}
     server.signatures = {SECOND}
-    report = prepare_here(urls(SECOND), tokenizer, tmp_path / "out", part_bytes=2000, on_error="skip")
+    report = prepare_here(
+        urls(SECOND), tokenizer, tmp_path / "out", part_bytes=2000, on_error="skip"
+    )
     assert (report.parts_resumed > 2, report.documents) == (True, 600)
     assert (leaks(tmp_path), found_secrets(printed(failed.value))) == ({}, [])
 
@@ -101,17 +124,24 @@ def test_other_parameters_choose_the_content(server, tokenizer, tmp_path):
     urls = [server.open(f"down?id={number}&token={SIGNATURE}") for number in (1, 2)]
     both = prepare_here(urls, tokenizer, tmp_path / "both", format="jsonl")
     assert both.documents == 100
-    names = {str(document.origin).rpartition(":")[0] for document in open_dataset(tmp_path / "both")}
+    names = {
+        str(document.origin).rpartition(":")[0] for document in open_dataset(tmp_path / "both")
+    }
     assert len(names) == 2
     assert all(name.startswith(f"{server.open('down')}#") for name in names)
     one = prepare_here(urls[0], tokenizer, tmp_path / "one", format="jsonl")
-    same = prepare_here(server.open(f"down?token=other{SECOND}&id=1"), tokenizer, tmp_path / "one", format="jsonl")
+    same = prepare_here(
+        server.open(f"down?token=other{SECOND}&id=1"), tokenizer, tmp_path / "one", format="jsonl"
+    )
     assert (one.seconds is None, same.seconds) == (False, None)
     other = prepare_here(urls[1], tokenizer, tmp_path / "one", format="jsonl")
-    assert (other.seconds is None, other.splits[""].fingerprint == one.splits[""].fingerprint) == (False, False)
-    assert {str(document.origin).rpartition(":")[0] for document in open_dataset(tmp_path / "one")} == {
-        server.open("down")
-    }
+    assert (other.seconds is None, other.splits[""].fingerprint == one.splits[""].fingerprint) == (
+        False,
+        False,
+    )
+    assert {
+        str(document.origin).rpartition(":")[0] for document in open_dataset(tmp_path / "one")
+    } == {server.open("down")}
     with pytest.raises(ConfigError, match=r"/open/down.*\(URLs.*differ.*signature"):
         open_sources([urls[0], server.open("down?id=1&token=x")], format="jsonl")
     assert leaks(tmp_path) == {}
@@ -124,14 +154,20 @@ def test_a_server_that_refuses(server, tokenizer, tmp_path, capsys, kind, status
     put(server, "a.jsonl", words(2000))
     url = getattr(server, kind)("a.jsonl")
     server.status["a.jsonl"] = status
-    with pytest.raises(RecordError, match=rf"/{kind}/a.jsonl: (the store cannot be read|no such file)") as refused:
+    with pytest.raises(
+        RecordError, match=rf"/{kind}/a.jsonl: (the store cannot be read|no such file)"
+    ) as refused:
         prepare_here(url, tokenizer, tmp_path / "out", progress=True)
     server.status.clear()
     parts = open_sources(url, part_bytes=2000)
     server.status["a.jsonl"] = status
-    with pytest.raises(RecordError, match=rf"/{kind}/a.jsonl: (the store cannot be read|is not in)") as later:
+    with pytest.raises(
+        RecordError, match=rf"/{kind}/a.jsonl: (the store cannot be read|is not in)"
+    ) as later:
         list(parts[3].blocks())
-    said = printed(refused.value) + printed(later.value) + repr(parts) + "".join(capsys.readouterr())
+    said = (
+        printed(refused.value) + printed(later.value) + repr(parts) + "".join(capsys.readouterr())
+    )
     assert (found_secrets(said), leaks(tmp_path)) == ([], {})
 
 
@@ -146,24 +182,38 @@ def test_a_redirect_to_a_signed_address_that_fails(server, tokenizer, tmp_path):
 
 def test_a_host_that_does_not_answer(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
-    for url in (f"http://reader:{SECRETS[2]}@127.0.0.1:9/a.jsonl", f"https://127.0.0.1:9/a.jsonl?sig={SIGNATURE}",
-                f"http://reader:{SECRETS[0]}@127.0.0.1:9/a.jsonl", f"http://[::1/a.jsonl?sig={SIGNATURE}",
-                f"nonesuch://reader:{SECRETS[2]}@host/a.jsonl", f"ftp://reader:{SECRETS[2]}@127.0.0.1:9/a.jsonl",
-                f"zip://a.jsonl::http://reader:{SECRETS[2]}@127.0.0.1:9/a.zip?sig={SIGNATURE}"):  # fmt: skip
+    for url in (
+        f"http://reader:{SECRETS[2]}@127.0.0.1:9/a.jsonl",
+        f"https://127.0.0.1:9/a.jsonl?sig={SIGNATURE}",
+        f"http://reader:{SECRETS[0]}@127.0.0.1:9/a.jsonl",
+        f"http://[::1/a.jsonl?sig={SIGNATURE}",
+        f"nonesuch://reader:{SECRETS[2]}@host/a.jsonl",
+        f"ftp://reader:{SECRETS[2]}@127.0.0.1:9/a.jsonl",
+        f"zip://a.jsonl::http://reader:{SECRETS[2]}@127.0.0.1:9/a.zip?sig={SIGNATURE}",
+    ):
         with pytest.raises(PenstockError, match=r"a\.(jsonl|zip)?") as refused:
             prepare_here(url, tokenizer, tmp_path / "out")
         assert found_secrets(printed(refused.value)) == [], url
 
 
 def test_a_dataset_on_a_web_server(server, tokenizer, tmp_path):
-    """Opened, its rows read, copied and verified with a password, and with a signature for its folder."""
+    """Opened, its rows read, copied and verified with a password, and with a signature for its
+    folder.
+    """
     put(server, "a.jsonl", words(300))
     local = prepare_here(server.folder / "a.jsonl", tokenizer, server.folder / "data")
     for url in (server.private("data"), server.signed("data")):
         remote = open_dataset(url, cache=tmp_path / "cache")
         assert remote == open_dataset(server.folder / "data")
-        assert (found_secrets(repr(remote) + str(remote.url)), remote.url) == ([], str(remote.address))
-        for verb in (["verify", url], ["inspect", url], ["copy", url, tmp_path / f"copy {remote.url[-12:-5]}"]):
+        assert (found_secrets(repr(remote) + str(remote.url)), remote.url) == (
+            [],
+            str(remote.address),
+        )
+        for verb in (
+            ["verify", url],
+            ["inspect", url],
+            ["copy", url, tmp_path / f"copy {remote.url[-12:-5]}"],
+        ):
             code, said = penstock(*verb)
             assert (code, found_secrets(said)) == (0, []), said
         server.status["lengths.u32"] = 403
@@ -180,7 +230,11 @@ def test_user_info_of_s3_is_a_key(store, corpus, tokenizer, tmp_path, capsys):
     name = next(corpus.glob("*.jsonl"))
     (store.folder / "bucket" / name.name).write_bytes(name.read_bytes())
     report = prepare_here(
-        f"s3://{secret}@bucket/{name.name}", tokenizer, f"s3://{secret}@bucket/web", progress=True, part_bytes=9000
+        f"s3://{secret}@bucket/{name.name}",
+        tokenizer,
+        f"s3://{secret}@bucket/web",
+        progress=True,
+        part_bytes=9000,
     )
     assert isinstance(report, PrepareReport)
     assert (report.output, report.splits[""].path) == ("s3://bucket/web", "s3://bucket/web")
@@ -190,6 +244,12 @@ def test_user_info_of_s3_is_a_key(store, corpus, tokenizer, tmp_path, capsys):
     store.fail("403", ending="manifest.json")
     with pytest.raises(PenstockError, match="s3://bucket/web") as refused:
         open_dataset(f"s3://{secret}@bucket/web")
-    said = "".join(capsys.readouterr()) + printed(refused.value) + repr(report) + repr(dataset) + str(report)
+    said = (
+        "".join(capsys.readouterr())
+        + printed(refused.value)
+        + repr(report)
+        + repr(dataset)
+        + str(report)
+    )
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert not [piece for piece in ("t3sts", "s3cr3t") if piece in said or piece.encode() in kept]

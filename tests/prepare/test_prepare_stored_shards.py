@@ -1,4 +1,6 @@
-"""Into a store, each shard goes once from where it was made, through kills, faults, duplicates and changes."""
+"""Into a store, each shard goes once from where it was made, through kills, faults, duplicates and
+changes.
+"""
 
 import json
 from collections import Counter
@@ -23,7 +25,10 @@ prepare_parts = partial(prepare_here, part_bytes=12_000)
 def repeated(corpus):
     """The corpus, with documents that occur again: all of a file, and some of another."""
     lines = (corpus / "2.jsonl").read_text().splitlines()[300:500]
-    write_texts(corpus / "5.jsonl", [f"water {n}" for n in range(90)] + [json.loads(line)["text"] for line in lines])
+    write_texts(
+        corpus / "5.jsonl",
+        [f"water {n}" for n in range(90)] + [json.loads(line)["text"] for line in lines],
+    )
     (corpus / "4.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())
     return corpus
 
@@ -47,7 +52,9 @@ def uploads(store):
 
 
 @pytest.mark.parametrize(("processes", "validation"), [(1, 0.0), (2, 0.3)])
-def test_each_shard_goes_once_and_is_never_read(store, corpus, tokenizer, tmp_path, monkeypatch, processes, validation):
+def test_each_shard_goes_once_and_is_never_read(
+    store, corpus, tokenizer, tmp_path, monkeypatch, processes, validation
+):
     options = {"validation": validation, "processes": processes}
     prepare_parts(corpus, tokenizer, tmp_path / "local", **options)
     kept, find = [], stored_shards.StoreOutput.find_lost
@@ -60,7 +67,9 @@ def test_each_shard_goes_once_and_is_never_read(store, corpus, tokenizer, tmp_pa
     report = prepare_parts(corpus, tokenizer, URL, **options)
     assert bucket(store) == contents(tmp_path / "local")
     assert uploads(store) == {
-        name: len(data) for name, data in contents(tmp_path / "local").items() if name.endswith(".arrow")
+        name: len(data)
+        for name, data in contents(tmp_path / "local").items()
+        if name.endswith(".arrow")
     }
     assert store.count(".arrow", "GET") == 0
     assert kept == []
@@ -79,7 +88,9 @@ def test_what_stays_here_is_small(store, tmp_path, tokenizer, monkeypatch):
     sizes, find = {}, stored_shards.StoreOutput.find_lost
 
     def measure(self, output, records):
-        sizes.update({str(path): path.stat().st_size for path in output.rglob("*") if path.is_file()})
+        sizes.update(
+            {str(path): path.stat().st_size for path in output.rglob("*") if path.is_file()}
+        )
         return find(self, output, records)
 
     monkeypatch.setattr(stored_shards.StoreOutput, "find_lost", measure)
@@ -99,7 +110,9 @@ def test_shards_with_duplicates_are_written_again_from_the_store(
     assert local.num_duplicates >= 900
     assert report.as_json(lasting=True) == local.as_json(lasting=True)
     assert bucket(store) == contents(tmp_path / "local")
-    times = Counter(path.removeprefix("bucket/web/") for path, _ in store.received if path.endswith(".arrow"))
+    times = Counter(
+        path.removeprefix("bucket/web/") for path, _ in store.received if path.endswith(".arrow")
+    )
     records = json.loads((tmp_path / "local" / "parts.json").read_bytes())
     for number, record in enumerate(records):
         for split in report.splits:
@@ -116,9 +129,13 @@ def test_killed_at_every_step_it_goes_on(store, repeated, tokenizer, tmp_path, m
     expected = contents(tmp_path / "local")
     steps = [0, -1]
     for module, name in (
-        (stored_shards, "upload_shard"), (stored_shards, "save_stub"), (stored_shards, "save_sides"),
-        (part, "save_record"), (duplicates, "save_record"), (stores.Store, "write"),
-    ):  # fmt: skip
+        (stored_shards, "upload_shard"),
+        (stored_shards, "save_stub"),
+        (stored_shards, "save_sides"),
+        (part, "save_record"),
+        (duplicates, "save_record"),
+        (stores.Store, "write"),
+    ):
         monkeypatch.setattr(module, name, dying(getattr(module, name), steps))
     count = 0
     for die_at in range(2, 1000, 11):
@@ -146,7 +163,9 @@ def test_killed_at_every_step_it_goes_on(store, repeated, tokenizer, tmp_path, m
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_killed_while_a_shard_loses_documents(store, repeated, tokenizer, tmp_path, monkeypatch, step):
+def test_killed_while_a_shard_loses_documents(
+    store, repeated, tokenizer, tmp_path, monkeypatch, step
+):
     """The second step is when the new shard is there, and its part's record is not."""
     (repeated / "4.jsonl").unlink()
     options = {"drop_duplicates": True}
@@ -170,7 +189,9 @@ def killed_before_the_copy(store, *arguments, **options):
 
 
 @pytest.mark.parametrize("changed", ["removed", "replaced"])
-def test_objects_that_are_gone_or_replaced_are_made_again(store, corpus, tokenizer, tmp_path, changed):
+def test_objects_that_are_gone_or_replaced_are_made_again(
+    store, corpus, tokenizer, tmp_path, changed
+):
     killed_before_the_copy(store, corpus, tokenizer, URL)
     path = store.folder / "bucket/web/part-000001.arrow"
     if changed == "removed":
@@ -185,7 +206,9 @@ def test_objects_that_are_gone_or_replaced_are_made_again(store, corpus, tokeniz
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_an_object_that_is_replaced_meanwhile_is_made_again(store, repeated, tokenizer, tmp_path, monkeypatch, drop):
+def test_an_object_that_is_replaced_meanwhile_is_made_again(
+    store, repeated, tokenizer, tmp_path, monkeypatch, drop
+):
     """As by a task that Ray runs again, when what it sent before has arrived."""
     find, times = stored_shards.StoreOutput.find_lost, []
 
@@ -209,12 +232,18 @@ def test_an_object_that_is_replaced_meanwhile_is_made_again(store, repeated, tok
 
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("change", ["appended", "first", "fewer"])
-def test_other_input_after_a_kill(store, corpus, tokenizer, tmp_path, monkeypatch, finished, change):
-    """Parts with the same number and files stay where they are; others are made again; what is left over goes."""
+def test_other_input_after_a_kill(
+    store, corpus, tokenizer, tmp_path, monkeypatch, finished, change
+):
+    """Parts with the same number and files stay where they are; others are made again; what is left
+    over goes.
+    """
     if finished:
         killed_before_the_copy(store, corpus, tokenizer, URL)
     else:
-        monkeypatch.setattr(stored_shards, "upload_shard", dying(stored_shards.upload_shard, [0, 7]))
+        monkeypatch.setattr(
+            stored_shards, "upload_shard", dying(stored_shards.upload_shard, [0, 7])
+        )
         with pytest.raises(Killed, match=r"^$"):
             prepare_parts(corpus, tokenizer, URL)
     if change == "appended":
@@ -232,7 +261,9 @@ def test_other_input_after_a_kill(store, corpus, tokenizer, tmp_path, monkeypatc
     assert bucket(store) == contents(tmp_path / "local")
 
 
-def test_a_complete_dataset_is_not_changed_by_other_input(store, corpus, tokenizer, tmp_path, monkeypatch):
+def test_a_complete_dataset_is_not_changed_by_other_input(
+    store, corpus, tokenizer, tmp_path, monkeypatch
+):
     """Killed after the manifest was written, before the folder was removed."""
 
     def copied(*arguments, **options):
@@ -255,7 +286,9 @@ def test_a_complete_dataset_is_not_changed_by_other_input(store, corpus, tokeniz
     assert not any((tmp_path / "cache/prepared").iterdir())
 
 
-def test_overwrite_replaces_the_old_dataset_once_the_work_begins(store, corpus, tokenizer, tmp_path, monkeypatch):
+def test_overwrite_replaces_the_old_dataset_once_the_work_begins(
+    store, corpus, tokenizer, tmp_path, monkeypatch
+):
     prepare_parts(corpus, tokenizer, URL)
     before = bucket(store)
     with pytest.raises(ConfigError, match="validation must be a share"):
@@ -301,7 +334,9 @@ def test_large_shards_go_in_pieces(store, corpus, tokenizer, tmp_path, monkeypat
 
 
 def test_a_copy_is_a_preparation_too(store, repeated, tokenizer, tmp_path):
-    """Into a store and back: the same files, and a later preparation there goes on with its parts."""
+    """Into a store and back: the same files, and a later preparation there goes on with its
+    parts.
+    """
     options = {"drop_duplicates": True, "on_error": "skip", "validation": 0.2}
     with open(repeated / "2.jsonl", "a") as file:
         file.write("{broken\n")
@@ -309,7 +344,9 @@ def test_a_copy_is_a_preparation_too(store, repeated, tokenizer, tmp_path):
     copy_dataset(tmp_path / "local", URL)
     copy_dataset(URL, tmp_path / "back")
     expected = contents(tmp_path / "local")
-    assert {"hashes.bin", "rejected.jsonl", "parts.json", "prepare.json", "report.json"} < set(expected)
+    assert {"hashes.bin", "rejected.jsonl", "parts.json", "prepare.json", "report.json"} < set(
+        expected
+    )
     assert contents(tmp_path / "back") == bucket(store) == expected
     copy_dataset(f"{store.endpoint}/bucket/web", tmp_path / "http")  # which cannot list
     assert contents(tmp_path / "http") == expected

@@ -1,4 +1,6 @@
-"""Preparing into a store: the result is that of a local preparation, copied; interrupted, it goes on."""
+"""Preparing into a store: the result is that of a local preparation, copied; interrupted, it goes
+on.
+"""
 
 import pytest
 

@@ -22,7 +22,9 @@ def test_a_dataset_spells_its_tokens_and_notices_another_tokenizer(tmp_path):
     assert len(step) == 1
     assert verify(tmp_path / "data").sound
     vocabulary = tmp_path / "data" / "tokenizer" / "tokenizer.json"
-    vocabulary.write_text(vocabulary.read_text().replace('"Ġthe"', '"Ġthx"').replace('"the"', '"thx"'))
+    vocabulary.write_text(
+        vocabulary.read_text().replace('"Ġthe"', '"Ġthx"').replace('"the"', '"thx"')
+    )
     report = verify(tmp_path / "data")
     assert not report.sound
     assert any("tokenizer" in str(fault) for fault in report.faults)

@@ -1,4 +1,6 @@
-"""The two real models as folders of transformers, and the report of what is measured with them: `make test-real`."""
+"""The two real models as folders of transformers, and the report of what is measured with them:
+`make test-real`.
+"""
 
 import os
 import time
@@ -27,13 +29,17 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
-    """Gemma 3 270M: a base model with another tokenizer, computed by transformers with our attention."""
+    """Gemma 3 270M: a base model with another tokenizer, computed by transformers with our
+    attention.
+    """
     return _model("gemma3")
 
 
 @pytest.fixture(scope="session")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `mmlu` and `gsm8k` in their official formats: the real ones if they are there, else our own few."""
+    """A folder with `mmlu` and `gsm8k` in their official formats: the real ones if they are there,
+    else our own few.
+    """
     from real_texts import write_questions
 
     shared = Path(os.environ.get("PENSTOCK_REAL_DATA", ROOT.parent / "shared" / "data")) / "eval"
@@ -54,7 +60,9 @@ def report(request: pytest.FixtureRequest) -> Iterator[Report]:
         found.write_section(ROOT / "docs" / "benchmarks.md")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Print the table, as the page has it."""
     found = config.stash.get(REPORT, None)
     if found is not None and found.figures:

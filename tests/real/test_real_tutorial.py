@@ -1,4 +1,6 @@
-"""The tutorial on a real model runs as it stands, and prints what it says; with `--write`, it gets new numbers."""
+"""The tutorial on a real model runs as it stands, and prints what it says; with `--write`, it gets
+new numbers.
+"""
 
 import os
 import time
@@ -27,4 +29,8 @@ def test_a_tutorial_does_what_it_says(
     (rewrite_page if request.config.getoption("--write") else run_page)(page, folder)
     minutes = (time.monotonic() - begin) / 60
     threads = os.environ.get("OMP_NUM_THREADS")
-    report.add(f"the tutorial [{page.stem}](tutorials/{page.name}), {threads} threads", f"{minutes:.1f} minutes", "")
+    report.add(
+        f"the tutorial [{page.stem}](tutorials/{page.name}), {threads} threads",
+        f"{minutes:.1f} minutes",
+        "",
+    )

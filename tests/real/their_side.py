@@ -15,7 +15,9 @@ Labelled = tuple[list[int], list[int]]
 def labelled(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Labelled:
     """A chat as transformers encodes it; the last message is trained."""
     ids = list(tokenizer.apply_chat_template(messages)["input_ids"])
-    begin = len(tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True)["input_ids"])
+    begin = len(
+        tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True)["input_ids"]
+    )
     end = max(place for place, token in enumerate(ids) if token == tokenizer.eos_token_id) + 1
     return ids, [token if begin <= place < end else IGNORE for place, token in enumerate(ids)]
 
@@ -35,11 +37,17 @@ def chats_of_steps(loader: ps.Loader, steps: int) -> list[list[tuple[int, ...]]]
     return found
 
 
-def train_theirs(model: Any, steps: Sequence[Sequence[Labelled]], *, learning_rate: float) -> list[float]:
-    """AdamW on the mean cross entropy of each step's labels, a chat at a time; the loss of each step."""
+def train_theirs(
+    model: Any, steps: Sequence[Sequence[Labelled]], *, learning_rate: float
+) -> list[float]:
+    """AdamW on the mean cross entropy of each step's labels, a chat at a time; the loss of each
+    step.
+    """
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     losses = []
     for chats in steps:
         targets = sum(label != IGNORE for _, labels in chats for label in labels)

@@ -56,14 +56,21 @@ def test_cipher_equals_its_twin(size, key):
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.integers(1, 3000), st.integers(0, MASK), st.sampled_from(["full", "block", "none"]), st.integers(1, 9))
+@given(
+    st.integers(1, 3000),
+    st.integers(0, MASK),
+    st.sampled_from(["full", "block", "none"]),
+    st.integers(1, 9),
+)
 def test_every_element_once(size, key, shuffle, runs):
     images = Permutation(size=size, key=key, shuffle=shuffle, shuffle_runs=runs).images()
     assert np.array_equal(np.sort(images), np.arange(size))
 
 
 def slow_block_order(size: int, key: int, runs: int) -> list[int]:
-    """Block shuffle written from its description: windows one after another, then where their runs lie."""
+    """Block shuffle written from its description: windows one after another, then where their runs
+    lie.
+    """
     images, start, sizes, whole = [], 0, [1], size // 256
     while start < size:
         here = min(256 * sizes[-1], size - start)
@@ -97,7 +104,9 @@ def test_the_first_documents_of_block_shuffle_come_from_few_runs():
 
 def test_a_range_is_a_part_of_the_whole():
     permutation = Permutation(size=200_000, key=3, shuffle="block")
-    assert np.array_equal(permutation.images(131_000, 131_100), permutation.images()[131_000:131_100])
+    assert np.array_equal(
+        permutation.images(131_000, 131_100), permutation.images()[131_000:131_100]
+    )
 
 
 @pytest.mark.parametrize("size", [1_000_000, 999_983])
@@ -122,7 +131,10 @@ def test_block_shuffle_keeps_blocks_and_mixes_windows():
     images = Permutation(size=300_000, key=9, shuffle="block").images()
     window = images[256 * 511 : 256 * 1023]
     assert len(np.unique(window // 256)) <= 513
-    assert np.mean([len(np.unique(part // 256)) for part in window[: 265 * 400].reshape(400, 265)]) > 190
+    assert (
+        np.mean([len(np.unique(part // 256)) for part in window[: 265 * 400].reshape(400, 265)])
+        > 190
+    )
     assert np.mean(np.diff(images) == 1) < 0.001
 
 

@@ -21,11 +21,18 @@ def test_shares_are_exact_and_near(values):
     assert shares.sum() == UNIT
     assert all((share > 0) == (value > 0) for share, value in zip(shares, values, strict=True))
     total = sum(Fraction(value) for value in values)
-    assert all(abs(int(s) - UNIT * Fraction(v) / total) <= len(values) for s, v in zip(shares, values, strict=True))
+    assert all(
+        abs(int(s) - UNIT * Fraction(v) / total) <= len(values)
+        for s, v in zip(shares, values, strict=True)
+    )
 
 
 def test_finished_sources_leave_proportions():
-    assert integer_shares([1, 2, 1], [True, True, False]).tolist() == [round(UNIT / 3), UNIT - round(UNIT / 3), 0]
+    assert integer_shares([1, 2, 1], [True, True, False]).tolist() == [
+        round(UNIT / 3),
+        UNIT - round(UNIT / 3),
+        0,
+    ]
     assert integer_shares([1, 2], [False, False]).tolist() == [0, 0]
 
 
@@ -38,7 +45,9 @@ def test_bad_shares_are_refused():
 
 @kernel
 def blend(shares, lengths, steps, order, worst, credits, unit):
-    """Run the pick over endless sources; worst[0], worst[1]: furthest behind and ahead, in tokens."""
+    """Run the pick over endless sources; worst[0], worst[1]: furthest behind and ahead, in
+    tokens.
+    """
     count = len(shares)
     heads = np.arange(count)
     entries = np.zeros(count, ENTRY)
@@ -57,7 +66,11 @@ def blend(shares, lengths, steps, order, worst, credits, unit):
 
 
 def slow_pick(shares, credits, lengths):
-    waits = {i: (lengths[i] * (UNIT - s) - credits[i]) / s for i, s in enumerate(shares) if s > 0 and credits[i] >= 0}
+    waits = {
+        i: (lengths[i] * (UNIT - s) - credits[i]) / s
+        for i, s in enumerate(shares)
+        if s > 0 and credits[i] >= 0
+    }
     return min(waits, key=lambda i: (waits[i], i))
 
 
@@ -72,7 +85,9 @@ def test_pick_equals_its_twin(weights, seed):
     for chosen in order:
         now = [int(lengths[i, taken[i] % 7]) for i in range(len(weights))]
         assert chosen == slow_pick(shares.tolist(), credits, now)
-        credits = [credit + now[chosen] * int(share) for credit, share in zip(credits, shares, strict=True)]
+        credits = [
+            credit + now[chosen] * int(share) for credit, share in zip(credits, shares, strict=True)
+        ]
         credits[chosen] -= now[chosen] * UNIT
         taken[chosen] += 1
 
@@ -94,12 +109,28 @@ def test_no_source_is_off_by_more_than_one_longest_document(count, kind):
         0.5 ** np.minimum(np.arange(count), 25.0),
     ):
         worst, order = np.zeros(2), np.empty(20_000, np.int64)
-        blend(integer_shares(shares), lengths, len(order), order, worst, np.zeros(count, np.int64), UNIT)
+        blend(
+            integer_shares(shares),
+            lengths,
+            len(order),
+            order,
+            worst,
+            np.zeros(count, np.int64),
+            UNIT,
+        )
         assert worst[0] <= lengths.max()
         assert worst[1] >= -lengths.max()
 
 
 def test_a_tiny_share_is_visited():
     order = np.empty(50_000, np.int64)
-    blend(integer_shares([1.0, 1e-4]), np.full((2, 1), 10), len(order), order, np.zeros(2), np.zeros(2, np.int64), UNIT)
+    blend(
+        integer_shares([1.0, 1e-4]),
+        np.full((2, 1), 10),
+        len(order),
+        order,
+        np.zeros(2),
+        np.zeros(2, np.int64),
+        UNIT,
+    )
     assert np.count_nonzero(order == 1) == pytest.approx(5, abs=1)

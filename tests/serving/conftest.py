@@ -12,7 +12,10 @@ from makers.processes import child_environment
 from penstock.chat import load_template
 from penstock.models.exporting import export
 
-SERVE = "import typer; from penstock.use.cli.serve import run; app = typer.Typer(); app.command()(run); app()"
+SERVE = (
+    "import typer; from penstock.use.cli.serve import run; app = typer.Typer(); "
+    "app.command()(run); app()"
+)
 
 
 @pytest.fixture(scope="session")
@@ -34,15 +37,32 @@ def model():
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory, model, tokenizer):
     folder = tmp_path_factory.mktemp("exported") / "little"
-    template, stop = load_template(TEMPLATE, tokenizer=tokenizer), tokenizer.special_tokens["<|end|>"]
-    export(model, folder, tokenizer=tokenizer, template=template, stop_ids=[stop], context_length=128)
+    template, stop = (
+        load_template(TEMPLATE, tokenizer=tokenizer),
+        tokenizer.special_tokens["<|end|>"],
+    )
+    export(
+        model, folder, tokenizer=tokenizer, template=template, stop_ids=[stop], context_length=128
+    )
     return folder
 
 
 @pytest.fixture
 def command(folder, request):
-    """`penstock serve`, with more options by `@pytest.mark.parametrize("command", …, indirect=True)`."""
-    words = [sys.executable, "-c", SERVE, str(folder), "--port", "0", "--threads", "1", *getattr(request, "param", ())]
+    """`penstock serve`, with more options by `@pytest.mark.parametrize("command", …,
+    indirect=True)`.
+    """
+    words = [
+        sys.executable,
+        "-c",
+        SERVE,
+        str(folder),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        *getattr(request, "param", ()),
+    ]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
     ) as process:

@@ -18,10 +18,10 @@ from penstock.tokenizers import Tokenizer
 from penstock.use.serving import ServedModel, Server, ServeSettings
 
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
-    "{{ raise_exception('the system message comes first') }}{% endif %}"
-    "<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' and not "
+    "loop.first %}{{ raise_exception('the system message comes first') }}{% endif %}<|{{ "
+    "message.role }}|>{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt "
+    "%}<|assistant|>{% endif %}"
 )
 CONTROLS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 HTML = "<img src=x onerror=alert(1)>"
@@ -31,12 +31,17 @@ HTML = "<img src=x onerror=alert(1)>"
 class FakeEngine:
     """Says the same text to everyone, a token a step; remembers what was asked and who left.
 
-    A prompt that holds `fail` makes the step fail, one that holds `forever` is answered until `max_tokens`. With
-    `at_once` all text comes with the last token, as where it may be the beginning of a stop string.
+    A prompt that holds `fail` makes the step fail, one that holds `forever` is answered until
+    `max_tokens`. With `at_once` all text comes with the last token, as where it may be the
+    beginning of a stop string.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, text: str = "Hello wörld 🙂!", seconds: float = 0.0, at_once: bool = False
+        self,
+        tokenizer: Tokenizer,
+        text: str = "Hello wörld 🙂!",
+        seconds: float = 0.0,
+        at_once: bool = False,
     ) -> None:
         self.tokenizer, self.seconds, self.at_once = tokenizer, seconds, at_once
         self.tokens = tokenizer.encode(text).tolist()
@@ -46,7 +51,9 @@ class FakeEngine:
         self.cancelled: list[int] = []
         self.most = self.steps = 0
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, *, choice: int, images: Any = None) -> int:
+    def submit(
+        self, prompt: Sequence[int], sampling: Sampling, *, choice: int, images: Any = None
+    ) -> int:
         number = len(self.asked)
         self.images.append(images)
         self.asked.append((list(prompt), sampling, choice))
@@ -61,7 +68,10 @@ class FakeEngine:
     def score(self, prompt: Sequence[int], most: int) -> list[LogProbabilities]:
         if "fail" in self.tokenizer.decode(prompt):
             raise RuntimeError("the secret of the engine")
-        return [LogProbabilities(-token / 100, ((token, -token / 100), (1, -9.0))[:most]) for token in prompt[1:]]
+        return [
+            LogProbabilities(-token / 100, ((token, -token / 100), (1, -9.0))[:most])
+            for token in prompt[1:]
+        ]
 
     def step(self) -> list[Event]:
         self.steps += 1
@@ -76,7 +86,9 @@ class FakeEngine:
         token = self.tokens[at % len(self.tokens)]
         whole = self.tokenizer.decode([self.tokens[i % len(self.tokens)] for i in range(at + 1)])
         ended = at + 1 == len(self.tokens) and "forever" not in prompt
-        text = "" if whole.endswith("\ufffd") or (self.at_once and not ended) else whole[len(said) :]
+        text = (
+            "" if whole.endswith("\ufffd") or (self.at_once and not ended) else whole[len(said) :]
+        )
         state[0], state[3] = at + 1, said + text
         reason = "stop" if ended else "length" if at + 1 == sampling.max_tokens else None
         if any(stop in state[3] for stop in sampling.stop):
@@ -122,7 +134,9 @@ class Running:
     def __init__(self, model: ServedModel, **settings: Any) -> None:
         ready = threading.Event()
         self.model, self.engine = model, model.engine
-        self.settings = ServeSettings(**{"port": 0, "requests_per_second": 0, "grace_seconds": 0.5, **settings})
+        self.settings = ServeSettings(
+            **{"port": 0, "requests_per_second": 0, "grace_seconds": 0.5, **settings}
+        )
         self.server = Server(model, self.settings, on_ready=lambda _: ready.set())
         self.url, self.service = self.server.address, self.server.service
         self._thread = threading.Thread(target=self.server.serve_until_stopped)
@@ -132,7 +146,8 @@ class Running:
 
     def openai(self, **options: Any) -> OpenAI:
         return OpenAI(
-            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS, **options}
+            base_url=f"{self.url}/v1",
+            **{"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS, **options},
         )
 
     def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:

@@ -22,7 +22,9 @@ def visit(browser: Browser, url: str, **look) -> Browser:
 def until(browser: Browser, code: str) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while not browser.run(code):
-        assert time.monotonic() < end, f"{code}: {browser.complaints()} {browser.run('document.body.innerText')}"
+        assert time.monotonic() < end, (
+            f"{code}: {browser.complaints()} {browser.run('document.body.innerText')}"
+        )
         time.sleep(0.02)
 
 
@@ -35,7 +37,8 @@ def say(browser: Browser, text: str) -> None:
 def answered(browser: Browser, turns: int) -> None:
     until(
         browser,
-        f"document.querySelectorAll('.message').length === {2 * turns} && document.querySelector('#stop').hidden",
+        f"document.querySelectorAll('.message').length === {2 * turns} && "
+        "document.querySelector('#stop').hidden",
     )
 
 
@@ -44,7 +47,10 @@ def words(browser: Browser) -> list[str]:
 
 
 def set_value(browser: Browser, name: str, value: object) -> None:
-    browser.run(f"(field => {{ field.value = '{value}'; field.dispatchEvent(new Event('change')); }})({name})")
+    browser.run(
+        f"(field => {{ field.value = '{value}'; field.dispatchEvent(new Event('change')); "
+        f"}})({name})"
+    )
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -67,11 +73,20 @@ def test_a_conversation(browser, tokenizer, at_once):
         text = server.model.tokenizer.decode(ids)
         assert "Be <i>brief</i>." in text
         assert text.count(SAYS) == 1
-        assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.max_tokens) == (0.3, 4, 11, 150)
+        assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.max_tokens) == (
+            0.3,
+            4,
+            11,
+            150,
+        )
         assert "tokens" in page.text(".message:last-child .note")
         page.point("#new", click=True)
         assert words(page) == []
-        assert {url.rsplit("/v1/", 1)[0] for url in page.requests()} <= {server.url, f"{server.url}/", "data:,"}
+        assert {url.rsplit("/v1/", 1)[0] for url in page.requests()} <= {
+            server.url,
+            f"{server.url}/",
+            "data:,",
+        }
         assert page.complaints() == []
 
 
@@ -95,7 +110,9 @@ def test_enter_during_a_reply_keeps_the_words_and_says_when_they_go(browser, tok
         until(page, "document.querySelectorAll('.words')[1]?.textContent.length > 5")
         say(page, "and then?")
         assert page.run("input.value") == "and then?"
-        assert page.text("#status").startswith("The reply is still being generated. Enter sends this when it is done")
+        assert page.text("#status").startswith(
+            "The reply is still being generated. Enter sends this when it is done"
+        )
         assert page.run("document.querySelectorAll('.message').length") == 2
         assert page.run("document.querySelector('#status').className") == "quiet"
         page.key("Escape")
@@ -111,7 +128,14 @@ def test_enter_during_a_reply_keeps_the_words_and_says_when_they_go(browser, tok
 def test_slow_models_do_not_stand_still(browser, tokenizer):
     with running(make_model(tokenizer)) as server:
         page = visit(browser, server.url)
-        reported = {(1, 4): "0.25", (1, 30): "0.033", (3, 2): "1.5", (8, 2): "4", (99, 10): "9.9", (1234, 10): "123"}
+        reported = {
+            (1, 4): "0.25",
+            (1, 30): "0.033",
+            (3, 2): "1.5",
+            (8, 2): "4",
+            (99, 10): "9.9",
+            (1234, 10): "123",
+        }
         assert {pair: page.run(f"rate({pair[0]}, {pair[1]})") for pair in reported} == reported
 
 
@@ -160,7 +184,13 @@ def test_the_name_and_size_of_the_model_are_shown(browser, tokenizer):
         page = visit(browser, server.url)
         assert page.text("#model") == "tiny · 12.3 M parameters · context of 256 tokens"
         assert (page.text("#name"), page.run("document.title")) == ("tiny", "tiny · penstock chat")
-        sizes = {7: "7", 1234: "1.23 k", 999_999: "1000 k", 7_241_732_096: "7.24 B", 1_040_000_000_000: "1.04 T"}
+        sizes = {
+            7: "7",
+            1234: "1.23 k",
+            999_999: "1000 k",
+            7_241_732_096: "7.24 B",
+            1_040_000_000_000: "1.04 T",
+        }
         assert {count: page.run(f"inShort({count})") for count in sizes} == sizes
 
 
@@ -168,7 +198,9 @@ def test_the_name_and_size_of_the_model_are_shown(browser, tokenizer):
 def test_two_messages_to_begin_with(browser, tokenizer, chat):
     with running(make_model(tokenizer, chat=chat)) as server:
         page = visit(browser, server.url)
-        offered = page.run("[...document.querySelectorAll('#starters button')].map(button => button.textContent)")
+        offered = page.run(
+            "[...document.querySelectorAll('#starters button')].map(button => button.textContent)"
+        )
         assert len(set(offered)) == 2
         assert all(offered)
         page.point("#starters button:last-child", click=True)
@@ -184,8 +216,12 @@ def test_what_happens_before_the_first_word_is_told(browser, tokenizer):
     with running(make_model(tokenizer, seconds=1.6)) as server:
         page = visit(browser, server.url)
         say(page, "Hi")
-        until(page, "document.querySelectorAll('.note')[1]?.textContent === 'reading the prompt, 1 s'")
-        assert page.text("#status") == "A reply is being written: Enter waits for it, Escape stops it."
+        until(
+            page, "document.querySelectorAll('.note')[1]?.textContent === 'reading the prompt, 1 s'"
+        )
+        assert (
+            page.text("#status") == "A reply is being written: Enter waits for it, Escape stops it."
+        )
         until(page, "document.querySelectorAll('.words')[1].textContent.length > 0")
         assert page.run("document.querySelectorAll('.note')[1].textContent") == ""
         page.key("Escape")
@@ -197,10 +233,14 @@ def test_a_server_that_loads_its_model_is_waited_for(browser, tokenizer):
     with running(make_model(tokenizer)) as server:
         page = visit(browser, server.url)
         page.run(
-            "window.answers = fetch; model = null; fetch = async () => { throw new TypeError('no answer'); };"
-            "connecting = connect().finally(() => { connecting = null; }); 0"
+            "window.answers = fetch; model = null; fetch = async () => { throw new "
+            "TypeError('no answer'); };connecting = connect().finally(() => { connecting = "
+            "null; }); 0"
         )
-        until(page, "document.querySelector('#status').textContent.includes('it may still load its model')")
+        until(
+            page,
+            "document.querySelector('#status').textContent.includes('it may still load its model')",
+        )
         say(page, "Hi")
         assert page.text("#status") == "The model is not there yet. Enter sends this when it is."
         assert page.run("input.value") == "Hi"

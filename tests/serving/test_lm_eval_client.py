@@ -40,19 +40,26 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("lm_eval")
-    tokenizer = tiny_tokenizer(folder / "own", ["the old cat sees the small tree near the river"], 290)
+    tokenizer = tiny_tokenizer(
+        folder / "own", ["the old cat sees the small tree near the river"], 290
+    )
     model = tiny_model(tokenizer.vocab_size, seed=3, init_std=0.1).eval()
     stops = (tokenizer.eos_id,)
     export(model, folder / "hf", tokenizer=tokenizer, stop_ids=stops, context_length=LENGTH)
     engine = Engine(model, tokenizer, context_length=LENGTH, stop_ids=stops, slots=4)
-    served = ServedModel(name="tiny", engine=engine, tokenizer=tokenizer, template=None, context_length=LENGTH)
+    served = ServedModel(
+        name="tiny", engine=engine, tokenizer=tokenizer, template=None, context_length=LENGTH
+    )
     with running(served) as server:
         client = LocalCompletionsAPI(
             base_url=f"{server.url}/v1/completions", model="tiny", tokenizer=str(folder / "hf"),
             tokenizer_backend="huggingface", max_length=LENGTH, batch_size=3, max_retries=1,
         )  # fmt: skip
         # lm-eval leaves room for the token that it lets a server write.
-        yield client, LmEvalModel(Subject(model, tokenizer, context_length=LENGTH - 1, stop_ids=stops))
+        yield (
+            client,
+            LmEvalModel(Subject(model, tokenizer, context_length=LENGTH - 1, stop_ids=stops)),
+        )
 
 
 def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Any]:
@@ -62,8 +69,12 @@ def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def test_log_likelihoods_are_those_of_the_model(pair: Any) -> None:
-    theirs, ours = (one.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for one in pair)
-    assert [found for found, _ in theirs] == pytest.approx([expected for expected, _ in ours], abs=1e-4)
+    theirs, ours = (
+        one.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for one in pair
+    )
+    assert [found for found, _ in theirs] == pytest.approx(
+        [expected for expected, _ in ours], abs=1e-4
+    )
     assert [greedy for _, greedy in theirs] == [greedy for _, greedy in ours]
     assert len({round(found, 3) for found, _ in theirs}) == len(PAIRS)
 
@@ -72,13 +83,22 @@ def test_a_text_longer_than_the_context_is_cut_by_the_client(pair: Any) -> None:
     client, ours = pair
     subject = ours.subject
     engine = Engine(subject.model, subject.tokenizer, context_length=LENGTH)
-    [(found, _)] = client.loglikelihood(requests("loglikelihood", ("likes " * 60, "the old house")), disable_tqdm=True)
-    ids, due = (subject.tokenizer.encode(text).tolist() for text in ("likes" + " likes" * 59, " the old house"))
-    assert found == pytest.approx(sum(x.token for x in engine.score([*ids, *due][1 - LENGTH :], 0)[-len(due) :]))
+    [(found, _)] = client.loglikelihood(
+        requests("loglikelihood", ("likes " * 60, "the old house")), disable_tqdm=True
+    )
+    ids, due = (
+        subject.tokenizer.encode(text).tolist()
+        for text in ("likes" + " likes" * 59, " the old house")
+    )
+    assert found == pytest.approx(
+        sum(x.token for x in engine.score([*ids, *due][1 - LENGTH :], 0)[-len(due) :])
+    )
 
 
 def test_texts_are_those_of_the_model(pair: Any) -> None:
     asked = [(context, {"until": ["e"], "max_gen_toks": 9}) for context, _ in PAIRS[:3]]
-    theirs, ours = (one.generate_until(requests("generate_until", *asked), disable_tqdm=True) for one in pair)
+    theirs, ours = (
+        one.generate_until(requests("generate_until", *asked), disable_tqdm=True) for one in pair
+    )
     assert theirs == ours
     assert any(theirs)

@@ -11,7 +11,11 @@ def test_models(server):
     with server.openai() as client:
         assert [model.id for model in client.models.list()] == ["tiny"]
         found = client.models.retrieve("tiny")
-        assert (found.owned_by, found.model_extra["context_length"], found.model_extra["has_chat"]) == (
+        assert (
+            found.owned_by,
+            found.model_extra["context_length"],
+            found.model_extra["has_chat"],
+        ) == (
             "penstock",
             256,
             True,
@@ -27,7 +31,10 @@ def test_completion(server):
     assert answer.choices[0].finish_reason == "stop"
     assert answer.object == "text_completion"
     # BOS and three bytes.
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, len(server.engine.tokens))
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+        4,
+        len(server.engine.tokens),
+    )
 
 
 def test_completion_without_max_tokens_has_sixteen(server):
@@ -55,7 +62,12 @@ def test_stream_of_a_completion(server):
     with server.openai() as client:
         chunks = list(
             client.completions.create(
-                model="tiny", prompt="Say", n=2, max_tokens=50, stream=True, stream_options={"include_usage": True}
+                model="tiny",
+                prompt="Say",
+                n=2,
+                max_tokens=50,
+                stream=True,
+                stream_options={"include_usage": True},
             )
         )
     texts = ["", ""]
@@ -74,7 +86,10 @@ def test_chat(server):
                 {"role": "developer", "content": "Be brief."},
                 {
                     "role": "user",
-                    "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there<|end|>"}],
+                    "content": [
+                        {"type": "text", "text": "Hi "},
+                        {"type": "text", "text": "there<|end|>"},
+                    ],
                 },
             ],
             temperature=0.5,
@@ -93,8 +108,18 @@ def test_chat(server):
     # The user's own "<|end|>" is text: the model's template wrote two.
     assert ids.count(server.model.tokenizer.special_tokens["<|end|>"]) == 2
     assert ids.count(server.model.tokenizer.special_tokens["<|system|>"]) == 1
-    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.stop) == (0.5, 0.9, 7, ("zzz",))
-    assert (sampling.top_k, sampling.min_p, sampling.max_tokens, sampling.min_tokens) == (5, 0.1, 50, 1)
+    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.stop) == (
+        0.5,
+        0.9,
+        7,
+        ("zzz",),
+    )
+    assert (sampling.top_k, sampling.min_p, sampling.max_tokens, sampling.min_tokens) == (
+        5,
+        0.1,
+        50,
+        1,
+    )
 
 
 def test_a_reply_can_be_sent_back_as_the_client_has_it(server):
@@ -102,7 +127,12 @@ def test_a_reply_can_be_sent_back_as_the_client_has_it(server):
         messages = [{"role": "user", "content": "Hi"}]
         answer = client.chat.completions.create(model="tiny", messages=messages)
         messages += [answer.choices[0].message, {"role": "user", "content": "And?"}]
-        assert client.chat.completions.create(model="tiny", messages=messages).choices[0].message.content == HELLO
+        assert (
+            client.chat.completions.create(model="tiny", messages=messages)
+            .choices[0]
+            .message.content
+            == HELLO
+        )
 
 
 def test_stream_of_a_chat(server):
@@ -117,18 +147,30 @@ def test_stream_of_a_chat(server):
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[0].model_extra["tokens_dropped"] == 0
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == HELLO
-    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1] if chunk.choices[0].finish_reason] == ["stop"]
-    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], len(server.engine.tokens))
+    assert [
+        chunk.choices[0].finish_reason for chunk in chunks[:-1] if chunk.choices[0].finish_reason
+    ] == ["stop"]
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == (
+        [],
+        len(server.engine.tokens),
+    )
 
 
 def test_the_window_rolls_by_whole_turns_and_tells(server):
     turn = [{"role": "user", "content": "x" * 60}, {"role": "assistant", "content": "y" * 20}]
     with server.openai() as client:
         answer = client.chat.completions.create(
-            model="tiny", messages=[{"role": "system", "content": "S"}, *turn * 4, {"role": "user", "content": "now"}]
+            model="tiny",
+            messages=[
+                {"role": "system", "content": "S"},
+                *turn * 4,
+                {"role": "user", "content": "now"},
+            ],
         )
         with pytest.raises(openai.BadRequestError, match="there is room for 192") as caught:
-            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 250}])
+            client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "x" * 250}]
+            )
     assert answer.model_extra["tokens_dropped"] == 2 * 84
     text = server.model.tokenizer.decode(server.engine.asked[-1][0])
     assert (text.count("x"), text.count("S"), text.count("now")) == (120, 1, 1)
@@ -138,14 +180,28 @@ def test_the_window_rolls_by_whole_turns_and_tells(server):
 def test_log_probabilities(server):
     with server.openai() as client:
         chat = client.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "Hi"}], logprobs=True, top_logprobs=2, max_tokens=2
+            model="tiny",
+            messages=[{"role": "user", "content": "Hi"}],
+            logprobs=True,
+            top_logprobs=2,
+            max_tokens=2,
         )
-        reported = client.completions.create(model="tiny", prompt="a", logprobs=1, max_tokens=2).choices[0].logprobs
-        plain = client.completions.create(model="tiny", prompt="a", max_tokens=2).choices[0].logprobs
+        reported = (
+            client.completions.create(model="tiny", prompt="a", logprobs=1, max_tokens=2)
+            .choices[0]
+            .logprobs
+        )
+        plain = (
+            client.completions.create(model="tiny", prompt="a", max_tokens=2).choices[0].logprobs
+        )
     first = chat.choices[0].logprobs.content[0]
     assert (first.token, first.logprob, first.bytes) == ("H", -0.5, [72])
     assert [top.logprob for top in first.top_logprobs] == [-0.5, -2.0]
-    assert (reported.tokens, reported.token_logprobs, reported.text_offset) == (["H", "e"], [-0.5, -0.5], [0, 1])
+    assert (reported.tokens, reported.token_logprobs, reported.text_offset) == (
+        ["H", "e"],
+        [-0.5, -0.5],
+        [0, 1],
+    )
     assert reported.top_logprobs == [{"H": -0.5}, {"e": -0.5}]
     assert plain is None
 
@@ -162,7 +218,9 @@ def test_a_model_without_a_template_completes_only(tokenizer):
     with running(make_model(tokenizer, chat=False)) as server, server.openai() as client:
         assert client.completions.create(model="tiny", prompt="a").choices[0].text
         with pytest.raises(openai.BadRequestError, match=r"chat.*template.*/v1/completions"):
-            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+            client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "Hi"}]
+            )
 
 
 def test_faults_of_the_engine_are_500_and_tell_nothing(tokenizer):
@@ -173,5 +231,8 @@ def test_faults_of_the_engine_are_500_and_tell_nothing(tokenizer):
         with pytest.raises(openai.APIError, match="the server failed"):
             list(client.completions.create(model="tiny", prompt="fail", stream=True))
         # Those who come after are served.
-        assert client.completions.create(model="tiny", prompt="a", max_tokens=50).choices[0].text == HELLO
+        assert (
+            client.completions.create(model="tiny", prompt="a", max_tokens=50).choices[0].text
+            == HELLO
+        )
         assert server.metric("sequences_running") == 0

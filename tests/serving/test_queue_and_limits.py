@@ -125,11 +125,17 @@ def test_requests_of_one_client_at_a_time():
 def test_a_busy_server_refuses_and_serves_those_who_wait(tokenizer):
     with running(make_model(tokenizer, seconds=0.01), sequences=2, waiting=2) as server:
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: server.post(prompt="forever", max_tokens=40), range(8)))
+            answers = list(
+                pool.map(lambda _: server.post(prompt="forever", max_tokens=40), range(8))
+            )
         codes = sorted(answer.status_code for answer in answers)
         assert codes == [200] * 4 + [429] * 4
-        assert {answer.headers["retry-after"] for answer in answers if answer.status_code == 429} == {"10"}
-        assert {answer.json()["error"]["code"] for answer in answers if answer.status_code == 429} == {"queue_full"}
+        assert {
+            answer.headers["retry-after"] for answer in answers if answer.status_code == 429
+        } == {"10"}
+        assert {
+            answer.json()["error"]["code"] for answer in answers if answer.status_code == 429
+        } == {"queue_full"}
         assert server.engine.most == 2
         assert server.metric("requests_waiting") == 0
 
@@ -139,7 +145,10 @@ def test_the_client_of_openai_comes_back_when_told(tokenizer):
         with server.openai(max_retries=3) as client:
             for _ in range(2):
                 assert client.completions.create(model="tiny", prompt="a").choices[0].text
-        with server.openai() as client, pytest.raises(openai.RateLimitError, match="2 requests per second"):
+        with (
+            server.openai() as client,
+            pytest.raises(openai.RateLimitError, match="2 requests per second"),
+        ):
             client.completions.create(model="tiny", prompt="a")
         # The page and health are not counted.
         assert {server.http.get("/health").status_code for _ in range(5)} == {200}
@@ -151,23 +160,33 @@ def test_keys(tokenizer):
             with server.openai(api_key=key) as client:
                 assert client.models.list().data
         for key in ("secret-3", "secret-", "schlüssel"):
-            answer = server.http.get("/v1/models", headers={"authorization": f"Bearer {key}".encode()})
+            answer = server.http.get(
+                "/v1/models", headers={"authorization": f"Bearer {key}".encode()}
+            )
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
         assert server.post(prompt="a").status_code == 401
         assert server.http.get("/metrics").status_code == 401
-        assert server.http.get("/metrics", headers={"authorization": "bearer secret-1"}).status_code == 200
+        assert (
+            server.http.get("/metrics", headers={"authorization": "bearer secret-1"}).status_code
+            == 200
+        )
         assert [server.http.get(path).status_code for path in ("/", "/health")] == [200, 200]
         # With keys the server may have any name.
         assert server.http.get("/health", headers={"host": "models.example.org"}).status_code == 200
 
 
 def test_wrong_keys_use_up_the_rate_of_their_address(tokenizer):
-    with running(make_model(tokenizer), api_keys=("secret",), requests_per_second=0.1, burst=3) as server:
+    with running(
+        make_model(tokenizer), api_keys=("secret",), requests_per_second=0.1, burst=3
+    ) as server:
         codes = [server.http.get("/v1/models").status_code for _ in range(5)]
         assert codes == [401, 401, 401, 429, 429]
-        assert server.http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert (
+            server.http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code
+            == 200
+        )
 
 
 def test_other_names_for_this_machine_are_refused(server):
@@ -180,9 +199,20 @@ def test_other_names_for_this_machine_are_refused(server):
 
 @pytest.mark.parametrize(
     ("host", "mine"),
-    [("localhost", 1), ("LOCALHOST:80", 1), ("127.0.0.1:8000", 1), ("[::1]:8000", 1), ("[::1]", 1), ("a.localhost", 1),
-     ("", 0), ("10.0.0.1", 0), ("localhost.evil.org", 0), ("127.0.0.1.evil.org", 0), ("[::2]", 0)],
-)  # fmt: skip
+    [
+        ("localhost", 1),
+        ("LOCALHOST:80", 1),
+        ("127.0.0.1:8000", 1),
+        ("[::1]:8000", 1),
+        ("[::1]", 1),
+        ("a.localhost", 1),
+        ("", 0),
+        ("10.0.0.1", 0),
+        ("localhost.evil.org", 0),
+        ("127.0.0.1.evil.org", 0),
+        ("[::2]", 0),
+    ],
+)
 def test_loopback_names(host, mine):
     assert is_loopback_name(host) == bool(mine)
 
@@ -223,9 +253,17 @@ def test_metrics(tokenizer):
         server.post(prompt="abc", n=0)
         server.http.get("/nowhere/at/all")
         text = server.http.get("/metrics").text
-        assert server.http.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert (
+            server.http.get("/metrics")
+            .headers["content-type"]
+            .startswith("text/plain; version=0.0.4")
+        )
     families = list(text_string_to_metric_families(text))
-    found = {(one.name, *sorted(one.labels.items())): one.value for each in families for one in each.samples}
+    found = {
+        (one.name, *sorted(one.labels.items())): one.value
+        for each in families
+        for one in each.samples
+    }
     for name, labels, value in (
         ("requests_total", {"path": "/v1/completions", "code": "200"}, 1),
         ("requests_total", {"path": "/v1/completions", "code": "400"}, 1),
@@ -270,7 +308,10 @@ def test_who_leaves_is_cancelled(tokenizer, stream):
 
 
 def test_who_leaves_the_queue_never_runs(tokenizer):
-    with running(make_model(tokenizer, seconds=0.02), sequences=1) as server, ThreadPoolExecutor(1) as pool:
+    with (
+        running(make_model(tokenizer, seconds=0.02), sequences=1) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         first = pool.submit(server.post, prompt="forever", max_tokens=60)
         wait_for(lambda: server.engine.running)
         leave(server, stream=False)
@@ -280,11 +321,16 @@ def test_who_leaves_the_queue_never_runs(tokenizer):
 
 
 def test_stopping(tokenizer):
-    """New and waiting requests are refused; replies within the grace are complete; others end with an error."""
+    """New and waiting requests are refused; replies within the grace are complete; others end with
+    an error.
+    """
     grace = 3
     # Steps take long until the server is asked to stop, so that all three run until then.
     model = make_model(tokenizer, seconds=0.5, context_length=1 << 20)
-    with running(model, sequences=3, grace_seconds=grace, max_tokens=1 << 19) as server, ThreadPoolExecutor(9) as pool:
+    with (
+        running(model, sequences=3, grace_seconds=grace, max_tokens=1 << 19) as server,
+        ThreadPoolExecutor(9) as pool,
+    ):
         short = pool.submit(server.post, prompt="forever", max_tokens=30)
         long = pool.submit(server.post, prompt="forever", max_tokens=1 << 19)
         with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
@@ -297,7 +343,10 @@ def test_stopping(tokenizer):
                 server.ask_to_stop()
                 server.engine.seconds = 0.001
                 text = "".join(stream.iter_text())
-        assert (waits.result().status_code, waits.result().json()["error"]["code"]) == (503, "stopping")
+        assert (waits.result().status_code, waits.result().json()["error"]["code"]) == (
+            503,
+            "stopping",
+        )
         assert waits.result().headers["retry-after"] == "10"
         assert short.result().json()["usage"]["completion_tokens"] == 30
         assert long.result().status_code == 503

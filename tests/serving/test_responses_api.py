@@ -13,7 +13,12 @@ from penstock.chat import load_template
 from penstock.learn.generation import Engine
 from penstock.use.serving import ServedModel
 
-TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
 CITY = {"city": "Zürich", "days": 3, "wide": True}
 ONE_CALL = WRITTEN["hermes"].partition("</tool_call>")[0] + "</tool_call>"
 
@@ -26,7 +31,9 @@ def templated(tokenizer, engine, context_length=4096) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def calling(tokenizer):
-    with running(templated(tokenizer, make_model(tokenizer, text="Wait.\n" + ONE_CALL).engine)) as server:
+    with running(
+        templated(tokenizer, make_model(tokenizer, text="Wait.\n" + ONE_CALL).engine)
+    ) as server:
         yield server
 
 
@@ -36,7 +43,9 @@ def prompt_of(server) -> str:
 
 def test_text(server):
     with server.openai() as client:
-        answer = client.responses.create(model="tiny", input="Hi", instructions="Be brief.", temperature=0.5)
+        answer = client.responses.create(
+            model="tiny", input="Hi", instructions="Be brief.", temperature=0.5
+        )
     assert (answer.output_text, answer.status) == ("Hello wörld 🙂!", "completed")
     assert [item.type for item in answer.output] == ["message"]
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
@@ -48,9 +57,14 @@ def test_text(server):
 def test_a_reply_that_is_cut(server):
     with server.openai() as client:
         answer = client.responses.create(model="tiny", input="Hi", max_output_tokens=3)
-        events = list(client.responses.create(model="tiny", input="Hi", max_output_tokens=3, stream=True))
+        events = list(
+            client.responses.create(model="tiny", input="Hi", max_output_tokens=3, stream=True)
+        )
     for found in (answer, events[-1].response):
-        assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert (found.status, found.incomplete_details.reason) == (
+            "incomplete",
+            "max_output_tokens",
+        )
         assert found.usage.output_tokens == 3
     assert events[-1].type == "response.incomplete"
 
@@ -60,21 +74,44 @@ def test_a_stream_of_text(server):
         events = list(stream)
         final = stream.get_final_response()
     assert final.output_text == "Hello wörld 🙂!"
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == final.output_text
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        == final.output_text
+    )
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    kinds = [event.type.removeprefix("response.") for event in events if event.type != "response.output_text.delta"]
+    kinds = [
+        event.type.removeprefix("response.")
+        for event in events
+        if event.type != "response.output_text.delta"
+    ]
     assert kinds == [
-        "created", "in_progress", "output_item.added", "content_part.added", "output_text.done", "content_part.done",
-        "output_item.done", "completed",
-    ]  # fmt: skip
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
 
 
 def test_log_probabilities(server):
-    asked = {"model": "tiny", "input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    asked = {
+        "model": "tiny",
+        "input": "Hi",
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    }
     with server.openai() as client:
         whole = client.responses.create(**asked).output[0].content[0]
         events = list(client.responses.create(**asked, stream=True))
-    said = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    said = [
+        one
+        for event in events
+        if event.type == "response.output_text.delta"
+        for one in event.logprobs
+    ]
     assert [one.token for one in said] == [one.token for one in whole.logprobs]
     assert b"".join(bytes(one.bytes) for one in whole.logprobs).decode() == whole.text
     assert all(len(one.top_logprobs) == 2 for one in whole.logprobs)
@@ -82,9 +119,15 @@ def test_log_probabilities(server):
 
 def test_functions_and_their_results(calling):
     with calling.openai() as client:
-        answer = client.responses.create(model="tiny", input="Hi", tools=[TOOL], max_output_tokens=400)
+        answer = client.responses.create(
+            model="tiny", input="Hi", tools=[TOOL], max_output_tokens=400
+        )
         message, call = answer.output
-        assert (message.content[0].text, call.name, json.loads(call.arguments)) == ("Wait.", "weather", CITY)
+        assert (message.content[0].text, call.name, json.loads(call.arguments)) == (
+            "Wait.",
+            "weather",
+            CITY,
+        )
         results = [{"type": "function_call_output", "call_id": call.call_id, "output": "sun"}]
         given = [{"role": "user", "content": "Hi"}, *answer.output, *results]
         client.responses.create(model="tiny", input=given, tools=[TOOL])
@@ -109,14 +152,26 @@ def test_a_stream_of_a_function(calling):
 def test_schemas_and_wanted_calls(tokenizer, stream):
     """By a random model."""
     model = tiny_model(tokenizer.vocab_size, seed=3, init_std=0.2).eval()
-    engine = Engine(model, tokenizer, context_length=1024, stop_ids=[tokenizer.special_tokens["<|end|>"]], slots=2)
-    set_level = {"type": "object", "properties": {"level": {"enum": ["low", "high"]}}, "required": ["level"],
-                 "additionalProperties": False}  # fmt: skip
+    engine = Engine(
+        model,
+        tokenizer,
+        context_length=1024,
+        stop_ids=[tokenizer.special_tokens["<|end|>"]],
+        slots=2,
+    )
+    set_level = {
+        "type": "object",
+        "properties": {"level": {"enum": ["low", "high"]}},
+        "required": ["level"],
+        "additionalProperties": False,
+    }
     tool = {"type": "function", "name": "set", "parameters": set_level, "strict": True}
     with running(templated(tokenizer, engine, 1024)) as server, server.openai() as client:
 
         def ask(**more):
-            found = client.responses.create(model="tiny", input="Hi", max_output_tokens=120, stream=stream, **more)
+            found = client.responses.create(
+                model="tiny", input="Hi", max_output_tokens=120, stream=stream, **more
+            )
             return list(found)[-1].response if stream else found
 
         schema = {"type": "json_schema", "name": "thing", "schema": SCHEMA, "strict": True}
@@ -143,9 +198,15 @@ def test_schemas_and_wanted_calls(tokenizer, stream):
         ({"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, None),
         ({"input": "  "}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]}, "input.0.content.0.text"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]},
+            "input.0.content.0.text",
+        ),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input.0"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input"),
+        (
+            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
+            "input",
+        ),
         ({}, "input"),
     ],
 )

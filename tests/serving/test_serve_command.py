@@ -1,4 +1,6 @@
-"""`penstock serve` on a real model, as a process: the engine's own text, SIGTERM, and many clients at once."""
+"""`penstock serve` on a real model, as a process: the engine's own text, SIGTERM, and many clients
+at once.
+"""
 
 import signal
 import subprocess
@@ -34,7 +36,9 @@ def test_a_real_model(command, model, tokenizer):
     ]
     ways = [Sampling(max_tokens=30, seed=5), Sampling(max_tokens=30, temperature=0, min_tokens=1)]
     expected = engine.generate_all(prompts, ways)
-    with OpenAI(base_url=f"{url}/v1", api_key="secret", timeout=PATIENCE_SECONDS, max_retries=0) as client:
+    with OpenAI(
+        base_url=f"{url}/v1", api_key="secret", timeout=PATIENCE_SECONDS, max_retries=0
+    ) as client:
         assert [found.id for found in client.models.list()] == ["little"]
         reported = client.completions.create(model="little", prompt="Once", max_tokens=30, seed=5)
         assert reported.choices[0].text == expected[0].text
@@ -70,21 +74,35 @@ def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
 
 
 def test_a_run_is_served_from_python(folder):
-    code = f"import penstock as ps; ps.open_run({str(folder)!r}).serve(name='mine', port=0, threads=1, device='cpu')"
+    code = (
+        f"import penstock as ps; ps.open_run({str(folder)!r}).serve(name='mine', port=0, "
+        "threads=1, device='cpu')"
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
     ) as process:
         try:
             line = process.stdout.readline()
             asked = {"model": "mine", "prompt": "Once", "max_tokens": 4, "temperature": 0}
-            answer = httpx.post(f"{line.split()[-1]}/v1/completions", json=asked, timeout=PATIENCE_SECONDS).json()
+            answer = httpx.post(
+                f"{line.split()[-1]}/v1/completions", json=asked, timeout=PATIENCE_SECONDS
+            ).json()
             process.send_signal(signal.SIGTERM)
             process.wait(PATIENCE_SECONDS)
         finally:
             process.kill()
         errors = process.stderr.read()
-    assert (line.startswith("penstock: mine at http://127.0.0.1:"), "Traceback" in errors) == (True, False), errors
-    expected = ps.open_run(folder).generate("Once", max_tokens=4, temperature=0, threads=1, device="cpu")
+    assert (line.startswith("penstock: mine at http://127.0.0.1:"), "Traceback" in errors) == (
+        True,
+        False,
+    ), errors
+    expected = ps.open_run(folder).generate(
+        "Once", max_tokens=4, temperature=0, threads=1, device="cpu"
+    )
     assert (answer["model"], answer["choices"][0]["text"]) == ("mine", expected)
     with pytest.raises(ConfigError, match=r"Run\.serve.*'prot'.*'port'"):
         ps.open_run(folder).serve(prot=8000)
@@ -100,4 +118,7 @@ def test_without_the_extra_the_pip_command_is_told(missing):
         "except penstock.core.errors.MissingExtraError as error: print(error)"
     )
     reported = run_code(code, check=True).stdout
-    assert reported == f"{missing} is not installed; it comes with the extra: pip install 'penstock[serve]'\n"
+    assert (
+        reported
+        == f"{missing} is not installed; it comes with the extra: pip install 'penstock[serve]'\n"
+    )

@@ -53,7 +53,10 @@ def test_images_of_data_urls_reach_the_engine(seeing):
         assert answer.choices[1].message.content == "Hello wörld 🙂!"
         for images, (ids, _, _) in zip(server.engine.images, server.engine.asked, strict=True):
             token = server.model.tokenizer.special_tokens["<image>"]
-            assert np.flatnonzero(np.array(ids) == token).tolist() == np.concatenate(images.slots).tolist()
+            assert (
+                np.flatnonzero(np.array(ids) == token).tolist()
+                == np.concatenate(images.slots).tolist()
+            )
             assert len(images) == 2
         assert answer.usage.prompt_tokens == len(server.engine.asked[0][0])
         assert server.http.get("/v1/models").json()["data"][0]["reads_images"] is True
@@ -68,7 +71,10 @@ def test_files_of_the_allowed_folder(seeing, tmp_path):
         for url in ("../b.png", str(tmp_path / "b.png"), "https://example.com/a.png"):
             refused = server.post("/v1/chat/completions", messages=asked(url))
             assert refused.status_code == 400
-            assert "only images in data URLs and files of the folder" in refused.json()["error"]["message"]
+            assert (
+                "only images in data URLs and files of the folder"
+                in refused.json()["error"]["message"]
+            )
 
 
 @pytest.mark.parametrize(
@@ -104,11 +110,16 @@ def test_parts_and_bodies_are_checked(seeing, tokenizer):
         parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
         refused = server.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}])
         assert "detail" in refused.json()["error"]["param"]
-        refused = server.post("/v1/chat/completions", messages=[{"role": "user", "content": [{"type": "video_url"}]}])
+        refused = server.post(
+            "/v1/chat/completions", messages=[{"role": "user", "content": [{"type": "video_url"}]}]
+        )
         assert refused.status_code == 400
     with running(make_model(tokenizer)) as server:
         small = asked(data_url(picture(3, 3)))
-        assert server.post("/v1/chat/completions", messages=small).json()["error"]["code"] == "images_not_supported"
+        assert (
+            server.post("/v1/chat/completions", messages=small).json()["error"]["code"]
+            == "images_not_supported"
+        )
 
 
 def test_the_chat_page_sends_images(browser, seeing):
@@ -117,8 +128,9 @@ def test_the_chat_page_sends_images(browser, seeing):
         page = visit(browser, server.url)
         assert not page.run("document.querySelector('#attach').hidden")
         page.run(
-            f"(async () => {{ const bytes = Uint8Array.from(atob('{url.split(',')[1]}'), "
-            "c => c.charCodeAt(0)); await attach([new File([bytes], 'a.png', {type: 'image/png'})]); })()"
+            f"(async () => {{ const bytes = Uint8Array.from(atob('{url.split(',')[1]}'), c => "
+            "c.charCodeAt(0)); await attach([new File([bytes], 'a.png', {type: "
+            "'image/png'})]); })()"
         )
         until(page, "document.querySelectorAll('#attached img').length === 1")
         say(page, "What is it?")
@@ -152,7 +164,12 @@ def test_sounds_of_messages(tokenizer, tmp_path):
     ]
     with running(made) as server:
         assert server.http.get("/v1/models").json()["data"][0]["reads_images"] is False
-        assert server.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}]).status_code == 200
+        assert (
+            server.post(
+                "/v1/chat/completions", messages=[{"role": "user", "content": parts}]
+            ).status_code
+            == 200
+        )
         assert [len(images) for images in server.engine.images] == [1]
         refused = server.post("/v1/chat/completions", messages=asked(data_url(picture(9, 9))))
         assert "only audio is supported here" in refused.json()["error"]["message"]
@@ -161,10 +178,18 @@ def test_sounds_of_messages(tokenizer, tmp_path):
             (as_wave(samples(0.5))[:600], "the sound is damaged"),
             (as_wave(samples(3.0)), "the processor reads at most 2.0 s"),
             (as_wave(samples(0.5))[:44] + b"x", "the sound is damaged"),
-            (sound_file("WAV FLOAT", np.full((100, 1), np.nan, np.float32)), "sample 0 of channel 0 is nan"),
+            (
+                sound_file("WAV FLOAT", np.full((100, 1), np.nan, np.float32)),
+                "sample 0 of channel 0 is nan",
+            ),
         ):
-            parts[0] = {"type": "input_audio", "input_audio": {"data": base64.b64encode(bad).decode(), "format": "wav"}}
-            refused = server.post("/v1/chat/completions", messages=[{"role": "user", "content": parts}])
+            parts[0] = {
+                "type": "input_audio",
+                "input_audio": {"data": base64.b64encode(bad).decode(), "format": "wav"},
+            }
+            refused = server.post(
+                "/v1/chat/completions", messages=[{"role": "user", "content": parts}]
+            )
             assert refused.status_code == 400, refused.text
             assert says in refused.json()["error"]["message"]
 
@@ -172,9 +197,19 @@ def test_sounds_of_messages(tokenizer, tmp_path):
 def test_damaged_images_are_refused_and_the_server_goes_on(seeing):
     whole = encoded(picture(30, 40), "PNG")
     with running(seeing()) as server:
-        for bad in (whole[:-80], whole[:40], turned_images(6)["WEBP exif"][:-50], b"\xff\xd8\xff\xe0" + bytes(50)):
+        for bad in (
+            whole[:-80],
+            whole[:40],
+            turned_images(6)["WEBP exif"][:-50],
+            b"\xff\xd8\xff\xe0" + bytes(50),
+        ):
             url = f"data:image/png;base64,{base64.b64encode(bad).decode()}"
             refused = server.post("/v1/chat/completions", messages=asked(url))
             assert refused.status_code == 400, refused.text
             assert "image" in refused.json()["error"]["message"]
-        assert server.post("/v1/chat/completions", messages=asked(data_url(picture(30, 40)))).status_code == 200
+        assert (
+            server.post(
+                "/v1/chat/completions", messages=asked(data_url(picture(30, 40)))
+            ).status_code
+            == 200
+        )

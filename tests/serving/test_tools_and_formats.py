@@ -1,4 +1,6 @@
-"""Tools, JSON schemas, and prompts that come back with their log-probabilities; by OpenAI's client."""
+"""Tools, JSON schemas, and prompts that come back with their log-probabilities; by OpenAI's
+client.
+"""
 
 import json
 import threading
@@ -27,7 +29,11 @@ TOOLS = [
             "description": "The weather of a city.",
             "parameters": {
                 "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "wide": {"type": "boolean"}},
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "wide": {"type": "boolean"},
+                },
             },
         },
     },
@@ -41,25 +47,23 @@ WRITTEN = {
         '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     ),
     "qwen-coder": (
-        "<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-        "<parameter=wide>\nTrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n"
-        "</tool_call>"
+        "<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=wide>\nTrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
     ),
     "glm": (
-        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n"
-        "<arg_value>3</arg_value>\n<arg_key>wide</arg_key>\n<arg_value>true</arg_value>\n</tool_call>\n"
-        "<tool_call>now\n</tool_call>"
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>wide</arg_key>\n<arg_value>true</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>"
     ),
-    "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {FIRST}}}, {{"name": "now", "arguments": {{}}}}]',
-    "mistral, later": f"[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{FIRST}[TOOL_CALLS]now[ARGS]{{}}",
+    "mistral": (
+        f'[TOOL_CALLS][{{"name": "weather", "arguments": {FIRST}}}, {{"name": "now", "arguments": '
+        "{}}]"
+    ),
+    "mistral, later": f"[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{FIRST}[TOOL_CALLS]now[ARGS]{{}}",  # noqa: E501
     "llama": f'{{"name": "weather", "parameters": {FIRST}}}; {{"name": "now", "parameters": {{}}}}',
     "llama, with its mark": (
-        f'<|python_tag|>{{"name": "weather", "parameters": {FIRST}}}{{"name": "now", "parameters": {{}}}}'
+        f'<|python_tag|>{{"name": "weather", "parameters": {FIRST}}}{{"name": "now", '
+        '"parameters": {}}'
     ),
     "deepseek": (
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{FIRST}\n```"
-        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>"
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{FIRST}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
     "deepseek, 3.1": (
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{FIRST}<｜tool▁call▁end｜>"
@@ -91,7 +95,11 @@ def test_calls_are_found_however_the_text_comes(name, step):
 @pytest.mark.parametrize("step", [1, 1000])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_nothing_is_lost_of_what_is_malformed(name, step):
-    for text in (WRITTEN[name].replace("weather", "", 1), WRITTEN[name] + " and more", WRITTEN[name][:20]):
+    for text in (
+        WRITTEN[name].replace("weather", "", 1),
+        WRITTEN[name] + " and more",
+        WRITTEN[name][:20],
+    ):
         content, calls = split(name, text, step)
         assert content == text or (calls and not content.strip())
     for text in ("", "plain text", "a < b", "{", '{"a": 5}', "[TOOL", "<tool", "   "):
@@ -100,9 +108,12 @@ def test_nothing_is_lost_of_what_is_malformed(name, step):
 
 def test_families_are_told_by_templates():
     for name, shown in (
-        ("hermes", "<tool_call>"), ("qwen-coder", "<tool_call><function=x><parameter=y>"), ("mistral", "[TOOL_CALLS]"),
-        ("glm", "<tool_call><arg_key>"), ("llama", "dictionary of argument name"),
-    ):  # fmt: skip
+        ("hermes", "<tool_call>"),
+        ("qwen-coder", "<tool_call><function=x><parameter=y>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("glm", "<tool_call><arg_key>"),
+        ("llama", "dictionary of argument name"),
+    ):
         assert family_of(f"a {shown} b").name == name
     assert family_of("{{ tools }}") is None
     assert allowed_controls("[TOOL_CALLS]", {"[TOOL_CALLS]": 5, "[ARGS]": 6, "[INST]": 7}) == {5, 6}
@@ -120,14 +131,28 @@ def test_calls_of_real_templates_come_back(real_data):
             continue
         template = load_template("{% set eos_token = '</s>' %}{% set bos_token = '<s>' %}" + source)
         arguments = json.dumps(ASKED[0][1], ensure_ascii=False)
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        call = {
+            "id": "abcdefghi",
+            "type": "function",
+            "function": {"name": "weather", "arguments": arguments},
+        }
         asked = {"role": "user", "content": "uask"}
         text = _render(
-            [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], template, TOOLS[:1], False
+            [asked, {"role": "assistant", "content": "", "tool_calls": [call]}],
+            template,
+            TOOLS[:1],
+            False,
         ).text
         after = text[text.index("uask") + 4 :]
         after = after[min(place for mark in family.begins if (place := after.find(mark)) >= 0) :]
-        for end in ("<|im_end|>", "</s>", "<|eot_id|>", "<|eot|>", "<|eom_id|>", "<｜end▁of▁sentence｜>"):
+        for end in (
+            "<|im_end|>",
+            "</s>",
+            "<|eot_id|>",
+            "<|eot|>",
+            "<|eom_id|>",
+            "<｜end▁of▁sentence｜>",
+        ):
             after = after.partition(end)[0]
         content, calls = split(family.name, after.rstrip(), 3)
         assert (content.strip(), calls) == ("", ASKED[:1]), path.stem
@@ -136,10 +161,11 @@ def test_calls_of_real_templates_come_back(real_data):
 
 
 TOOL_TEMPLATE = (
-    "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %} Answer <tool_call>…</tool_call>."
-    "<|end|>{% endif %}{% for m in messages %}<|{{ 'user' if m.role == 'tool' else m.role }}|>{{ m.content or '' }}"
-    "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %} Answer "
+    "<tool_call>…</tool_call>.<|end|>{% endif %}{% for m in messages %}<|{{ 'user' if m.role "
+    "== 'tool' else m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls %}<tool_call>{{ "
+    "c.function | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}{% if "
+    "add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
@@ -161,19 +187,32 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def test_tools_by_the_client(calling):
     with calling.openai() as client:
-        answer = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, max_tokens=400).choices[0]
+        answer = client.chat.completions.create(
+            model="tiny", messages=HI, tools=TOOLS, max_tokens=400
+        ).choices[0]
         assert answer.finish_reason == "tool_calls"
         assert answer.message.content == "Wait."
-        found = [(call.function.name, json.loads(call.function.arguments)) for call in answer.message.tool_calls]
+        found = [
+            (call.function.name, json.loads(call.function.arguments))
+            for call in answer.message.tool_calls
+        ]
         assert found == ASKED
         assert len({call.id for call in answer.message.tool_calls}) == 2
         prompt = calling.model.tokenizer.decode(calling.engine.asked[-1][0])
         assert '"The weather of a city."' in prompt
         # The conversation goes on with what the client has.
-        results = [{"role": "tool", "tool_call_id": call.id, "content": "sun"} for call in answer.message.tool_calls]
-        client.chat.completions.create(model="tiny", messages=[*HI, answer.message, *results], tools=TOOLS)
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "sun"}
+            for call in answer.message.tool_calls
+        ]
+        client.chat.completions.create(
+            model="tiny", messages=[*HI, answer.message, *results], tools=TOOLS
+        )
         prompt = calling.model.tokenizer.decode(calling.engine.asked[-1][0])
-        assert '<tool_call>{"name": "weather", "arguments": {"city": "Zürich", "days": 3, "wide": true}}' in prompt
+        assert (
+            '<tool_call>{"name": "weather", "arguments": {"city": "Zürich", "days": 3, '
+            '"wide": true}}' in prompt
+        )
         assert prompt.count("sun") == 2
 
 
@@ -189,21 +228,29 @@ def test_tools_in_a_stream(calling):
         assert own[-1].finish_reason == "tool_calls"
         calls = [call for chunk in own for call in chunk.delta.tool_calls or []]
         assert [call.index for call in calls] == [0, 1]
-        assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == ASKED
+        assert [
+            (call.function.name, json.loads(call.function.arguments)) for call in calls
+        ] == ASKED
 
 
 def test_a_call_that_was_cut_is_content(calling):
     with calling.openai() as client:
-        answer = client.chat.completions.create(model="tiny", messages=HI, tools=TOOLS, max_tokens=30).choices[0]
+        answer = client.chat.completions.create(
+            model="tiny", messages=HI, tools=TOOLS, max_tokens=30
+        ).choices[0]
     assert answer.finish_reason == "length"
     assert answer.message.tool_calls is None
     assert answer.message.content.startswith("Wait.\n<tool_call>")
 
 
-@pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}], ids=["no tools", "none"])
+@pytest.mark.parametrize(
+    "more", [{}, {"tools": TOOLS, "tool_choice": "none"}], ids=["no tools", "none"]
+)
 def test_without_tools_nothing_is_a_call(calling, more):
     with calling.openai() as client:
-        answer = client.chat.completions.create(model="tiny", messages=HI, max_tokens=400, **more).choices[0]
+        answer = client.chat.completions.create(
+            model="tiny", messages=HI, max_tokens=400, **more
+        ).choices[0]
     assert answer.message.content == "Wait.\n" + WRITTEN["hermes"]
     assert answer.finish_reason == "stop"
     assert "weather of a city" not in calling.model.tokenizer.decode(calling.engine.asked[-1][0])
@@ -217,12 +264,16 @@ def test_controls_that_begin_calls_may_be_chosen(tmp_path):
     bias = Sampling(temperature=0, max_tokens=2, logit_bias={mark: 90.0, user: 100.0})
     engine = Engine(model, tokenizer, context_length=32, allowed_controls=[mark])
     assert engine.generate_all([[65]], bias)[0].text == "[TOOL_CALLS][TOOL_CALLS]"
-    assert mark not in Engine(model, tokenizer, context_length=32).generate_all([[65]], bias)[0].tokens
+    assert (
+        mark not in Engine(model, tokenizer, context_length=32).generate_all([[65]], bias)[0].tokens
+    )
 
 
 def test_a_prompt_comes_back_with_its_log_probabilities(server):
     with server.openai() as client:
-        answer = client.completions.create(model="tiny", prompt=[7, 65, 66], echo=True, logprobs=2, max_tokens=1)
+        answer = client.completions.create(
+            model="tiny", prompt=[7, 65, 66], echo=True, logprobs=2, max_tokens=1
+        )
         found = answer.choices[0]
         assert found.logprobs.token_logprobs == [None, -0.65, -0.66, -0.5]
         assert found.logprobs.tokens[1:3] == ["b", "c"] or len(found.logprobs.tokens) == 4
@@ -230,47 +281,75 @@ def test_a_prompt_comes_back_with_its_log_probabilities(server):
         assert found.text.startswith(server.model.tokenizer.decode([7, 65, 66]))
         assert answer.usage.completion_tokens == 1
         # Nothing is written; a text comes back as it was given.
-        answer = client.completions.create(model="tiny", prompt=["Say", "it"], echo=True, logprobs=0, max_tokens=0, n=2)
+        answer = client.completions.create(
+            model="tiny", prompt=["Say", "it"], echo=True, logprobs=0, max_tokens=0, n=2
+        )
         assert [choice.text for choice in answer.choices] == ["Say", "Say", "it", "it"]
         assert {choice.finish_reason for choice in answer.choices} == {"length"}
         assert answer.usage.completion_tokens == 0
-        assert client.completions.create(model="tiny", prompt="Say", echo=True).choices[0].logprobs is None
+        assert (
+            client.completions.create(model="tiny", prompt="Say", echo=True).choices[0].logprobs
+            is None
+        )
 
 
 def test_a_prompt_comes_back_in_a_stream(server):
     with server.openai() as client:
         chunks = list(
-            client.completions.create(model="tiny", prompt="Say", echo=True, logprobs=1, max_tokens=3, stream=True)
+            client.completions.create(
+                model="tiny", prompt="Say", echo=True, logprobs=1, max_tokens=3, stream=True
+            )
         )
         assert "".join(chunk.choices[0].text for chunk in chunks).startswith("SayHel")
         values = [value for chunk in chunks for value in chunk.choices[0].logprobs.token_logprobs]
         assert len(values) == 4 + 3
-        [only] = client.completions.create(model="tiny", prompt="Say", echo=True, max_tokens=0, stream=True)
+        [only] = client.completions.create(
+            model="tiny", prompt="Say", echo=True, max_tokens=0, stream=True
+        )
         assert (only.choices[0].text, only.choices[0].finish_reason) == ("Say", "length")
 
 
 def test_places_are_released_after_scores(server):
     with server.openai() as client:
         for _ in range(3 * server.settings.sequences):
-            client.completions.create(model="tiny", prompt="Say", echo=True, logprobs=1, max_tokens=0)
+            client.completions.create(
+                model="tiny", prompt="Say", echo=True, logprobs=1, max_tokens=0
+            )
         with pytest.raises(openai.InternalServerError, match="the server failed"):
-            client.completions.create(model="tiny", prompt="fail", echo=True, logprobs=1, max_tokens=0)
-        assert client.completions.create(model="tiny", prompt="Say", echo=True).choices[0].text.startswith("Say")
+            client.completions.create(
+                model="tiny", prompt="fail", echo=True, logprobs=1, max_tokens=0
+            )
+        assert (
+            client.completions.create(model="tiny", prompt="Say", echo=True)
+            .choices[0]
+            .text.startswith("Say")
+        )
     assert server.service.engine.running == 0
 
 
 def test_penalties_and_biases_reach_the_engine(server):
     with server.openai() as client:
         client.completions.create(
-            model="tiny", prompt="Say", frequency_penalty=0.5, presence_penalty=-1, logit_bias={"65": -100}
+            model="tiny",
+            prompt="Say",
+            frequency_penalty=0.5,
+            presence_penalty=-1,
+            logit_bias={"65": -100},
         )
     sampling = server.engine.asked[-1][1]
-    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.logit_bias) == (0.5, -1, {65: -100})
+    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.logit_bias) == (
+        0.5,
+        -1,
+        {65: -100},
+    )
 
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"type": "integer", "maximum": 9, "minimum": 0}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer", "maximum": 9, "minimum": 0},
+    },
     "required": ["name", "size"],
     "additionalProperties": False,
 }
@@ -281,10 +360,18 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHE
 def writing(tokenizer):
     """A random model, and an engine of ours."""
     model = tiny_model(tokenizer.vocab_size, seed=3, init_std=0.2).eval()
-    engine = Engine(model, tokenizer, context_length=1024, stop_ids=[tokenizer.special_tokens["<|end|>"]], slots=4)
+    engine = Engine(
+        model,
+        tokenizer,
+        context_length=1024,
+        stop_ids=[tokenizer.special_tokens["<|end|>"]],
+        slots=4,
+    )
     template = load_template(TOOL_TEMPLATE, tokenizer=tokenizer)
     with running(
-        ServedModel(name="tiny", engine=engine, tokenizer=tokenizer, template=template, context_length=1024)
+        ServedModel(
+            name="tiny", engine=engine, tokenizer=tokenizer, template=template, context_length=1024
+        )
     ) as server:
         yield server
 
@@ -293,7 +380,13 @@ def writing(tokenizer):
 def test_replies_meet_a_schema(writing, stream):
     with writing.openai() as client:
         for seed in range(3):
-            asked = {"model": "tiny", "messages": HI, "max_tokens": 120, "seed": seed, "response_format": FORMAT}
+            asked = {
+                "model": "tiny",
+                "messages": HI,
+                "max_tokens": 120,
+                "seed": seed,
+                "response_format": FORMAT,
+            }
             if stream:
                 chunks = client.chat.completions.create(**asked, stream=True)
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
@@ -305,7 +398,11 @@ def test_replies_meet_a_schema(writing, stream):
 def test_a_json_object(writing):
     with writing.openai() as client:
         answer = client.chat.completions.create(
-            model="tiny", messages=HI, max_tokens=60, response_format={"type": "json_object"}, temperature=0.3
+            model="tiny",
+            messages=HI,
+            max_tokens=60,
+            response_format={"type": "json_object"},
+            temperature=0.3,
         )
     assert answer.choices[0].message.content.startswith("{")
 
@@ -315,7 +412,9 @@ def test_scores_of_an_engine_are_those_of_the_model(writing):
     engine, ids = writing.engine, [65, 66, 67, 200, 5]
     found = engine.score(ids, 1)
     steps = [
-        engine.generate_all([ids[:end]], Sampling(max_tokens=1, logprobs=100, temperature=0))[0].logprobs[0]
+        engine.generate_all([ids[:end]], Sampling(max_tokens=1, logprobs=100, temperature=0))[
+            0
+        ].logprobs[0]
         for end in range(1, 5)
     ]
     for one, step, due in zip(found, steps, ids[1:], strict=True):
@@ -350,14 +449,27 @@ OTHER = {"type": "function", "function": {"name": "stop", "parameters": None}}
 )
 def test_a_call_that_is_wanted_comes(writing, choice, allowed, stream):
     """Of a random model; arguments meet the function's schema."""
-    asked = {"model": "tiny", "messages": HI, "tools": [BOUND, OTHER], "tool_choice": choice, "max_tokens": 100}
+    asked = {
+        "model": "tiny",
+        "messages": HI,
+        "tools": [BOUND, OTHER],
+        "tool_choice": choice,
+        "max_tokens": 100,
+    }
     found = []
     with writing.openai() as client:
         for seed in range(6):
             more = {"seed": seed, "parallel_tool_calls": False}
             if stream:
-                chunks = [x.choices[0] for x in client.chat.completions.create(**asked, **more, stream=True)]
-                found += [(call, chunks[-1].finish_reason) for x in chunks for call in x.delta.tool_calls or []]
+                chunks = [
+                    x.choices[0]
+                    for x in client.chat.completions.create(**asked, **more, stream=True)
+                ]
+                found += [
+                    (call, chunks[-1].finish_reason)
+                    for x in chunks
+                    for call in x.delta.tool_calls or []
+                ]
             else:
                 answer = client.chat.completions.create(**asked, **more).choices[0]
                 found += [(call, answer.finish_reason) for call in answer.message.tool_calls or []]
@@ -393,8 +505,14 @@ def test_a_schema_that_becomes_too_complex_ends_only_its_own_reply(writing, monk
     monkeypatch.setattr(Constraint, "accept", fail)
     with writing.openai() as client:
         with pytest.raises(openai.BadRequestError, match="json_schema: too complex"):
-            client.chat.completions.create(model="tiny", messages=HI, max_tokens=120, response_format=FORMAT)
-        assert client.chat.completions.create(model="tiny", messages=HI, max_tokens=5).choices[0].message.content
+            client.chat.completions.create(
+                model="tiny", messages=HI, max_tokens=120, response_format=FORMAT
+            )
+        assert (
+            client.chat.completions.create(model="tiny", messages=HI, max_tokens=5)
+            .choices[0]
+            .message.content
+        )
     assert writing.service.engine.running == 0
 
 
@@ -419,7 +537,9 @@ def test_a_call_that_does_not_end_before_the_next_is_malformed(between):
 
 
 def test_a_schema_that_compiles_for_ever_holds_up_no_other_client(writing, monkeypatch):
-    """It waits for an event that comes only after another client's replies, one of them with a schema of its own."""
+    """It waits for an event that comes only after another client's replies, one of them with a
+    schema of its own.
+    """
     answered, compile_schema = threading.Event(), Grammars.compile
 
     def slow(self, schema):
@@ -432,10 +552,21 @@ def test_a_schema_that_compiles_for_ever_holds_up_no_other_client(writing, monke
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     with writing.openai() as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(
-            client.chat.completions.create, model="tiny", messages=HI, max_tokens=20, response_format=wanted
+            client.chat.completions.create,
+            model="tiny",
+            messages=HI,
+            max_tokens=20,
+            response_format=wanted,
         )
-        assert client.completions.create(model="tiny", prompt="Hi", max_tokens=2).usage.completion_tokens == 2
-        assert client.chat.completions.create(model="tiny", messages=HI, max_tokens=9, response_format=FORMAT)
+        assert (
+            client.completions.create(
+                model="tiny", prompt="Hi", max_tokens=2
+            ).usage.completion_tokens
+            == 2
+        )
+        assert client.chat.completions.create(
+            model="tiny", messages=HI, max_tokens=9, response_format=FORMAT
+        )
         assert not first.done()
         answered.set()
         assert first.result(PATIENCE_SECONDS).choices[0].message.content.startswith('{"never": ')
@@ -444,8 +575,13 @@ def test_a_schema_that_compiles_for_ever_holds_up_no_other_client(writing, monke
 def test_schemas_that_are_too_large_or_too_slow(writing, monkeypatch):
     def ask(schema):
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        with writing.openai() as client, pytest.raises(openai.BadRequestError, match="json_schema: ") as refused:
-            client.chat.completions.create(model="tiny", messages=HI, max_tokens=9, response_format=wanted)
+        with (
+            writing.openai() as client,
+            pytest.raises(openai.BadRequestError, match="json_schema: ") as refused,
+        ):
+            client.chat.completions.create(
+                model="tiny", messages=HI, max_tokens=9, response_format=wanted
+            )
         assert refused.value.param == "response_format"
         return str(refused.value)
 

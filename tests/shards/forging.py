@@ -1,4 +1,6 @@
-"""Datasets as a forger would make them: anything changed, then every checksum and the seal made to fit again."""
+"""Datasets as a forger would make them: anything changed, then every checksum and the seal made to
+fit again.
+"""
 
 import json
 from collections.abc import Iterator
@@ -34,15 +36,34 @@ INTEGERS = (
     2**80,
 )
 ODD_VALUES: tuple[Any, ...] = (
-    *INTEGERS, True, False, None, 1.5, float("nan"), float("inf"), "", "x", "../secret.arrow", "/etc/passwd", "a\0b",
-    "\x1b[2J", "\ud800", [], {}, [1], {"x": 1}, [[[[]]]],
-)  # fmt: skip
+    *INTEGERS,
+    True,
+    False,
+    None,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "../secret.arrow",
+    "/etc/passwd",
+    "a\0b",
+    "\x1b[2J",
+    "\ud800",
+    [],
+    {},
+    [1],
+    {"x": 1},
+    [[[[]]]],
+)
 WORDS = (0, 1, 8, 16, 2**16, 2**31, 2**32, 2**40, 2**62, 2**63 - 8, 2**63, 2**64 - 8, 2**64 - 1)
 
 
 def make_victim(folder: Path) -> Dataset:
     """Two shards, the first with two batches; spans of all kinds, texts, fractional weights."""
-    documents = [document[: 3 + i % 5] for i, document in enumerate(make_documents(1100, longest=20))]
+    documents = [
+        document[: 3 + i % 5] for i, document in enumerate(make_documents(1100, longest=20))
+    ]
     documents[5:5] = make_documents(40, seed=2, longest=500)
     return write_dataset(
         folder,
@@ -80,7 +101,13 @@ def places_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
     """Paths of all values in a JSON value, the containers too."""
     if path:
         yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in items:
         yield from places_of(part, (*path, key))
 

@@ -1,9 +1,11 @@
-"""Run as a program: forges datasets in every way it knows, and uses each; see `test_forged_datasets.py`.
+"""Run as a program: forges datasets in every way it knows, and uses each; see
+`test_forged_datasets.py`.
 
     python fuzz_datasets.py FOLDER SEED COUNT
 
-Prints, as JSON, how often what came out, and every outcome that is neither right nor an error of penstock. Memory is
-limited to little more than what the whole dataset takes, and each forgery is named in FOLDER/now before it is used.
+Prints, as JSON, how often what came out, and every outcome that is neither right nor an error of
+penstock. Memory is limited to little more than what the whole dataset takes, and each forgery is
+named in FOLDER/now before it is used.
 """
 
 import json
@@ -18,7 +20,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from forging import ODD_VALUES, WORDS, at, make_victim, places_of, read_manifest, reseal, write_manifest
+from forging import (
+    ODD_VALUES,
+    WORDS,
+    at,
+    make_victim,
+    places_of,
+    read_manifest,
+    reseal,
+    write_manifest,
+)
 
 import penstock as ps
 from penstock import open_dataset
@@ -32,7 +43,9 @@ Forge = Callable[[Path], None]
 
 
 def forgeries(folder: Path) -> Iterator[tuple[str, Forge]]:
-    """Every field of the manifest, every kind of number in the other files, times hostile values."""
+    """Every field of the manifest, every kind of number in the other files, times hostile
+    values.
+    """
     manifest = read_manifest(folder)
     for path in places_of(manifest):
         # Bins are all alike, and so are the fields of the second shard.
@@ -49,21 +62,44 @@ def forgeries(folder: Path) -> Iterator[tuple[str, Forge]]:
         numbers = np.fromfile(folder / name, kind)
         for place in [*range(count), *range(len(numbers) - 20, len(numbers))]:
             old = int(numbers[place])
-            for value in {*(word % 2 ** (8 * kind().itemsize) for word in WORDS), old + 1, old + 8, max(old - 8, 0)}:
+            for value in {
+                *(word % 2 ** (8 * kind().itemsize) for word in WORDS),
+                old + 1,
+                old + 8,
+                max(old - 8, 0),
+            }:
                 yield f"{name}[{place}] = {value}", partial(set_word, name, place, kind(value))
     for value in (np.nan, np.inf, -1.0, 1e300):
-        yield f"weight_sums.f64[9] = {value}", partial(set_word, "weight_sums.f64", 9, np.float64(value))
+        yield (
+            f"weight_sums.f64[9] = {value}",
+            partial(set_word, "weight_sums.f64", 9, np.float64(value)),
+        )
     for shard in ("00000.arrow", "00001.arrow"):
         data = np.fromfile(folder / shard, np.uint8)
         words = len(data) // 8
-        # The head of the file, the offsets of its batches, and its end, where Arrow has its own numbers.
+        # The head of the file, the offsets of its batches, and its end, where Arrow has its own
+        # numbers.
         places = [*range(70), *range(words - 120, words)]
         for line in np.fromfile(folder / "batches.u64", np.uint64).reshape(-1, 9).tolist():
-            places += [line[column] // 8 + step for column in (0, 2, 4, 5, 6, 8) for step in (-1, 0, 1, 5, 40)]
+            places += [
+                line[column] // 8 + step
+                for column in (0, 2, 4, 5, 6, 8)
+                for step in (-1, 0, 1, 5, 40)
+            ]
         for place in sorted({place for place in places if 0 <= place < words}):
             for value in WORDS[place % 2 :: 2]:
-                yield f"{shard}: word {place} = {value}", partial(set_word, shard, place, np.uint64(value))
-    for name in ("files.json", "lengths.u32", "batches.u64", "weight_sums.f64", "00000.arrow", "00001.arrow"):
+                yield (
+                    f"{shard}: word {place} = {value}",
+                    partial(set_word, shard, place, np.uint64(value)),
+                )
+    for name in (
+        "files.json",
+        "lengths.u32",
+        "batches.u64",
+        "weight_sums.f64",
+        "00000.arrow",
+        "00001.arrow",
+    ):
         for keep in (0, 1, 8, 100, -1, -8):
             yield f"{name} cut to {keep}", partial(cut, name, keep)
         yield f"{name} longer", partial(lengthen, name)
@@ -86,7 +122,9 @@ def drop(path: tuple[Any, ...], folder: Path) -> None:
 
 
 def set_word(name: str, place: int, value: Any, folder: Path) -> None:
-    numbers = np.fromfile(folder / name, type(value)) if name.endswith((".u64", ".u32", ".f64")) else None
+    numbers = (
+        np.fromfile(folder / name, type(value)) if name.endswith((".u64", ".u32", ".f64")) else None
+    )
     if numbers is None:
         whole = np.fromfile(folder / name, np.uint8)
         whole[place * 8 : place * 8 + 8] = np.frombuffer(value.tobytes(), np.uint8)
@@ -144,7 +182,9 @@ def read_all(dataset: Any) -> None:
 
 
 def read_by_arrow(dataset: Any) -> None:
-    """What is sound is the same for Arrow's own reader, unless that is stricter about parts that nobody reads."""
+    """What is sound is the same for Arrow's own reader, unless that is stricter about parts that
+    nobody reads.
+    """
     tokens = []
     for shard in dataset.manifest.shards:
         try:

@@ -1,4 +1,6 @@
-"""Our reader of Arrow's own numbers finds what pyarrow finds, and reads nothing where they are wrong."""
+"""Our reader of Arrow's own numbers finds what pyarrow finds, and reads nothing where they are
+wrong.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +51,10 @@ def test_what_is_no_arrow_file(data, match):
 
 def test_any_changed_byte_of_its_numbers_is_harmless(tmp_path):
     make_dataset(tmp_path / "d", 20, longest=9)
-    data, layout = np.fromfile(tmp_path / "d" / "00000.arrow", np.uint8), ShardLayout(vocab_size=1000, has_spans=True)
+    data, layout = (
+        np.fromfile(tmp_path / "d" / "00000.arrow", np.uint8),
+        ShardLayout(vocab_size=1000, has_spans=True),
+    )
     schema, ends = schema_of(layout), {"read": 0, "refused": 0}
     (size,) = data[-10:-6].view("<i4").tolist()
     for place in range(len(data) - size - 10, len(data)):

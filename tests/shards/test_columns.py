@@ -1,4 +1,6 @@
-"""Columns and trees in datasets: written, read back, joined, verified, and refused where they do not fit."""
+"""Columns and trees in datasets: written, read back, joined, verified, and refused where they do
+not fit.
+"""
 
 import pickle
 
@@ -27,7 +29,11 @@ def write_some(folder, documents=2600, **kwargs):
         "advantages": [generator.normal(size=len(row)).astype(np.float32) for row in rows],
         "step": [generator.integers(-9, 9, len(row)) for row in rows],
     }
-    return write_dataset(folder, rows, columns=columns, documents_per_shard=1300, **kwargs), rows, columns
+    return (
+        write_dataset(folder, rows, columns=columns, documents_per_shard=1300, **kwargs),
+        rows,
+        columns,
+    )
 
 
 def test_columns_come_back(tmp_path):
@@ -45,14 +51,18 @@ def test_columns_come_back(tmp_path):
 def test_a_column_costs_its_bytes(tmp_path):
     with_column, rows, columns = write_some(tmp_path / "a")
     without = write_dataset(tmp_path / "b", rows, documents_per_shard=1300)
-    more = sum(one.bytes for one in with_column.manifest.shards) - sum(one.bytes for one in without.manifest.shards)
+    more = sum(one.bytes for one in with_column.manifest.shards) - sum(
+        one.bytes for one in without.manifest.shards
+    )
     assert more <= 1.2 * len(columns) * 4 * without.num_tokens
 
 
 def test_the_content_decides_the_fingerprint(tmp_path):
     rows = [[1, 2, 3], [4, 5]]
     prints = {
-        write_dataset(tmp_path / str(number), rows, columns=columns, documents_per_shard=shard).fingerprint
+        write_dataset(
+            tmp_path / str(number), rows, columns=columns, documents_per_shard=shard
+        ).fingerprint
         for number, (columns, shard) in enumerate(
             [
                 (None, 9),
@@ -106,7 +116,9 @@ def test_a_branch_begins_with_the_token_at_its_fork(tmp_path):
     tokens = built.tokens.copy()
     tokens[built.tree.branches[1, 0]] = 9
     write_dataset(tmp_path / "d", [tokens], spans=[[(1, 4, 1.0)]], trees=[built.tree])
-    assert ["does not begin with the token" in fault.reason for fault in verify(tmp_path / "d").faults] == [True]
+    assert [
+        "does not begin with the token" in fault.reason for fault in verify(tmp_path / "d").faults
+    ] == [True]
 
 
 def test_joined_corpora(tmp_path):
@@ -161,7 +173,9 @@ def test_a_copy_with_more_columns(tmp_path):
 def test_columns_behind_the_texts_of_a_part_of_a_block(tmp_path):
     """Arrow pads what it writes of a slice, which moved what lies behind it."""
     count = 1500
-    layout = ShardLayout(vocab_size=1000, has_text=True, columns=(Column(name="score", dtype="float32"),))
+    layout = ShardLayout(
+        vocab_size=1000, has_text=True, columns=(Column(name="score", dtype="float32"),)
+    )
     rows = [np.arange(n % 5 + 1) for n in range(count)]
     with ShardWriter(tmp_path, "0.arrow", layout) as writer:
         writer.write(
@@ -172,7 +186,14 @@ def test_columns_behind_the_texts_of_a_part_of_a_block(tmp_path):
             columns={"score": Ragged.from_rows([row / 7 for row in rows], np.float32)},
         )
         shard = writer.finish()
-    finish_dataset(tmp_path, shards=[shard], layout=layout, tokenizer=tokenizer_info(), files=["a"], configuration="c")
+    finish_dataset(
+        tmp_path,
+        shards=[shard],
+        layout=layout,
+        tokenizer=tokenizer_info(),
+        files=["a"],
+        configuration="c",
+    )
     dataset = Dataset.open(tmp_path)
     for n in (0, 1023, 1024, 1499):
         assert dataset[n].text == f"text {n} " * (n % 7)

@@ -29,7 +29,11 @@ def local(tmp_path):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_there_and_back_again(store, local, tmp_path):
@@ -66,7 +70,9 @@ def test_an_interrupted_copy_goes_on(store, local, tmp_path):
     copy_dataset(local.path, "s3://bucket/web")
     again = {path for method, path, _ in store.log if method == "PUT" and path.endswith(".arrow")}
     # 00003 may not have begun.
-    assert {"bucket/web/00002.arrow"} <= again <= {"bucket/web/00002.arrow", "bucket/web/00003.arrow"}
+    assert (
+        {"bucket/web/00002.arrow"} <= again <= {"bucket/web/00002.arrow", "bucket/web/00003.arrow"}
+    )
     assert contents(store.folder / "bucket" / "web") == contents(local.path)
     (tmp_path / "back").mkdir()
     shutil.copy(local.path / "00001.arrow", tmp_path / "back")
@@ -95,7 +101,9 @@ def test_damage_is_not_copied(store, local, tmp_path):
         copy_dataset(local.path, "s3://bucket/web")
     assert not (store.folder / "bucket" / "web" / "manifest.json").exists()
     os.truncate(local.path / "00001.arrow", 100)
-    with pytest.raises(CorruptionError, match=r"web/00001.arrow: the file has 100 bytes, expected \d+"):
+    with pytest.raises(
+        CorruptionError, match=r"web/00001.arrow: the file has 100 bytes, expected \d+"
+    ):
         copy_dataset(local.path, tmp_path / "copy")
 
 
@@ -117,4 +125,7 @@ def test_splits_and_the_command_line(store, tmp_path):
     found = call_penstock("copy", tmp_path / "both", "s3://bucket/both", "--quiet")
     assert found.output.endswith("B copied to s3://bucket/both\n")
     assert contents(store.folder / "bucket" / "both") == contents(tmp_path / "both")
-    assert open_dataset("s3://bucket/both/validation")[3] == Dataset.open(tmp_path / "both" / "validation")[3]
+    assert (
+        open_dataset("s3://bucket/both/validation")[3]
+        == Dataset.open(tmp_path / "both" / "validation")[3]
+    )

@@ -1,4 +1,6 @@
-"""What is damaged or removed in the cache of a remote dataset comes again, once; if that does not help, it is named."""
+"""What is damaged or removed in the cache of a remote dataset comes again, once; if that does not
+help, it is named.
+"""
 
 import json
 import logging
@@ -27,7 +29,12 @@ def folder(tmp_path_factory):
     (root / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     target = root / "store" / "bucket" / "chats"
     prepare(
-        root / "a.jsonl", tokenizer=root / "tokenizer", output=target, keep_text=True, progress=False, part_bytes=20_000
+        root / "a.jsonl",
+        tokenizer=root / "tokenizer",
+        output=target,
+        keep_text=True,
+        progress=False,
+        part_bytes=20_000,
     )
     return root / "store"
 
@@ -86,7 +93,15 @@ def test_each_file_that_is_damaged_between_two_openings(store, folder, tmp_path,
     expected = facts(open_dataset(folder / "bucket" / "chats"))
     assert facts(open_dataset(URL)) == expected
     names = [str(file.relative_to(tmp_path / "cache")) for file in cached(tmp_path)]
-    kinds = {"manifest.json", "lengths.u32", "batches.u64", "tokenizer.json", "units", "sums", "store.json"}
+    kinds = {
+        "manifest.json",
+        "lengths.u32",
+        "batches.u64",
+        "tokenizer.json",
+        "units",
+        "sums",
+        "store.json",
+    }
     assert {name.rpartition("/")[2] for name in names} >= kinds
     for name in names:
         damage(tmp_path / "cache" / name, kind)
@@ -112,7 +127,9 @@ def test_small_files_that_are_damaged_after_the_opening(store, folder, name, kin
 def test_shards_that_are_damaged_while_they_are_read(store, folder, caplog, threads):
     source = {"name": "chats", "shuffle": "none"}
     here, there = (
-        Loader(Source(one, **source), sequence_length=128, rows_per_step=4, threads=threads, prefetch=1)
+        Loader(
+            Source(one, **source), sequence_length=128, rows_per_step=4, threads=threads, prefetch=1
+        )
         for one in (folder / "bucket" / "chats", URL)
     )
     dataset = there.datasets[0]
@@ -126,7 +143,11 @@ def test_shards_that_are_damaged_while_they_are_read(store, folder, caplog, thre
                 np.testing.assert_array_equal(one.tokens, other.tokens)
             if number == 30:
                 break
-    lines = [one.getMessage() for one in caplog.records if "are damaged, and are fetched again" in one.getMessage()]
+    lines = [
+        one.getMessage()
+        for one in caplog.records
+        if "are damaged, and are fetched again" in one.getMessage()
+    ]
     assert len(lines) == 1
     assert str(dataset.path.parents[1]) in lines[0]
     assert facts(open_dataset(URL)) == facts(open_dataset(folder / "bucket" / "chats"))
@@ -140,16 +161,22 @@ def test_a_copy_that_cannot_be_healed_names_the_folder(store, folder, monkeypatc
     with open(shard, "r+b") as file:
         file.write(bytes(shard.stat().st_size))
     monkeypatch.setattr(SparseShards, "write", lambda *_: None)
-    with pytest.raises(CorruptionError, match=r"fetched again into the cache .*cache/chats-[0-9a-f]+; upload"):
+    with pytest.raises(
+        CorruptionError, match=r"fetched again into the cache .*cache/chats-[0-9a-f]+; upload"
+    ):
         dataset[0]
 
 
 def test_a_dataset_that_is_wrong_in_the_store_says_so_and_names_the_cache(store, folder, tmp_path):
-    """Its checksums fit its bytes, and only the tokens' own meaning is wrong: nothing that is fetched again helps."""
+    """Its checksums fit its bytes, and only the tokens' own meaning is wrong: nothing that is
+    fetched again helps.
+    """
     target = folder / "bucket" / "wrong"
     shutil.copytree(folder / "bucket" / "chats", target)
     (target / "files.json").write_text('["a", "b", "c", "d", "e", "f", "g", "h", "i"]')
-    with pytest.raises(CorruptionError, match=r"s3://bucket/wrong/files.json.*checksum.*cache/wrong-"):
+    with pytest.raises(
+        CorruptionError, match=r"s3://bucket/wrong/files.json.*checksum.*cache/wrong-"
+    ):
         open_dataset("s3://bucket/wrong")
     shutil.rmtree(target)
 
@@ -160,7 +187,9 @@ def test_units_that_have_no_checksums_of_their_own(store, folder, monkeypatch):
     dataset = open_dataset(URL)
     assert [dataset[n] for n in range(0, 900, 50)] == [expected[n] for n in range(0, 900, 50)]
     line = dataset.table.batches[0]
-    place = int(line["checksum_offsets"]) - 100  # among the lines of origins, before the checksums' offsets
+    place = (
+        int(line["checksum_offsets"]) - 100
+    )  # among the lines of origins, before the checksums' offsets
     with open(first_shard(dataset), "r+b") as file:
         file.seek(place)
         file.write(b"\x55" * 100)

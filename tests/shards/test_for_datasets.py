@@ -6,18 +6,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("datasets", reason="datasets is not installed: pip install 'penstock[huggingface]'")
+pytest.importorskip(
+    "datasets", reason="datasets is not installed: pip install 'penstock[huggingface]'"
+)
 
 import penstock as ps
 from penstock.core.errors import ConfigError, CorruptionError
 
 
-def make(folder: Path, *, weight: float = 1.0, vocab_size: int = 64, **settings: Any) -> tuple[Any, list[Any]]:
+def make(
+    folder: Path, *, weight: float = 1.0, vocab_size: int = 64, **settings: Any
+) -> tuple[Any, list[Any]]:
     random = np.random.default_rng(0)
     tokens = [random.integers(0, vocab_size, random.integers(0, 30)) for _ in range(2500)]
-    spans = [None if i % 3 or len(ids) < 2 else [(len(ids) // 2, len(ids), weight)] for i, ids in enumerate(tokens)]
+    spans = [
+        None if i % 3 or len(ids) < 2 else [(len(ids) // 2, len(ids), weight)]
+        for i, ids in enumerate(tokens)
+    ]
     settings = {"spans": spans, **settings}
-    return ps.write_dataset(folder, tokens, vocab_size=vocab_size, documents_per_shard=1100, **settings), tokens
+    return ps.write_dataset(
+        folder, tokens, vocab_size=vocab_size, documents_per_shard=1100, **settings
+    ), tokens
 
 
 @pytest.mark.parametrize("vocab_size", [64, 100_000])
@@ -31,7 +40,11 @@ def test_rows_are_the_documents(tmp_path: Path, targets: Any, vocab_size: int) -
         weights = data[number].loss_weights
         assert row["input_ids"] == ids.tolist()
         trained = weights != 0
-        wanted = {"assistant_masks": trained, "labels": np.where(trained, ids, -100), "loss_weights": weights}[targets]
+        wanted = {
+            "assistant_masks": trained,
+            "labels": np.where(trained, ids, -100),
+            "loss_weights": weights,
+        }[targets]
         assert row[targets] == wanted.tolist()
 
 
@@ -50,12 +63,20 @@ def test_tokens_are_not_copied(tmp_path: Path) -> None:
 def test_datasets_can_work_with_it(tmp_path: Path) -> None:
     data, tokens = make(tmp_path / "data")
     found = data.to_datasets()
-    lengths = found.map(lambda row: {"length": len(row["input_ids"])}, remove_columns=found.column_names)
+    lengths = found.map(
+        lambda row: {"length": len(row["input_ids"])}, remove_columns=found.column_names
+    )
     assert lengths["length"][:] == [len(ids) for ids in tokens]
-    assert found.shuffle(seed=1).select(range(3))[0]["input_ids"] in [ids.tolist() for ids in tokens]
+    assert found.shuffle(seed=1).select(range(3))[0]["input_ids"] in [
+        ids.tolist() for ids in tokens
+    ]
     found.save_to_disk(tmp_path / "saved")
     # The same data have the same fingerprint, by which `datasets` finds what it cached.
-    assert data.to_datasets()._fingerprint == found._fingerprint != data.to_datasets("labels")._fingerprint
+    assert (
+        data.to_datasets()._fingerprint
+        == found._fingerprint
+        != data.to_datasets("labels")._fingerprint
+    )
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
@@ -91,7 +112,9 @@ def test_what_columns_do_not_express_is_refused(tmp_path: Path) -> None:
         data.to_datasets("masks")
     tree = ps.shards.build_tree([[1, 2, 3], [1, 2, 4]], values={"rank": [0, 1]})
     spans = [[(i, i + 1, float(weight)) for i, weight in enumerate(tree.loss_weights) if weight]]
-    pairs = ps.write_dataset(tmp_path / "pairs", [tree.tokens], trees=[tree.tree], spans=spans, vocab_size=64)
+    pairs = ps.write_dataset(
+        tmp_path / "pairs", [tree.tokens], trees=[tree.tree], spans=spans, vocab_size=64
+    )
     with pytest.raises(ConfigError, match=r"penstock.trl.preference_pairs"):
         pairs.to_datasets()
 

@@ -1,4 +1,6 @@
-"""Datasets come from strangers: none crashes, reads outside its folder, takes memory, or is wrongly called sound."""
+"""Datasets come from strangers: none crashes, reads outside its folder, takes memory, or is wrongly
+called sound.
+"""
 
 import json
 import os
@@ -37,7 +39,13 @@ def test_all_forgeries(tmp_path: Path) -> None:
     assert known >= 5000
     (tmp_path / "all").mkdir()
     found = forge(tmp_path / "all", seed=1, count=known)
-    assert min(found["outcomes"][kind] for kind in ("refused", "refused when used", "found by verify alone")) > 250
+    assert (
+        min(
+            found["outcomes"][kind]
+            for kind in ("refused", "refused when used", "found by verify alone")
+        )
+        > 250
+    )
 
 
 @pytest.fixture
@@ -62,10 +70,14 @@ def set_number(folder: Path, name: str, kind: Any, place: int, value: int) -> No
 @pytest.mark.parametrize("column", range(9))
 def test_a_batch_table_that_leaves_the_shard(victim: Path, column: int) -> None:
     set_number(victim, "batches.u64", np.uint64, 9 + column, 2**40)
-    with pytest.raises(CorruptionError, match=r"batches.u64: batch 1 of 00000.arrow does not lie in its \d+ bytes"):
+    with pytest.raises(
+        CorruptionError, match=r"batches.u64: batch 1 of 00000.arrow does not lie in its \d+ bytes"
+    ):
         open_dataset(victim)
     faults = [str(fault) for fault in verify(victim).faults]
-    assert any("00000.arrow: its batch 1 is not where batches.u64 says" in fault for fault in faults)
+    assert any(
+        "00000.arrow: its batch 1 is not where batches.u64 says" in fault for fault in faults
+    )
 
 
 def test_two_batches_with_the_same_tokens(victim: Path) -> None:
@@ -87,12 +99,15 @@ def test_batches_of_another_size(victim: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret.arrow", "/etc/secret.arrow", "a/b.arrow", "..", "a\0.arrow", "\x1b[2J.arrow"]
+    "name",
+    ["../secret.arrow", "/etc/secret.arrow", "a/b.arrow", "..", "a\0.arrow", "\x1b[2J.arrow"],
 )
 def test_names_that_lead_out_of_the_folder(victim: Path, name: str) -> None:
     (victim / "00001.arrow").rename(victim.parent / "secret.arrow")
     change(victim, lambda manifest: manifest["shards"][1].update(file=name))
-    with pytest.raises(CorruptionError, match=r"is not the name of a file in this folder|ends in .arrow"):
+    with pytest.raises(
+        CorruptionError, match=r"is not the name of a file in this folder|ends in .arrow"
+    ):
         open_dataset(victim)
 
 
@@ -126,7 +141,9 @@ def test_no_memory_for_tokens_that_are_not_there(victim: Path, length: int) -> N
     for use in (lambda: dataset[7], lambda: dataset.table.read(0, 20)):
         with pytest.raises(CorruptionError, match=r"document.*7.*length.*lengths"):
             use()
-    loader = ps.Loader(ps.Source(dataset, max_epochs=1), sequence_length=128, rows_per_step=4, threads=0)
+    loader = ps.Loader(
+        ps.Source(dataset, max_epochs=1), sequence_length=128, rows_per_step=4, threads=0
+    )
     with pytest.raises(CorruptionError, match="document 7: its length in the shard"):
         list(loader)
 
@@ -146,7 +163,9 @@ def test_offsets_that_leave_the_shard(victim: Path, column: str, offset: int) ->
     forged = open_dataset(victim)
     with pytest.raises(CorruptionError, match=r"document (8|9|10): "):
         forged.table.read(0, 20)
-    loader = ps.Loader(ps.Source(forged, max_epochs=1), sequence_length=128, rows_per_step=4, threads=0)
+    loader = ps.Loader(
+        ps.Source(forged, max_epochs=1), sequence_length=128, rows_per_step=4, threads=0
+    )
     with pytest.raises(CorruptionError, match=r"document (8|9|10): "):
         list(loader)
     assert {fault.document for fault in verify(victim).faults} & {8, 9, 10}
@@ -159,7 +178,9 @@ def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "d")
     with pytest.raises(CorruptionError, match=r"document.*1.*outside.*vocabulary"):
         dataset.table.read(0, 4)
-    loader = ps.Loader(ps.Source(dataset, max_epochs=1), sequence_length=16, rows_per_step=1, threads=0)
+    loader = ps.Loader(
+        ps.Source(dataset, max_epochs=1), sequence_length=16, rows_per_step=1, threads=0
+    )
     with pytest.raises(CorruptionError, match="a token id lies outside the vocabulary"):
         list(loader)
 
@@ -204,7 +225,9 @@ CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "trained": both("trained_tokens", lambda count: count - 1),
     "longest of the whole": setting("longest", to=3),
     "longest": lambda manifest: update(manifest["shards"][:1], manifest, longest=499),
-    "histogram of the whole": lambda manifest: manifest.update(histogram=moved_bin(manifest["histogram"])),
+    "histogram of the whole": lambda manifest: manifest.update(
+        histogram=moved_bin(manifest["histogram"])
+    ),
     "histogram": both("histogram", moved_bin),
     "ends of the whole": setting("ends", to=[0, 0]),
     "ends": lambda manifest: update(manifest["shards"], manifest, ends=[1, 1]),
@@ -246,7 +269,11 @@ def test_verify_finds_what_a_manifest_says_wrongly(victim: Path, name: str) -> N
         (("documents",), True, "documents: expected a whole number, found True"),
         (("tokens",), 1e3, "tokens: expected a whole number, found 1000.0"),
         (("tokens",), float("nan"), "tokens: expected a whole number, found nan"),
-        (("shards", 0, "batches"), 2**70, "batches: expected a whole number, found 1180591620717411303424"),
+        (
+            ("shards", 0, "batches"),
+            2**70,
+            "batches: expected a whole number, found 1180591620717411303424",
+        ),
         (("has_text",), 1, "has_text: expected true or false, found 1"),
         (("shards",), {}, "shards: expected a list, found {}"),
         (("shards", 0, "ends"), [1], r"shards\[0\].ends: expected a list of 2, found \[1\]"),
@@ -255,7 +282,9 @@ def test_verify_finds_what_a_manifest_says_wrongly(victim: Path, name: str) -> N
         (("shards", 1, "documents"), -5, "batches is 1 for -5 documents"),
     ],
 )
-def test_types_and_ranges_of_the_manifest(victim: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
+def test_types_and_ranges_of_the_manifest(
+    victim: Path, path: tuple[Any, ...], value: Any, message: str
+) -> None:
     change(victim, setting(*path, to=value))
     with pytest.raises(CorruptionError, match=f"manifest.json: damaged: .*{message}"):
         open_dataset(victim)
@@ -280,7 +309,10 @@ def test_weight_sums_are_checked(victim: Path, weights: list[float]) -> None:
     sums.tofile(victim / "weight_sums.f64")
     reseal(victim)
     (fault,) = verify(victim).faults
-    assert (fault.document, fault.reason) == (9, "its weights do not add up to what weight_sums.f64 says")
+    assert (fault.document, fault.reason) == (
+        9,
+        "its weights do not add up to what weight_sums.f64 says",
+    )
 
 
 def test_a_damaged_length_is_the_fault_of_one_document(victim: Path) -> None:
@@ -324,7 +356,9 @@ def test_what_verify_cannot_know_is_said(tmp_path: Path) -> None:
     change(tmp_path / "d", lambda manifest: update(manifest["shards"], manifest, text_bytes=77))
     report = verify(tmp_path / "d")
     assert report.sound
-    assert report.unchecked == ("text bytes of the manifest: they can only be counted in the raw texts",)
+    assert report.unchecked == (
+        "text bytes of the manifest: they can only be counted in the raw texts",
+    )
 
 
 def test_chat_information_of_a_stranger(victim: Path) -> None:

@@ -1,4 +1,6 @@
-"""The fingerprint of the first documents of a dataset is that of a dataset of these documents alone."""
+"""The fingerprint of the first documents of a dataset is that of a dataset of these documents
+alone.
+"""
 
 from itertools import pairwise
 
@@ -24,7 +26,12 @@ def documents(count):
 def extras(kind, count):
     rows = documents(count)
     if kind == "weights":
-        return {"spans": [[(0, len(row), 0.5)] if number % 3 and len(row) else None for number, row in enumerate(rows)]}
+        return {
+            "spans": [
+                [(0, len(row), 0.5)] if number % 3 and len(row) else None
+                for number, row in enumerate(rows)
+            ]
+        }
     if kind == "texts":
         return {"texts": [f"text {number}" for number in range(count)]}
     if kind == "columns":
@@ -38,7 +45,8 @@ def whole(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("growth")
     more = extras(request.param, COUNT)
     made = [
-        write_dataset(folder / str(size), documents(COUNT), documents_per_shard=size, **more) for size in (10_000, 700)
+        write_dataset(folder / str(size), documents(COUNT), documents_per_shard=size, **more)
+        for size in (10_000, 700)
     ]
     return request.param, made, folder
 
@@ -69,7 +77,9 @@ def test_of_lists(tmp_path_factory, sizes, data):
     folder = tmp_path_factory.mktemp("lists")
     begins = np.cumsum([0, *sizes])
     for number, (begin, end) in enumerate(pairwise(begins)):
-        ps.write_dataset(folder / str(number), [[5, int(i)] for i in range(begin, end)], vocab_size=1000)
+        ps.write_dataset(
+            folder / str(number), [[5, int(i)] for i in range(begin, end)], vocab_size=1000
+        )
     corpus = ps.open_dataset([folder / str(number) for number in range(len(sizes))])
     count = data.draw(st.integers(1, sum(sizes)))
     last = int(np.searchsorted(begins, count)) - 1

@@ -1,4 +1,6 @@
-"""Megatron and bare `.npy` corpora, read in place, converted, and compared with megatron-core's own reader."""
+"""Megatron and bare `.npy` corpora, read in place, converted, and compared with megatron-core's own
+reader.
+"""
 
 import pickle
 import struct
@@ -37,9 +39,13 @@ def write_corpus(prefix, documents, dtype="uint16", code=8, pieces=1):
     """A corpus whose documents are made of `pieces` sequences each."""
     parts = [part for document in documents for part in np.array_split(document, pieces)]
     size = np.dtype(dtype).itemsize
-    prefix.with_name(prefix.name + ".bin").write_bytes(b"".join(part.astype(dtype).tobytes() for part in parts))
+    prefix.with_name(prefix.name + ".bin").write_bytes(
+        b"".join(part.astype(dtype).tobytes() for part in parts)
+    )
     borders = range(0, len(parts) + 1, pieces)
-    prefix.with_name(prefix.name + ".idx").write_bytes(slow_index(code, size, list(map(len, parts)), list(borders)))
+    prefix.with_name(prefix.name + ".idx").write_bytes(
+        slow_index(code, size, list(map(len, parts)), list(borders))
+    )
 
 
 @settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
@@ -64,7 +70,9 @@ def test_megatron_documents(tmp_path_factory, lengths, kind, pieces):
     assert pickle.loads(pickle.dumps(corpus)).fingerprint == corpus.fingerprint
 
 
-@pytest.mark.parametrize(("vocab_size", "code", "dtype"), [(1000, 8, "uint16"), (2**17, 4, "int32")])
+@pytest.mark.parametrize(
+    ("vocab_size", "code", "dtype"), [(1000, 8, "uint16"), (2**17, 4, "int32")]
+)
 def test_written_megatron_has_the_bytes_of_the_format(tmp_path, vocab_size, code, dtype):
     documents = make_documents(30)
     dataset = write_dataset(tmp_path / "d", documents, vocab_size=vocab_size)
@@ -78,7 +86,9 @@ def test_written_megatron_has_the_bytes_of_the_format(tmp_path, vocab_size, code
 def test_megatron_core_reads_and_writes_the_same(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        indexed_dataset = pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="no megatron-core")
+        indexed_dataset = pytest.importorskip(
+            "megatron.core.datasets.indexed_dataset", reason="no megatron-core"
+        )
     documents = [document for document in make_documents(50) if len(document)]
     dataset = write_dataset(tmp_path / "d", documents, vocab_size=1000)
     write_megatron(dataset, tmp_path / "ours")
@@ -91,7 +101,9 @@ def test_megatron_core_reads_and_writes_the_same(tmp_path):
         builder.add_document(document.astype(np.int64), [len(document)])
     builder.finalize(str(tmp_path / "theirs.idx"))
     for ending in (".bin", ".idx"):
-        assert (tmp_path / f"ours{ending}").read_bytes() == (tmp_path / f"theirs{ending}").read_bytes()
+        assert (tmp_path / f"ours{ending}").read_bytes() == (
+            tmp_path / f"theirs{ending}"
+        ).read_bytes()
     corpus = open_megatron(tmp_path / "theirs")
     assert all((corpus[i].tokens == document).all() for i, document in enumerate(documents))
 
@@ -105,17 +117,33 @@ def damaged(prefix, change):
     ("change", "kind", "match"),
     [
         (lambda idx: b"X" + idx[1:], FormatError, "not a Megatron index"),
-        (lambda idx: idx[:9] + b"\2" + idx[10:], FormatError, "version 2 of the Megatron index; known: 1"),
-        (lambda idx: idx[:17] + b"\1" + idx[18:], FormatError, "tokens are uint8; readable: uint16, int16, int32"),
+        (
+            lambda idx: idx[:9] + b"\2" + idx[10:],
+            FormatError,
+            "version 2 of the Megatron index; known: 1",
+        ),
+        (
+            lambda idx: idx[:17] + b"\1" + idx[18:],
+            FormatError,
+            "tokens are uint8; readable: uint16, int16, int32",
+        ),
         (lambda idx: idx[:17] + b"\x63" + idx[18:], FormatError, "tokens are of code 99"),
         (lambda idx: idx + bytes(5), FormatError, "multimodal"),
-        (lambda idx: idx[:-1], CorruptionError, r"\d+ bytes, expected \d+ for 5 sequences and 6 borders"),
+        (
+            lambda idx: idx[:-1],
+            CorruptionError,
+            r"\d+ bytes, expected \d+ for 5 sequences and 6 borders",
+        ),
         (
             lambda idx: idx[:34] + b"\xff\xff" + idx[36:],
             CorruptionError,
             "sequence 0 of 65535 tokens at byte 0",
         ),
-        (lambda idx: idx[:-8] + b"\4" + idx[-7:], CorruptionError, "border 5 of documents is 4; borders must increase"),
+        (
+            lambda idx: idx[:-8] + b"\4" + idx[-7:],
+            CorruptionError,
+            "border 5 of documents is 4; borders must increase",
+        ),
         (
             lambda idx: idx[:-16] + b"\7" + idx[-15:],
             CorruptionError,
@@ -175,12 +203,20 @@ def test_npy_documents(tmp_path_factory, files, dtype, header, tail):
         for _ in ("scanned", "from the cache"):
             corpus = open_npy(paths, dtype, 0)
             found = [corpus[i] for i in range(len(corpus))]
-            assert [document.tokens.tolist() for document in found] == [document for *_, document in due]
+            assert [document.tokens.tolist() for document in found] == [
+                document for *_, document in due
+            ]
             assert [document.origin.line for document in found] == [line for _, line, _ in due]
-            assert [document.origin.file for document in found] == [str(paths[number]) for number, *_ in due]
+            assert [document.origin.file for document in found] == [
+                str(paths[number]) for number, *_ in due
+            ]
         dataset = import_corpus(corpus, folder / "out", TOKENIZER)
-    assert [dataset[i].tokens.tolist() for i in range(len(dataset))] == [document for *_, document in due]
-    assert [dataset[i].origin for i in range(len(dataset))] == [document.origin for document in found]
+    assert [dataset[i].tokens.tolist() for i in range(len(dataset))] == [
+        document for *_, document in due
+    ]
+    assert [dataset[i].origin for i in range(len(dataset))] == [
+        document.origin for document in found
+    ]
 
 
 def test_changed_npy_is_scanned_again(tmp_path, monkeypatch):
@@ -242,11 +278,20 @@ def test_damaged_documents_are_not_converted(tmp_path):
 
 def test_command(tmp_path):
     dataset = make_dataset(tmp_path / "d", spans=False)
-    assert call_penstock("convert", tmp_path / "d", "--to", "megatron", "--output", tmp_path / "m").exit_code == 0
-    done = call_penstock("convert", tmp_path / "m", "--from", "megatron", "--output", tmp_path / "again")
+    assert (
+        call_penstock(
+            "convert", tmp_path / "d", "--to", "megatron", "--output", tmp_path / "m"
+        ).exit_code
+        == 0
+    )
+    done = call_penstock(
+        "convert", tmp_path / "m", "--from", "megatron", "--output", tmp_path / "again"
+    )
     assert done.stdout.startswith("40 documents, ")
     again = open_dataset(tmp_path / "again")
-    assert [again[i].tokens.tolist() for i in range(40)] == [dataset[i].tokens.tolist() for i in range(40)]
+    assert [again[i].tokens.tolist() for i in range(40)] == [
+        dataset[i].tokens.tolist() for i in range(40)
+    ]
     with pytest.raises(ConfigError, match="is megatron, not npy; omit --from"):
         call_penstock("convert", tmp_path / "m", "--from", "npy", "--output", tmp_path / "x")
     with pytest.raises(ConfigError, match=r"already.*penstock.*--to"):
@@ -291,7 +336,12 @@ def test_an_index_that_is_changed_after_opening(tmp_path):
         index[place : place + 8] = np.frombuffer(struct.pack("<q", position), np.uint8)
         with pytest.raises(CorruptionError, match=r"document.*7.*length.*lengths"):
             corpus.table.read(0, 20)
-        loader = ps.Loader(ps.Source(corpus, name="c", max_epochs=1), sequence_length=32, rows_per_step=2, threads=0)
+        loader = ps.Loader(
+            ps.Source(corpus, name="c", max_epochs=1),
+            sequence_length=32,
+            rows_per_step=2,
+            threads=0,
+        )
         with pytest.raises(CorruptionError, match="document 7: its length"):
             list(loader)
     assert corpus[6].tokens.tolist() == documents[6].tolist()
@@ -325,7 +375,9 @@ def test_kept_borders_that_are_wrong(tmp_path, monkeypatch):
     borders = np.fromfile(kept, np.int64)
     borders[5:9] = [2**40, -8, 2**62, -(2**62)]
     borders.tofile(kept)
-    with pytest.raises((CorruptionError, FormatError), match=r"document [4-8]: its length|a document of"):
+    with pytest.raises(
+        (CorruptionError, FormatError), match=r"document [4-8]: its length|a document of"
+    ):
         open_npy(tmp_path / "x.npy", "uint16", 0).table.read(0, 40)
 
 

@@ -1,4 +1,6 @@
-"""Several datasets as one corpus hold what one dataset of all their documents holds, and say when they cannot."""
+"""Several datasets as one corpus hold what one dataset of all their documents holds, and say when
+they cannot.
+"""
 
 import itertools
 import os
@@ -23,13 +25,17 @@ LONGEST = 60
 
 
 def write_parts(folder, documents, cuts, spans=None, **options):
-    """The documents as one dataset `whole`, and as parts that begin at the cuts; paths of the parts."""
+    """The documents as one dataset `whole`, and as parts that begin at the cuts; paths of the
+    parts.
+    """
     options = {"tokenizer": TOKENIZER, **options}
     write_dataset(folder / "whole", documents, spans=spans, **options)
     edges = [0, *cuts, len(documents)]
     for number, (begin, end) in enumerate(itertools.pairwise(edges)):
         part_spans = None if spans is None else spans[begin:end]
-        write_dataset(folder / f"part-{number:02}", documents[begin:end], spans=part_spans, **options)
+        write_dataset(
+            folder / f"part-{number:02}", documents[begin:end], spans=part_spans, **options
+        )
     return [folder / f"part-{number:02}" for number in range(len(edges) - 1)]
 
 
@@ -40,10 +46,14 @@ def assert_same_documents(joined, whole):
         assert mine.loss_weights.tolist() == theirs.loss_weights.tolist()
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_parts_hold_the_documents_of_the_whole_in_order(tmp_path_factory, data):
-    """Any cuts, empty parts, any shards, with loss weights (some parts have fractions, some not) and without."""
+    """Any cuts, empty parts, any shards, with loss weights (some parts have fractions, some not)
+    and without.
+    """
     folder, count = tmp_path_factory.mktemp("cut"), data.draw(st.integers(1, 30))
     cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=4)))
     documents = make_documents(count, seed=count, longest=LONGEST)
@@ -58,7 +68,11 @@ def test_parts_hold_the_documents_of_the_whole_in_order(tmp_path_factory, data):
         np.testing.assert_array_equal(joined.table.weight_sums, whole.table.weight_sums)
     else:
         assert joined.table.weight_sums is None
-    assert (joined.longest, joined.num_tokens, joined.framed) == (whole.longest, whole.num_tokens, whole.framed)
+    assert (joined.longest, joined.num_tokens, joined.framed) == (
+        whole.longest,
+        whole.num_tokens,
+        whole.framed,
+    )
     for number in range(count):
         part, inside = joined.part_of(number)
         assert part[inside].tokens.tolist() == documents[number].tolist()
@@ -70,7 +84,9 @@ def test_what_a_list_a_glob_and_one_path_give(tmp_path):
     documents = make_documents(12, longest=LONGEST)
     parts = write_parts(tmp_path, documents, [4, 8])
     joined = open_dataset(parts)
-    assert open_dataset(tmp_path / "part-*") == open_dataset(str(tmp_path / "part-0[0-2]")) == joined
+    assert (
+        open_dataset(tmp_path / "part-*") == open_dataset(str(tmp_path / "part-0[0-2]")) == joined
+    )
     assert open_dataset([Dataset.open(parts[0]), str(tmp_path / "part-0[12]")]) == joined
     assert open_dataset([open_dataset(parts[:2]), parts[2]]) == joined
     assert (joined.name, open_dataset(tmp_path / "part-*").name) == ("part-00 and 2 more", "part-*")
@@ -80,7 +96,10 @@ def test_what_a_list_a_glob_and_one_path_give(tmp_path):
     copied = pickle.loads(pickle.dumps(joined))
     assert copied == joined
     assert copied.name == joined.name
-    assert repr(joined) == f"JoinedCorpus('part-00 and 2 more', 3 parts, 12 documents, {joined.num_tokens} tokens)"
+    assert (
+        repr(joined)
+        == f"JoinedCorpus('part-00 and 2 more', 3 parts, 12 documents, {joined.num_tokens} tokens)"
+    )
 
 
 def test_a_folder_that_looks_like_a_glob_is_a_folder(tmp_path):
@@ -91,7 +110,10 @@ def test_a_folder_that_looks_like_a_glob_is_a_folder(tmp_path):
 
 def test_the_fingerprint_is_of_the_parts_in_their_order(tmp_path):
     parts = write_parts(tmp_path, make_documents(12, longest=LONGEST), [4, 8])
-    prints = [open_dataset(some).fingerprint for some in (parts, parts[::-1], parts[:2], [parts[0], parts[2]])]
+    prints = [
+        open_dataset(some).fingerprint
+        for some in (parts, parts[::-1], parts[:2], [parts[0], parts[2]])
+    ]
     assert len(set(prints)) == len(prints)
     shutil.copytree(parts[1], tmp_path / "copy")
     assert open_dataset([parts[0], tmp_path / "copy", parts[2]]).fingerprint == prints[0]
@@ -103,17 +125,31 @@ def test_the_fingerprint_is_of_the_parts_in_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        ({"tokenizer": replace(TOKENIZER, fingerprint="other")}, r"tokenizer: abc .* and other .*; prepare both with"),
-        ({"tokenizer": replace(TOKENIZER, vocab_size=70_000)}, "bytes of a stored token: 2 and 4; store both with the"),
-        ({"spans": [[(0, 1, 1.0)]]}, "loss weights: no and yes; prepare both with loss weights, or both without"),
-        ({"documents": [[5, 0]]}, "EOS at the end of documents: no and yes; prepare both with the same add_eos"),
+        (
+            {"tokenizer": replace(TOKENIZER, fingerprint="other")},
+            r"tokenizer: abc .* and other .*; prepare both with",
+        ),
+        (
+            {"tokenizer": replace(TOKENIZER, vocab_size=70_000)},
+            "bytes of a stored token: 2 and 4; store both with the",
+        ),
+        (
+            {"spans": [[(0, 1, 1.0)]]},
+            "loss weights: no and yes; prepare both with loss weights, or both without",
+        ),
+        (
+            {"documents": [[5, 0]]},
+            "EOS at the end of documents: no and yes; prepare both with the same add_eos",
+        ),
     ],
 )
 def test_parts_that_differ_are_refused_by_name(tmp_path, options, fact):
     write_dataset(tmp_path / "a", [[5, 6], []], tokenizer=TOKENIZER)
     write_dataset(tmp_path / "none", [[]], tokenizer=TOKENIZER)
     write_dataset(tmp_path / "b", **{"documents": [[5, 6]], "tokenizer": TOKENIZER, **options})
-    with pytest.raises(ConfigError, match=rf"{tmp_path}/a and {tmp_path}/b cannot be one corpus: {fact}"):
+    with pytest.raises(
+        ConfigError, match=rf"{tmp_path}/a and {tmp_path}/b cannot be one corpus: {fact}"
+    ):
         open_dataset([tmp_path / "a", tmp_path / "none", tmp_path / "b"])
 
 
@@ -147,18 +183,29 @@ def test_corpora_in_place_are_joined_where_they_lie(tmp_path):
         write_megatron(Dataset.open(part), tmp_path / f"foreign-{part.name}")
     joined = open_dataset(tmp_path / "foreign-*")
     assert [part.path.name for part in joined.parts] == [f"foreign-part-0{n}.bin" for n in range(3)]
-    assert (joined.kind, joined.tokenizer, joined.text_bytes, joined.chat) == ("Megatron", None, None, None)
+    assert (joined.kind, joined.tokenizer, joined.text_bytes, joined.chat) == (
+        "Megatron",
+        None,
+        None,
+        None,
+    )
     assert_same_documents(joined, Dataset.open(tmp_path / "whole"))
     assert joined[10].origin == joined.parts[1][0].origin
-    assert_same_documents(import_corpus(joined, tmp_path / "imported", TOKENIZER), Dataset.open(tmp_path / "whole"))
+    assert_same_documents(
+        import_corpus(joined, tmp_path / "imported", TOKENIZER), Dataset.open(tmp_path / "whole")
+    )
     write_megatron(joined, tmp_path / "again")
     assert_same_documents(open_dataset(tmp_path / "again"), Dataset.open(tmp_path / "whole"))
 
-    flat = [np.append(document[:-1], 0).astype("<u2") for document in documents if 0 not in document]
+    flat = [
+        np.append(document[:-1], 0).astype("<u2") for document in documents if 0 not in document
+    ]
     for number, some in enumerate((flat[:7], flat[7:])):
         np.concatenate(some).tofile(tmp_path / f"bare-{number}.npy")
     bare = open_dataset(tmp_path / "bare-*.npy", dtype="uint16", eos_id=0)
-    assert [document.tokens.tolist() for document in bare] == [document.tolist() for document in flat]
+    assert [document.tokens.tolist() for document in bare] == [
+        document.tolist() for document in flat
+    ]
     with pytest.raises(ConfigError, match=r"format.*Megatron.*convert"):
         open_dataset([tmp_path / "foreign-part-00", bare.parts[0]])
 

@@ -1,4 +1,6 @@
-"""Ranges of lengths: nothing is read that is not here, what comes is checked, and processes share it."""
+"""Ranges of lengths: nothing is read that is not here, what comes is checked, and processes share
+it.
+"""
 
 import errno
 import gc
@@ -39,7 +41,9 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A store with the dataset `web` in a bucket: 23 ranges, of lengths and of fractional weight sums."""
+    """A store with the dataset `web` in a bucket: 23 ranges, of lengths and of fractional weight
+    sums.
+    """
     pytest.importorskip("s3fs")
     (tmp_path / "store").mkdir()
     make_dataset(tmp_path / "store" / "bucket" / "web", DOCUMENTS, documents_per_shard=900)
@@ -83,9 +87,18 @@ def test_indices_fetch_what_they_name(store):
     local, remote = local_copy(store).table, open_dataset(URL).table
     store.forget()
     for key in (
-        5, -1, (7, 1), slice(150, 350), (slice(150, 350), 0), slice(2290, None), (np.array([900, 5, 1811]), 0),
-        np.array([[3, 4], [5, 1200]]), slice(1300, 1000, -150), slice(5, 5), [1, 2],
-    ):  # fmt: skip
+        5,
+        -1,
+        (7, 1),
+        slice(150, 350),
+        (slice(150, 350), 0),
+        slice(2290, None),
+        (np.array([900, 5, 1811]), 0),
+        np.array([[3, 4], [5, 1200]]),
+        slice(1300, 1000, -150),
+        slice(5, 5),
+        [1, 2],
+    ):
         np.testing.assert_array_equal(remote.lengths[key], local.lengths[key])
         if not isinstance(key, tuple):
             np.testing.assert_array_equal(remote.weight_sums[key], local.weight_sums[key])
@@ -115,11 +128,17 @@ def test_kernels_cannot_be_given_what_is_not_here(store):
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=8), st.integers(1, 20), st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=8),
+    st.integers(1, 20),
+    st.integers(1, 5),
+)
 def test_ranges_and_runs_against_their_twins(pairs, size, most):
     begins = np.array([begin for begin, _ in pairs], np.int64)
     ends = begins + np.array([count for _, count in pairs], np.int64)
-    expected = sorted({document // size for begin, count in pairs for document in range(begin, begin + count)})
+    expected = sorted(
+        {document // size for begin, count in pairs for document in range(begin, begin + count)}
+    )
     found = ranges_of(begins, ends, size)
     assert found.tolist() == expected
     groups = [group.tolist() for group in runs_of(found, most)]
@@ -142,7 +161,9 @@ INDICES = st.one_of(
 @given(INDICES)
 def test_the_documents_of_an_index_against_numpy(key):
     begins, ends = _named(key, 12)
-    found = {document for begin, end in zip(begins, ends, strict=True) for document in range(begin, end)}
+    found = {
+        document for begin, end in zip(begins, ends, strict=True) for document in range(begin, end)
+    }
     assert found == set(np.arange(12)[key].ravel().tolist())
 
 
@@ -167,7 +188,9 @@ def reseal(folder, words):
 
     words.tofile(folder / "range_checksums.u64")
     manifest = Manifest.load(folder)
-    replace(manifest, checksums={**manifest.checksums, "range_checksums.u64": checksum(words)}).save(folder)
+    replace(
+        manifest, checksums={**manifest.checksums, "range_checksums.u64": checksum(words)}
+    ).save(folder)
 
 
 @pytest.mark.parametrize("words", [[], [0], [100, 1, 2], [2**63, 5], [50, *range(46)]])
@@ -190,7 +213,10 @@ def test_checksums_that_were_damaged_here_come_again(store):
 
 @pytest.mark.parametrize("kind", ["500", "reset", "cut"])
 def test_failures_that_pass_are_healed(store, kind):
-    remote, faults = open_dataset(URL), [store.fail(kind, 3, name) for name in ("lengths.u32", "weight_sums.f64")]
+    remote, faults = (
+        open_dataset(URL),
+        [store.fail(kind, 3, name) for name in ("lengths.u32", "weight_sums.f64")],
+    )
     np.testing.assert_array_equal(remote.table.lengths[:], local_copy(store).table.lengths)
     assert [fault.times for fault in faults] == [0, 0]
 
@@ -251,7 +277,9 @@ def test_a_full_disk_names_the_url_and_the_cure(store, monkeypatch):
 
 
 def test_the_folder_of_the_cache_is_no_local_copy(store):
-    """Its lengths are zeros where they were not fetched: as a folder, it would be a dataset of empty documents."""
+    """Its lengths are zeros where they were not fetched: as a folder, it would be a dataset of
+    empty documents.
+    """
     remote = open_dataset(URL)
     assert len(remote[0].tokens)
     with pytest.raises(CorruptionError, match=r"lengths.u32: the file is missing"):
@@ -279,8 +307,12 @@ def test_after_a_restart_of_the_machine_ranges_are_checked(store):
     del table, ranges
     gc.collect()
     store.forget()
-    np.testing.assert_array_equal(open_dataset(URL).table.lengths[:], local_copy(store).table.lengths)
-    assert [span for _, path, span in store.log if path.endswith("lengths.u32")] == ["bytes=12000-12799"]
+    np.testing.assert_array_equal(
+        open_dataset(URL).table.lengths[:], local_copy(store).table.lengths
+    )
+    assert [span for _, path, span in store.log if path.endswith("lengths.u32")] == [
+        "bytes=12000-12799"
+    ]
 
 
 def test_a_killed_process_leaves_nothing_that_counts(store):
@@ -314,7 +346,10 @@ def test_processes_share_what_comes(store, monkeypatch):
     """
     slow = store.fail("slow", 1, "lengths.u32")
     outputs = []
-    others = [threading.Thread(target=lambda: outputs.append(run_code(code, URL, check=True).stdout)) for _ in range(2)]
+    others = [
+        threading.Thread(target=lambda: outputs.append(run_code(code, URL, check=True).stdout))
+        for _ in range(2)
+    ]
     for other in others:
         other.start()
     while store.count("lengths.u32") == 0:
@@ -338,7 +373,9 @@ def test_a_range_that_another_is_bringing_is_waited_for(store):
     mine, theirs = (open_dataset(URL).table.lengths.ranges for _ in range(2))
     assert theirs._record.own(3)
     found = []
-    waiting = threading.Thread(target=lambda: found.append(mine.need(np.array([200]), np.array([600]))))
+    waiting = threading.Thread(
+        target=lambda: found.append(mine.need(np.array([200]), np.array([600])))
+    )
     waiting.start()
     while mine.here.sum() == 0:
         waiting.join(0.01)
@@ -380,7 +417,7 @@ def test_a_forked_process_waits_for_nothing_of_its_parent(store):
             ranges._adopt(np.arange(4))
             os._exit(10 + int(ranges._coming.any()) + 2 * ranges._running)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ranges._coming[5])
-    """
+    """  # noqa: E501
     assert run_code(code, URL, check=True).stdout == "10 1\n"
 
 
@@ -413,5 +450,7 @@ def test_joined_numbers_are_copied_in_ranges(monkeypatch, fractional):
     ranges.need(np.array([0]), np.array([39]))
     np.testing.assert_array_equal(joined, np.concatenate(lengths))
     if fractional:
-        expected = [one[:, 1] if sum_ is None else sum_ for one, sum_ in zip(lengths, sums, strict=True)]
+        expected = [
+            one[:, 1] if sum_ is None else sum_ for one, sum_ in zip(lengths, sums, strict=True)
+        ]
         np.testing.assert_array_equal(joined_sums, np.concatenate(expected))

@@ -1,4 +1,6 @@
-"""More shards than a process may map: they are mapped while they are read, and the least recently used ones leave."""
+"""More shards than a process may map: they are mapped while they are read, and the least recently
+used ones leave.
+"""
 
 import ctypes
 import errno
@@ -118,7 +120,9 @@ def test_threads_that_read_at_random(few, many):
 
     def read(seed):
         numbers = np.random.default_rng(seed).integers(0, 600, 300).tolist()
-        right.append(all(np.array_equal(dataset.table.read(n, n + 1).values, documents[n]) for n in numbers))
+        right.append(
+            all(np.array_equal(dataset.table.read(n, n + 1).values, documents[n]) for n in numbers)
+        )
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
     for one in threads:
@@ -131,12 +135,19 @@ def test_threads_that_read_at_random(few, many):
 
 def test_datasets_share_the_room_and_leave_it(few, tmp_path, many):
     folder, _ = many
-    write_dataset(tmp_path / "other", make_documents(300, longest=90), tokenizer=TOKENIZER, documents_per_shard=5)
+    write_dataset(
+        tmp_path / "other",
+        make_documents(300, longest=90),
+        tokenizer=TOKENIZER,
+        documents_per_shard=5,
+    )
     joined, alone = open_dataset([folder, tmp_path / "other"]), open_dataset(tmp_path / "other")
     for number in range(0, 900, 7):
         part, local = joined.part_of(number)
         assert joined[number] == part[local]
-        np.testing.assert_array_equal(joined.table.read(number, number + 1).values, part[local].tokens)
+        np.testing.assert_array_equal(
+            joined.table.read(number, number + 1).values, part[local].tokens
+        )
         assert alone[number % 300].tokens is not None
     assert mapped_now(tmp_path / "other") + mapped_now(folder) <= MOST
     del joined, alone, part
@@ -175,14 +186,20 @@ def test_a_shard_that_changed_since_the_opening(few, many, change):
     if change != "removed":
         shard.write_bytes(content[: -1 if change == "cut" else None])
     np.testing.assert_array_equal(dataset[299].tokens, documents[299])
-    message = "No such file" if change == "removed" else r"was changed or replaced since .* too many shards \(60\)"
+    message = (
+        "No such file"
+        if change == "removed"
+        else r"was changed or replaced since .* too many shards \(60\)"
+    )
     for _ in range(2):
         with pytest.raises(CorruptionError, match=rf"00030.arrow: .*{message}"):
             dataset[300]
     np.testing.assert_array_equal(dataset[310].tokens, documents[310])
 
 
-def test_where_the_system_refuses_unused_ones_leave_and_then_it_says_which_limit(few, many, monkeypatch):
+def test_where_the_system_refuses_unused_ones_leave_and_then_it_says_which_limit(
+    few, many, monkeypatch
+):
     folder, documents = many
     dataset = open_dataset(folder)
     assert dataset[0].tokens is not None
@@ -197,7 +214,10 @@ def test_where_the_system_refuses_unused_ones_leave_and_then_it_says_which_limit
     monkeypatch.setattr(mappings, "_map", map_some)
     for number in range(0, 600, 10):
         np.testing.assert_array_equal(dataset[number].tokens, documents[number])
-    message = r"one of 60 shards: Cannot allocate memory; .*\(vm.max_map_count\).*sysctl -w vm.max_map_count=\d+"
+    message = (
+        r"one of 60 shards: Cannot allocate memory; .*\(vm.max_map_count\).*sysctl -w "
+        r"vm.max_map_count=\d+"
+    )
     with pytest.raises(ConfigError, match=message), dataset.table.held(np.arange(0, 30), (0,)):
         pass
     np.testing.assert_array_equal(dataset[55].tokens, documents[55])
@@ -205,7 +225,9 @@ def test_where_the_system_refuses_unused_ones_leave_and_then_it_says_which_limit
 
 
 def test_mappings_of_others_leave_little_room(tmp_path):
-    """With the real limit: nearly all mappings of the process are taken when the dataset is opened."""
+    """With the real limit: nearly all mappings of the process are taken when the dataset is
+    opened.
+    """
     many_shards(tmp_path / "many", 3000, [[1, 2, 3], [4, 5]])
     code = """
         import ctypes, sys, penstock as ps
@@ -217,7 +239,7 @@ def test_mappings_of_others_leave_little_room(tmp_path):
             m(None, 4096, i % 2, 0x22, -1, 0)
         dataset = ps.open_dataset(sys.argv[1])
         print([dataset[i].tokens.tolist() for i in range(0, 6000, 1501)])
-    """
+    """  # noqa: E501
     if mappings.mapping_limit() > 200_000:
         pytest.skip("the limit of mappings was raised here")
     found = run_code(code, tmp_path / "many", check=True)
@@ -258,6 +280,8 @@ def test_a_store(few, many, tmp_path, monkeypatch):
             assert isinstance(dataset.table.mappings, MappedShards)
             for number in range(0, 600, 11):
                 np.testing.assert_array_equal(dataset[number].tokens, documents[number])
-            np.testing.assert_array_equal(dataset.table.read(0, 600).values, np.concatenate(documents))
+            np.testing.assert_array_equal(
+                dataset.table.read(0, 600).values, np.concatenate(documents)
+            )
             assert mapped_now(dataset.path) <= MOST
             assert mappings._pool.held == 0

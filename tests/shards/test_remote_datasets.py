@@ -1,4 +1,6 @@
-"""Datasets in a store: opened in two round trips, read as from a disk; failures name the URL and give no other data."""
+"""Datasets in a store: opened in two round trips, read as from a disk; failures name the URL and
+give no other data.
+"""
 
 import errno
 import os
@@ -14,7 +16,14 @@ from makers.object_store import ObjectStore, s3_store
 from makers.processes import call_penstock, run_code
 from makers.trees import tree_dataset
 from penstock import Dataset, open_dataset
-from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError, PenstockError, StoreError
+from penstock.core.errors import (
+    ConfigError,
+    CorruptionError,
+    FormatError,
+    OutputError,
+    PenstockError,
+    StoreError,
+)
 from penstock.core.folders import cache_folder
 from penstock.data.shards import JoinedCorpus, verify
 from penstock.data.shards.origins import read_origins
@@ -116,7 +125,10 @@ def test_trees_and_columns(store, tmp_path):
     local, _ = tree_dataset(store.folder / "bucket" / "trees")
     remote = open_dataset("s3://bucket/trees")
     assert [remote[n] for n in range(len(remote))] == [local[n] for n in range(len(local))]
-    assert remote.extras.counts(np.arange(len(local))).tolist() == local.extras.counts(np.arange(len(local))).tolist()
+    assert (
+        remote.extras.counts(np.arange(len(local))).tolist()
+        == local.extras.counts(np.arange(len(local))).tolist()
+    )
 
 
 def test_the_command_line_takes_urls(store):
@@ -139,7 +151,10 @@ def test_the_command_line_takes_urls(store):
 
 @pytest.mark.parametrize("kind", ["500", "503", "reset", "cut"])
 def test_failures_that_pass_are_healed(store, kind):
-    local, faults = local_copy(store), [store.fail(kind, 3, ending) for ending in ("lengths.u32", ".arrow")]
+    local, faults = (
+        local_copy(store),
+        [store.fail(kind, 3, ending) for ending in ("lengths.u32", ".arrow")],
+    )
     remote = open_dataset(URL)
     assert [remote[n] for n in range(0, 2300, 300)] == [local[n] for n in range(0, 2300, 300)]
     assert [fault.times for fault in faults] == [0, 0]
@@ -153,7 +168,9 @@ def test_failures_that_stay_name_the_url(store):
     fault.times = 0
     assert remote[0] == local_copy(store)[0]
     store.fail("403", 1, ".arrow")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/00001.arrow.*PermissionError: AccessDenied"):
+    with pytest.raises(
+        StoreError, match=r"s3://bucket/web/00001.arrow.*PermissionError: AccessDenied"
+    ):
         remote[1200]
     store.faults.clear()
     store.fail("403", 1, "manifest.json")
@@ -177,7 +194,9 @@ def test_objects_that_changed_are_refused(store, cache):
     with pytest.raises(CorruptionError, match=r"s3://bucket/web/00001.arrow.*9\d\d"):
         open_dataset(URL)[1000]
     shard_file(store).write_bytes(kept[:-10])
-    with pytest.raises(CorruptionError, match=r"00001.arrow: \d+ bytes, expected \d+: it was replaced or cut"):
+    with pytest.raises(
+        CorruptionError, match=r"00001.arrow: \d+ bytes, expected \d+: it was replaced or cut"
+    ):
         open_dataset(URL)
     shard_file(store).unlink()
     with pytest.raises(CorruptionError, match=r"s3://bucket/web/00001.arrow.*upload"):
@@ -213,7 +232,9 @@ def test_what_is_no_dataset_says_so(store):
     shutil.copytree(store.folder / "bucket" / "web", store.folder / "bucket" / "both" / "train")
     with pytest.raises(FormatError, match=r"s3://bucket/both.*s3://bucket/both/train"):
         open_dataset("s3://bucket/both")
-    with pytest.raises(PenstockError, match=r"abc://x/y: .*Protocol.*known.*pip.*'penstock\[cloud\]'"):
+    with pytest.raises(
+        PenstockError, match=r"abc://x/y: .*Protocol.*known.*pip.*'penstock\[cloud\]'"
+    ):
         open_dataset("abc://x/y")
 
 

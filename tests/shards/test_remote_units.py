@@ -1,4 +1,6 @@
-"""Units of remote datasets: what is here is what is in the store, and pages of what went are holes."""
+"""Units of remote datasets: what is here is what is in the store, and pages of what went are
+holes.
+"""
 
 import os
 from itertools import pairwise
@@ -24,7 +26,9 @@ from penstock.data.stores.unit_record import ABSENT, PRESENT, UnitRecord
 KINDS = (TOKENS, SPANS, ORIGINS, EXTRAS)
 
 
-def make(folder: Path, count: int, per_shard: int, longest: int, spans: bool, text: bool, columns: bool) -> Dataset:
+def make(
+    folder: Path, count: int, per_shard: int, longest: int, spans: bool, text: bool, columns: bool
+) -> Dataset:
     """A dataset with any of spans, texts and columns."""
     layout = ShardLayout(
         vocab_size=VOCAB, has_spans=spans, has_text=text,
@@ -37,13 +41,23 @@ def make(folder: Path, count: int, per_shard: int, longest: int, spans: bool, te
         part = documents[begin : begin + per_shard]
         with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
             writer.write(
-                Ragged.from_rows(part, np.int64), files=0, lines=np.arange(begin, begin + len(part)),
+                Ragged.from_rows(part, np.int64),
+                files=0,
+                lines=np.arange(begin, begin + len(part)),
                 spans=None if not spans else _span_block(part),
-                texts=pa.array([f"text {n} " * (n % 7) for n in range(len(part))], pa.large_string()) if text else None,
-                columns={"score": Ragged.from_rows([one / 7 for one in part], np.float32)} if columns else {},
-            )  # fmt: skip
+                texts=pa.array(
+                    [f"text {n} " * (n % 7) for n in range(len(part))], pa.large_string()
+                )
+                if text
+                else None,
+                columns={"score": Ragged.from_rows([one / 7 for one in part], np.float32)}
+                if columns
+                else {},
+            )
             shards.append(writer.finish())
-    finish_dataset(folder, shards=shards, layout=layout, tokenizer=TOKENIZER, files=["a"], configuration="c")
+    finish_dataset(
+        folder, shards=shards, layout=layout, tokenizer=TOKENIZER, files=["a"], configuration="c"
+    )
     return Dataset.open(folder)
 
 
@@ -73,7 +87,10 @@ def check_disk(holder: Residency, originals: list[bytes]) -> None:
     kept = [np.zeros(-(-len(one) // PAGE), bool) for one in originals]
     for unit in np.flatnonzero(holder._record.states == PRESENT).tolist():
         for shard, begin, end in ranges_of(holder, unit):
-            assert files[shard][begin:end] == originals[shard][begin:end], (unit, holder.units.kind(unit))
+            assert files[shard][begin:end] == originals[shard][begin:end], (
+                unit,
+                holder.units.kind(unit),
+            )
         for shard, begin, end in holder.units.pages(unit, holder._table.mappings):
             kept[shard][begin:end] = True
     for pages, file in zip(kept, files, strict=True):
@@ -87,7 +104,9 @@ def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
     folder, flags = tmp_path_factory.mktemp("units"), st.booleans()
     count, longest = data.draw(st.integers(1, 2600)), data.draw(st.sampled_from([3, 60, 700]))
     options = [data.draw(flags) for _ in range(3)]
-    local = make(folder / "d", count, data.draw(st.sampled_from([90, 1300, 5000])), longest, *options)
+    local = make(
+        folder / "d", count, data.draw(st.sampled_from([90, 1300, 5000])), longest, *options
+    )
     remote = Dataset.open(put_in_memory(folder / "d", "units"), cache=folder / "cache")
     holder = remote.table.holder
     assert isinstance(holder, Residency)
@@ -98,7 +117,9 @@ def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
             assert remote[number] == local[number]
         else:
             last = min(number + data.draw(st.integers(1, 600)), count)
-            assert np.array_equal(remote.table.read(number, last).values, local.table.read(number, last).values)
+            assert np.array_equal(
+                remote.table.read(number, last).values, local.table.read(number, last).values
+            )
     check_disk(holder, originals)
     present = np.flatnonzero(holder._record.states != ABSENT).tolist()
     assert holder.size == sum(holder._shards.size(unit) for unit in present)
@@ -108,7 +129,9 @@ def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
 @settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_units_hold_what_their_documents_need(tmp_path_factory, data):
-    """The units of a document are of the kinds that its dataset has, and all units together are about its bytes."""
+    """The units of a document are of the kinds that its dataset has, and all units together are
+    about its bytes.
+    """
     folder, flags = tmp_path_factory.mktemp("needs"), st.booleans()
     count = data.draw(st.integers(1, 1500))
     options = [data.draw(flags) for _ in range(3)]
@@ -120,13 +143,20 @@ def test_units_hold_what_their_documents_need(tmp_path_factory, data):
         assert remote[number] == local[number]
         found = holder.find(np.array([number]), KINDS)
         kinds = [holder.units.kind(unit) for unit in found.tolist()]
-        assert kinds == [TOKENS, *([SPANS] if options[0] else []), ORIGINS, *([EXTRAS] if options[2] else [])]
+        assert kinds == [
+            TOKENS,
+            *([SPANS] if options[0] else []),
+            ORIGINS,
+            *([EXTRAS] if options[2] else []),
+        ]
         for unit in found.tolist():
             first, last = holder.units.documents(unit)
             assert first <= number < last
             assert last - first <= 1024
     units = holder.find(np.arange(count), KINDS).tolist()
-    requested = sum(one.end - one.begin for unit in units for one in holder.units.unit(unit).fetched)
+    requested = sum(
+        one.end - one.begin for unit in units for one in holder.units.unit(unit).fetched
+    )
     assert requested <= 1.2 * sum(shard.bytes for shard in local.manifest.shards)
 
 
@@ -160,7 +190,11 @@ def test_a_file_system_without_holes_is_said_once(tmp_path, caplog, monkeypatch)
     remote.table.holder.budget = 1
     for number in range(0, 1200, 100):
         assert np.array_equal(remote[number].tokens, documents[number])
-    said = [record.message for record in caplog.records if "cannot give back parts of files" in record.message]
+    said = [
+        record.message
+        for record in caplog.records
+        if "cannot give back parts of files" in record.message
+    ]
     assert len(said) == 1
     assert "memory://no-holes" in said[0]
 
@@ -224,14 +258,26 @@ def test_what_another_holds_stays(tmp_path):
 def test_ranges_of_units_are_the_units_of_all_documents(tmp_path_factory, data):
     folder, flags = tmp_path_factory.mktemp("ranges"), st.booleans()
     count = data.draw(st.integers(1, 2600))
-    make(folder / "d", count, data.draw(st.sampled_from([90, 1300, 5000])), 20, *(data.draw(flags) for _ in range(3)))
-    holder = Dataset.open(put_in_memory(folder / "d", "ranges"), cache=folder / "cache").table.holder
+    make(
+        folder / "d",
+        count,
+        data.draw(st.sampled_from([90, 1300, 5000])),
+        20,
+        *(data.draw(flags) for _ in range(3)),
+    )
+    holder = Dataset.open(
+        put_in_memory(folder / "d", "ranges"), cache=folder / "cache"
+    ).table.holder
     assert isinstance(holder, Residency)
     for _ in range(5):
         begin = data.draw(st.integers(0, count))
         end = data.draw(st.integers(begin, count))
         kinds = data.draw(st.lists(st.sampled_from(KINDS), unique=True))
-        found = [unit for first, last in holder.units.ranges(begin, end, kinds) for unit in range(first, last)]
+        found = [
+            unit
+            for first, last in holder.units.ranges(begin, end, kinds)
+            for unit in range(first, last)
+        ]
         assert sorted(found) == holder.find(np.arange(begin, end), kinds).tolist()
 
 
@@ -276,7 +322,10 @@ def test_all_is_held_only_where_all_is_here(tmp_path):
 def test_nothing_stays_locked_where_a_part_cannot_be(tmp_path):
     make(tmp_path / "d", 1500, 5000, 40, True, False, False)
     url = put_in_memory(tmp_path / "d", "part")
-    remote, other = Dataset.open(url, cache=tmp_path / "cache"), Dataset.open(url, cache=tmp_path / "cache")
+    remote, other = (
+        Dataset.open(url, cache=tmp_path / "cache"),
+        Dataset.open(url, cache=tmp_path / "cache"),
+    )
     holder, theirs = remote.table.holder, other.table.holder
     units, tokens = (holder.find(np.arange(1500), kinds) for kinds in ((TOKENS, SPANS), (TOKENS,)))
     with holder.held(units):
@@ -284,7 +333,9 @@ def test_nothing_stays_locked_where_a_part_cannot_be(tmp_path):
     assert theirs._record.own(int(units[-1]))
     with holder.held(tokens[2:4]):
         assert holder.hold_all(0, 1500, (TOKENS, SPANS)) is None
-        assert [unit for unit in tokens.tolist() if not theirs._record.own(unit)] == tokens[2:4].tolist()
+        assert [unit for unit in tokens.tolist() if not theirs._record.own(unit)] == tokens[
+            2:4
+        ].tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -299,7 +350,9 @@ def test_unlocking_in_ranges_equals_unlocking_one_by_one(tmp_path_factory, locke
 
 
 def test_what_was_used_least_recently_goes_first(tmp_path):
-    """Units are read in an order that is neither that of their numbers nor that in which they came."""
+    """Units are read in an order that is neither that of their numbers nor that in which they
+    came.
+    """
     documents = [[n % VOCAB] * 200 for n in range(256 * 8)]
     write_dataset(tmp_path / "d", documents, tokenizer=TOKENIZER)
     remote = Dataset.open(put_in_memory(tmp_path / "d", "least-recently"), cache=tmp_path / "cache")

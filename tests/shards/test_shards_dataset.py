@@ -73,7 +73,12 @@ def test_documents_come_back(tmp_path, spans, vocab_size):
     texts = [f"text {i} ü" for i in range(len(documents))]
     tokenizer = tokenizer_info(vocab_size=vocab_size, eos_id=3)
     dataset = write_dataset(
-        tmp_path / "d", documents, spans=given_spans, texts=texts, tokenizer=tokenizer, documents_per_shard=1100
+        tmp_path / "d",
+        documents,
+        spans=given_spans,
+        texts=texts,
+        tokenizer=tokenizer,
+        documents_per_shard=1100,
     )
     assert len(dataset) == len(documents)
     assert dataset.tokenizer == tokenizer
@@ -83,10 +88,17 @@ def test_documents_come_back(tmp_path, spans, vocab_size):
     assert sum(dataset.manifest.histogram) == len(documents)
     assert dataset.manifest.longest == max(map(len, documents))
     for i in [*range(0, 2500, 37), 1023, 1024, 1099, 1100, 2499]:
-        document, due = dataset[i], slow_weights(len(documents[i]), given_spans[i] if given_spans else None)
+        document, due = (
+            dataset[i],
+            slow_weights(len(documents[i]), given_spans[i] if given_spans else None),
+        )
         assert document.tokens.tolist() == documents[i].tolist()
         assert document.loss_weights.tolist() == due.tolist()
-        assert (document.origin.file, document.origin.line, document.text) == ("memory", i, texts[i])
+        assert (document.origin.file, document.origin.line, document.text) == (
+            "memory",
+            i,
+            texts[i],
+        )
         assert dataset.table.lengths[i].tolist() == [len(due), np.count_nonzero(due[1:])]
         if spans:
             assert dataset.table.weight_sums[i] == due[1:].sum()
@@ -133,9 +145,15 @@ def test_blocks_and_shards_leave_no_trace(tmp_path_factory, cuts, spans):
             kept = None if given_spans is None else span_block(given_spans[begin:end])
             writer.write(block, files=0, lines=np.arange(begin, end), spans=kept)
         writer.finish()
-    assert (folder / "blocks" / "00000.arrow").read_bytes() == (folder / "whole" / "00000.arrow").read_bytes()
+    assert (folder / "blocks" / "00000.arrow").read_bytes() == (
+        folder / "whole" / "00000.arrow"
+    ).read_bytes()
     parts = write_dataset(
-        folder / "parts", rows, spans=given_spans, tokenizer=TOKENIZER, documents_per_shard=max(500, *cuts)
+        folder / "parts",
+        rows,
+        spans=given_spans,
+        tokenizer=TOKENIZER,
+        documents_per_shard=max(500, *cuts),
     )
     assert parts.fingerprint == whole.fingerprint
 
@@ -148,8 +166,12 @@ def span_block(spans):
 def test_fingerprint_is_of_tokens_and_weights(tmp_path):
     documents, kinds = make_documents(30), {}
     kinds["plain"] = write_dataset(tmp_path / "a", documents, tokenizer=TOKENIZER)
-    kinds["spans"] = write_dataset(tmp_path / "b", documents, spans=[None] * 30, tokenizer=TOKENIZER)
-    kinds["weights"] = write_dataset(tmp_path / "c", documents, spans=[[]] * 30, tokenizer=TOKENIZER)
+    kinds["spans"] = write_dataset(
+        tmp_path / "b", documents, spans=[None] * 30, tokenizer=TOKENIZER
+    )
+    kinds["weights"] = write_dataset(
+        tmp_path / "c", documents, spans=[[]] * 30, tokenizer=TOKENIZER
+    )
     kinds["order"] = write_dataset(tmp_path / "d", documents[::-1], tokenizer=TOKENIZER)
     joined = [np.concatenate(documents[:2]), np.empty(0), *documents[2:]]
     kinds["borders"] = write_dataset(tmp_path / "e", joined, tokenizer=TOKENIZER)
@@ -207,7 +229,10 @@ def test_truncated_and_missing_files_are_found_at_opening(tmp_path, name):
     path = tmp_path / "d" / name
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(CorruptionError, match=rf"{name}: {len(data) - 1} bytes, expected {len(data)}; copy it again"):
+    with pytest.raises(
+        CorruptionError,
+        match=rf"{name}: {len(data) - 1} bytes, expected {len(data)}; copy it again",
+    ):
         open_dataset(tmp_path / "d")
     path.unlink()
     with pytest.raises(CorruptionError, match=rf"{name}: the file is missing"):
@@ -229,7 +254,10 @@ def test_any_flipped_bit_of_tokens_and_spans_is_found_on_reading(tmp_path):
     path, places = tmp_path / "d" / "00000.arrow", dataset.table.batches[0].tolist()
     offsets = np.frombuffer(path.read_bytes(), np.int64, 13, places[0])
     spans = int(np.frombuffer(path.read_bytes(), np.int64, 13, places[5])[-1])
-    regions = [(places[1], 2 * int(offsets[-1])), *((places[column], 4 * spans) for column in (6, 7, 8))]
+    regions = [
+        (places[1], 2 * int(offsets[-1])),
+        *((places[column], 4 * spans) for column in (6, 7, 8)),
+    ]
     data = np.memmap(path, np.uint8, "r+")
     for begin, size in regions:
         for at in range(begin, begin + size):
@@ -292,7 +320,9 @@ def write_parts(folder, names):
         documents = make_documents(50, seed=number)
         with ShardWriter(folder, name, layout) as writer:
             rows = Ragged.from_rows(documents, np.uint32)
-            writer.write(rows, files=0, lines=np.arange(50), spans=span_block(make_spans(documents)))
+            writer.write(
+                rows, files=0, lines=np.arange(50), spans=span_block(make_spans(documents))
+            )
             writer.finish()
     return layout
 
@@ -306,7 +336,13 @@ def test_finish_is_atomic(tmp_path, monkeypatch):
         folder.mkdir()
         layout = write_parts(folder, names)
         shards = [load_shard(folder, name) for name in names]
-        arguments = {"shards": shards, "layout": layout, "tokenizer": TOKENIZER, "configuration": "c", "files": ["x"]}
+        arguments = {
+            "shards": shards,
+            "layout": layout,
+            "tokenizer": TOKENIZER,
+            "configuration": "c",
+            "files": ["x"],
+        }
         for allowed in range(5) if folder == folders[1] else ():
             count = iter(range(10))
 
@@ -324,7 +360,8 @@ def test_finish_is_atomic(tmp_path, monkeypatch):
         manifests.append(finish_dataset(folder, **arguments))
     assert manifests[0] == manifests[1]
     files = [
-        {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".partial"} for folder in folders
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".partial"}
+        for folder in folders
     ]
     assert files[0] == files[1]
     assert "unfinished" not in files[1]
@@ -335,18 +372,29 @@ def test_missing_shard_at_the_end(tmp_path):
     info = load_shard(tmp_path, "a.arrow")
     (tmp_path / "a.arrow").unlink()
     with pytest.raises(OutputError, match=r"a.arrow.*missing.*finished.*prepare"):
-        finish_dataset(tmp_path, shards=[info], layout=layout, tokenizer=TOKENIZER, configuration="", files=["x"])
+        finish_dataset(
+            tmp_path,
+            shards=[info],
+            layout=layout,
+            tokenizer=TOKENIZER,
+            configuration="",
+            files=["x"],
+        )
     assert not (tmp_path / MANIFEST).exists()
 
 
 def test_finish_for_another_vocabulary(tmp_path):
     other = ShardLayout(vocab_size=5)
     with pytest.raises(ConfigError, match=r"vocabulary.*5.*tokenizer.*1000"):
-        finish_dataset(tmp_path, shards=[], layout=other, tokenizer=TOKENIZER, configuration="", files=[])
+        finish_dataset(
+            tmp_path, shards=[], layout=other, tokenizer=TOKENIZER, configuration="", files=[]
+        )
 
 
 def spans_of(spans, offsets, valid):
-    return SpanBlock(spans=Ragged(np.array(spans, SPAN), np.array(offsets)), valid=np.full(2, valid))
+    return SpanBlock(
+        spans=Ragged(np.array(spans, SPAN), np.array(offsets)), valid=np.full(2, valid)
+    )
 
 
 def write_one(writer, arguments):
@@ -358,13 +406,25 @@ def write_one(writer, arguments):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"tokens": Ragged(np.array([5, VOCAB]), np.array([0, 1, 2]))}, "token ids from 5 to 1000, but the vocabulary"),
+        (
+            {"tokens": Ragged(np.array([5, VOCAB]), np.array([0, 1, 2]))},
+            "token ids from 5 to 1000, but the vocabulary",
+        ),
         ({"tokens": Ragged(np.array([-1, 3]), np.array([0, 1, 2]))}, "token ids from -1 to 3"),
-        ({"tokens": Ragged(np.array([1, 3]), np.array([1, 1, 2]))}, "offsets of tokens must increase from 0 to 2"),
-        ({"tokens": Ragged(np.array([1, 3]), np.array([0, 3, 2]))}, "offsets of tokens must increase"),
+        (
+            {"tokens": Ragged(np.array([1, 3]), np.array([1, 1, 2]))},
+            "offsets of tokens must increase from 0 to 2",
+        ),
+        (
+            {"tokens": Ragged(np.array([1, 3]), np.array([0, 3, 2]))},
+            "offsets of tokens must increase",
+        ),
         ({"lines": np.arange(3)}, "different numbers of documents.*'lines': 3"),
         ({"files": np.zeros(1, np.int32)}, "different numbers of documents.*'files': 1"),
-        ({"texts": pa.array(["a", "b"])}, "spans or texts are given or missing, contrary to the layout"),
+        (
+            {"texts": pa.array(["a", "b"])},
+            "spans or texts are given or missing, contrary to the layout",
+        ),
         ({"spans": spans_of([], [0, 0], True)}, "'spans': 1"),
         ({"spans": spans_of([(0, 1, 1)], [0, 1, 1], False)}, "marked as having no spans"),
         (
@@ -372,9 +432,13 @@ def write_one(writer, arguments):
             r"document 1 \(file 0, line 8\) has 1 tokens and spans .*\[\(0, 9, 1.0\)\]",
         ),
     ],
-)  # fmt: skip
+)
 def test_writer_refuses(tmp_path, change, match):
-    arguments = {"tokens": Ragged(np.array([1, 2]), np.array([0, 1, 2])), "files": 0, "lines": np.array([7, 8])}
+    arguments = {
+        "tokens": Ragged(np.array([1, 2]), np.array([0, 1, 2])),
+        "files": 0,
+        "lines": np.array([7, 8]),
+    }
     writer = ShardWriter(tmp_path, "a.arrow", ShardLayout(vocab_size=VOCAB, has_spans=True))
     with pytest.raises(ConfigError, match=match):
         write_one(writer, {**arguments, **change})
@@ -440,12 +504,19 @@ def test_a_dataset_knows_whether_all_documents_are_framed(tmp_path):
     tokenizer = tokenizer_info(vocab_size=100, bos_id=1, eos_id=2)
     framed = write_dataset(tmp_path / "a", [[1, 5, 2], [], [1, 9, 9, 2]], tokenizer=tokenizer)
     assert framed.framed == (True, True)
-    assert write_dataset(tmp_path / "b", [[1, 5, 2], [1, 9, 9]], tokenizer=tokenizer).framed == (True, False)
-    assert write_dataset(tmp_path / "c", [[5, 2], [5, 9, 2]], tokenizer=tokenizer).framed == (False, True)
+    assert write_dataset(tmp_path / "b", [[1, 5, 2], [1, 9, 9]], tokenizer=tokenizer).framed == (
+        True,
+        False,
+    )
+    assert write_dataset(tmp_path / "c", [[5, 2], [5, 9, 2]], tokenizer=tokenizer).framed == (
+        False,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
-    "document", [[1, 2.5], [1.0], ["7"], [[1, 2], [3, 4]], [1, None], 3, "abc", [2**70], [True], [[1], [2, 3]]]
+    "document",
+    [[1, 2.5], [1.0], ["7"], [[1, 2], [3, 4]], [1, None], 3, "abc", [2**70], [True], [[1], [2, 3]]],
 )
 def test_what_is_no_list_of_ids_is_refused(tmp_path, document):
     with pytest.raises(ConfigError, match=r"document.*1.*flat.*token"):
@@ -453,7 +524,9 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path, document):
     assert not (tmp_path / "d").exists()
 
 
-@pytest.mark.parametrize("wrong", [{"vocab_size": 0}, {"documents_per_shard": 0}, {"spans": [[(0, 1, -1.0)]]}])
+@pytest.mark.parametrize(
+    "wrong", [{"vocab_size": 0}, {"documents_per_shard": 0}, {"spans": [[(0, 1, -1.0)]]}]
+)
 def test_settings_out_of_range_are_refused(tmp_path, wrong):
     with pytest.raises(ConfigError, match="must be"):
         write_dataset(tmp_path / "d", [[1, 2]], **wrong)

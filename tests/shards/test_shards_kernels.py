@@ -59,7 +59,9 @@ def slow_spans(spans: list[tuple[int, int, float]]) -> int:
 
 def span_columns(spans: list[tuple[int, int, float]]) -> tuple[np.ndarray, ...]:
     columns = list(zip(*spans, strict=True)) or [(), (), ()]
-    return tuple(np.array(part, kind) for part, kind in zip(columns, ("<u4", "<u4", "<f4"), strict=True))
+    return tuple(
+        np.array(part, kind) for part, kind in zip(columns, ("<u4", "<u4", "<f4"), strict=True)
+    )
 
 
 def address(array: np.ndarray) -> np.uint64:
@@ -83,35 +85,54 @@ def test_checksum_is_golden(dtype, golden):
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 65535), max_size=256), st.integers(0, 2**40), st.sampled_from([np.uint16, np.uint32]))
+@given(
+    st.lists(st.integers(0, 65535), max_size=256),
+    st.integers(0, 2**40),
+    st.sampled_from([np.uint16, np.uint32]),
+)
 def test_checksum_equals_twin(values, chunk, dtype):
     tokens = np.array(values, dtype)
     # The kernel adds the chunk's place to the document's address.
     begin = np.uint64((address_of(tokens) - chunk * 256 * tokens.itemsize) & MASK)
-    assert token_checksum(begin, tokens.itemsize, chunk, len(tokens)) == slow_checksum(tokens, chunk)
+    assert token_checksum(begin, tokens.itemsize, chunk, len(tokens)) == slow_checksum(
+        tokens, chunk
+    )
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_change_inside_one_word_is_always_found(data):
-    tokens = np.array(data.draw(st.lists(st.integers(0, 65535), min_size=1, max_size=256)), np.uint16)
+    tokens = np.array(
+        data.draw(st.lists(st.integers(0, 65535), min_size=1, max_size=256)), np.uint16
+    )
     before = token_checksum(address(tokens), 2, 0, len(tokens))
     word = data.draw(st.integers(0, (len(tokens) - 1) // 2))
     bytes_of_word = tokens.view(np.uint8)[4 * word : 4 * word + 4]
-    change = data.draw(st.binary(min_size=len(bytes_of_word), max_size=len(bytes_of_word)).filter(any))
+    change = data.draw(
+        st.binary(min_size=len(bytes_of_word), max_size=len(bytes_of_word)).filter(any)
+    )
     bytes_of_word ^= np.frombuffer(change, np.uint8)
     assert token_checksum(address(tokens), 2, 0, len(tokens)) != before
 
 
 def test_length_and_place_count():
     zeros = np.zeros(1024, np.uint16)
-    found = {int(token_checksum(address(zeros), 2, chunk, count)) for chunk in range(3) for count in range(257)}
+    found = {
+        int(token_checksum(address(zeros), 2, chunk, count))
+        for chunk in range(3)
+        for count in range(257)
+    }
     assert len(found) == 3 * 257
     assert 0 not in found
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.floats(width=32)), max_size=150))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.floats(width=32)),
+        max_size=150,
+    )
+)
 def test_spans_checksum_equals_twin(spans):
     columns = span_columns(spans)
     found = spans_checksum(*(address(part) for part in columns), np.uint64(len(spans)))
@@ -141,7 +162,9 @@ def test_batch_of_checksums_equals_twin(lengths, dtype, has_spans, seed):
     span_offsets = np.cumsum([0, *map(len, spans)])
     tokens = np.concatenate(documents)
     addresses = np.array([address(part) for part in columns], np.uint64)
-    b.checksum_batch(address(tokens), tokens.itemsize, offsets, starts, (valid, span_offsets, addresses), words)
+    b.checksum_batch(
+        address(tokens), tokens.itemsize, offsets, starts, (valid, span_offsets, addresses), words
+    )
     for i, document in enumerate(documents):
         due = document_checksums(document)
         if has_spans:
@@ -154,7 +177,9 @@ def sound_spans(draw):
     """(tokens, sound spans) of a document."""
     edges = sorted(draw(st.sets(st.integers(0, 60), max_size=12)))
     pairs = list(zip(edges[::2], edges[1::2], strict=False))
-    weights = draw(st.lists(st.sampled_from([0.0, 1.0, 0.5, -2.0]), min_size=len(pairs), max_size=len(pairs)))
+    weights = draw(
+        st.lists(st.sampled_from([0.0, 1.0, 0.5, -2.0]), min_size=len(pairs), max_size=len(pairs))
+    )
     spans = [(begin, end, weight) for (begin, end), weight in zip(pairs, weights, strict=True)]
     return draw(st.integers(edges[-1] if edges else 0, 70)), spans
 
@@ -177,7 +202,9 @@ def test_summary_equals_twin(drawn):
     lengths, sums = np.empty((len(documents), 2), np.uint32), np.empty(len(documents))
     wrong, fractional = b.summarise_batch(offsets, valid, span_offsets, *columns, lengths, sums)
     assert wrong == -1
-    assert fractional == any(weight not in (0, 1) for _, spans in documents for *_, weight in spans or [])
+    assert fractional == any(
+        weight not in (0, 1) for _, spans in documents for *_, weight in spans or []
+    )
     for i, (num_tokens, spans) in enumerate(documents):
         weights = slow_weights(num_tokens, spans)[1:]
         assert lengths[i].tolist() == [num_tokens, np.count_nonzero(weights)]
@@ -186,18 +213,30 @@ def test_summary_equals_twin(drawn):
 
 @pytest.mark.parametrize(
     "spans",
-    [[(2, 2, 1.0)], [(3, 2, 1.0)], [(0, 11, 1.0)], [(4, 6, 1.0), (5, 8, 1.0)], [(4, 6, 1.0), (0, 2, 1.0)],
-     [(0, 1, float("nan"))], [(0, 1, float("inf"))]],
-)  # fmt: skip
+    [
+        [(2, 2, 1.0)],
+        [(3, 2, 1.0)],
+        [(0, 11, 1.0)],
+        [(4, 6, 1.0), (5, 8, 1.0)],
+        [(4, 6, 1.0), (0, 2, 1.0)],
+        [(0, 1, float("nan"))],
+        [(0, 1, float("inf"))],
+    ],
+)
 def test_unsound_spans_are_named(spans):
     offsets, span_offsets = np.array([0, 10, 20]), np.array([0, 0, len(spans)])
     lengths, sums = np.empty((2, 2), np.uint32), np.empty(2)
-    found = b.summarise_batch(offsets, np.array([True, True]), span_offsets, *span_columns(spans), lengths, sums)
+    found = b.summarise_batch(
+        offsets, np.array([True, True]), span_offsets, *span_columns(spans), lengths, sums
+    )
     assert found[0] == 1
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 3000), min_size=1, max_size=6).filter(any), st.sampled_from([1, 7, 1024]))
+@given(
+    st.lists(st.integers(0, 3000), min_size=1, max_size=6).filter(any),
+    st.sampled_from([1, 7, 1024]),
+)
 def test_location_equals_twin(sizes, per_batch):
     starts = np.cumsum([0, *sizes])
     batches = [-(-size // per_batch) for size in sizes]
@@ -207,7 +246,12 @@ def test_location_equals_twin(sizes, per_batch):
         for shard, size in enumerate(sizes)
         for local in range(size)
     ]
-    for document in {0, len(places) - 1, len(places) // 2, *(s for s in starts[:-1] if s < len(places))}:
+    for document in {
+        0,
+        len(places) - 1,
+        len(places) // 2,
+        *(s for s in starts[:-1] if s < len(places)),
+    }:
         assert k.find_document(document, starts, first_batch, per_batch) == places[document]
 
 

@@ -32,7 +32,9 @@ def test_every_flipped_bit_is_found(tmp_path):
             bit = np.uint8(1 << at % 8)
             data[at] ^= bit
             report = verify(tmp_path / "d")
-            assert any(path.name in fault.file for fault in report.faults), f"{path.name}, byte {at}"
+            assert any(path.name in fault.file for fault in report.faults), (
+                f"{path.name}, byte {at}"
+            )
             data[at] ^= bit
     assert verify(tmp_path / "d").sound
 
@@ -58,7 +60,9 @@ def test_every_cut_is_found(tmp_path, keep):
             with pytest.raises(FormatError, match="not JSON"):
                 verify(tmp_path / "d")
         else:
-            assert any(path.name in fault.file for fault in verify(tmp_path / "d").faults), path.name
+            assert any(path.name in fault.file for fault in verify(tmp_path / "d").faults), (
+                path.name
+            )
         path.write_bytes(whole)
 
 
@@ -116,7 +120,9 @@ def test_command(tmp_path):
     assert done.exit_code == 1
     report = json.loads(done.stdout)
     assert not report["sound"]
-    assert {"file": str(tmp_path / "d" / "lengths.u32"), "document": None, "reason": "differs from its checksum"} in (
-        report["faults"]
-    )
+    assert {
+        "file": str(tmp_path / "d" / "lengths.u32"),
+        "document": None,
+        "reason": "differs from its checksum",
+    } in (report["faults"])
     assert 1 in [fault["document"] for fault in report["faults"]]

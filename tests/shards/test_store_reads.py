@@ -65,7 +65,9 @@ def test_obstore_reads_the_object_that_was_listed(s3, slow):
     assert slow == [(0, 10), (0, 10)], "errors are those of s3fs"
 
 
-def test_a_request_that_fails_is_made_again_and_a_client_that_keeps_failing_is_given_up(s3, slow, caplog):
+def test_a_request_that_fails_is_made_again_and_a_client_that_keeps_failing_is_given_up(
+    s3, slow, caplog
+):
     store = Store("s3://bucket/web")
     s3.fail("500")
     assert store.read_range("a.arrow", 0, 10) == CONTENT[:10]
@@ -79,7 +81,10 @@ def test_a_request_that_fails_is_made_again_and_a_client_that_keeps_failing_is_g
             assert store.read_range("a.arrow", begin, begin + 1) == CONTENT[begin : begin + 1]
     assert len(slow) == 9
     assert [record.message for record in caplog.records] == [
-        "s3://bucket: read by s3fs from now on, because obstore failed: ZeroDivisionError: division by zero"
+        (
+            "s3://bucket: read by s3fs from now on, because obstore failed: ZeroDivisionError: "
+            "division by zero"
+        )
     ]
 
 

@@ -37,7 +37,13 @@ def folder(tmp_path_factory):
     ]
     (root / "a.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     target = root / "store" / "bucket" / "chats"
-    prepare(root / "a.jsonl", tokenizer=root / "tokenizer", output=target, template="chatml", progress=False)
+    prepare(
+        root / "a.jsonl",
+        tokenizer=root / "tokenizer",
+        output=target,
+        template="chatml",
+        progress=False,
+    )
     return root / "store"
 
 
@@ -62,9 +68,13 @@ def test_a_dataset_opens_without_the_right_to_list(store, folder, tmp_path):
         assert remote == local
         assert [remote[n] for n in range(0, 300, 17)] == [local[n] for n in range(0, 300, 17)]
         assert remote.chat == local.chat
-        assert remote.loaded_tokenizer.encode("water").tolist() == local.loaded_tokenizer.encode("water").tolist()
+        assert (
+            remote.loaded_tokenizer.encode("water").tolist()
+            == local.loaded_tokenizer.encode("water").tolist()
+        )
     steps = [
-        next(iter(Loader(Source(one, name="c"), sequence_length=64, rows_per_step=4))) for one in (local.path, URL)
+        next(iter(Loader(Source(one, name="c"), sequence_length=64, rows_per_step=4)))
+        for one in (local.path, URL)
     ]
     np.testing.assert_array_equal(steps[0][0].tokens, steps[1][0].tokens)
     assert verify(URL).sound
@@ -76,7 +86,9 @@ def test_a_dataset_opens_without_the_right_to_list(store, folder, tmp_path):
 
 def test_what_is_not_there_names_the_rights(store):
     store.may_list = False
-    with pytest.raises((StoreError, FormatError), match=r"s3://bucket/nothing.*s3:GetObject.*s3:ListBucket") as found:
+    with pytest.raises(
+        (StoreError, FormatError), match=r"s3://bucket/nothing.*s3:GetObject.*s3:ListBucket"
+    ) as found:
         open_dataset("s3://bucket/nothing")
     assert "not there" in str(found.value)
     with pytest.raises(StoreError, match=r"s3://bucket.*listing.*s3:ListBucket"):
@@ -99,7 +111,9 @@ def credentials(store, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("code", EXPIRED)
 @pytest.mark.parametrize("fast", [True, False])
-def test_keys_that_were_replaced_before_they_ended(store, folder, credentials, code, fast, monkeypatch):
+def test_keys_that_were_replaced_before_they_ended(
+    store, folder, credentials, code, fast, monkeypatch
+):
     if not fast:
         monkeypatch.setattr("penstock.data.stores.store.FastReads.of", lambda files: None)
     local = open_dataset(folder / "bucket" / "chats")
@@ -113,7 +127,10 @@ def test_keys_that_were_replaced_before_they_ended(store, folder, credentials, c
     # And once more.
     credentials("newer")
     store.keys["new"] = code
-    assert Store(URL).read("manifest.json") == (folder / "bucket" / "chats" / "manifest.json").read_bytes()
+    assert (
+        Store(URL).read("manifest.json")
+        == (folder / "bucket" / "chats" / "manifest.json").read_bytes()
+    )
 
 
 def test_a_run_goes_on_while_keys_change(store, folder, credentials):
@@ -136,7 +153,10 @@ def test_keys_that_ended_and_have_no_others(store, credentials, monkeypatch):
     remote = open_dataset(URL)
     store.keys["old"] = "ExpiredToken"
     before = len(store.log)
-    message = r"the store refuses: .*renew the credentials \(a new session finds no others in the environment, the cred"
+    message = (
+        r"the store refuses: .*renew the credentials \(a new session finds no others in the "
+        r"environment, the cred"
+    )
     with pytest.raises(StoreError, match=message):
         remote[5]
     assert len(store.log) < before + 20, "it was not tried for ever"

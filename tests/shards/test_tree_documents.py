@@ -43,7 +43,11 @@ def test_the_example_of_the_module():
         ([[1, 2], [1, 2, 3]], [1, 2, 3], [[0, 0, -1]]),
         ([[1, 2, 3], [1, 2, 3]], [1, 2, 3], [[0, 0, -1]]),
         # The inner node is only the token that moved.
-        ([[1, 2, 3, 5], [1, 2, 3, 6], [1, 2, 4]], [1, 2, 3, 5, 3, 6, 2, 4], [[0, 0, -1], [4, 2, 0], [6, 1, 0]]),
+        (
+            [[1, 2, 3, 5], [1, 2, 3, 6], [1, 2, 4]],
+            [1, 2, 3, 5, 3, 6, 2, 4],
+            [[0, 0, -1], [4, 2, 0], [6, 1, 0]],
+        ),
     ],
 )
 def test_corner_cases(paths, tokens, branches):
@@ -56,7 +60,14 @@ def test_corner_cases(paths, tokens, branches):
 def test_weights_add_up_or_count_once():
     paths, weights = [[1, 2, 3, 4], [1, 2, 3, 5]], [[0, 1, 0.5, 1], [0, 0.25, 0.5, 1]]
     assert build_tree(paths, weights).loss_weights.tolist() == [0, 1.25, 1, 1, 0, 1]
-    assert build_tree(paths, weights, shared_weights="once").loss_weights.tolist() == [0, 1, 0.5, 1, 0, 1]
+    assert build_tree(paths, weights, shared_weights="once").loss_weights.tolist() == [
+        0,
+        1,
+        0.5,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_a_target_trained_in_one_path_only_is_not_shared():
@@ -80,7 +91,8 @@ def test_tokens_of_different_numbers_are_not_shared():
 
 def test_values_pairs_and_examples():
     built = build_tree(
-        [[1, 2], [1, 3], [1, 4], [1, 5]], values={"rank": [0, 1, 1, float("nan")], "label": [1, 0, -1, float("nan")]}
+        [[1, 2], [1, 3], [1, 4], [1, 5]],
+        values={"rank": [0, 1, 1, float("nan")], "label": [1, 0, -1, float("nan")]},
     )
     assert built.tree.pairs().tolist() == [[0, 1], [0, 2]]
     assert (built.tree.num_pairs, built.tree.num_examples, built.tree.num_roots) == (2, 2, 4)
@@ -103,7 +115,9 @@ def test_values_pairs_and_examples():
     ],
 )
 def test_what_is_no_tree_is_refused(branches, paths, reason):
-    tree = Tree(branches=np.array(branches), paths=np.array(paths), values=np.empty((len(paths), 0)))
+    tree = Tree(
+        branches=np.array(branches), paths=np.array(paths), values=np.empty((len(paths), 0))
+    )
     with pytest.raises(ConfigError, match=reason):
         tree.check(5)
 

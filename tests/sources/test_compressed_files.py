@@ -1,4 +1,6 @@
-"""Compressed files as the usual programs write them are read whole; others are refused by their right name."""
+"""Compressed files as the usual programs write them are read whole; others are refused by their
+right name.
+"""
 
 import bz2
 import gzip
@@ -29,7 +31,9 @@ def compress(suffix, data):
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
 @pytest.mark.parametrize("block_bytes", [1, 700, 4 << 20])
 def test_each_codec_in_one_stream_or_several(tmp_path, monkeypatch, suffix, block_bytes):
-    monkeypatch.setattr(lines_module, "BLOCK_BYTES", max(block_bytes, 1 << 12 if suffix == ".bz2" else 1))
+    monkeypatch.setattr(
+        lines_module, "BLOCK_BYTES", max(block_bytes, 1 << 12 if suffix == ".bz2" else 1)
+    )
     middle = LINES.index(b"\n", len(LINES) // 2) - 7
     small = block_bytes == 1
     data = LINES[:2000] if small else LINES
@@ -46,7 +50,10 @@ def test_each_codec_in_one_stream_or_several(tmp_path, monkeypatch, suffix, bloc
         path.write_bytes(path.read_bytes() + bytes(1024))
         assert list(read_texts(open_sources(path))) == TEXTS
     (tmp_path / f"b.txt{suffix}").write_bytes(compress(suffix, b"one|two"))
-    assert list(read_texts(open_sources(tmp_path / f"b.txt{suffix}", separator="|"))) == ["one", "two"]
+    assert list(read_texts(open_sources(tmp_path / f"b.txt{suffix}", separator="|"))) == [
+        "one",
+        "two",
+    ]
 
 
 @pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd", "lz4"])
@@ -77,7 +84,10 @@ def test_zstd_with_a_long_window(tmp_path):
         path.write_bytes(zstd_frame(LINES, window_log, sized=True))
         assert list(read_texts(open_sources(path))) == TEXTS
     assert ARROW_WINDOW == 1 << 27
-    cure = r"a.jsonl.zst: was compressed with a window of more than 128 MiB, which .*: zstd -dc -M2048MB FILE"
+    cure = (
+        r"a.jsonl.zst: was compressed with a window of more than 128 MiB, which .*: zstd -dc "
+        r"-M2048MB FILE"
+    )
     for content in (
         zstd_frame(LINES, 31, sized=False),
         zstd_frame(LINES, 31, sized=True) * 2,
@@ -93,14 +103,19 @@ def test_zstd_with_a_long_window(tmp_path):
 def test_a_zstd_header_that_names_too_much(tmp_path, size):
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(20))
-    with pytest.raises(DamagedFileError, match=r"claims [\d,]+ bytes of content, more than 33 bytes can hold"):
+    with pytest.raises(
+        DamagedFileError, match=r"claims [\d,]+ bytes of content, more than 33 bytes can hold"
+    ):
         list(read_texts(open_sources(path)))
 
 
 def test_what_is_not_read_is_named(tmp_path):
     for name in ("a.jsonl.zip", "a.jsonl.br", "a.7z"):
         (tmp_path / name).write_bytes(b"PK")
-        with pytest.raises(ConfigError, match=r"\.\w+ files are not supported; unpack the file first, or compress it"):
+        with pytest.raises(
+            ConfigError,
+            match=r"\.\w+ files are not supported; unpack the file first, or compress it",
+        ):
             open_sources(tmp_path / name)
     (tmp_path / "a.tar.gz").write_bytes(b"PK")
     with pytest.raises(ConfigError, match=r"compressed.*webdataset"):

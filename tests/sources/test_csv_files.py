@@ -1,4 +1,6 @@
-"""CSV and TSV: cells, lines and rejects are those that a plain reading of RFC 4180 gives, in however many parts."""
+"""CSV and TSV: cells, lines and rejects are those that a plain reading of RFC 4180 gives, in
+however many parts.
+"""
 
 import csv
 import gzip
@@ -33,9 +35,15 @@ def objects(spec, **options):
     parts = []
     for part in number_lines(open_sources(spec, fields=WHOLE, **options)):
         blocks = list(part.objects())
-        found = [pair for block in blocks for pair in zip(block.lines.tolist(), block.objects, strict=True)]
+        found = [
+            pair
+            for block in blocks
+            for pair in zip(block.lines.tolist(), block.objects, strict=True)
+        ]
         assert sum(block.size_bytes for block in blocks) == part.size_bytes
-        parts.append((found, [(reject.line, reject.reason) for block in blocks for reject in block.rejects]))
+        parts.append(
+            (found, [(reject.line, reject.reason) for block in blocks for reject in block.rejects])
+        )
     return parts
 
 
@@ -49,23 +57,33 @@ def texts(spec, **options):
     return found, rejects
 
 
-CELLS = st.text(st.sampled_from("ab\";,\t\n\r é水 0'\\") | st.characters(exclude_categories=("Cs",)), max_size=12).map(
-    lambda text: text.replace("\0", "")
-)
+CELLS = st.text(
+    st.sampled_from("ab\";,\t\n\r é水 0'\\") | st.characters(exclude_categories=("Cs",)),
+    max_size=12,
+).map(lambda text: text.replace("\0", ""))
 
 
 @given(
-    rows=st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=8), delimiter=st.sampled_from(",\t;"),
-    line_end=st.sampled_from(["\n", "\r\n"]), quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
-    mark=st.booleans(), ends=st.booleans(), part_bytes=st.integers(1, 60), packed=st.booleans(),
-)  # fmt: skip
+    rows=st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=8),
+    delimiter=st.sampled_from(",\t;"),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    mark=st.booleans(),
+    ends=st.booleans(),
+    part_bytes=st.integers(1, 60),
+    packed=st.booleans(),
+)
 def test_what_python_writes_is_read(
     tmp_path_factory, rows, delimiter, line_end, quoting, mark, ends, part_bytes, packed
 ):
-    """All cells, with the line at which each record begins, whatever the parts and the compression."""
+    """All cells, with the line at which each record begins, whatever the parts and the
+    compression.
+    """
     folder = tmp_path_factory.mktemp("csv")
     if (line_end, quoting) == ("\n", csv.QUOTE_MINIMAL):
-        rows = [[cell.replace("\r", "") for cell in row] for row in rows]  # Python 3.11 writes these without quotes
+        rows = [
+            [cell.replace("\r", "") for cell in row] for row in rows
+        ]  # Python 3.11 writes these without quotes
     text = written([["one", "two three", "4,\t;"], *rows], delimiter, line_end, quoting)
     text = text if ends or not rows else text.removesuffix(line_end)
     data = (b"\xef\xbb\xbf" if mark else b"") + text.encode()
@@ -110,7 +128,9 @@ def test_record_ends(data, cuts):
         piece = np.frombuffer(data[begin:end], np.uint8)
         ends = np.empty(data.count(b"\n"), np.int64)
         if len(piece):
-            count, state = k.record_ends(np.uint64(address_of(piece)), len(piece), ord(","), state, ends)
+            count, state = k.record_ends(
+                np.uint64(address_of(piece)), len(piece), ord(","), state, ends
+            )
             found += (begin + ends[:count]).tolist()
         begin = end
     assert found == due
@@ -118,7 +138,9 @@ def test_record_ends(data, cuts):
 
 @given(data=st.text('ab",\n\r é', max_size=60).map(str.encode), part_bytes=st.integers(1, 30))
 def test_parts_of_any_mess_are_those_of_the_whole(tmp_path_factory, data, part_bytes):
-    """Records, rejects and their lines do not depend on the cuts; nothing is lost: all lines are in some record."""
+    """Records, rejects and their lines do not depend on the cuts; nothing is lost: all lines are in
+    some record.
+    """
     path = tmp_path_factory.mktemp("csv") / "a.csv"
     path.write_bytes(b"x,y\n" + data)
     (whole,) = objects(path)
@@ -129,17 +151,30 @@ def test_parts_of_any_mess_are_those_of_the_whole(tmp_path_factory, data, part_b
     ends = [0, *slow_ends(data, b",")]
     ends += [len(data)] if ends[-1] < len(data) else []
     pairs = [(begin, data[begin:end]) for begin, end in pairwise(ends)]
-    begins = [2 + data[:begin].count(b"\n") for begin, raw in pairs if raw not in (b"\n", b"\r\n", b"\r")]
+    begins = [
+        2 + data[:begin].count(b"\n") for begin, raw in pairs if raw not in (b"\n", b"\r\n", b"\r")
+    ]
     assert lines == begins
 
 
 def test_texts_columns_and_weights(tmp_path):
-    rows = [["id", "text", "score", "good", "w", "doc.name"], ["1", 'a "b",\nc', "0.5", "true", "", "x"],
-            ["2", "d", "", "0", '[{"begin": 0, "end": 1, "weight": 0.25}]', ""], ["x", "e", "1", "", "", ""],
-            ["3", "", "1", "", "", ""], ["4", "f", "much", "", "", ""], ["5", "g", "1", "maybe", "", ""],
-            ["6", "h", "1", "", "{", ""], [str(2**63), "i", "", "", "", ""], ["1_0", "j", "", "", "", ""]]  # fmt: skip
+    rows = [
+        ["id", "text", "score", "good", "w", "doc.name"],
+        ["1", 'a "b",\nc', "0.5", "true", "", "x"],
+        ["2", "d", "", "0", '[{"begin": 0, "end": 1, "weight": 0.25}]', ""],
+        ["x", "e", "1", "", "", ""],
+        ["3", "", "1", "", "", ""],
+        ["4", "f", "much", "", "", ""],
+        ["5", "g", "1", "maybe", "", ""],
+        ["6", "h", "1", "", "{", ""],
+        [str(2**63), "i", "", "", "", ""],
+        ["1_0", "j", "", "", "", ""],
+    ]
     (tmp_path / "a.csv").write_text(written(rows), newline="")
-    fields = Fields(weights="w", columns={"id": "int64", "score": "float64", "good": "bool", "doc.name": "string"})
+    fields = Fields(
+        weights="w",
+        columns={"id": "int64", "score": "float64", "good": "bool", "doc.name": "string"},
+    )
     (part,) = open_sources(tmp_path / "a.csv", fields=fields)
     blocks = list(part.blocks())
     assert [text for block in blocks for text in block.texts.to_pylist()] == ['a "b",\nc', "d"]
@@ -147,9 +182,14 @@ def test_texts_columns_and_weights(tmp_path):
     assert {name: column.to_pylist() for name, column in blocks[0].columns.items()} == {
         "id": [1, 2], "score": [0.5, None], "good": [True, False], "doc.name": ["x", ""]
     }  # fmt: skip
-    assert (blocks[0].weights.present.tolist(), blocks[0].weights.weight.tolist()) == ([False, True], [0.25])
+    assert (blocks[0].weights.present.tolist(), blocks[0].weights.weight.tolist()) == (
+        [False, True],
+        [0.25],
+    )
     rejects = {reject.line: reject.reason for block in blocks for reject in block.rejects}
-    assert rejects[5].startswith("field 'id' holds text; expected: int64, as declared (to declare another type, set")
+    assert rejects[5].startswith(
+        "field 'id' holds text; expected: int64, as declared (to declare another type, set"
+    )
     assert rejects[6] == "field 'text' is empty; expected: at least one character"
     assert "'score' holds text; expected: float64" in rejects[7]
     assert "'good' holds text; expected: bool" in rejects[8]
@@ -171,28 +211,60 @@ def test_other_text_fields_and_formats(tmp_path):
     assert list(read_texts(open_sources(tmp_path / "e.csv"))) == ["ab"]
     long = "x" * 300_000
     (tmp_path / "f.csv").write_text(written([["text", "n"], [f'"{long}"', "1"], [long, "2"]]))
-    assert list(read_texts(open_sources(tmp_path / "f.csv"))) == [f'"{long}"', long], "csv's own limit is 128 KiB"
+    assert list(read_texts(open_sources(tmp_path / "f.csv"))) == [f'"{long}"', long], (
+        "csv's own limit is 128 KiB"
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "due"),
     [
-        (b"", r"a.csv: is empty; expected: a header line with the names of the columns, then the records"),
+        (
+            b"",
+            (
+                r"a.csv: is empty; expected: a header line with the names of the columns, then the "
+                r"records"
+            ),
+        ),
         (b"\n \r\n", r"a.csv: is empty; expected: a header line"),
         (b"text,n,text\na,1,b\n", r"a.csv:1: the header has the column 'text' twice; rename one"),
         (b"\n\n,a,,b\n", r"a.csv:3: the header has the column '' twice; rename one"),
-        (b"1,2\n3,4\n", r"a.csv:1: the first line holds '1', which is no name of a column; expected: a header line"),
-        (b'1,"a text\nof two lines"\n', r"a.csv:1: the first line holds 'a text\\nof two lines', which is no name"),
-        (b"id," + b"word " * 99 + b"\n", r"a.csv:1: the first line holds 'word word .*, which is no name of a column"),
+        (
+            b"1,2\n3,4\n",
+            (
+                r"a.csv:1: the first line holds '1', which is no name of a column; expected: a header "  # noqa: E501
+                r"line"
+            ),
+        ),
+        (
+            b'1,"a text\nof two lines"\n',
+            r"a.csv:1: the first line holds 'a text\\nof two lines', which is no name",
+        ),
+        (
+            b"id," + b"word " * 99 + b"\n",
+            r"a.csv:1: the first line holds 'word word .*, which is no name of a column",
+        ),
         (b'[1],{"a": 1}\n', r"a.csv:1: the first line holds '\[1\]', which is no name of a column"),
         (b'text,"n\n', r"a.csv:1: the header cannot be read: a quoted cell does not end"),
         (b'text,"n"x\n', r"a.csv:1: the header cannot be read: its quotes are wrong"),
-        (b"text,n\rab,1\r", r"a.csv:1: the header cannot be read: a carriage return .*; lines end in \\n or \\r\\n"),
-        (b"text,\xe9\nab,1\n", r"a.csv:1: the header cannot be read: byte 6 of the line, 0xe9, is not UTF-8"),
-        (b"hello,world\nab,1\n", r"a.csv: no column 'text'; the header has: 'hello', 'world'; .* add a header line"),
-        (b"id;text\n1;ab\n", r"a.csv: no column 'text'; the header has: 'id;text'; its cells .* by ';': set delim"),
+        (
+            b"text,n\rab,1\r",
+            r"a.csv:1: the header cannot be read: a carriage return .*; lines end in \\n or \\r\\n",
+        ),
+        (
+            b"text,\xe9\nab,1\n",
+            r"a.csv:1: the header cannot be read: byte 6 of the line, 0xe9, is not UTF-8",
+        ),
+        (
+            b"hello,world\nab,1\n",
+            r"a.csv: no column 'text'; the header has: 'hello', 'world'; .* add a header line",
+        ),
+        (
+            b"id;text\n1;ab\n",
+            r"a.csv: no column 'text'; the header has: 'id;text'; its cells .* by ';': set delim",
+        ),
     ],
-)  # fmt: skip
+)
 def test_headers_that_are_none(tmp_path, content, due):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(RecordError, match=due):
@@ -203,7 +275,9 @@ def test_chats_need_the_right_delimiter_too(tmp_path):
     (tmp_path / "a.csv").write_text("prompt;completion\na;b\n")
     with pytest.raises(RecordError, match=r"a.csv.*'prompt;completion'"):
         open_sources(tmp_path / "a.csv", fields=WHOLE)
-    assert objects(tmp_path / "a.csv", delimiter=";") == [([(2, {"prompt": "a", "completion": "b"})], [])]
+    assert objects(tmp_path / "a.csv", delimiter=";") == [
+        ([(2, {"prompt": "a", "completion": "b"})], [])
+    ]
     for wrong in ("", ",,", '"', "\n", "é"):
         with pytest.raises(ConfigError, match=r"delimiter.*ASCII.*character"):
             open_sources(tmp_path / "a.csv", delimiter=wrong)
@@ -211,8 +285,8 @@ def test_chats_need_the_right_delimiter_too(tmp_path):
 
 def test_bad_records_are_rejects_with_their_lines(tmp_path):
     content = (
-        b'id,text\n1,good\n2\n3,too,many\n\n4,"two\nlines"\n5,"wrong"quote\n6,5" disk\n7,nul\0\n8,gr\xfcn\n9,a\rb\n'
-        b'10,"x"\r\n11,"open\n12,rest\n'
+        b'id,text\n1,good\n2\n3,too,many\n\n4,"two\nlines"\n5,"wrong"quote\n6,5" '
+        b'disk\n7,nul\0\n8,gr\xfcn\n9,a\rb\n10,"x"\r\n11,"open\n12,rest\n'
     )
     (tmp_path / "a.csv").write_bytes(content)
     found, rejects = texts(tmp_path / "a.csv")
@@ -236,10 +310,16 @@ def test_damaged_files(tmp_path, monkeypatch):
     rows = [["text"], *([f"{number} word word"] for number in range(5000))]
     data = written(rows).encode()
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(data)[:-500])
-    with pytest.raises(DamagedFileError, match=r"a.csv.gz:\d+: the file cannot be read further: .*cut"):
+    with pytest.raises(
+        DamagedFileError, match=r"a.csv.gz:\d+: the file cannot be read further: .*cut"
+    ):
         list(read_texts(open_sources(tmp_path / "a.csv.gz")))
     damage = []
-    kept = list(read_texts(open_sources(tmp_path / "a.csv.gz", damaged=damage.append), damaged=damage.append))
+    kept = list(
+        read_texts(
+            open_sources(tmp_path / "a.csv.gz", damaged=damage.append), damaged=damage.append
+        )
+    )
     assert kept == [row[0] for row in rows[1 : len(kept) + 1]]
     assert (4000 < len(kept) < 5000, len(damage), damage[0].line) == (True, 1, len(kept) + 2)
     (tmp_path / "b.csv.gz").write_bytes(b"\x1f\x8b\x08" + bytes(40))
@@ -251,7 +331,9 @@ def test_damaged_files(tmp_path, monkeypatch):
     (tmp_path / "c.csv").write_bytes(data)
     parts = number_lines(open_sources(tmp_path / "c.csv", part_bytes=1000))
     (tmp_path / "c.csv").write_bytes(data[:5000])
-    with pytest.raises(DamagedFileError, match=r"c.csv:\d+: the file cannot be read further: it has become shorter"):
+    with pytest.raises(
+        DamagedFileError, match=r"c.csv:\d+: the file cannot be read further: it has become shorter"
+    ):
         list(parts[8].blocks())
     monkeypatch.setattr(csv_files_module, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr(csv_files_module, "BLOCK_BYTES", 64)
@@ -269,7 +351,10 @@ def test_parts_keep_their_identity_when_records_are_added(tmp_path):
         parts = number_lines(open_sources(tmp_path / "a.csv", part_bytes=1000))
         with open(tmp_path / "a.csv", "rb") as file:
             content = file.read()
-        return {part.identity: [content[begin:end] for _, begin, end in part.extents()] for part in parts}
+        return {
+            part.identity: [content[begin:end] for _, begin, end in part.extents()]
+            for part in parts
+        }
 
     before = seen()
     begins = [pieces[0] for pieces in before.values()]
@@ -277,7 +362,9 @@ def test_parts_keep_their_identity_when_records_are_added(tmp_path):
     (tmp_path / "a.csv").write_text(written([*rows, ["more", "1"]]), newline="")
     after = seen()
     assert list(before)[:-1] == list(after)[:-1]
-    assert [before[one] == after[one] for one in before if one in after] == [True] * (len(before) - 1)
+    assert [before[one] == after[one] for one in before if one in after] == [True] * (
+        len(before) - 1
+    )
     (tmp_path / "a.csv").write_text(written([["text", "m"], *rows[1:]]), newline="")
     assert not set(seen()) & set(before)
 
@@ -296,9 +383,17 @@ def test_remote_files_are_read_as_local_ones(tmp_path, request):
             local = list(read_texts(open_sources(tmp_path / "a.csv", part_bytes=part_bytes)))
             parts = open_sources("memory://csv/a.csv", part_bytes=part_bytes)
             assert list(read_texts(parts)) == local == [row[0] for row in rows[1:]]
-            assert [text for part in parts for block in part.blocks() for text in block.texts.to_pylist()] == local
+            assert [
+                text
+                for part in parts
+                for block in part.blocks()
+                for text in block.texts.to_pylist()
+            ] == local
             assert list(read_texts(parts[1:3])) == [
-                text for part in parts[1:3] for block in part.blocks() for text in block.texts.to_pylist()
+                text
+                for part in parts[1:3]
+                for block in part.blocks()
+                for text in block.texts.to_pylist()
             ]
     finally:
         filesystem.rm("/csv", recursive=True)
@@ -307,5 +402,9 @@ def test_remote_files_are_read_as_local_ones(tmp_path, request):
 def test_values_stay_texts(tmp_path):
     """Also those that are JSON, as messages in a cell are: who reads the layout decides."""
     messages = json.dumps([{"role": "user", "content": 'a "b"\n'}])
-    (tmp_path / "a.csv").write_text(written([["messages", "n", "flag"], [messages, "07", "null"]]), newline="")
-    assert objects(tmp_path / "a.csv")[0][0] == [(2, {"messages": messages, "n": "07", "flag": "null"})]
+    (tmp_path / "a.csv").write_text(
+        written([["messages", "n", "flag"], [messages, "07", "null"]]), newline=""
+    )
+    assert objects(tmp_path / "a.csv")[0][0] == [
+        (2, {"messages": messages, "n": "07", "flag": "null"})
+    ]

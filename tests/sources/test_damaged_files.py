@@ -1,4 +1,6 @@
-"""A file that cannot be read to its end is no bad record: it stops the work, or what was not read of it is counted."""
+"""A file that cannot be read to its end is no bad record: it stops the work, or what was not read
+of it is counted.
+"""
 
 import bz2
 import gzip
@@ -29,7 +31,9 @@ COMPRESS = {
 
 def make_lines(count, size=60):
     noise = random.Random(7)
-    return "".join(json.dumps({"text": noise.randbytes(size).hex()}) + "\n" for _ in range(count)).encode()
+    return "".join(
+        json.dumps({"text": noise.randbytes(size).hex()}) + "\n" for _ in range(count)
+    ).encode()
 
 
 def read(parts, **options):
@@ -59,7 +63,7 @@ def test_a_cut_file_stops_or_gives_its_whole_lines(tmp_path, suffix, share):
         assert len(texts) == zlib.decompressobj(31).decompress(path.read_bytes()).count(b"\n")
         assert damage.unread_bytes == 0
     due = (
-        rf"f[.]jsonl[.]\w+:{len(texts) + 1}: the file cannot be read further: .*bytes were read\); .*"
+        rf"f[.]jsonl[.]\w+:{len(texts) + 1}: the file cannot be read further: .*bytes were read\); .*"  # noqa: E501
         "set on_damaged_file to skip"
     )
     with pytest.raises(DamagedFileError, match=due):
@@ -71,17 +75,24 @@ def test_a_cut_file_stops_or_gives_its_whole_lines(tmp_path, suffix, share):
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("name", ["f.jsonl", "f.txt"])
 def test_of_a_file_whose_data_are_wrong_nothing_is_used(tmp_path, monkeypatch, suffix, name):
-    """Where they begin to be wrong is not known: of gzip's, the checksum at the end may be all that tells."""
+    """Where they begin to be wrong is not known: of gzip's, the checksum at the end may be all that
+    tells.
+    """
     monkeypatch.setattr(lines_module, "BLOCK_BYTES", 10_000)
     whole = bytearray(COMPRESS[suffix](make_lines(2000)))
-    at, size = len(whole) // 2, len(whole) // 2 if suffix == ".zst" else 40  # Arrow's frames have no checksum
+    at, size = (
+        len(whole) // 2,
+        len(whole) // 2 if suffix == ".zst" else 40,
+    )  # Arrow's frames have no checksum
     whole[at : at + size] = b"\xff" * size
     path = tmp_path / f"{name}{suffix}"
     path.write_bytes(whole)
     texts, rejects, (damage,), size = read(open_sources(path, separator="|"))
     assert (texts, rejects, size, damage.line) == ([], [], 0, 1)
     assert damage.unread_bytes == damage.size_bytes == len(whole)
-    assert re.search(r"its compressed data are damaged \(.*\), so none of it is used", damage.reason)
+    assert re.search(
+        r"its compressed data are damaged \(.*\), so none of it is used", damage.reason
+    )
 
 
 @pytest.mark.parametrize("part_bytes", [None, 300])
@@ -131,7 +142,13 @@ def test_parquet_without_its_end_or_with_a_damaged_page(tmp_path):
     path = tmp_path / "a.parquet"
     noise = random.Random(3)
     rows = [noise.randbytes(40).hex() for _ in range(9000)]
-    pq.write_table(pa.table({"text": rows}), path, row_group_size=3000, compression="zstd", use_dictionary=False)
+    pq.write_table(
+        pa.table({"text": rows}),
+        path,
+        row_group_size=3000,
+        compression="zstd",
+        use_dictionary=False,
+    )
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
     with pytest.raises(DamagedFileError, match=r"a.parquet:0.*further.*Parquet"):
@@ -184,11 +201,18 @@ def test_an_array_that_ends_early(tmp_path, content, line, reason, unread, part_
     assert abs(sum(one.unread_bytes for one in damage) - unread) <= 4
     assert size + sum(one.unread_bytes for one in damage) == len(content)
     with pytest.raises(DamagedFileError, match=rf"a.json:{line}: .*{reason}"):
-        [list(part.objects()) for part in open_sources(path, fields=Fields(whole=True), part_bytes=part_bytes)]
+        [
+            list(part.objects())
+            for part in open_sources(path, fields=Fields(whole=True), part_bytes=part_bytes)
+        ]
 
 
 def test_a_file_that_goes_away_is_no_damage(tmp_path):
-    for name, content in (("a.jsonl", b'{"text": "a"}\n'), ("a.txt", b"a"), ("a.jsonl.gz", gzip.compress(b"{}"))):
+    for name, content in (
+        ("a.jsonl", b'{"text": "a"}\n'),
+        ("a.txt", b"a"),
+        ("a.jsonl.gz", gzip.compress(b"{}")),
+    ):
         path = tmp_path / name
         path.write_bytes(content)
         parts = open_sources(path)

@@ -1,4 +1,6 @@
-"""First bytes decide where they are certain: whatever its name, a file is read as what it is, or refused as that."""
+"""First bytes decide where they are certain: whatever its name, a file is read as what it is, or
+refused as that.
+"""
 
 import bz2
 import gzip
@@ -61,7 +63,19 @@ CONTENTS = {
     "lines": LINES, **{name: compress(LINES) for name, compress in CODECS.items()},
     **{kind: table_as(kind) for kind in ("parquet", "arrow", "stream")},
 }  # fmt: skip
-NAMES = ["a.jsonl", "a.json", "a.parquet", "a.arrow", "a.tar", "a.txt", "a", "a.0", "a.jsonl.gz", "a.jsonl.zst", "a.gz"]
+NAMES = [
+    "a.jsonl",
+    "a.json",
+    "a.parquet",
+    "a.arrow",
+    "a.tar",
+    "a.txt",
+    "a",
+    "a.0",
+    "a.jsonl.gz",
+    "a.jsonl.zst",
+    "a.gz",
+]
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -77,12 +91,20 @@ def test_any_content_under_any_name(tmp_path, content, name):
         assert texts == [LINES.decode()]
     else:
         assert texts == TEXTS
-    agrees = (content == "lines" and name in ("a.jsonl", "a.json", "a.txt")) or name == f"a.{content}"
-    agrees |= (content, name) in {("stream", "a.arrow"), ("gzip", "a.jsonl.gz"), ("zstd", "a.jsonl.zst")}
+    agrees = (
+        content == "lines" and name in ("a.jsonl", "a.json", "a.txt")
+    ) or name == f"a.{content}"
+    agrees |= (content, name) in {
+        ("stream", "a.arrow"),
+        ("gzip", "a.jsonl.gz"),
+        ("zstd", "a.jsonl.zst"),
+    }
     assert bool(notices) == (not agrees)
     assert all(notice.startswith(f"{tmp_path / name}: ") for notice in notices)
     (tmp_path / name).rename(tmp_path / "again")
-    assert recognise(CONTENTS[content][:HEAD_BYTES]) == recognise(CONTENTS[content][:HEAD_BYTES] + bytes(9))
+    assert recognise(CONTENTS[content][:HEAD_BYTES]) == recognise(
+        CONTENTS[content][:HEAD_BYTES] + bytes(9)
+    )
 
 
 def test_names_that_agree_are_cut_as_ever(tmp_path):
@@ -95,7 +117,9 @@ def test_names_that_agree_are_cut_as_ever(tmp_path):
     ):
         (tmp_path / name).write_bytes(CONTENTS[content])
     notices = []
-    identities = [part.identity for part in open_sources(tmp_path, part_bytes=4000, notice=notices.append)]
+    identities = [
+        part.identity for part in open_sources(tmp_path, part_bytes=4000, notice=notices.append)
+    ]
     sizes = {name: (tmp_path / name).stat().st_size for name in ("a.jsonl", "b.jsonl.gz")}
     assert identities == [
         *(f"{tmp_path}/a.jsonl bytes {begin}:{min(begin + 4000, sizes['a.jsonl'])}"
@@ -114,7 +138,10 @@ def test_one_notice_for_many(tmp_path):
     notices = []
     assert len(list(read_texts(open_sources(tmp_path, notice=notices.append)))) == 6 * len(TEXTS)
     assert [notice.replace(str(tmp_path), "") for notice in notices] == [
-        "/0.jsonl: is gzip, although its name says it is not compressed; read as what it is; so are 4 more files",
+        (
+            "/0.jsonl: is gzip, although its name says it is not compressed; read as what it is; "
+            "so are 4 more files"
+        ),
         "/6.jsonl: is Parquet, although its name says jsonl; read as what it is",
     ]
 
@@ -128,16 +155,26 @@ def test_folders_without_any_known_name(tmp_path):
     assert list(read_texts(open_sources(tmp_path, notice=notices.append))) == TEXTS * 3
     assert "skipped 1 files of unknown format, such as" in notices[0]
     (tmp_path / "b.jsonl").write_bytes(LINES)
-    assert list(read_texts(open_sources(tmp_path))) == TEXTS, "where names are known, other files are no input"
+    assert list(read_texts(open_sources(tmp_path))) == TEXTS, (
+        "where names are known, other files are no input"
+    )
 
 
 def test_chats_in_files_without_a_name(tmp_path):
     records = [{"messages": [{"role": "user", "content": text}]} for text in TEXTS[:20]]
-    for content in (json.dumps(records), json.dumps(records, indent=1), "\n".join(map(json.dumps, records)),
-                    gzip.compress(json.dumps(records).encode())):  # fmt: skip
-        (tmp_path / "chats").write_bytes(content if isinstance(content, bytes) else content.encode())
+    for content in (
+        json.dumps(records),
+        json.dumps(records, indent=1),
+        "\n".join(map(json.dumps, records)),
+        gzip.compress(json.dumps(records).encode()),
+    ):
+        (tmp_path / "chats").write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
         parts = open_sources(tmp_path / "chats", fields=Fields(whole=True))
-        assert [record for part in parts for block in part.objects() for record in block.objects] == records
+        assert [
+            record for part in parts for block in part.objects() for record in block.objects
+        ] == records
     (tmp_path / "shard").write_bytes(tar_of({"1.json": json.dumps(records[0]).encode()}))
     (part,) = open_sources(tmp_path / "shard", fields=Fields(whole=True))
     assert [record for block in part.objects() for record in block.objects] == records[:1]
@@ -147,7 +184,10 @@ def test_chats_in_files_without_a_name(tmp_path):
 
 def others():
     """Name → the beginning of a file that is not read, as its program writes it."""
-    made = {"an image": b"\x89PNG\r\n\x1a\n" + bytes(50), "a PDF": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj"}
+    made = {
+        "an image": b"\x89PNG\r\n\x1a\n" + bytes(50),
+        "a PDF": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj",
+    }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a.jsonl", LINES)
@@ -165,7 +205,9 @@ def others():
     database.execute("create table a (text)")
     made["a SQLite database"] = database.serialize()
     database.close()
-    made["a pointer of Git LFS"] = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    made["a pointer of Git LFS"] = (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    )
     made["a 7z archive"] = b"7z\xbc\xaf\x27\x1c\0\x04" + bytes(30)
     made["a RAR archive"] = b"Rar!\x1a\x07\x01\0" + bytes(30)
     made["Avro"] = b"Obj\x01\x04\x14avro.codec" + bytes(30)
@@ -177,12 +219,16 @@ def others():
 def test_what_is_not_read_is_refused_as_what_it_is(tmp_path, name):
     for what, content in others().items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"{name}: is {what.strip()}\b.*, which is not read; \w+"):
+        with pytest.raises(
+            ConfigError, match=rf"{name}: is {what.strip()}\b.*, which is not read; \w+"
+        ):
             open_sources(tmp_path / name)
     (tmp_path / "a.jsonl").write_bytes(b"<!DOCTYPE html>\n<html><body>Sign in</body></html>")
     with pytest.raises(ConfigError, match=r"a.jsonl.*HTML.*servers.*login"):
         open_sources(tmp_path / "a.jsonl")
-    (tmp_path / "a.txt").write_bytes(b"<!DOCTYPE html>\n<html><body>A page as a text.</body></html>")
+    (tmp_path / "a.txt").write_bytes(
+        b"<!DOCTYPE html>\n<html><body>A page as a text.</body></html>"
+    )
     assert len(list(read_texts(open_sources(tmp_path / "a.txt")))) == 1
 
 
@@ -200,7 +246,8 @@ def test_a_setting_that_the_content_contradicts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [b"PAR1 is a name", b"ORC tales\n", b"BZh91AY&SY", b"{curly", b"[section]\na = 1", b"Rar!"]
+    "text",
+    [b"PAR1 is a name", b"ORC tales\n", b"BZh91AY&SY", b"{curly", b"[section]\na = 1", b"Rar!"],
 )
 def test_a_text_may_begin_as_anything(tmp_path, text):
     (tmp_path / "a.txt").write_bytes(text)
@@ -211,7 +258,11 @@ def test_a_text_may_begin_as_anything(tmp_path, text):
 
 
 def test_a_damaged_compressed_file_is_not_taken_for_a_plain_one(tmp_path):
-    for content in (bytes(64) + CONTENTS["gzip"], b"\x1f\x8c" + CONTENTS["gzip"], "grün".encode("latin-1") + b"\x07"):
+    for content in (
+        bytes(64) + CONTENTS["gzip"],
+        b"\x1f\x8c" + CONTENTS["gzip"],
+        "grün".encode("latin-1") + b"\x07",
+    ):
         (tmp_path / "a.jsonl.gz").write_bytes(content)
         with pytest.raises(DamagedFileError, match=r"its compressed data are damaged"):
             list(read_texts(open_sources(tmp_path / "a.jsonl.gz")))
@@ -232,7 +283,9 @@ def test_no_first_bytes_fail(head):
 
 @pytest.fixture
 def memory(request, monkeypatch):
-    """A store in memory: a function that puts a file and returns its URL, and the byte ranges that are asked for."""
+    """A store in memory: a function that puts a file and returns its URL, and the byte ranges that
+    are asked for.
+    """
     folder, asked = f"/contents/{request.node.name}", []
     fsspec.filesystem("memory").makedirs(folder, exist_ok=True)
     read, cat = fsspec.implementations.memory.MemoryFile.read, MemoryFileSystem.cat_file
@@ -249,7 +302,9 @@ def memory(request, monkeypatch):
         asked.append(end - start)
         return cat(self, path, start=start, end=end, **options)
 
-    monkeypatch.setattr(fsspec.implementations.memory.MemoryFile, "read", watched_read, raising=False)
+    monkeypatch.setattr(
+        fsspec.implementations.memory.MemoryFile, "read", watched_read, raising=False
+    )
     monkeypatch.setattr(MemoryFileSystem, "cat_file", watched_cat)
     yield put, asked
     fsspec.filesystem("memory").rm("/contents", recursive=True)
@@ -265,7 +320,10 @@ def test_remote_files_whose_names_say_something_are_not_looked_at(memory, conten
     assert list(read_texts(parts)) == TEXTS
     if content != "lines":
         parts = open_sources(url, part_bytes=100)
-        due = r"a.jsonl: is \w+, which its name does not say; set part_bytes to at least its size, \d+, to read it"
+        due = (
+            r"a.jsonl: is \w+, which its name does not say; set part_bytes to at least its size, "
+            r"\d+, to read it"
+        )
         with pytest.raises(RecordError, match=due):
             list(parts[0].blocks())
         assert list(read_texts(open_sources(url, part_bytes=len(CONTENTS[content])))) == TEXTS
@@ -301,10 +359,14 @@ def test_remote_files_of_other_kinds(memory):
 
 
 def test_lines_of_another_file_are_explained(tmp_path, memory):
-    """Where neither name nor first bytes were asked: the reject of the first line says what the file is."""
+    """Where neither name nor first bytes were asked: the reject of the first line says what the
+    file is.
+    """
     put, _ = memory
     for fields in (Fields(), Fields(whole=True)):
-        parts = open_sources(put("a.txt", CONTENTS["gzip"]), format="jsonl", fields=fields, part_bytes=10)
+        parts = open_sources(
+            put("a.txt", CONTENTS["gzip"]), format="jsonl", fields=fields, part_bytes=10
+        )
         assert parts
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (part,) = open_sources(tmp_path / "a.jsonl")
@@ -317,7 +379,9 @@ pytest.importorskip("aiohttp")
 
 
 def test_signed_addresses(tmp_path, monkeypatch):
-    """Extension and compression are those of the path, whatever the query holds; or what the first bytes say."""
+    """Extension and compression are those of the path, whatever the query holds; or what the first
+    bytes say.
+    """
     with secret_server(tmp_path, monkeypatch) as server:
         for content, ending in ENDINGS.items():
             (tmp_path / f"a.jsonl{ending}").write_bytes(CONTENTS[content])
@@ -328,5 +392,10 @@ def test_signed_addresses(tmp_path, monkeypatch):
             assert list(read_texts(open_sources(url))) == TEXTS
         (tmp_path / "a.parquet").write_bytes(CONTENTS["parquet"])
         assert (
-            list(read_texts(open_sources(server.signed("a.parquet", more="response-content-type=x.jsonl&")))) == TEXTS
+            list(
+                read_texts(
+                    open_sources(server.signed("a.parquet", more="response-content-type=x.jsonl&"))
+                )
+            )
+            == TEXTS
         )

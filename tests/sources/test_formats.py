@@ -1,4 +1,6 @@
-"""Parquet, Arrow, saved datasets, plain text and Python records: the same rules and places as JSONL."""
+"""Parquet, Arrow, saved datasets, plain text and Python records: the same rules and places as
+JSONL.
+"""
 
 import json
 import random
@@ -26,13 +28,16 @@ def read(parts: Any) -> tuple[list[tuple[str, int, str]], list[str]]:
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
 )
 def test_parquet_text_types_nulls_and_row_groups(tmp_path, kind):
     values = [f"text {number}" for number in range(100)]
     values[7], values[60] = None, ""
     pq.write_table(
-        pa.table({"id": range(100), "text": pa.array(values, kind)}), tmp_path / "a.parquet", row_group_size=10
+        pa.table({"id": range(100), "text": pa.array(values, kind)}),
+        tmp_path / "a.parquet",
+        row_group_size=10,
     )
     texts, rejects = read(open_sources(tmp_path, part_bytes=1))
     assert texts == [("a.parquet", row, value) for row, value in enumerate(values) if value]
@@ -51,9 +56,12 @@ def test_parquet_strings_that_are_not_utf8(tmp_path):
 
 def test_parquet_weights_and_columns(tmp_path):
     ranges = pa.array(
-        [[{"begin": 0, "end": 1, "weight": 1.0}], None, [{"begin": 0, "end": 9, "weight": 1.0}]], WEIGHTS_TYPE
+        [[{"begin": 0, "end": 1, "weight": 1.0}], None, [{"begin": 0, "end": 9, "weight": 1.0}]],
+        WEIGHTS_TYPE,
     )
-    table = pa.table({"text": ["ab", "cd", "ef"], "w": ranges, "score": pa.array([1, 2, 3], pa.int32())})
+    table = pa.table(
+        {"text": ["ab", "cd", "ef"], "w": ranges, "score": pa.array([1, 2, 3], pa.int32())}
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     (part,) = open_sources(tmp_path, fields=Fields(weights="w", columns={"score": "float64"}))
     (block,) = part.blocks()
@@ -166,7 +174,9 @@ def test_order_globs_folders_and_mistakes(tmp_path):
     assert folder == ["a.jsonl", "b/1.jsonl", "b/2.jsonl"]
     assert "skipped 1 files of unknown format" in notices[0]
     assert [text for _, _, text in read(open_sources(f"{tmp_path}/**/*.jsonl"))[0]] == folder
-    assert [text for _, _, text in read(open_sources([tmp_path / "b/2.jsonl", tmp_path / "a.jsonl"]))[0]] == [
+    assert [
+        text for _, _, text in read(open_sources([tmp_path / "b/2.jsonl", tmp_path / "a.jsonl"]))[0]
+    ] == [
         folder[2],
         folder[0],
     ]
@@ -183,7 +193,9 @@ def test_order_globs_folders_and_mistakes(tmp_path):
         open_sources(tmp_path / "b/notes.xyz")
     with pytest.raises(ConfigError, match="format 'xml' is unknown"):
         open_sources(tmp_path, format="xml")
-    assert [text for _, _, text in read(open_sources(tmp_path / "b/notes.xyz", format="jsonl"))[0]] == ["b/notes.xyz"]
+    assert [
+        text for _, _, text in read(open_sources(tmp_path / "b/notes.xyz", format="jsonl"))[0]
+    ] == ["b/notes.xyz"]
 
 
 def test_memory_store(tmp_path):
@@ -232,4 +244,6 @@ def test_large_blocks_take_the_columns_in_step(tmp_path):
     for part in open_sources(path, fields=Fields(columns={"id": "int64"})):
         for block in part.blocks():
             assert np.array_equal(block.lines, np.asarray(block.columns["id"]) + 1)
-            assert [reject.line - 1 for reject in block.rejects] == [row["id"] for row in rows if not row["text"]]
+            assert [reject.line - 1 for reject in block.rejects] == [
+                row["id"] for row in rows if not row["text"]
+            ]

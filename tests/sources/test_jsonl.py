@@ -43,13 +43,19 @@ def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
     ("raw", "reason"),
     [
         (b'{"text": "a"', "may have been cut"),
-        (b'{"text": "a"} {"text": "b"}', "a second value after the end of the object, at column 15"),
+        (
+            b'{"text": "a"} {"text": "b"}',
+            "a second value after the end of the object, at column 15",
+        ),
         (b'{"text": "a"}, {"text": "b"}', "more text after the end"),
         (b'{"text": "a"} }', "more text after the end"),
         (b'{"text": "a"} null', "after the end"),
         (b'{"text": "a"}\r{"text": "b"}', "one object per line"),
         (b"null", "the record is null"),
-        (b"[1]", "the record is a JSON array; expected: one object per line. If it holds conversations"),
+        (
+            b"[1]",
+            "the record is a JSON array; expected: one object per line. If it holds conversations",
+        ),
         (b"[", "JSON array"),
         (b'"text"', "the record is text"),
         (b'{"text": "\xff"}', "byte 11 of the line, 0xff, is not UTF-8"),
@@ -63,7 +69,10 @@ def one_line(raw: bytes, fields: Fields | None = None) -> str | None:
         (b'{"text": ["a"]}', "holds a list; expected: text"),
         (b'{"text": null}', "is null"),
         (b'{"text": ""}', "is empty"),
-        (b'{"content": "a", "id": 3}', "no field 'text'; the record has: 'content', 'id'; set text_field to the field"),
+        (
+            b'{"content": "a", "id": 3}',
+            "no field 'text'; the record has: 'content', 'id'; set text_field to the field",
+        ),
         (b"{}", "no fields"),
         (b"\xff\xfe{", "byte order mark of UTF-16; expected: UTF-8"),
         (b"\xef\xbb\xbf" + b'{"text": "a"}', "byte order mark"),
@@ -82,9 +91,14 @@ def test_bad_lines_are_found_and_explained(raw, reason):
     [
         b'{"text": "a"}\r',
         b'  {"text": "a"}\t',
-        '{"text": "\u0085 \u2028 \u2029 \x0b \x0c"}'.encode().replace(b"\x0b", b"\\u000b").replace(b"\x0c", b"\\f"),
+        '{"text": "\u0085 \u2028 \u2029 \x0b \x0c"}'.encode()
+        .replace(b"\x0b", b"\\u000b")
+        .replace(b"\x0c", b"\\f"),
         rb'{"text": "\ud83d\ude00 \u0000"}',
-        b'{"text": "a", "more": {"deep": [1, null, {"x": "y"}]}, "big": 123456789012345678901234567890}',
+        (
+            b'{"text": "a", "more": {"deep": [1, null, {"x": "y"}]}, "big": '
+            b"123456789012345678901234567890}"
+        ),
         b'{"more": "\\"}\\n{", "text": "a"}',
         b'{"te\\u0078t": "a"}',
     ],
@@ -100,7 +114,10 @@ def test_blank_lines_keep_the_count():
 
 def test_weight_ranges():
     fields = Fields(weights="w")
-    good = b'{"text": "h\xc3\xa9llo", "w": [{"begin": 0, "end": 2}, {"begin": 2, "end": 5, "weight": 0.5}]}\n'
+    good = (
+        b'{"text": "h\xc3\xa9llo", "w": [{"begin": 0, "end": 2}, {"begin": 2, "end": 5, "weight": '
+        b"0.5}]}\n"
+    )
     block, _ = parse_block(good + b'{"text": "a"}\n{"text": "a", "w": []}\n', "f", 1, fields, 0)
     assert block.weights is not None
     assert block.weights.offsets.tolist() == [0, 2, 2, 2]
@@ -135,7 +152,8 @@ def test_bad_weight_ranges(ranges, reason):
 def test_nested_and_kept_fields():
     fields = Fields(text="doc.body", columns={"doc.lang": "string", "score": "float64"})
     line = (
-        b'{"doc": {"body": "a", "lang": "de"}, "score": 1}\n{"doc": {"body": "b"}}\n{"doc": null}\n{"doc": {"x": 1}}\n'
+        b'{"doc": {"body": "a", "lang": "de"}, "score": 1}\n{"doc": {"body": "b"}}\n{"doc": '
+        b'null}\n{"doc": {"x": 1}}\n'
     )
     block, _ = parse_block(line + b'{"doc": {"body": "c"}, "score": "high"}\n', "f", 1, fields, 0)
     assert block.texts.to_pylist() == ["a", "b"]
@@ -153,8 +171,15 @@ def test_fields_that_clash_are_refused():
 
 
 RECORDS = st.fixed_dictionaries(
-    {"text": st.one_of(st.text(max_size=12), st.none(), st.integers(), st.lists(st.integers(), max_size=2))},
-    optional={"id": st.integers(-5, 5), "meta": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)},
+    {
+        "text": st.one_of(
+            st.text(max_size=12), st.none(), st.integers(), st.lists(st.integers(), max_size=2)
+        )
+    },
+    optional={
+        "id": st.integers(-5, 5),
+        "meta": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+    },
 )
 
 
@@ -164,7 +189,9 @@ def mutated_lines(draw: Any) -> list[bytes]:
     result = []
     for record in draw(st.lists(RECORDS, max_size=12)):
         line = json.dumps(record, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
-        change = draw(st.sampled_from(["no", "no", "no", "cut", "flip", "insert", "join", "blank", "spaces"]))
+        change = draw(
+            st.sampled_from(["no", "no", "no", "cut", "flip", "insert", "join", "blank", "spaces"])
+        )
         at = draw(st.integers(0, len(line)))
         if change == "cut":
             line = line[:at]
@@ -173,7 +200,11 @@ def mutated_lines(draw: Any) -> list[bytes]:
         elif change == "insert":
             line = (
                 line[:at]
-                + draw(st.sampled_from([b"}", b"{", b'"', b",", b"null", b"\xff", b"\\", b"\0", b"\xc2\x85", b"\r"]))
+                + draw(
+                    st.sampled_from(
+                        [b"}", b"{", b'"', b",", b"null", b"\xff", b"\\", b"\0", b"\xc2\x85", b"\r"]
+                    )
+                )
                 + line[at:]
             )
         elif change == "join":
@@ -193,7 +224,9 @@ def slow_twin(lines: list[bytes]) -> tuple[list[tuple[int, str]], list[int]]:
         if not raw.strip(b" \t\r"):
             continue
         try:
-            pairs = json.loads(raw.decode(), object_pairs_hook=lambda pairs: pairs if twice(pairs) else dict(pairs))
+            pairs = json.loads(
+                raw.decode(), object_pairs_hook=lambda pairs: pairs if twice(pairs) else dict(pairs)
+            )
         except ValueError:
             bad.append(number)
             continue
@@ -239,7 +272,10 @@ def test_parts_and_blocks_do_not_change_what_is_read(tmp_path, monkeypatch):
             parts = open_sources(path, part_bytes=part_bytes)
             assert read(parts) == whole
             assert read(number_lines(parts)) == whole
-            assert sum(block.size_bytes for part in parts for block in part.blocks()) == path.stat().st_size
+            assert (
+                sum(block.size_bytes for part in parts for block in part.blocks())
+                == path.stat().st_size
+            )
     assert sum(part.size_bytes for part in parts) == path.stat().st_size
 
 

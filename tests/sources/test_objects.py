@@ -1,4 +1,6 @@
-"""Whole records from lines, JSON arrays, Parquet, Python: every value once, with its line, the bad with reasons."""
+"""Whole records from lines, JSON arrays, Parquet, Python: every value once, with its line, the bad
+with reasons.
+"""
 
 import gzip
 import json
@@ -16,7 +18,9 @@ from penstock.data.sources.json_files import number_lines
 WHOLE = Fields(whole=True)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(alphabet='ab"\\ \n,]}ö🙂', max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -54,7 +58,9 @@ def test_every_record_comes_once_in_order(tmp_path_factory, records, indent, par
 
 
 def test_an_object_over_several_lines_is_one_record(tmp_path):
-    (tmp_path / "one.json").write_text(json.dumps({"a": [1, 2]}, indent=2) + "\n\n" + json.dumps({"b": 1}, indent=2))
+    (tmp_path / "one.json").write_text(
+        json.dumps({"a": [1, 2]}, indent=2) + "\n\n" + json.dumps({"b": 1}, indent=2)
+    )
     objects, lines, _ = read(open_sources(tmp_path / "one.json", fields=WHOLE))
     assert objects == [{"a": [1, 2]}, {"b": 1}]
     assert lines == [1, 8]
@@ -76,11 +82,15 @@ def test_what_is_wrong_in_an_array_is_told(tmp_path, content, line, reason):
 
 
 def test_what_is_wrong_in_lines_is_told(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n[1]\n{"a": "\xff"}\n{"a": 1} {}\n{"b": "\\udc00"}\n')
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"a": 1}\n\n[1]\n{"a": "\xff"}\n{"a": 1} {}\n{"b": "\\udc00"}\n'
+    )
     objects, lines, rejects = read(open_sources(tmp_path / "a.jsonl", fields=WHOLE))
     assert (objects, lines) == ([{"a": 1}], [1])
     assert [reject.line for reject in rejects] == [3, 4, 5, 6]
-    for reject, due in zip(rejects, ["list", "not UTF-8", "second value", "lone surrogate"], strict=True):
+    for reject, due in zip(
+        rejects, ["list", "not UTF-8", "second value", "lone surrogate"], strict=True
+    ):
         assert due in reject.reason
 
 

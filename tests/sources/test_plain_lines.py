@@ -1,4 +1,6 @@
-"""Lines that the kernel reads are lines that pyarrow accepts, with the same texts; ordinary lines it does read."""
+"""Lines that the kernel reads are lines that pyarrow accepts, with the same texts; ordinary lines
+it does read.
+"""
 
 import ctypes
 import json
@@ -16,9 +18,15 @@ from penstock.data.sources import _kernels as k
 from penstock.data.sources.parsing import most_texts, parse_plain, parse_with_arrow
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('"\\/\n\t\0\x7f😀'), max_size=200)
+TEXTS = st.text(
+    st.characters(exclude_categories=("Cs",)) | st.sampled_from('"\\/\n\t\0\x7f😀'), max_size=200
+)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False, width=32) | TEXTS,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False, width=32)
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=8,
 )
@@ -40,14 +48,18 @@ def written_lines(draw: st.DrawFn) -> tuple[bytes, list[str]]:
     """Lines as several programs might write them, and their texts."""
     lines, texts = [], []
     for _ in range(draw(st.integers(0, 4))):
-        others = draw(st.dictionaries(TEXTS.filter(lambda name: name != "text"), VALUES, max_size=3))
+        others = draw(
+            st.dictionaries(TEXTS.filter(lambda name: name != "text"), VALUES, max_size=3)
+        )
         text = draw(TEXTS.filter(bool))
         place = draw(st.integers(0, len(others)))
         items = list(others.items())
         record = dict([*items[:place], ("text", text), *items[place:]])
         spaces = draw(st.sampled_from([(", ", ": "), (",", ":"), (" ,\t", " :  ")]))
         line = json.dumps(record, ensure_ascii=draw(st.booleans()), separators=spaces)
-        lines.append(draw(st.sampled_from(["", " ", "\t"])) + line + draw(st.sampled_from(["", " ", "\r"])))
+        lines.append(
+            draw(st.sampled_from(["", " ", "\t"])) + line + draw(st.sampled_from(["", " ", "\r"]))
+        )
         lines += [""] * draw(st.integers(0, 1))
         texts.append(text)
     return "\n".join(lines).encode() + draw(st.sampled_from([b"", b"\n"])), texts
@@ -79,7 +91,10 @@ def test_what_programs_write_is_read(written: tuple[bytes, list[str]]) -> None:
 
 @settings(deadline=None, max_examples=400)
 @given(
-    written_lines(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 3), st.sampled_from(MARKS)), max_size=4)
+    written_lines(),
+    st.lists(
+        st.tuples(st.integers(0, 10**6), st.integers(0, 3), st.sampled_from(MARKS)), max_size=4
+    ),
 )
 def test_what_is_read_is_what_pyarrow_reads(
     written: tuple[bytes, list[str]], changes: list[tuple[int, int, str]]
@@ -97,7 +112,10 @@ def test_what_is_read_is_what_pyarrow_reads(
     "line",
     [
         r'{"text": "\"\\\/\b\f\n\r\t\u0041\u00e9\u20AC\ud83d\uDE00\u0000"}',
-        '{"a": -0, "b": 10.25e-3, "c": 1E+9, "d": [1, [], {}, [{}]], "e": {"text": "other"}, "text": "x", "f": null}',
+        (
+            '{"a": -0, "b": 10.25e-3, "c": 1E+9, "d": [1, [], {}, [{}]], "e": {"text": "other"}, '
+            '"text": "x", "f": null}'
+        ),
         '{"a": true, "b": false, "text": "x", "a": 1}',
         r'{"te\u0078t": "b", "\"": {"text": 1}}',
         '{"text": "' + "x" * 300 + '"}',
@@ -142,7 +160,20 @@ def test_ordinary_lines(line: str) -> None:
         '\ufeff{"text": "a"}',
         *(
             f'{{"n": {number}, "text": "a"}}'
-            for number in ("01", "1.", ".5", "+1", "-", "1e", "1e+", "1e309", "9" * 309, "NaN", "tru", "nulL")
+            for number in (
+                "01",
+                "1.",
+                ".5",
+                "+1",
+                "-",
+                "1e",
+                "1e+",
+                "1e309",
+                "9" * 309,
+                "NaN",
+                "tru",
+                "nulL",
+            )
         ),
         '{"n": [1 2], "text": "a"}',
         '{"n": [1,], "text": "a"}',
@@ -166,7 +197,9 @@ def test_names_of_fields() -> None:
 
 
 def before_a_wall(size: int) -> Array:
-    """Bytes at the end of a page, before one that may not be touched: a fault would end the program."""
+    """Bytes at the end of a page, before one that may not be touched: a fault would end the
+    program.
+    """
     room = np.frombuffer(mmap.mmap(-1, 2 * mmap.PAGESIZE), np.uint8)
     wall = ctypes.c_void_p(address_of(room) + mmap.PAGESIZE)
     assert ctypes.CDLL(None).mprotect(wall, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
@@ -174,12 +207,17 @@ def before_a_wall(size: int) -> Array:
 
 
 def read_before_walls(data: bytes) -> tuple[int, int, Array, Array]:
-    """(texts, newlines, ends, bytes of the texts), with every array before a wall, and none larger than it must be."""
+    """(texts, newlines, ends, bytes of the texts), with every array before a wall, and none larger
+    than it must be.
+    """
     name = np.frombuffer(b"x", np.uint8)
     most = most_texts(len(data), len(name))
     source, out = before_a_wall(len(data)), before_a_wall(len(data))
     source[:] = np.frombuffer(data, np.uint8)
-    ends, lines = before_a_wall(8 * (most + 1)).view(np.int64), before_a_wall(8 * most).view(np.int64)
+    ends, lines = (
+        before_a_wall(8 * (most + 1)).view(np.int64),
+        before_a_wall(8 * most).view(np.int64),
+    )
     places = np.uint64(address_of(source)), np.uint64(address_of(out))
     count, newlines = k.read_texts(places[0], len(source), name, places[1], ends, lines)
     return count, newlines, ends, out

@@ -1,4 +1,6 @@
-"""A store that cannot be reached, or refuses, is named as that; and datasets of the Hugging Face hub are read."""
+"""A store that cannot be reached, or refuses, is named as that; and datasets of the Hugging Face
+hub are read.
+"""
 
 import json
 import os
@@ -53,7 +55,10 @@ def closed_port():
 
 def test_a_refused_connection_is_no_missing_file(closed_port, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    due = r"a.jsonl: the store cannot be read: \w*Connect\w*: .*check the address, the credentials and the network"
+    due = (
+        r"a.jsonl: the store cannot be read: \w*Connect\w*: .*check the address, the credentials "
+        r"and the network"
+    )
     with pytest.raises(RecordError, match=due):
         open_sources(f"http://127.0.0.1:{closed_port}/a.jsonl")
 
@@ -86,7 +91,9 @@ def test_an_s3_store_that_is_not_there(closed_port, monkeypatch):
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     s3fs.S3FileSystem.clear_instance_cache()
     try:
-        with pytest.raises(RecordError, match=r"^s3://bucket/a.jsonl: the store cannot be read: .*[Cc]onnect"):
+        with pytest.raises(
+            RecordError, match=r"^s3://bucket/a.jsonl: the store cannot be read: .*[Cc]onnect"
+        ):
             open_sources("s3://bucket/a.jsonl")
     finally:
         s3fs.S3FileSystem.clear_instance_cache()
@@ -129,7 +136,11 @@ def hub(handler):
             listed = [{"type": "directory", "path": "data", "oid": "1" * 40}]
         return 200, {"Content-Type": "application/json"}, json.dumps(listed).encode()
     if path == "/api/datasets/owner/words":
-        body = {"id": "owner/words", "sha": "2" * 40, "siblings": [{"rfilename": "data/train.jsonl"}]}
+        body = {
+            "id": "owner/words",
+            "sha": "2" * 40,
+            "siblings": [{"rfilename": "data/train.jsonl"}],
+        }
         return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
     if path.startswith("/datasets/owner/words/resolve/main/"):
         headers = {"ETag": '"3"', "X-Repo-Commit": "2" * 40, "Accept-Ranges": "bytes"}
@@ -154,17 +165,31 @@ try:
     open_sources("hf://datasets/owner/absent/a.jsonl")
 except RecordError as error:
     print(error)
-"""
+"""  # noqa: E501
 
 
 def test_a_dataset_of_the_hub(tmp_path):
-    """In a process of its own: the hub's package reads the address of the hub when it is imported."""
+    """In a process of its own: the hub's package reads the address of the hub when it is
+    imported.
+    """
     pytest.importorskip("huggingface_hub")
     with serving(hub) as url:
-        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": url,
+            "HF_HOME": str(tmp_path),
+            "NO_PROXY": "127.0.0.1",
+        }
         environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        found = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, env=environment)
+        found = subprocess.run(
+            [sys.executable, "-c", READ], capture_output=True, text=True, env=environment
+        )
     assert found.returncode == 0, found.stderr[-2000:]
     *read, refused = found.stdout.splitlines()
-    assert read == ["['from the hub', 'and more'] [('hf://datasets/owner/words/data/train.jsonl',)]"] * 2
-    assert refused.startswith("hf://datasets/owner/absent/a.jsonl: no such file, and no file matches it")
+    assert (
+        read
+        == ["['from the hub', 'and more'] [('hf://datasets/owner/words/data/train.jsonl',)]"] * 2
+    )
+    assert refused.startswith(
+        "hf://datasets/owner/absent/a.jsonl: no such file, and no file matches it"
+    )

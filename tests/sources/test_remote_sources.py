@@ -1,4 +1,6 @@
-"""Remote files are cut and read as local ones are, in ranges; a store that fails is not taken for the end of a file."""
+"""Remote files are cut and read as local ones are, in ranges; a store that fails is not taken for
+the end of a file.
+"""
 
 import gzip
 import json
@@ -44,7 +46,11 @@ def read(spec, **options):
     parts = []
     for part in number_lines(open_sources(spec, **options)):
         blocks = list(part.blocks())
-        texts = [text for block in blocks for text in zip(block.texts.to_pylist(), block.lines.tolist(), strict=True)]
+        texts = [
+            text
+            for block in blocks
+            for text in zip(block.texts.to_pylist(), block.lines.tolist(), strict=True)
+        ]
         rejects = [(reject.line, reject.reason) for block in blocks for reject in block.rejects]
         parts.append((texts, rejects, sum(block.size_bytes for block in blocks), part.size_bytes))
     return parts
@@ -63,7 +69,11 @@ def test_ranges_of_a_remote_file_are_those_of_the_same_local_file(tmp_path, stor
             local = read(tmp_path / f"{name}.jsonl", part_bytes=part_bytes)
             assert read(url, part_bytes=part_bytes) == local
             assert len(local) == max(-(-len(content) // part_bytes), 1)
-            numbers = [line for texts, rejects, *_ in local for line in [n for _, n in texts] + [n for n, _ in rejects]]
+            numbers = [
+                line
+                for texts, rejects, *_ in local
+                for line in [n for _, n in texts] + [n for n, _ in rejects]
+            ]
             assert sorted(numbers) == list(range(1, 301 if name != "bad" else 602))
 
 
@@ -96,7 +106,12 @@ def watch_requests(monkeypatch):
 def test_parquet_reads_the_asked_columns_of_its_row_groups_only(tmp_path, store, monkeypatch):
     rows = 4000
     noise = random.Random(2)
-    table = pa.table({"text": [f"t{n}" for n in range(rows)], "bulk": [noise.randbytes(100) for _ in range(rows)]})
+    table = pa.table(
+        {
+            "text": [f"t{n}" for n in range(rows)],
+            "bulk": [noise.randbytes(100) for _ in range(rows)],
+        }
+    )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=1000)
     content = (tmp_path / "a.parquet").read_bytes()
     url = put(store, "a.parquet", content)
@@ -121,7 +136,9 @@ def test_parquet_reads_the_asked_columns_of_its_row_groups_only(tmp_path, store,
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.parquet", "whole.jsonl"])
 def test_a_store_that_fails_midway_stops_and_loses_nothing(tmp_path, store, monkeypatch, name):
-    """Taken for a cut file, it would become one reject, and `--on-error skip` would go on without the rest."""
+    """Taken for a cut file, it would become one reject, and `--on-error skip` would go on without
+    the rest.
+    """
     pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
     content = {
         "a.jsonl.gz": gzip.compress(make_lines(3000)),
@@ -135,7 +152,10 @@ def test_a_store_that_fails_midway_stops_and_loses_nothing(tmp_path, store, monk
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", fail)
     monkeypatch.setattr(fsspec.implementations.memory.MemoryFile, "read", fail, raising=False)
-    due = rf"/{name}: the store cannot be read: ConnectionResetError: the line went dead; .*run it again"
+    due = (
+        rf"/{name}: the store cannot be read: ConnectionResetError: the line went dead; .*run it "
+        rf"again"
+    )
     with pytest.raises(RecordError, match=due):
         list(parts[-1].blocks())
 
@@ -144,7 +164,10 @@ def test_a_store_that_gives_no_ranges_or_changed(store, monkeypatch):
     url = put(store, "a.jsonl", make_lines(300))
     parts = open_sources(url, part_bytes=5000)
     put(store, "a.jsonl", make_lines(300)[:7000])
-    due = r"a.jsonl:\d+: the file cannot be read further: it has fewer than [\d,]+ bytes now, so it changed"
+    due = (
+        r"a.jsonl:\d+: the file cannot be read further: it has fewer than [\d,]+ bytes now, so it "
+        r"changed"
+    )
     with pytest.raises(DamagedFileError, match=due):
         list(parts[2].blocks())
     store[0].rm(url)
@@ -152,7 +175,11 @@ def test_a_store_that_gives_no_ranges_or_changed(store, monkeypatch):
         list(parts[2].blocks())
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_, **__: bytes(10_000))
     with pytest.raises(
-        RecordError, match=r"requested \d+ bytes, the store sent 10000, so it does not support ranges.*set part_bytes"
+        RecordError,
+        match=(
+            r"requested \d+ bytes, the store sent 10000, so it does not support ranges.*set "
+            r"part_bytes"
+        ),
     ):
         list(parts[0].blocks())
 

@@ -21,7 +21,10 @@ def few(monkeypatch):
 
 
 def write(folder, form, number):
-    rows = [{"text": f"file {number} row {row}", "w": [{"begin": 0, "end": 2, "weight": 0.5}]} for row in range(3)]
+    rows = [
+        {"text": f"file {number} row {row}", "w": [{"begin": 0, "end": 2, "weight": 0.5}]}
+        for row in range(3)
+    ]
     rows[1].pop("w")
     path = folder / f"{number:03}.{form}"
     if form == "jsonl":
@@ -85,7 +88,9 @@ class Sized(small_files.FilePart):
 
 
 def test_another_file_changes_the_groups_near_it(tmp_path, monkeypatch):
-    ends = small_files._ends_group  # of the name alone: where groups end does not depend on the folder of the test
+    ends = (
+        small_files._ends_group
+    )  # of the name alone: where groups end does not depend on the folder of the test
     monkeypatch.setattr(small_files, "_ends_group", lambda key: ends(Path(key).name))
     for number in range(400):
         (tmp_path / f"{number:04}.jsonl").write_text('{"text": "a"}\n')

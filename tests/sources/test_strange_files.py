@@ -19,7 +19,8 @@ def test_one_file_under_two_names(tmp_path):
     os.link(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     for spec in (tmp_path, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], f"{tmp_path}/*.jsonl"):
         with pytest.raises(
-            ConfigError, match=r"b.jsonl: is the same file as \S+a.jsonl, so it is given twice; name it"
+            ConfigError,
+            match=r"b.jsonl: is the same file as \S+a.jsonl, so it is given twice; name it",
         ):
             open_sources(spec)
     (tmp_path / "b.jsonl").unlink()
@@ -30,7 +31,9 @@ def test_one_file_under_two_names(tmp_path):
         open_sources([tmp_path / "a.jsonl"] * 2)
     (tmp_path / "c.jsonl").unlink()
     (tmp_path / "c.jsonl").write_text(LINE)
-    assert list(read_texts(open_sources(tmp_path))) == ["a", "a"], "files with the same text are two"
+    assert list(read_texts(open_sources(tmp_path))) == ["a", "a"], (
+        "files with the same text are two"
+    )
 
 
 def test_a_folder_by_two_ways(tmp_path):
@@ -59,9 +62,14 @@ def test_pipes_sockets_and_devices(tmp_path, monkeypatch):
 
 def test_process_substitution():
     """Bash hands over /dev/fd/63."""
-    code = "import sys\nfrom penstock.data.sources import open_sources\nopen_sources(sys.argv[1], format='text')"
+    code = (
+        "import sys\nfrom penstock.data.sources import open_sources\nopen_sources(sys.argv[1], "
+        "format='text')"
+    )
     found = subprocess.run(
-        ["bash", "-c", '"$0" -c "$1" <(echo hello)', sys.executable, code], capture_output=True, text=True
+        ["bash", "-c", '"$0" -c "$1" <(echo hello)', sys.executable, code],
+        capture_output=True,
+        text=True,
     )
     assert "is a pipe, which can be read only once" in found.stderr
 
@@ -78,7 +86,10 @@ def test_files_in_shared_memory():
 def test_links_that_lead_nowhere(tmp_path):
     (tmp_path / "a.jsonl").write_text(LINE)
     (tmp_path / "b.jsonl").symlink_to("absent.jsonl")
-    due = r"b.jsonl: is a link to absent.jsonl, which does not exist; remove the link, or put the file back"
+    due = (
+        r"b.jsonl: is a link to absent.jsonl, which does not exist; remove the link, or put the "
+        r"file back"
+    )
     for spec in (f"{tmp_path}/*.jsonl", tmp_path, tmp_path / "b.jsonl"):
         with pytest.raises(RecordError, match=due):
             open_sources(spec)
@@ -94,7 +105,10 @@ def test_folders_without_end(tmp_path):
     for name in ("one", "two"):
         (tmp_path / "in" / name).symlink_to(tmp_path)
     for spec in (tmp_path, f"{tmp_path}/**/*.jsonl", f"{tmp_path}/in/**"):
-        with pytest.raises(RecordError, match=r"one/in|one: is a link to a folder that contains it, an endless loop"):
+        with pytest.raises(
+            RecordError,
+            match=r"one/in|one: is a link to a folder that contains it, an endless loop",
+        ):
             open_sources(spec)
 
 
@@ -151,7 +165,9 @@ def test_hints(tmp_path, monkeypatch):
     ("separator", "expected"), [("\n", ["one", "two ", "three"]), ("\n\n", ["one", "two \nthree"])]
 )
 def test_blank_lines_between_documents(tmp_path, separator, expected):
-    content = "one\n\n\ntwo \n\t\nthree\n\n" if separator == "\n" else "one\n\n\n\ntwo \nthree\n\n\n\n"
+    content = (
+        "one\n\n\ntwo \n\t\nthree\n\n" if separator == "\n" else "one\n\n\n\ntwo \nthree\n\n\n\n"
+    )
     (tmp_path / "a.txt").write_text(content)
     (part,) = open_sources(tmp_path, separator=separator)
     (block,) = part.blocks()

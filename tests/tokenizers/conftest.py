@@ -57,10 +57,21 @@ def tiktoken_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tekken_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tekken.json with 30 control entries, and one rank more than its size allows."""
     ranks = make_ranks()
-    config = {"pattern": TEKKEN_PATTERN, "default_vocab_size": len(ranks) + 30, "default_num_special_tokens": 30}
-    vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for token, rank in ranks.items()]
+    config = {
+        "pattern": TEKKEN_PATTERN,
+        "default_vocab_size": len(ranks) + 30,
+        "default_num_special_tokens": 30,
+    }
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode()}
+        for token, rank in ranks.items()
+    ]
     path = tmp_path_factory.mktemp("tekken") / "tekken.json"
-    path.write_text(json.dumps({"config": config, "vocab": [*vocab, {"rank": len(vocab), "token_bytes": "eHl6"}]}))
+    path.write_text(
+        json.dumps(
+            {"config": config, "vocab": [*vocab, {"rank": len(vocab), "token_bytes": "eHl6"}]}
+        )
+    )
     return path
 
 

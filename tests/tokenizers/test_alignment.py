@@ -1,4 +1,6 @@
-"""Alignment of two tokenizations, case by case: what must be equal, what must not be, and what it costs."""
+"""Alignment of two tokenizations, case by case: what must be equal, what must not be, and what it
+costs.
+"""
 
 import pickle
 import time
@@ -39,7 +41,9 @@ def ranks(tiktoken_file: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def composing(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """`ours`, with NFC before it."""
-    return load_tokenizer(change_json(trained, tmp_path_factory.mktemp("nfc"), normalizer={"type": "NFC"}))
+    return load_tokenizer(
+        change_json(trained, tmp_path_factory.mktemp("nfc"), normalizer={"type": "NFC"})
+    )
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +52,25 @@ def word_pieces(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     from tokenizers import Tokenizer as Builder
     from tokenizers import models, normalizers, pre_tokenizers
 
-    words = ["[UNK]", "[CLS]", "[SEP]", "the", "water", "##s", "flows", "turb", "##ine", ",", "cafe", "12", "##3", "in"]
-    builder = Builder(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "the",
+        "water",
+        "##s",
+        "flows",
+        "turb",
+        "##ine",
+        ",",
+        "cafe",
+        "12",
+        "##3",
+        "in",
+    ]
+    builder = Builder(
+        models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]")
+    )
     builder.normalizer = normalizers.BertNormalizer()
     builder.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     builder.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
@@ -58,13 +79,29 @@ def word_pieces(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(path)
 
 
-def texts_of(found: Alignment, student: Any, teacher: Any, tokenizers: tuple[Tokenizer, Tokenizer]) -> list[Any]:
+def texts_of(
+    found: Alignment, student: Any, teacher: Any, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> list[Any]:
     """(kind, bytes on either side) of each chunk."""
     check(found)
-    sides = [(tokenizer.byte_table, ids) for tokenizer, ids in zip(tokenizers, (student, teacher), strict=True)]
-    both = zip(found.kinds.tolist(), found.student_bounds.tolist(), found.teacher_bounds.tolist(), strict=True)
+    sides = [
+        (tokenizer.byte_table, ids)
+        for tokenizer, ids in zip(tokenizers, (student, teacher), strict=True)
+    ]
+    both = zip(
+        found.kinds.tolist(),
+        found.student_bounds.tolist(),
+        found.teacher_bounds.tolist(),
+        strict=True,
+    )
     return [
-        (kind, *(bytes(table.spell(ids[a:b])) for (table, ids), (a, b) in zip(sides, bounds, strict=True)))
+        (
+            kind,
+            *(
+                bytes(table.spell(ids[a:b]))
+                for (table, ids), (a, b) in zip(sides, bounds, strict=True)
+            ),
+        )
         for kind, *bounds in both
     ]
 
@@ -127,7 +164,10 @@ def test_control_tokens_are_told_by_their_ids(ours: Tokenizer, pieces: Tokenizer
     found = align(student, teacher, ours, pieces)
     listed = texts_of(found, student, teacher, (ours, pieces))
     assert [kind for kind, *_ in listed if kind != EXACT] == [CONTROL, CONTROL]
-    assert found.student_bounds[found.kinds == CONTROL].tolist() == [[0, 1], [len(student) - 1, len(student)]]
+    assert found.student_bounds[found.kinds == CONTROL].tolist() == [
+        [0, 1],
+        [len(student) - 1, len(student)],
+    ]
     assert b"".join(left for _, left, _ in listed) == text.encode()
     assert found.coverage == 1
 
@@ -145,7 +185,9 @@ def test_told_control_pairs(ours: Tokenizer, pieces: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("text", ["水水", "the 水 flows", "🤦🏼\u200d♂️ the", "Zürich 水ёлка"])
-def test_characters_that_are_cut_otherwise_do_not_drift(ours: Tokenizer, ranks: Tokenizer, text: str) -> None:
+def test_characters_that_are_cut_otherwise_do_not_drift(
+    ours: Tokenizer, ranks: Tokenizer, text: str
+) -> None:
     student, teacher = ours.encode(text + " the water"), ranks.encode(text + " the water")
     listed = texts_of(align(student, teacher, ours, ranks), student, teacher, (ours, ranks))
     assert all(kind == EXACT and left == right for kind, left, right in listed)
@@ -153,7 +195,10 @@ def test_characters_that_are_cut_otherwise_do_not_drift(ours: Tokenizer, ranks: 
 
 
 def test_many_to_many_and_longer_than_four() -> None:
-    student, teacher = made([b"ab", b"cd", b"efghijk"]), made([b"a", b"bc", b"d", *(bytes([c]) for c in b"efghijk")])
+    student, teacher = (
+        made([b"ab", b"cd", b"efghijk"]),
+        made([b"a", b"bc", b"d", *(bytes([c]) for c in b"efghijk")]),
+    )
     found = align([0, 1, 2], list(range(10)), student, teacher)
     assert found.student_bounds.tolist() == [[0, 2], [2, 3]]
     assert found.teacher_bounds.tolist() == [[0, 3], [3, 10]]
@@ -163,13 +208,19 @@ def made(entries: list[bytes]) -> Tokenizer:
     import base64
     import json
 
-    lines = b"".join(base64.b64encode(entry) + b" %d\n" % rank for rank, entry in enumerate(entries))
+    lines = b"".join(
+        base64.b64encode(entry) + b" %d\n" % rank for rank, entry in enumerate(entries)
+    )
     encoding = json.dumps({"pattern": "(?s:.)", "special_tokens": {}}).encode()
     return Tokenizer("made", {"tokenizer.tiktoken": lines, "encoding.json": encoding})
 
 
-@pytest.mark.parametrize(("left", "right"), [("a\tb", "a\nb"), (" _x", "  x"), ("a ,b", "a,b"), ("the  of", "the of")])
-def test_what_only_looks_alike_is_not_equal(ours: Tokenizer, ranks: Tokenizer, left: str, right: str) -> None:
+@pytest.mark.parametrize(
+    ("left", "right"), [("a\tb", "a\nb"), (" _x", "  x"), ("a ,b", "a,b"), ("the  of", "the of")]
+)
+def test_what_only_looks_alike_is_not_equal(
+    ours: Tokenizer, ranks: Tokenizer, left: str, right: str
+) -> None:
     student, teacher = ours.encode(left), ranks.encode(right)
     found = align(student, teacher, ours, ranks)
     for kind, one, other in texts_of(found, student, teacher, (ours, ranks)):
@@ -178,8 +229,12 @@ def test_what_only_looks_alike_is_not_equal(ours: Tokenizer, ranks: Tokenizer, l
     assert found.method == "resync"
 
 
-@pytest.mark.parametrize("text", ["Zu\u0308rich the cafe\u0301", "e\u0301", "\u1112\u1161\u11ab the", "\u1e69 of"])
-def test_decomposed_text_meets_its_composed_form(ours: Tokenizer, composing: Tokenizer, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["Zu\u0308rich the cafe\u0301", "e\u0301", "\u1112\u1161\u11ab the", "\u1e69 of"]
+)
+def test_decomposed_text_meets_its_composed_form(
+    ours: Tokenizer, composing: Tokenizer, text: str
+) -> None:
     decomposed = unicodedata.normalize("NFD", text)
     student, teacher = ours.encode(decomposed), composing.encode(decomposed)
     found = align(student, teacher, ours, composing)
@@ -193,8 +248,13 @@ def test_decomposed_text_meets_its_composed_form(ours: Tokenizer, composing: Tok
 
 
 def test_a_letter_never_meets_its_accented_form() -> None:
-    """A student's token that ends between e and its accent is no end of a chunk, wherever the teacher's tokens end."""
-    student, teacher = made([b"cafe", "\u0301".encode(), b" x"]), made([b"caf", "é".encode(), b" x", b"\xc3", b"\xa9"])
+    """A student's token that ends between e and its accent is no end of a chunk, wherever the
+    teacher's tokens end.
+    """
+    student, teacher = (
+        made([b"cafe", "\u0301".encode(), b" x"]),
+        made([b"caf", "é".encode(), b" x", b"\xc3", b"\xa9"]),
+    )
     for ids in ([0, 1, 2], [0, 3, 4, 2]):
         found = align([0, 1, 2], ids, student, teacher)
         assert found.kinds.tolist() == [EQUIVALENT, EXACT]
@@ -227,7 +287,9 @@ def test_a_space_after_each_control_token(ours: Tokenizer, pieces: Tokenizer) ->
     assert (found.kinds == EXACT).all()
 
 
-def test_the_middle_of_a_document_begins_with_its_own_space(ours: Tokenizer, pieces: Tokenizer) -> None:
+def test_the_middle_of_a_document_begins_with_its_own_space(
+    ours: Tokenizer, pieces: Tokenizer
+) -> None:
     whole = pieces.encode("of the water flows")
     part = whole[int(np.flatnonzero(np.cumsum(pieces.byte_table.lengths[whole]) == 3)[0]) + 1 :]
     found = align(part, ours.encode(" the water flows"), pieces, ours)
@@ -238,9 +300,16 @@ def test_the_middle_of_a_document_begins_with_its_own_space(ours: Tokenizer, pie
 
 
 def test_a_later_part_is_not_given_a_second_space(ours: Tokenizer, pieces: Tokenizer) -> None:
-    """Where the teacher puts a space before every text, the text's own one need not be said again."""
+    """Where the teacher puts a space before every text, the text's own one need not be said
+    again.
+    """
     aligner = Aligner(ours, pieces)
-    for text, due in ((" the water", "the water"), ("er flows", "er flows"), ("  the", " the"), (" ", " ")):
+    for text, due in (
+        (" the water", "the water"),
+        ("er flows", "er flows"),
+        ("  the", " the"),
+        (" ", " "),
+    ):
         ids = aligner.teacher_ids(ours.encode(text), begins_text=False)
         np.testing.assert_array_equal(ids, pieces.encode(due))
         assert aligner.align(ours.encode(text), ids).coverage == 1
@@ -258,12 +327,21 @@ def test_a_literal_block_costs_its_own_place_only(ours: Tokenizer, pieces: Token
     assert found.tokens_of(DIFFERENT) + round(found.orphaned * len(student)) <= 4
 
 
-def test_a_large_difference_is_one_chunk(ours: Tokenizer, ranks: Tokenizer, texts: list[str]) -> None:
+def test_a_large_difference_is_one_chunk(
+    ours: Tokenizer, ranks: Tokenizer, texts: list[str]
+) -> None:
     before, after = texts[0] * 3, " and then " + texts[1] * 3
-    student, teacher = ours.encode(before + "q" * 300 + after), ranks.encode(before + "z" * 200 + after)
+    student, teacher = (
+        ours.encode(before + "q" * 300 + after),
+        ranks.encode(before + "z" * 200 + after),
+    )
     found = align(student, teacher, ours, ranks)
     assert (found.kinds == DIFFERENT).sum() == 1
-    kept = sum(len(left) for kind, left, _ in texts_of(found, student, teacher, (ours, ranks)) if kind == EXACT)
+    kept = sum(
+        len(left)
+        for kind, left, _ in texts_of(found, student, teacher, (ours, ranks))
+        if kind == EXACT
+    )
     assert kept > len((before + after).encode()) - 12
 
 
@@ -276,13 +354,17 @@ def test_texts_with_nothing_in_common(ours: Tokenizer, ranks: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("kept", [1, 7, 20])
-def test_a_shorter_side_leaves_the_others_tail(ours: Tokenizer, ranks: Tokenizer, texts: list[str], kept: int) -> None:
+def test_a_shorter_side_leaves_the_others_tail(
+    ours: Tokenizer, ranks: Tokenizer, texts: list[str], kept: int
+) -> None:
     student, teacher = ours.encode(texts[0]), ranks.encode(texts[0])
     for left, right in ((student, teacher[:kept]), (student[:kept], teacher)):
         found = align(left, right, ours, ranks)
         listed = texts_of(found, left, right, (ours, ranks))
         assert all(kind == EXACT and one == other for kind, one, other in listed)
-        shorter = min(len(bytes(ours.byte_table.spell(left))), len(bytes(ranks.byte_table.spell(right))))
+        shorter = min(
+            len(bytes(ours.byte_table.spell(left))), len(bytes(ranks.byte_table.spell(right)))
+        )
         assert sum(len(one) for _, one, _ in listed) > shorter - 12
 
 
@@ -294,13 +376,18 @@ def test_padding_that_is_eos_leaves_the_real_one(ours: Tokenizer, ranks: Tokeniz
     for student in (padded[:-2], padded):
         found = align(student, teacher, ours, ranks)
         assert found.kinds.tolist().count(CONTROL) == 1
-        assert found.student_bounds[-1].tolist() == [len(ours.encode(text)), len(ours.encode(text)) + 1]
+        assert found.student_bounds[-1].tolist() == [
+            len(ours.encode(text)),
+            len(ours.encode(text)) + 1,
+        ]
     left = [ours.eos_id, *padded]
     assert align(left, teacher, ours, ranks).kinds.tolist().count(CONTROL) == 1
 
 
 @pytest.mark.parametrize("name", ["ours", "pieces", "ranks"])
-def test_identical_tokenizers_give_every_token_itself(name: str, request: pytest.FixtureRequest) -> None:
+def test_identical_tokenizers_give_every_token_itself(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     tokenizer = request.getfixturevalue(name)
     ids = [*tokenizer.special_tokens.values(), *tokenizer.encode(" the 水 <s>"), tokenizer.eos_id]
     aligner = Aligner(tokenizer, tokenizer)
@@ -313,8 +400,12 @@ def test_identical_tokenizers_give_every_token_itself(name: str, request: pytest
     assert aligner.align(known, known[:-2]).coverage == (len(known) - 2) / len(known)
 
 
-def assert_linear(aligner: Aligner, make: Callable[[int], tuple[list[int], list[int]]], count: int) -> None:
-    """Ten times the text takes some ten times as long; a quadratic step would take a hundred times as long."""
+def assert_linear(
+    aligner: Aligner, make: Callable[[int], tuple[list[int], list[int]]], count: int
+) -> None:
+    """Ten times the text takes some ten times as long; a quadratic step would take a hundred times
+    as long.
+    """
 
     def seconds(count: int) -> float:
         student, teacher = make(count)
@@ -330,7 +421,9 @@ def assert_linear(aligner: Aligner, make: Callable[[int], tuple[list[int], list[
 
 
 @pytest.mark.parametrize("differing", [False, True])
-def test_repeated_text_takes_linear_time(ours: Tokenizer, ranks: Tokenizer, differing: bool) -> None:
+def test_repeated_text_takes_linear_time(
+    ours: Tokenizer, ranks: Tokenizer, differing: bool
+) -> None:
     def repeated(count: int) -> tuple[list[int], list[int]]:
         half = "ab" * (count // 2)
         return ours.encode(half + half), ranks.encode(half + "b▁c" * differing + half)
@@ -356,15 +449,29 @@ def test_broken_characters_at_the_ends_are_left_out(ours: Tokenizer, ranks: Toke
     single = made(sorted(set(pieces)))
     order = sorted(set(pieces))
     student = [order.index(piece) for piece in pieces[1:-1]]
-    np.testing.assert_array_equal(Aligner(single, ours).teacher_ids(student), ours.encode(" the 水 water "))
+    np.testing.assert_array_equal(
+        Aligner(single, ours).teacher_ids(student), ours.encode(" the 水 water ")
+    )
     np.testing.assert_array_equal(whole.teacher_ids(ids), ours.encode("水 the 水 water ё"))
     found = align(student, ours.encode(" the 水 water "), single, ours)
     assert found.coverage == pytest.approx(1 - 3 / len(student))
 
 
-def test_control_tokens_of_the_text_that_the_teacher_gets(ours: Tokenizer, pieces: Tokenizer) -> None:
-    student = [ours.bos_id, *ours.encode("the"), ours.special_tokens["<|user|>"], *ours.encode(" of"), ours.eos_id]
-    due = [pieces.bos_id, *pieces.encode("the of"), pieces.eos_id]  # each stretch would begin with a space of its own
+def test_control_tokens_of_the_text_that_the_teacher_gets(
+    ours: Tokenizer, pieces: Tokenizer
+) -> None:
+    student = [
+        ours.bos_id,
+        *ours.encode("the"),
+        ours.special_tokens["<|user|>"],
+        *ours.encode(" of"),
+        ours.eos_id,
+    ]
+    due = [
+        pieces.bos_id,
+        *pieces.encode("the of"),
+        pieces.eos_id,
+    ]  # each stretch would begin with a space of its own
     np.testing.assert_array_equal(Aligner(ours, pieces).teacher_ids(student), due)
     assert align(student, due, ours, pieces).orphaned == 1 / len(student)
     back = Aligner(pieces, ours).teacher_ids(due)
@@ -393,19 +500,28 @@ def test_unknown_words_cost_their_own_place_only(ours: Tokenizer, word_pieces: T
     found = align(student, teacher, ours, word_pieces)
     check(found)
     assert found.method == "strings"
-    matched = [ours.decode(student[a:b]).strip() for a, b in found.student_bounds[found.kinds == EQUIVALENT].tolist()]
+    matched = [
+        ours.decode(student[a:b]).strip()
+        for a, b in found.student_bounds[found.kinds == EQUIVALENT].tolist()
+    ]
     assert "".join(matched) == "thewaterflows,intheturbine"
 
 
-def test_dynamic_programming_takes_no_more_than_its_band(word_pieces: Tokenizer, ours: Tokenizer) -> None:
+def test_dynamic_programming_takes_no_more_than_its_band(
+    word_pieces: Tokenizer, ours: Tokenizer
+) -> None:
     def differing(count: int) -> tuple[list[int], list[int]]:
-        return ours.encode("x water flows y " * count), word_pieces.encode("flows q the water, " * count)
+        return ours.encode("x water flows y " * count), word_pieces.encode(
+            "flows q the water, " * count
+        )
 
     assert_linear(Aligner(ours, word_pieces), differing, 100)
 
 
 def test_a_lossy_sentencepiece(ours: Tokenizer, tmp_path: Path, texts: list[str]) -> None:
-    lossy = load_tokenizer(train_sentencepiece(tmp_path / "nfkc", texts, normalization_rule_name="nmt_nfkc_cf"))
+    lossy = load_tokenizer(
+        train_sentencepiece(tmp_path / "nfkc", texts, normalization_rule_name="nmt_nfkc_cf")
+    )
     text = "The  ﬁne WATER of Zürich"
     found = align(ours.encode(text), lossy.encode(text), ours, lossy)
     check(found)
@@ -413,9 +529,16 @@ def test_a_lossy_sentencepiece(ours: Tokenizer, tmp_path: Path, texts: list[str]
 
 
 def test_an_aligner_travels_without_its_tables(ours: Tokenizer, pieces: Tokenizer) -> None:
-    aligner = Aligner(ours, pieces, control_pairs={ours.special_tokens["<|user|>"]: pieces.special_tokens["[INST]"]})
+    aligner = Aligner(
+        ours,
+        pieces,
+        control_pairs={ours.special_tokens["<|user|>"]: pieces.special_tokens["[INST]"]},
+    )
     packed = pickle.dumps(aligner)
-    assert len(packed) < sum(len(part) for t in (ours, pieces) for part in t.source_bytes.values()) + 2000
+    assert (
+        len(packed)
+        < sum(len(part) for t in (ours, pieces) for part in t.source_bytes.values()) + 2000
+    )
     student = [ours.special_tokens["<|user|>"], *ours.encode("the")]
     found = pickle.loads(packed).align(student, aligner.teacher_ids(student))
     assert found.coverage == 1

@@ -22,19 +22,26 @@ def byte_level(entries: list[bytes], *, normalizer: Any = None) -> Tokenizer:
     from penstock.tokenizers.spelling import _BYTE_OF_CHARACTER
 
     character = {byte: chr(code) for code, byte in _BYTE_OF_CHARACTER.items()}
-    vocab = {"".join(character[byte] for byte in entry): FIRST + place for place, entry in enumerate(entries)}
+    vocab = {
+        "".join(character[byte] for byte in entry): FIRST + place
+        for place, entry in enumerate(entries)
+    }
     controls = {name: place for place, name in enumerate(("<s>", "</s>", "<x>"))}
     return bpe_without_merges("made", vocab, controls, normalizer=normalizer)
 
 
 SINGLE = [bytes([byte]) for byte in range(256)]
 STUDENT = byte_level([*SINGLE, b"ab", b"ba", b"aab", b"  ", b"bb b", "é".encode(), b"aaaa", b" a"])
-TEACHER = byte_level([*SINGLE, b"aa", b"ab", b"abab", b" b", b"b a", b"a  ", "e\u0301".encode()[:2]])
+TEACHER = byte_level(
+    [*SINGLE, b"aa", b"ab", b"abab", b" b", b"b a", b"a  ", "e\u0301".encode()[:2]]
+)
 ALIGNER = Aligner(STUDENT, TEACHER)
 
 
 def slow_chunks(left: list[int], right: list[int]) -> list[tuple[int, int, int, int, int]]:
-    """The definition: cut both wherever equally many equal bytes and no control token lie since the last cut."""
+    """The definition: cut both wherever equally many equal bytes and no control token lie since the
+    last cut.
+    """
     chunks, i, j = [], 0, 0
     while i < len(left) and j < len(right):
         if left[i] < FIRST or right[j] < FIRST:
@@ -71,10 +78,14 @@ def spelled(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 def cut(source: st.DataObject, tokenizer: Tokenizer, text: bytes) -> list[int]:
     """`text` as ids, each any of those that fit."""
-    table = {tokenizer.byte_table[token_id]: token_id for token_id in range(FIRST, tokenizer.vocab_size)}
+    table = {
+        tokenizer.byte_table[token_id]: token_id for token_id in range(FIRST, tokenizer.vocab_size)
+    }
     ids, at = [], 0
     while at < len(text):
-        sizes = [size for size in range(1, 5) if text[at : at + size] in table and at + size <= len(text)]
+        sizes = [
+            size for size in range(1, 5) if text[at : at + size] in table and at + size <= len(text)
+        ]
         size = source.draw(st.sampled_from(sizes))
         ids.append(table[text[at : at + size]])
         at += size
@@ -85,7 +96,10 @@ def listed(chunks: Any) -> list[tuple[int, ...]]:
     return [
         (*left, *right, kind)
         for left, right, kind in zip(
-            chunks.student_bounds.tolist(), chunks.teacher_bounds.tolist(), chunks.kinds.tolist(), strict=True
+            chunks.student_bounds.tolist(),
+            chunks.teacher_bounds.tolist(),
+            chunks.kinds.tolist(),
+            strict=True,
         )
     ]
 
@@ -99,8 +113,12 @@ def test_equal_text_is_cut_as_finely_as_can_be(data: st.DataObject, stretches: l
     left: list[int] = []
     right: list[int] = []
     for text in stretches:
-        left += data.draw(st.lists(st.sampled_from([BOS, EOS, OTHER]), max_size=3)) + cut(data, STUDENT, text)
-        right += data.draw(st.lists(st.sampled_from([BOS, EOS, OTHER]), max_size=3)) + cut(data, TEACHER, text)
+        left += data.draw(st.lists(st.sampled_from([BOS, EOS, OTHER]), max_size=3)) + cut(
+            data, STUDENT, text
+        )
+        right += data.draw(st.lists(st.sampled_from([BOS, EOS, OTHER]), max_size=3)) + cut(
+            data, TEACHER, text
+        )
     due = slow_chunks(left, right)
     plain = walk_same(*table_and_ids(left, right))
     general = walk(*sides(left, right), resume=True)
@@ -133,12 +151,17 @@ def inside_equal(left: list[int], right: list[int], chunk: tuple[int, ...]) -> b
     return kind != CONTROL or left[a:b] == right[c:d]
 
 
-ids = st.lists(st.integers(0, STUDENT.vocab_size - 1) | st.integers(FIRST + 94, FIRST + 101), max_size=60)
+ids = st.lists(
+    st.integers(0, STUDENT.vocab_size - 1) | st.integers(FIRST + 94, FIRST + 101), max_size=60
+)
 
 
 @settings(deadline=None, max_examples=300)
 @given(
-    left=ids, right=st.lists(st.integers(0, TEACHER.vocab_size - 1) | st.integers(FIRST + 94, FIRST + 101), max_size=60)
+    left=ids,
+    right=st.lists(
+        st.integers(0, TEACHER.vocab_size - 1) | st.integers(FIRST + 94, FIRST + 101), max_size=60
+    ),
 )
 @example(left=[], right=[])
 @example(left=[BOS], right=[])
@@ -170,7 +193,9 @@ def check_order(found: Any) -> None:
 @settings(deadline=None, max_examples=200)
 @given(text=st.text("ae\u0301\u0327é가ᄀ\u1161\u11a8 \u00a0ﬁ", max_size=14), data=st.data())
 def test_normalised_ends_are_those_of_independent_parts(text: str, data: st.DataObject) -> None:
-    side = TokenTable(STUDENT, {}, exact=True).spell(np.array(cut(data, STUDENT, text.encode()), np.int64))
+    side = TokenTable(STUDENT, {}, exact=True).spell(
+        np.array(cut(data, STUDENT, text.encode()), np.int64)
+    )
     for form in ("NFC", "NFKC"):
         normal = normalise(side, form)
         assert normal.data.tobytes().decode() == unicodedata.normalize(form, text)
@@ -198,13 +223,19 @@ def test_a_cut_before_a_letter_stays_where_only_the_next_one_changes() -> None:
 @settings(deadline=None)
 @given(text=st.text("aÉ \u00a0ﬁß▁\u0301水", max_size=12))
 def test_canonical_bytes(text: str) -> None:
-    side = TokenTable(STUDENT, {}, exact=True).spell(np.frombuffer(text.encode(), np.uint8).astype(np.int64) + FIRST)
+    side = TokenTable(STUDENT, {}, exact=True).spell(
+        np.frombuffer(text.encode(), np.uint8).astype(np.int64) + FIRST
+    )
     plain = unicodedata.normalize("NFKD", text.casefold())
-    due = "".join(c for c in plain if not c.isspace() and c != "▁" and unicodedata.category(c)[0] != "M")
+    due = "".join(
+        c for c in plain if not c.isspace() and c != "▁" and unicodedata.category(c)[0] != "M"
+    )
     assert canonicalise(side).data.tobytes().decode() == due
 
 
 @pytest.mark.parametrize("ids", [[-1], [STUDENT.vocab_size], [FIRST, 10**12]])
 def test_unknown_ids_are_refused(ids: list[int]) -> None:
-    with pytest.raises(ValueError, match=rf"id {ids[-1]} is outside the vocabulary of {STUDENT.vocab_size} ids"):
+    with pytest.raises(
+        ValueError, match=rf"id {ids[-1]} is outside the vocabulary of {STUDENT.vocab_size} ids"
+    ):
         ALIGNER.align(ids, [FIRST])

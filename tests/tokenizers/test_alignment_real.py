@@ -1,4 +1,6 @@
-"""Alignment of real tokenizers on real texts: all of a student's tokens are in chunks whose bytes are equal."""
+"""Alignment of real tokenizers on real texts: all of a student's tokens are in chunks whose bytes
+are equal.
+"""
 
 import gzip
 import json
@@ -17,7 +19,11 @@ pytestmark = pytest.mark.real_data
 
 GPT2, QWEN, LLAMA = "hf/gpt2", "hf_derived/qwen2.5", "hf/phi-3-mini"
 """Phi-3 has Llama 2's vocabulary."""
-MISTRAL, TEKKEN, BERT = "spm/mistral-v3.model", "tekken/tekken_240911.json.gz", "hf/bert-base-uncased"
+MISTRAL, TEKKEN, BERT = (
+    "spm/mistral-v3.model",
+    "tekken/tekken_240911.json.gz",
+    "hf/bert-base-uncased",
+)
 
 
 def real_texts(real_data: Path) -> dict[str, str]:
@@ -32,16 +38,32 @@ def real_texts(real_data: Path) -> dict[str, str]:
         if path.suffix != ".eng"
         for line in path.read_text(encoding="utf-8").splitlines()[:8]
     ]
-    with gzip.open(folder / "code" / "cpython311_stdlib_sample.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(
+        folder / "code" / "cpython311_stdlib_sample.jsonl.gz", "rt", encoding="utf-8"
+    ) as file:
         code = json.loads(next(file))["text"][:15_000]
     multilingual = "\n".join(sentences)
     decomposed = unicodedata.normalize("NFD", multilingual)
-    return {"prose": prose, "digits": digits, "multilingual": multilingual, "code": code, "NFD": decomposed}
+    return {
+        "prose": prose,
+        "digits": digits,
+        "multilingual": multilingual,
+        "code": code,
+        "NFD": decomposed,
+    }
 
 
 @pytest.mark.parametrize(
     ("student", "teacher"),
-    [(GPT2, QWEN), (LLAMA, QWEN), (GPT2, LLAMA), (QWEN, GPT2), (MISTRAL, QWEN), (QWEN, MISTRAL), (LLAMA, TEKKEN)],
+    [
+        (GPT2, QWEN),
+        (LLAMA, QWEN),
+        (GPT2, LLAMA),
+        (QWEN, GPT2),
+        (MISTRAL, QWEN),
+        (QWEN, MISTRAL),
+        (LLAMA, TEKKEN),
+    ],
 )
 def test_every_token_is_in_a_chunk(real_data: Path, student: str, teacher: str) -> None:
     ours, theirs = (load_tokenizer(real_data / "tokenizers" / name) for name in (student, teacher))
@@ -64,8 +86,12 @@ def test_decomposed_text_is_equal_once_normalised(real_data: Path) -> None:
     ids = ours.encode(text), theirs.encode(text)
     found = Aligner(ours, theirs).align(*ids)
     assert found.method == "normalised"
-    for kind, (a, b), (c, d) in zip(found.kinds, found.student_bounds, found.teacher_bounds, strict=True):
-        left, right = (one.byte_table.spell(side) for one, side in ((ours, ids[0][a:b]), (theirs, ids[1][c:d])))
+    for kind, (a, b), (c, d) in zip(
+        found.kinds, found.student_bounds, found.teacher_bounds, strict=True
+    ):
+        left, right = (
+            one.byte_table.spell(side) for one, side in ((ours, ids[0][a:b]), (theirs, ids[1][c:d]))
+        )
         if kind == EQUIVALENT:
             assert unicodedata.normalize("NFC", left.tobytes().decode()).encode() == right.tobytes()
         else:

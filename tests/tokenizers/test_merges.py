@@ -1,4 +1,6 @@
-"""Pieces and merges of our own kernels against the `tokenizers` package, also where its rules are peculiar."""
+"""Pieces and merges of our own kernels against the `tokenizers` package, also where its rules are
+peculiar.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -41,7 +43,9 @@ def model(texts: list[str], controls: list[str], vocab_size: int) -> str:
 
 
 def slow_model(texts: list[str], controls: list[str], vocab_size: int) -> str:
-    return str(training._train_small([text.encode() for text in texts], controls, vocab_size).to_str())
+    return str(
+        training._train_small([text.encode() for text in texts], controls, vocab_size).to_str()
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -53,13 +57,17 @@ def test_pieces_are_those_of_the_pattern(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [0x3000, pytest.param(0x110000, marks=pytest.mark.slow)], ids=["to U+2FFF", "all of Unicode"]
+    "end",
+    [0x3000, pytest.param(0x110000, marks=pytest.mark.slow)],
+    ids=["to U+2FFF", "all of Unicode"],
 )
 def test_characters_have_the_classes_of_the_pattern(end: int) -> None:
     for begin in range(0, end, 0x1000):
         if 0x40000 <= begin < 0xE0000 and begin % 0x10000:
             continue  # of planes without characters, the beginnings are enough
-        characters = [chr(code) for code in range(begin, begin + 0x1000) if not 0xD800 <= code < 0xE000]
+        characters = [
+            chr(code) for code in range(begin, begin + 0x1000) if not 0xD800 <= code < 0xE000
+        ]
         texts = ["".join(f"'{c}'{c}s  {c}{c} {c}\n{c}9{c}a\r{c}'s{c}" for c in characters)]
         assert piece_counts(texts) == slow_piece_counts(texts), hex(begin)
 
@@ -82,7 +90,9 @@ def test_many_pieces_in_several_batches() -> None:
     st.sampled_from([[], ["a", "aa"], ["ab", "Ġab", "b", "水"]]),
     st.sampled_from([0, 1, 7, 60, 2000]),
 )
-def test_merges_are_those_of_the_tokenizers_package(texts: list[str], controls: list[str], num_merges: int) -> None:
+def test_merges_are_those_of_the_tokenizers_package(
+    texts: list[str], controls: list[str], num_merges: int
+) -> None:
     vocab_size = 256 + len(controls) + num_merges
     assert model(texts, controls, vocab_size) == slow_model(texts, controls, vocab_size)
 
@@ -93,13 +103,19 @@ def test_merges_of_source_code() -> None:
         assert model(texts, ["<|bos|>"], vocab_size) == slow_model(texts, ["<|bos|>"], vocab_size)
 
 
-def test_large_and_small_texts_give_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_and_small_texts_give_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = tokenizer_texts()
     files = []
     for batch_bytes in (1 << 20, 100):
         monkeypatch.setattr(training, "BATCH_BYTES", batch_bytes)
         folder = tmp_path / str(batch_bytes)
-        train_tokenizer(iter(texts), vocab_size=400, output=folder, special_tokens=["<|x|>"], progress=False)
-        files.append([(folder / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")])
+        train_tokenizer(
+            iter(texts), vocab_size=400, output=folder, special_tokens=["<|x|>"], progress=False
+        )
+        files.append(
+            [(folder / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")]
+        )
         monkeypatch.setattr(training, "_train_small", None)
     assert files[0] == files[1]

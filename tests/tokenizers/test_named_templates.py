@@ -18,7 +18,10 @@ EDGES = st.text(st.sampled_from(" \n\tx"), max_size=4)
 BODIES = st.sampled_from(
     [
         "{% for m in messages %}{{ m.content }}\n{% endfor %}",
-        "{%- for m in messages -%}\n  {% set x = m.content %}\n{{ x }} {{ tools | length if tools }}{%- endfor -%}",
+        (
+            "{%- for m in messages -%}\n  {% set x = m.content %}\n{{ x }} {{ tools | length if "
+            "tools }}{%- endfor -%}"
+        ),
         "{% macro say(m) %}<{{ m.content }}>{% endmacro %}\n{{ say(messages[0]) }}",
         "  {# a comment #}\n  {% if tools %}\n  tools\n  {% endif %}",
         "plain",

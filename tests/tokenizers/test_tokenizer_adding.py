@@ -1,4 +1,6 @@
-"""Control entries behind all others: ids keep their meaning, text its ids, and transformers agrees."""
+"""Control entries behind all others: ids keep their meaning, text its ids, and transformers
+agrees.
+"""
 
 import json
 
@@ -24,7 +26,9 @@ def test_old_ids_and_texts_stay(base, tmp_path):
     made = add_tokens(base, ["[NLU]"], sentinels=3, output=tmp_path / "made")
     names = ["[NLU]", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
     first = base.vocab_size
-    assert {name: made.special_tokens[name] for name in names} == {n: first + i for i, n in enumerate(names)}
+    assert {name: made.special_tokens[name] for name in names} == {
+        n: first + i for i, n in enumerate(names)
+    }
     assert made.vocab_size == first + 4
     assert made.encode(TEXT).tolist() == base.encode(TEXT).tolist()
     assert first + 2 in made.encode(TEXT, allow_control=True).tolist()
@@ -38,7 +42,10 @@ def test_transformers_loads_it(base, tmp_path):
     transformers = pytest.importorskip("transformers")
     made = add_tokens(base, ["[NLU]"], sentinels=2, output=tmp_path / "made")
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "made"))
-    assert theirs.convert_tokens_to_ids(["[NLU]", "<extra_id_1>"]) == [base.vocab_size, base.vocab_size + 2]
+    assert theirs.convert_tokens_to_ids(["[NLU]", "<extra_id_1>"]) == [
+        base.vocab_size,
+        base.vocab_size + 2,
+    ]
     assert len(theirs) == made.vocab_size
     assert theirs(TEXT)["input_ids"] == made.encode(TEXT, allow_control=True).tolist()
 
@@ -80,7 +87,9 @@ def test_the_verb(base, tmp_path):
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", ["hf/gpt2", "hf/t5-small", "hf/bert-base-uncased", "hf/phi-3-mini"])
+@pytest.mark.parametrize(
+    "name", ["hf/gpt2", "hf/t5-small", "hf/bert-base-uncased", "hf/phi-3-mini"]
+)
 def test_real_tokenizers(real_data, name):
     base = load_tokenizer(real_data / "tokenizers" / name)
     made = add_tokens(base, ["[NLU]"], sentinels=120)

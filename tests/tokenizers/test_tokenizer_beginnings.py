@@ -1,4 +1,6 @@
-"""What a tokenizer puts before a text: as transformers encodes with the same folder, whatever its settings name."""
+"""What a tokenizer puts before a text: as transformers encodes with the same folder, whatever its
+settings name.
+"""
 
 import json
 import shutil
@@ -21,7 +23,9 @@ PROCESSORS: dict[str, Any] = {
     "positions": processors.ByteLevel(trim_offsets=True),
     "empty": processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[]),
     "bos": processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[BOS]),
-    "both": processors.TemplateProcessing(single="<s> $A </s>", pair="<s> $A $B", special_tokens=[BOS, EOS]),
+    "both": processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A $B", special_tokens=[BOS, EOS]
+    ),
     "eos": processors.TemplateProcessing(single="$A </s>", pair="$A $B </s>", special_tokens=[EOS]),
     "roberta": processors.RobertaProcessing(EOS, BOS),
     "sequence": processors.Sequence(
@@ -31,7 +35,13 @@ PROCESSORS: dict[str, Any] = {
         ]
     ),
 }
-CLASSES = ("PreTrainedTokenizerFast", "GPT2Tokenizer", "LlamaTokenizer", "GPTNeoXTokenizerFast", "Qwen2Tokenizer")
+CLASSES = (
+    "PreTrainedTokenizerFast",
+    "GPT2Tokenizer",
+    "LlamaTokenizer",
+    "GPTNeoXTokenizerFast",
+    "Qwen2Tokenizer",
+)
 VOCABULARY = {"<unk>": 0, "<s>": 1, "</s>": 2} | {
     letter: place + 3 for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
 }
@@ -60,14 +70,24 @@ def begins(folder: Path) -> list[int]:
 def test_the_post_processor_decides(tmp_path: Path, kind: str, name: str) -> None:
     for says in ({}, {"add_bos_token": True}, {"add_bos_token": False}):
         folder = make_folder(
-            tmp_path / f"t{len(says)}{says.get('add_bos_token')}", PROCESSORS[kind], **says, tokenizer_class=name
+            tmp_path / f"t{len(says)}{says.get('add_bos_token')}",
+            PROCESSORS[kind],
+            **says,
+            tokenizer_class=name,
         )
         assert list(load_tokenizer(folder).begin_ids) == begins(folder)
 
 
 @pytest.mark.parametrize("name", [None, "GPT2Tokenizer", "RobertaTokenizer", "Qwen2Tokenizer"])
-def test_without_a_tokenizer_json_the_configuration_decides(tmp_path: Path, name: str | None) -> None:
-    for says in ({}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}):
+def test_without_a_tokenizer_json_the_configuration_decides(
+    tmp_path: Path, name: str | None
+) -> None:
+    for says in (
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+    ):
         folder = tmp_path / f"{len(says)}{says.get('add_bos_token')}"
         folder.mkdir()
         (folder / "vocab.json").write_text(json.dumps(VOCABULARY))
@@ -93,13 +113,19 @@ def test_real_folders(tmp_path: Path, real_data: Path) -> None:
 
 
 def test_tokenizers_without_a_file_that_says_it(tmp_path: Path) -> None:
-    """Ours begin with BOS, as they always did; nobody puts BOS before the texts of a bare file that names none."""
+    """Ours begin with BOS, as they always did; nobody puts BOS before the texts of a bare file that
+    names none.
+    """
     assert tiny_tokenizer(tmp_path, ["some words"], 270).begin_ids == (0,)
     assert byte_tokenizer("<bos>").begin_ids == ()
-    ranks = json.dumps({"pattern": r"\S+|\s+", "special_tokens": {"<|begin_of_text|>": 256}}).encode()
+    ranks = json.dumps(
+        {"pattern": r"\S+|\s+", "special_tokens": {"<|begin_of_text|>": 256}}
+    ).encode()
     import base64
 
-    lines = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in byte_ranks().items())
+    lines = b"".join(
+        base64.b64encode(token) + b" %d\n" % rank for token, rank in byte_ranks().items()
+    )
     assert Tokenizer("t", {"tokenizer.tiktoken": lines, "encoding.json": ranks}).begin_ids == (256,)
 
 
@@ -112,7 +138,9 @@ def test_a_copy_that_begins_otherwise(tmp_path: Path, kind: str) -> None:
         made = known.beginning_with(begin)
         assert (made.begin_ids, made.fingerprint) == (begin, known.fingerprint)
         made.save(tmp_path / f"to{len(begin)}")
-        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / f"to{len(begin)}")("a").input_ids
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / f"to{len(begin)}")(
+            "a"
+        ).input_ids
         assert theirs == [*begin, VOCABULARY["a"], *([2] if ends else [])]
         assert made.beginning_with(begin) is made
     assert known.beginning_with(known.begin_ids) is known, "nothing is written anew without need"

@@ -36,7 +36,11 @@ def test_ends_are_those_of_counting_bytes(exact: Tokenizer, hard_texts: list[str
     for row, text in enumerate(hard_texts):
         due = slow_ends(exact, text, ids[row].tolist())
         assert batch[row].tolist() == due
-        assert exact.token_ends(text, ids[row]).tolist() == exact.token_ends(text.encode(), ids[row]).tolist() == due
+        assert (
+            exact.token_ends(text, ids[row]).tolist()
+            == exact.token_ends(text.encode(), ids[row]).tolist()
+            == due
+        )
         assert not due or due[-1] == len(text.encode())
 
 
@@ -46,7 +50,9 @@ def test_ends_of_a_slice(exact: Tokenizer, hard_texts: list[str]) -> None:
     assert [row.tolist() for row in ends] == [
         exact.token_ends(t.as_py(), exact.encode(t.as_py())).tolist() for t in array
     ]
-    assert len(exact.token_ends_batch(array.slice(0, 0), exact.encode_batch(array.slice(0, 0)))) == 0
+    assert (
+        len(exact.token_ends_batch(array.slice(0, 0), exact.encode_batch(array.slice(0, 0)))) == 0
+    )
 
 
 def test_control_tokens_take_no_bytes(trained: Path) -> None:
@@ -62,9 +68,14 @@ def test_every_byte_is_in_the_table_once(exact: Tokenizer) -> None:
     entries = [table[token_id] for token_id in range(len(table))]
     assert len(table) == exact.vocab_size
     assert set(single) <= set(entries)
-    assert all(table[token_id] == b"" and table.is_control[token_id] for token_id in exact.special_tokens.values())
+    assert all(
+        table[token_id] == b"" and table.is_control[token_id]
+        for token_id in exact.special_tokens.values()
+    )
     assert table.lengths.tolist() == [len(entry) for entry in entries]
-    with pytest.raises(TokenizerError, match=f"id {len(table)} is outside the vocabulary of {len(table)} ids"):
+    with pytest.raises(
+        TokenizerError, match=f"id {len(table)} is outside the vocabulary of {len(table)} ids"
+    ):
         table[len(table)]
 
 
@@ -106,7 +117,9 @@ def test_a_leading_space_is_handled_only_where_it_is_one() -> None:
     def ends(text: bytes, ids: list[int]) -> list[int]:
         whole = np.array([0, len(text)])
         return token_ends(
-            table, Ragged(np.frombuffer(text, np.uint8), whole), Ragged(np.array(ids), np.array([0, len(ids)]))
+            table,
+            Ragged(np.frombuffer(text, np.uint8), whole),
+            Ragged(np.array(ids), np.array([0, len(ids)])),
         ).values.tolist()
 
     assert ends(b"ab", [1, 0, 2]) == [0, 1, 2]
@@ -117,7 +130,9 @@ def test_a_leading_space_is_handled_only_where_it_is_one() -> None:
         ends(b"ab", [2, 0, 2])
     with pytest.raises(TokenizerError, match="1 texts, but ids of 2"):
         token_ends(
-            table, Ragged(np.zeros(0, np.uint8), np.array([0, 0])), Ragged(np.zeros(0, np.int64), np.array([0, 0, 0]))
+            table,
+            Ragged(np.zeros(0, np.uint8), np.array([0, 0])),
+            Ragged(np.zeros(0, np.int64), np.array([0, 0, 0])),
         )
 
 
@@ -125,11 +140,21 @@ def test_a_leading_space_is_handled_only_where_it_is_one() -> None:
     ("changes", "reason"),
     [
         ({"normalizer": {"type": "Lowercase"}}, "Lowercase changes text"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "NFKC"}]}}, "NFKC changes text"),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "NFC"}, {"type": "NFKC"}],
+                }
+            },
+            "NFKC changes text",
+        ),
         ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, "has no byte fallback"),
     ],
 )
-def test_no_table_says_why(trained: Path, tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_no_table_says_why(
+    trained: Path, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
     tokenizer = load_tokenizer(change_json(trained, tmp_path, **changes))
     with pytest.raises(TokenizerError, match=f"no exact byte table: .*{reason}"):
         _ = tokenizer.byte_table
@@ -140,7 +165,9 @@ def test_no_table_for_models_that_lose_text(tmp_path: Path, texts: list[str]) ->
     with pytest.raises(TokenizerError, match=r"normalises.*\(nmt_nfkc.*spaces\)"):
         _ = load_tokenizer(lossy).byte_table
     unigram = load_tokenizer(
-        train_sentencepiece(tmp_path / "uni", texts, model_type="unigram", byte_fallback=False, vocab_size=60)
+        train_sentencepiece(
+            tmp_path / "uni", texts, model_type="unigram", byte_fallback=False, vocab_size=60
+        )
     )
     assert (unigram.kind, unigram.encoder) == ("Unigram", "sentencepiece")
     with pytest.raises(TokenizerError, match="no byte fallback, so <unk> loses text"):

@@ -1,4 +1,6 @@
-"""Added entries that tokenizer_config.json lists: transformers, which reads both files, gives the same ids."""
+"""Added entries that tokenizer_config.json lists: transformers, which reads both files, gives the
+same ids.
+"""
 
 import json
 from pathlib import Path
@@ -16,15 +18,25 @@ from penstock.tokenizers import Tokenizer
 transformers = pytest.importorskip("transformers")
 
 TEXTS = ("<a>hi <b>", " x <a>  the <b>\n the<b><a>", "the cat <c> sat<a>", "mat dog, dogs")
-FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+FLAGS = {
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "special": True,
+}
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("config") / "base", ["the cat sat on the mat"] * 20, 290)
+    return tiny_tokenizer(
+        tmp_path_factory.mktemp("config") / "base", ["the cat sat on the mat"] * 20, 290
+    )
 
 
-def write(folder: Path, base: Tokenizer, added: list[dict[str, Any]], config: dict[str, Any]) -> Path:
+def write(
+    folder: Path, base: Tokenizer, added: list[dict[str, Any]], config: dict[str, Any]
+) -> Path:
     content = json.loads(base.source_bytes["tokenizer.json"])
     content["added_tokens"] += added
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +51,9 @@ def entry(token_id: int, content: str, **flags: bool) -> dict[str, Any]:
 
 
 def decoder(*entries: dict[str, Any]) -> dict[str, Any]:
-    return {str(e["id"]): {name: value for name, value in e.items() if name != "id"} for e in entries}
+    return {
+        str(e["id"]): {name: value for name, value in e.items() if name != "id"} for e in entries
+    }
 
 
 def assert_the_same(folder: Path) -> Tokenizer:
@@ -54,18 +68,30 @@ def assert_the_same(folder: Path) -> Tokenizer:
 def test_entries_that_only_the_configuration_lists(base: Tokenizer, tmp_path: Path) -> None:
     first = base.vocab_size
     listed = decoder(entry(first + 1, "<b>", rstrip=True), entry(first, "<a>"))
-    folder = write(tmp_path, base, [], {"added_tokens_decoder": listed, "extra_special_tokens": ["<c>", "<a>"]})
+    folder = write(
+        tmp_path, base, [], {"added_tokens_decoder": listed, "extra_special_tokens": ["<c>", "<a>"]}
+    )
     ours = assert_the_same(folder)
-    assert {name: ours.special_tokens[name] - first for name in ("<a>", "<b>", "<c>")} == {"<a>": 0, "<b>": 1, "<c>": 2}
+    assert {name: ours.special_tokens[name] - first for name in ("<a>", "<b>", "<c>")} == {
+        "<a>": 0,
+        "<b>": 1,
+        "<c>": 2,
+    }
     ours.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").fingerprint == ours.fingerprint
     text = "the <a> cat <b>"
-    assert ours.encode(text).tolist() == base.encode(text).tolist(), "control text is text, unless it is allowed"
+    assert ours.encode(text).tolist() == base.encode(text).tolist(), (
+        "control text is text, unless it is allowed"
+    )
 
 
-@pytest.mark.parametrize("more", [{"image_token": "<c>", "other": "<a>"}, ["<c>"]], ids=["by name", "a list"])
+@pytest.mark.parametrize(
+    "more", [{"image_token": "<c>", "other": "<a>"}, ["<c>"]], ids=["by name", "a list"]
+)
 @pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
-def test_special_tokens_without_numbers(base: Tokenizer, tmp_path: Path, key: str, more: Any) -> None:
+def test_special_tokens_without_numbers(
+    base: Tokenizer, tmp_path: Path, key: str, more: Any
+) -> None:
     if isinstance(more, dict) and key.startswith("additional"):
         more = list(more.values())
     ours = assert_the_same(write(tmp_path, base, [], {key: more}))
@@ -77,18 +103,25 @@ flags = st.fixed_dictionaries({name: st.booleans() for name in ("lstrip", "rstri
 
 @given(flags, flags, st.booleans())
 def test_its_flags_replace_those_of_the_file(
-    base: Tokenizer, tmp_path_factory: pytest.TempPathFactory, of_file: Any, of_config: Any, listed: bool
+    base: Tokenizer,
+    tmp_path_factory: pytest.TempPathFactory,
+    of_file: Any,
+    of_config: Any,
+    listed: bool,
 ) -> None:
     first = base.vocab_size
     in_file = [entry(first, "<a>", **of_file), entry(first + 1, "<b>", **of_config)]
     config = {"added_tokens_decoder": decoder(entry(first, "<a>", **of_config))} if listed else {}
     ours = assert_the_same(write(tmp_path_factory.mktemp("flags"), base, in_file, config))
-    # Pointed brackets make an entry a control entry whatever the flag says; so this asks for other text.
+    # Pointed brackets make an entry a control entry whatever the flag says; so this asks for other
+    # text.
     assert "<a>" in ours.special_tokens
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_the_configuration_decides_what_is_content(base: Tokenizer, tmp_path: Path, special: bool) -> None:
+def test_the_configuration_decides_what_is_content(
+    base: Tokenizer, tmp_path: Path, special: bool
+) -> None:
     first = base.vocab_size
     listed = {"added_tokens_decoder": decoder(entry(first, "dog", special=special))}
     folder = write(tmp_path, base, [entry(first, "dog", special=not special)], listed)
@@ -98,13 +131,18 @@ def test_the_configuration_decides_what_is_content(base: Tokenizer, tmp_path: Pa
 def test_a_number_that_the_entry_would_not_get_is_refused(base: Tokenizer, tmp_path: Path) -> None:
     first = base.vocab_size
     folder = write(tmp_path, base, [], {"added_tokens_decoder": decoder(entry(first + 2, "<a>"))})
-    with pytest.raises(TokenizerError, match=rf"lists.*'<a>'.*{first + 2}.*would.*become.*{first}.*add"):
+    with pytest.raises(
+        TokenizerError, match=rf"lists.*'<a>'.*{first + 2}.*would.*become.*{first}.*add"
+    ):
         load_tokenizer(folder)
 
 
 def test_the_file_decides_the_number_of_what_it_has(base: Tokenizer, tmp_path: Path) -> None:
     first = base.vocab_size
     folder = write(
-        tmp_path, base, [entry(first, "<a>")], {"added_tokens_decoder": decoder(entry(first + 9, "<a>", rstrip=True))}
+        tmp_path,
+        base,
+        [entry(first, "<a>")],
+        {"added_tokens_decoder": decoder(entry(first + 9, "<a>", rstrip=True))},
     )
     assert assert_the_same(folder).special_tokens["<a>"] == first

@@ -18,14 +18,18 @@ from penstock.core.errors import TokenizerError
 from penstock.tokenizers import Tokenizer
 
 
-def test_the_fast_encoder_is_used_and_agrees_with_the_own_one(exact: Tokenizer, hard_texts: list[str]) -> None:
+def test_the_fast_encoder_is_used_and_agrees_with_the_own_one(
+    exact: Tokenizer, hard_texts: list[str]
+) -> None:
     assert (exact.encoder, exact.fallback_reason) == ("gigatoken", None)
     assert exact.check_encoder(hard_texts) is None
     assert exact.encoder == "gigatoken"
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_a_batch_is_the_texts_one_by_one(exact: Tokenizer, hard_texts: list[str], kind: Any) -> None:
+def test_a_batch_is_the_texts_one_by_one(
+    exact: Tokenizer, hard_texts: list[str], kind: Any
+) -> None:
     batch = exact.encode_batch(pa.array(hard_texts, kind))
     assert (batch.values.dtype, batch.offsets.dtype) == (np.uint32, np.int64)
     for row, text in zip(batch, hard_texts, strict=True):
@@ -33,11 +37,17 @@ def test_a_batch_is_the_texts_one_by_one(exact: Tokenizer, hard_texts: list[str]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_a_slice_of_an_array_and_empty_arrays(exact: Tokenizer, hard_texts: list[str], kind: Any) -> None:
+def test_a_slice_of_an_array_and_empty_arrays(
+    exact: Tokenizer, hard_texts: list[str], kind: Any
+) -> None:
     array = pa.array(hard_texts, kind)
     whole, part = exact.encode_batch(array), exact.encode_batch(array.slice(7, 20))
     assert [row.tolist() for row in part] == [row.tolist() for row in whole][7:27]
-    assert len(exact.encode_batch(array.slice(3, 0))) == len(exact.encode_batch(pa.array([], kind))) == 0
+    assert (
+        len(exact.encode_batch(array.slice(3, 0)))
+        == len(exact.encode_batch(pa.array([], kind)))
+        == 0
+    )
     assert exact.encode_batch(pa.array(["", ""], kind)).offsets.tolist() == [0, 0, 0]
 
 
@@ -51,7 +61,9 @@ def test_control_text_is_control_when_allowed(exact: Tokenizer) -> None:
     text, token_id = next((text, i) for text, i in exact.special_tokens.items() if text != "<unk>")
     ids = exact.encode(f"the pump{text}water", allow_control=True).tolist()
     assert ids.count(token_id) == 1
-    assert exact.encode("the pump", allow_control=True).tolist() == exact.encode("the pump").tolist()
+    assert (
+        exact.encode("the pump", allow_control=True).tolist() == exact.encode("the pump").tolist()
+    )
 
 
 def test_nothing_is_added_around_a_text(exact: Tokenizer) -> None:
@@ -72,22 +84,41 @@ def test_any_text_survives(trained: Path, texts: list[str]) -> None:
 
 def test_added_words_and_spaces_stay_content_and_tags_do_not(trained: Path, tmp_path: Path) -> None:
     first = load_tokenizer(trained).vocab_size
-    entries = [("<think>", False), ("    ", False), ("Kaplanturbine", False), ("|||EMAIL|||", False), ("<|x|>", True)]
-    added = [added_token(text, first + place, special=special) for place, (text, special) in enumerate(entries)]
+    entries = [
+        ("<think>", False),
+        ("    ", False),
+        ("Kaplanturbine", False),
+        ("|||EMAIL|||", False),
+        ("<|x|>", True),
+    ]
+    added = [
+        added_token(text, first + place, special=special)
+        for place, (text, special) in enumerate(entries)
+    ]
     tokenizer = load_tokenizer(change_json(trained, tmp_path, added_tokens=added))
-    assert tokenizer.special_tokens == {"<think>": first, "|||EMAIL|||": first + 3, "<|x|>": first + 4}
+    assert tokenizer.special_tokens == {
+        "<think>": first,
+        "|||EMAIL|||": first + 3,
+        "<|x|>": first + 4,
+    }
     assert (tokenizer.vocab_size, tokenizer.encoder) == (first + 5, "gigatoken")
     assert tokenizer.encode("    ").tolist() == [first + 1]
     assert first + 2 in tokenizer.encode("a Kaplanturbine b").tolist()
     assert not {first, first + 3} & set(tokenizer.encode("<think>|||EMAIL|||").tolist())
     assert first in tokenizer.encode("<think>", allow_control=True).tolist()
-    assert tokenizer.check_encoder(["<think>    Kaplanturbine|||EMAIL|||    <|x|>", "x    y"]) is None
+    assert (
+        tokenizer.check_encoder(["<think>    Kaplanturbine|||EMAIL|||    <|x|>", "x    y"]) is None
+    )
     assert tokenizer.byte_table[first + 1] == b"    "
     assert tokenizer.byte_table[first] == b""
 
 
-def test_user_defined_pieces_of_spaces_are_left_to_sentencepiece(tmp_path: Path, texts: list[str]) -> None:
-    tokenizer = load_tokenizer(train_sentencepiece(tmp_path / "runs", texts, user_defined_symbols=["▁▁▁", "<b>"]))
+def test_user_defined_pieces_of_spaces_are_left_to_sentencepiece(
+    tmp_path: Path, texts: list[str]
+) -> None:
+    tokenizer = load_tokenizer(
+        train_sentencepiece(tmp_path / "runs", texts, user_defined_symbols=["▁▁▁", "<b>"])
+    )
     assert "treats user-defined pieces differently" in str(tokenizer.fallback_reason)
     assert "<b>" in tokenizer.special_tokens
     ids = tokenizer.encode("the   water<b>").tolist()
@@ -103,7 +134,11 @@ def test_a_merge_or_word_that_spells_a_control_entry_is_not_made(
     model = json.loads((trained / "tokenizer.json").read_text())["model"]
     size = len(model["vocab"])
     merges = [["<", "|"], ["<|", ">"], *model["merges"]]
-    model |= {"merges": merges, "vocab": model["vocab"] | {"<|": size, "<|>": size + 1}, "ignore_merges": ignore_merges}
+    model |= {
+        "merges": merges,
+        "vocab": model["vocab"] | {"<|": size, "<|>": size + 1},
+        "ignore_merges": ignore_merges,
+    }
     added = [added_token("<|>", size + 1, special=False)]
     tokenizer = load_tokenizer(change_json(trained, tmp_path, model=model, added_tokens=added))
     due = [size, tokenizer.encode(">")[0]]
@@ -122,7 +157,11 @@ class WrongEncoder:
     def encode_batch(self, texts: Any, parallel: bool) -> Any:
         import awkward as ak
 
-        return ak.Array(ak.contents.ListOffsetArray(ak.index.Index64(np.arange(len(texts) + 1)), _sevens(len(texts))))
+        return ak.Array(
+            ak.contents.ListOffsetArray(
+                ak.index.Index64(np.arange(len(texts) + 1)), _sevens(len(texts))
+            )
+        )
 
 
 def _sevens(count: int) -> Any:
@@ -142,8 +181,13 @@ def test_a_wrong_fast_encoder_is_found_and_left(trained: Path) -> None:
         assert either.encode("water flows").tolist() == right.encode("water flows").tolist()
 
 
-def test_what_gigatoken_cannot_do_falls_back(trained: Path, tmp_path: Path, hard_texts: list[str]) -> None:
-    pieces = {"type": "Sequence", "pretokenizers": [{"type": "Punctuation", "behavior": "Isolated"}, _byte_level()]}
+def test_what_gigatoken_cannot_do_falls_back(
+    trained: Path, tmp_path: Path, hard_texts: list[str]
+) -> None:
+    pieces = {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Punctuation", "behavior": "Isolated"}, _byte_level()],
+    }
     tokenizer = load_tokenizer(change_json(trained, tmp_path, pre_tokenizer=pieces))
     batch = tokenizer.encode_batch(pa.array(hard_texts))
     assert tokenizer.encoder == "tokenizers"
@@ -156,9 +200,15 @@ def _byte_level() -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
-def test_a_pickled_tokenizer_needs_no_files_and_agrees(exact: Tokenizer, hard_texts: list[str]) -> None:
+def test_a_pickled_tokenizer_needs_no_files_and_agrees(
+    exact: Tokenizer, hard_texts: list[str]
+) -> None:
     copy = pickle.loads(pickle.dumps(exact))
-    assert (copy.fingerprint, copy.special_tokens, copy.name) == (exact.fingerprint, exact.special_tokens, exact.name)
+    assert (copy.fingerprint, copy.special_tokens, copy.name) == (
+        exact.fingerprint,
+        exact.special_tokens,
+        exact.name,
+    )
     array = pa.array(hard_texts)
     assert np.array_equal(copy.encode_batch(array).values, exact.encode_batch(array).values)
 
@@ -178,7 +228,10 @@ def test_what_is_no_array_of_strings_is_refused(trained: Path) -> None:
 def test_decoding_shows_control_tokens_and_broken_bytes(trained: Path) -> None:
     tokenizer = load_tokenizer(trained)
     half = tokenizer.encode("水").tolist()
-    assert tokenizer.decode([0, *tokenizer.encode("the water").tolist(), 1]) == "<|bos|>the water<|eos|>"
+    assert (
+        tokenizer.decode([0, *tokenizer.encode("the water").tolist(), 1])
+        == "<|bos|>the water<|eos|>"
+    )
     assert tokenizer.decode([]) == ""
     if len(half) > 1:
         assert "\ufffd" in tokenizer.decode(half[:-1])
@@ -186,7 +239,9 @@ def test_decoding_shows_control_tokens_and_broken_bytes(trained: Path) -> None:
 
 @pytest.mark.parametrize("ids", [[-1], [0, -100], [100_000_000]])
 def test_ids_outside_the_vocabulary_are_refused(exact: Tokenizer, ids: list[int]) -> None:
-    with pytest.raises(TokenizerError, match=f"id {ids[-1]} is outside the vocabulary of {exact.vocab_size} ids"):
+    with pytest.raises(
+        TokenizerError, match=f"id {ids[-1]} is outside the vocabulary of {exact.vocab_size} ids"
+    ):
         exact.decode(ids)
     with pytest.raises(TokenizerError, match=f"id {ids[-1]} is outside the vocabulary"):
         exact.token_ends("", ids)

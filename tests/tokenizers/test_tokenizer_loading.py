@@ -1,4 +1,6 @@
-"""Every format is found, told by what it holds, and saved so that it loads again as the same tokenizer."""
+"""Every format is found, told by what it holds, and saved so that it loads again as the same
+tokenizer.
+"""
 
 import gzip
 import importlib
@@ -21,13 +23,22 @@ WORDPIECE = {
     "continuing_subword_prefix": "##",
     "max_input_chars_per_word": 100,
 }
-UNIGRAM_PIECES = [["<unk>", 0.0], ["</s>", 0.0], ["▁", -2.0], *([letter, -3.0] for letter in "abcs</>")]
+UNIGRAM_PIECES = [
+    ["<unk>", 0.0],
+    ["</s>", 0.0],
+    ["▁", -2.0],
+    *([letter, -3.0] for letter in "abcs</>"),
+]
 
 
 def write_json(folder: Path, **sections: Any) -> Path:
     """A tokenizer.json with only these sections."""
-    empty = dict.fromkeys(["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"])
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], **empty, **sections}))
+    empty = dict.fromkeys(
+        ["truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"]
+    )
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], **empty, **sections})
+    )
     return folder / "tokenizer.json"
 
 
@@ -40,7 +51,9 @@ def write_json(folder: Path, **sections: Any) -> Path:
         ("tekken_file", "tekken", "<s>", "</s>"),
     ],
 )
-def test_formats(request: pytest.FixtureRequest, fixture: str, kind: str, bos: str | None, eos: str) -> None:
+def test_formats(
+    request: pytest.FixtureRequest, fixture: str, kind: str, bos: str | None, eos: str
+) -> None:
     tokenizer = load_tokenizer(request.getfixturevalue(fixture))
     assert tokenizer.kind == kind
     assert tokenizer.bos_id == (None if bos is None else tokenizer.special_tokens[bos])
@@ -50,14 +63,20 @@ def test_formats(request: pytest.FixtureRequest, fixture: str, kind: str, bos: s
 def test_saved_is_the_same_tokenizer(exact: Tokenizer, tmp_path: Path) -> None:
     exact.save(tmp_path / "copy")
     copy = load_tokenizer(tmp_path / "copy")
-    assert (copy.kind, copy.fingerprint, copy.special_tokens) == (exact.kind, exact.fingerprint, exact.special_tokens)
+    assert (copy.kind, copy.fingerprint, copy.special_tokens) == (
+        exact.kind,
+        exact.fingerprint,
+        exact.special_tokens,
+    )
     assert (copy.bos_id, copy.eos_id, copy.pad_id) == (exact.bos_id, exact.eos_id, exact.pad_id)
     assert copy.encode("the water").tolist() == exact.encode("the water").tolist()
 
 
 def test_a_fingerprint_is_of_the_content(trained: Path, tmp_path: Path) -> None:
     plain = load_tokenizer(trained)
-    (tmp_path / "other.json.gz").write_bytes(gzip.compress((trained / "tokenizer.json").read_bytes()))
+    (tmp_path / "other.json.gz").write_bytes(
+        gzip.compress((trained / "tokenizer.json").read_bytes())
+    )
     packed = load_tokenizer(tmp_path / "other.json.gz")
     changed = load_tokenizer(change_json(trained, tmp_path / "changed", normalizer={"type": "NFC"}))
     assert packed.fingerprint == plain.fingerprint != changed.fingerprint
@@ -65,7 +84,11 @@ def test_a_fingerprint_is_of_the_content(trained: Path, tmp_path: Path) -> None:
 
 
 def test_the_config_names_the_roles(trained: Path, tmp_path: Path) -> None:
-    config = {"bos_token": None, "eos_token": {"content": "<|user|>", "special": True}, "pad_token": "<|eos|>"}
+    config = {
+        "bos_token": None,
+        "eos_token": {"content": "<|user|>", "special": True},
+        "pad_token": "<|eos|>",
+    }
     path = change_json(trained, tmp_path)
     path.with_name("tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = load_tokenizer(tmp_path)
@@ -78,7 +101,10 @@ def test_the_config_names_the_roles(trained: Path, tmp_path: Path) -> None:
 def test_a_role_makes_a_token_control(trained: Path, tmp_path: Path) -> None:
     model = json.loads((trained / "tokenizer.json").read_text())["model"]
     size = len(model["vocab"])
-    model |= {"vocab": model["vocab"] | {"<|": size, "<|>": size + 1}, "merges": [["<", "|"], ["<|", ">"]]}
+    model |= {
+        "vocab": model["vocab"] | {"<|": size, "<|>": size + 1},
+        "merges": [["<", "|"], ["<|", ">"]],
+    }
     path = change_json(trained, tmp_path, model=model)
     assert load_tokenizer(path).encode("<|>").tolist() == [size + 1]
     path.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": "<|>"}))
@@ -89,7 +115,9 @@ def test_a_role_makes_a_token_control(trained: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_config_two_candidates_are_none(trained: Path, tmp_path: Path) -> None:
-    added = [added_token(text, place) for place, text in enumerate(["<|bos|>", "<|eos|>", "<|pad|>"])]
+    added = [
+        added_token(text, place) for place, text in enumerate(["<|bos|>", "<|eos|>", "<|pad|>"])
+    ]
     assert load_tokenizer(change_json(trained, tmp_path, added_tokens=added)).eos_id == 1
     first = load_tokenizer(trained).vocab_size
     added.append(added_token("</s>", first))
@@ -113,7 +141,9 @@ def test_wordpiece_and_unigram_keep_text_apart_from_control(tmp_path: Path) -> N
     added = [added_token("[MASK]", 1)]
     model = WORDPIECE | {"vocab": {"[UNK]": 0, "[MASK]": 1, "a": 2, "##b": 3}}
     tokenizer = load_tokenizer(
-        write_json(tmp_path, model=model, added_tokens=added, pre_tokenizer={"type": "WhitespaceSplit"})
+        write_json(
+            tmp_path, model=model, added_tokens=added, pre_tokenizer={"type": "WhitespaceSplit"}
+        )
     )
     assert (tokenizer.kind, tokenizer.encoder) == ("WordPiece", "tokenizers")
     assert tokenizer.encode("ab [MASK]").tolist() == [2, 3, 0]
@@ -121,7 +151,9 @@ def test_wordpiece_and_unigram_keep_text_apart_from_control(tmp_path: Path) -> N
     added = [added_token("</s>", 1)]
     pieces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     model = {"type": "Unigram", "unk_id": 0, "vocab": UNIGRAM_PIECES}
-    tokenizer = load_tokenizer(write_json(tmp_path, model=model, added_tokens=added, pre_tokenizer=pieces))
+    tokenizer = load_tokenizer(
+        write_json(tmp_path, model=model, added_tokens=added, pre_tokenizer=pieces)
+    )
     assert tokenizer.kind == "Unigram"
     assert tokenizer.encode("a</s>").tolist() == [2, 3, 7, 8, 6, 9]
     assert 1 in tokenizer.encode("a</s>", allow_control=True).tolist()
@@ -145,7 +177,11 @@ def test_an_untyped_model_of_the_first_releases(trained: Path, tmp_path: Path) -
         ("x.model", b"\xff\xff\xff", "not a SentencePiece model: it ends inside a number"),
         ("x.model", b"", "not a SentencePiece model: it holds no pieces"),
         ("x.model", b"\x0a\x7fab", "not a SentencePiece model: byte 0 starts no field"),
-        ("gpt2.tiktoken", b"IQ== 0\nnonsense\n", "line 2 of the ranks is b'nonsense', expected: base64"),
+        (
+            "gpt2.tiktoken",
+            b"IQ== 0\nnonsense\n",
+            "line 2 of the ranks is b'nonsense', expected: base64",
+        ),
         ("gpt2.tiktoken", b"", "the file of ranks is empty"),
         ("x.json.gz", b"{}", "not a vocabulary that can be read: BadGzipFile"),
     ],
@@ -184,13 +220,18 @@ def test_a_hub_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        ("LocalEntryNotFoundError", r"^toke: .* here \(did you mean tokn\?\), and the hub cannot be reached"),
+        (
+            "LocalEntryNotFoundError",
+            r"^toke: .* here \(did you mean tokn\?\), and the hub cannot be reached",
+        ),
         ("RepositoryNotFoundError", "nothing by that name, or it is private: log in"),
         ("GatedRepoError", "accepted its terms"),
         ("RevisionNotFoundError", "not this revision"),
     ],
 )
-def test_what_errors_of_the_hub_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, said: str) -> None:
+def test_what_errors_of_the_hub_mean(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, said: str
+) -> None:
     hub = pytest.importorskip("huggingface_hub")
     kind = getattr(importlib.import_module("huggingface_hub.errors"), error)
 

@@ -1,4 +1,6 @@
-"""Real tokenizers of every format against golden ids, their own packages, and real text in 18 languages."""
+"""Real tokenizers of every format against golden ids, their own packages, and real text in 18
+languages.
+"""
 
 import gzip
 import json
@@ -25,10 +27,17 @@ GOLDEN = {
     "bert-bge": "hf/bert-base-uncased",
 }
 FAST = [
-    "hf/gpt2", "hf/olmo2-dolma2", "hf/phi-2", "hf/phi-3-mini", "hf/pythia-neox20b", "hf_derived/qwen2.5",
-    "spm/mistral-v3.model", "tekken/tekken_240911.json.gz", "tiktoken/cl100k_base.tiktoken.gz",
+    "hf/gpt2",
+    "hf/olmo2-dolma2",
+    "hf/phi-2",
+    "hf/phi-3-mini",
+    "hf/pythia-neox20b",
+    "hf_derived/qwen2.5",
+    "spm/mistral-v3.model",
+    "tekken/tekken_240911.json.gz",
+    "tiktoken/cl100k_base.tiktoken.gz",
     "tiktoken/r50k_base.tiktoken",
-]  # fmt: skip
+]
 SLOW = {
     "hf/falcon": "no token for the byte 0x03 alone",
     "hf/torchtitan-tiny": "no token for the byte 0x80 alone",
@@ -46,13 +55,17 @@ def loaded(request: pytest.FixtureRequest, real_data: Path) -> Tokenizer:
 
 
 def real_texts(real_data: Path) -> list[str]:
-    """Sentences in many languages, web text, code, and the strings of llama.cpp's tests; no literal ▁."""
+    """Sentences in many languages, web text, code, and the strings of llama.cpp's tests; no literal
+    ▁.
+    """
     texts = llama_strings(real_data, "gpt-2")
     for path in sorted((real_data / "text" / "tatoeba").iterdir()):
         texts += path.read_text(encoding="utf-8").splitlines()[:25]
     lines = (real_data / "text" / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
     texts += [json.loads(line)["text"] for line in lines[:40]]
-    with gzip.open(real_data / "text" / "code" / "cpython311_stdlib_sample.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(
+        real_data / "text" / "code" / "cpython311_stdlib_sample.jsonl.gz", "rt", encoding="utf-8"
+    ) as file:
         texts += [json.loads(next(file))["text"][:20000] for _ in range(5)]
     return texts
 
@@ -64,9 +77,15 @@ def llama_strings(real_data: Path, name: str) -> list[str]:
 
 @pytest.mark.parametrize(("name", "path"), GOLDEN.items())
 def test_golden_ids_of_llama_cpp(real_data: Path, name: str, path: str) -> None:
-    golden = (real_data / "tokenizers" / "vectors" / "llama.cpp" / f"{name}.out").read_text().split("\n")
-    batch = load_tokenizer(real_data / "tokenizers" / path).encode_batch(pa.array(llama_strings(real_data, name)))
-    assert [row.tolist() for row in batch] == [[int(word) for word in line.split()] for line in golden]
+    golden = (
+        (real_data / "tokenizers" / "vectors" / "llama.cpp" / f"{name}.out").read_text().split("\n")
+    )
+    batch = load_tokenizer(real_data / "tokenizers" / path).encode_batch(
+        pa.array(llama_strings(real_data, name))
+    )
+    assert [row.tolist() for row in batch] == [
+        [int(word) for word in line.split()] for line in golden
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +100,9 @@ def test_golden_ids_of_microsoft(real_data: Path, name: str, path: str) -> None:
     vectors = real_data / "tokenizers" / "vectors" / "microsoft"
     text = (vectors / "lib.rs.txt").read_bytes().decode()
     tokenizer = load_tokenizer(real_data / "tokenizers" / path)
-    assert tokenizer.encode(text).tolist() == json.loads((vectors / f"tokens_{name}.json").read_text())
+    assert tokenizer.encode(text).tolist() == json.loads(
+        (vectors / f"tokens_{name}.json").read_text()
+    )
 
 
 @pytest.mark.parametrize("loaded", FAST, indirect=True)
@@ -112,16 +133,26 @@ def test_what_has_no_table_says_so(loaded: Tokenizer) -> None:
         _ = loaded.byte_table
 
 
-@pytest.mark.parametrize("loaded", [path for path in [*FAST, *SLOW] if path.startswith("hf")], indirect=True)
-def test_without_control_entries_ordinary_text_keeps_its_ids(real_data: Path, loaded: Tokenizer) -> None:
-    """The rule for added entries: content stays (runs of spaces of Phi-2 and NeoX), so no id of ordinary text moves."""
+@pytest.mark.parametrize(
+    "loaded", [path for path in [*FAST, *SLOW] if path.startswith("hf")], indirect=True
+)
+def test_without_control_entries_ordinary_text_keeps_its_ids(
+    real_data: Path, loaded: Tokenizer
+) -> None:
+    """The rule for added entries: content stays (runs of spaces of Phi-2 and NeoX), so no id of
+    ordinary text moves.
+    """
     from tokenizers import Tokenizer as Original
 
     tokenizer = loaded
     original = Original.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
     original.no_truncation()
     original.no_padding()
-    texts = [text for text in real_texts(real_data) if not any(entry in text for entry in tokenizer.special_tokens)]
+    texts = [
+        text
+        for text in real_texts(real_data)
+        if not any(entry in text for entry in tokenizer.special_tokens)
+    ]
     batch = tokenizer.encode_batch(pa.array(texts))
     for text, row in zip(texts, batch, strict=True):
         assert row.tolist() == original.encode(text, add_special_tokens=False).ids

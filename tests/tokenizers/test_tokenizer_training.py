@@ -1,4 +1,6 @@
-"""Training: any text can be encoded, on the fast path; transformers loads it; the same text gives the same file."""
+"""Training: any text can be encoded, on the fast path; transformers loads it; the same text gives
+the same file.
+"""
 
 import json
 from pathlib import Path
@@ -21,13 +23,17 @@ def test_trained_tokenizers_take_the_fast_path(trained: Path, hard_texts: list[s
 
 
 def test_bytes_that_were_never_seen_survive(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["plain ascii only"], vocab_size=270, output=tmp_path, progress=False)
+    tokenizer = train_tokenizer(
+        ["plain ascii only"], vocab_size=270, output=tmp_path, progress=False
+    )
     for text in ("Zürich é 日本 hello", "\x00\x7f\u0080\U0010ffff", "👩‍🚀"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_digits_stand_alone(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["2024 2024 2024 1999"] * 50, vocab_size=300, output=tmp_path, progress=False)
+    tokenizer = train_tokenizer(
+        ["2024 2024 2024 1999"] * 50, vocab_size=300, output=tmp_path, progress=False
+    )
     assert [tokenizer.byte_table[token_id] for token_id in tokenizer.encode("2024").tolist()] == [
         b"2",
         b"0",
@@ -56,7 +62,9 @@ def test_transformers_loads_it(trained: Path) -> None:
         ids = theirs(text)["input_ids"]
         assert ids == ours.encode(text).tolist()
         assert theirs.decode(ids) == text
-    assert theirs("a<|user|>b")["input_ids"] == ours.encode("a<|user|>b", allow_control=True).tolist()
+    assert (
+        theirs("a<|user|>b")["input_ids"] == ours.encode("a<|user|>b", allow_control=True).tolist()
+    )
 
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
@@ -81,12 +89,21 @@ def test_a_tokenizer_is_not_replaced_unless_asked(tmp_path: Path) -> None:
         train_tokenizer(unread(), vocab_size=270, output=tmp_path / "t", progress=False)
     assert (tmp_path / "t" / "tokenizer.json").read_bytes() == before
     with pytest.raises(OutputError, match="cannot be made: Not a directory"):
-        train_tokenizer(unread(), vocab_size=270, output=tmp_path / "t" / "tokenizer.json" / "in", progress=False)
-    train_tokenizer(["cc dd"] * 9, vocab_size=270, output=tmp_path / "t", overwrite=True, progress=False)
+        train_tokenizer(
+            unread(),
+            vocab_size=270,
+            output=tmp_path / "t" / "tokenizer.json" / "in",
+            progress=False,
+        )
+    train_tokenizer(
+        ["cc dd"] * 9, vocab_size=270, output=tmp_path / "t", overwrite=True, progress=False
+    )
     assert (tmp_path / "t" / "tokenizer.json").read_bytes() != before
 
 
-def test_progress_is_told_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_told_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train_tokenizer(tokenizer_texts(5), vocab_size=270, output=tmp_path)
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -97,7 +114,16 @@ def test_progress_is_told_on_standard_error(tmp_path: Path, capsys: pytest.Captu
 def test_the_command_trains_and_shows(tmp_path: Path) -> None:
     source = tmp_path / "texts.jsonl"
     write_json_lines(source, ({"body": text} for text in tokenizer_texts()))
-    options = ["--vocab-size", "300", "-o", str(tmp_path / "out"), "--special", "<|user|>", "--text-field", "body"]
+    options = [
+        "--vocab-size",
+        "300",
+        "-o",
+        str(tmp_path / "out"),
+        "--special",
+        "<|user|>",
+        "--text-field",
+        "body",
+    ]
     done = run_penstock("tokenizer", "train", str(source), *options, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -113,13 +139,24 @@ def test_the_command_trains_and_shows(tmp_path: Path) -> None:
 def test_the_command_skips_bad_records_where_asked(tmp_path: Path) -> None:
     for name, text in (("a", "one two"), ("b", ""), ("c", "")):
         (tmp_path / f"{name}.txt").write_text(text)
-    command = ["tokenizer", "train", str(tmp_path), "--vocab-size", "270", "--output", str(tmp_path / "out")]
+    command = [
+        "tokenizer",
+        "train",
+        str(tmp_path),
+        "--vocab-size",
+        "270",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     done = run_penstock(*command)
     assert (done.returncode, "b.txt:1: the document is empty" in done.stderr) == (1, True)
     assert "--on-error skip" in done.stderr
     done = run_penstock(*command, "--on-error", "skip")
     assert done.returncode == 0
-    assert f"bad records skipped: 2; the first: {tmp_path / 'b.txt'}:1: the document is empty" in done.stderr
+    assert (
+        f"bad records skipped: 2; the first: {tmp_path / 'b.txt'}:1: the document is empty"
+        in done.stderr
+    )
     done = run_penstock(*command, "--on-error", "ignore")
     assert "--on-error must be stop or skip; got 'ignore'" in done.stderr
 

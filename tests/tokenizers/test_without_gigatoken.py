@@ -1,4 +1,6 @@
-"""Without gigatoken ids are the same and encoding is slower, which is reported; a missing package is named."""
+"""Without gigatoken ids are the same and encoding is slower, which is reported; a missing package
+is named.
+"""
 
 import pickle
 import sys
@@ -51,13 +53,23 @@ def test_it_says_what_is_missing_what_that_costs_and_the_cure(trained: Path) -> 
 
 @pytest.mark.parametrize(
     ("package", "file"),
-    [("sentencepiece", "sentencepiece_file"), ("tiktoken", "tiktoken_file"), ("tiktoken", "tekken_file")],
+    [
+        ("sentencepiece", "sentencepiece_file"),
+        ("tiktoken", "tiktoken_file"),
+        ("tiktoken", "tekken_file"),
+    ],
 )
 def test_a_missing_package_is_named_only_when_its_files_are_loaded(
-    package: str, file: str, trained: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    package: str,
+    file: str,
+    trained: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = request.getfixturevalue(file)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"{package}.*installed.*needs.*install.*{package}"):
+    with pytest.raises(
+        MissingExtraError, match=rf"{package}.*installed.*needs.*install.*{package}"
+    ):
         load_tokenizer(path)
     assert load_tokenizer(trained).encode("the pump").size

@@ -8,9 +8,30 @@ from makers.texts import make_texts
 from makers.tokenizers import byte_ranks
 
 WORDS = [
-    "the", "of", "and", "pump", "water", "turbine", "gate", "flows", "into", "steel", "12", "345", "don't", "Zürich",
-    "don't", "水", "ёлка", "def", "return\n", "", "x", "=", "y\n\t",
-]  # fmt: skip
+    "the",
+    "of",
+    "and",
+    "pump",
+    "water",
+    "turbine",
+    "gate",
+    "flows",
+    "into",
+    "steel",
+    "12",
+    "345",
+    "don't",
+    "Zürich",
+    "don't",
+    "水",
+    "ёлка",
+    "def",
+    "return\n",
+    "",
+    "x",
+    "=",
+    "y\n\t",
+]
 
 
 def tokenizer_texts(count: int = 60) -> list[str]:
@@ -33,7 +54,9 @@ def train_sentencepiece(prefix: Path, texts: list[str], **changes: Any) -> Path:
         "character_coverage": 0.99,
         "minloglevel": 2,
     }
-    SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=str(prefix), **(settings | changes))
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(prefix), **(settings | changes)
+    )
     return prefix.with_suffix(".model")
 
 

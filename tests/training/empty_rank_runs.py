@@ -1,6 +1,8 @@
-"""Runs in which one rank, the other or neither has a target in a step, with every loss; on any number of ranks.
+"""Runs in which one rank, the other or neither has a target in a step, with every loss; on any
+number of ranks.
 
-Run as a program by test_empty_ranks.py: the folder of the data, that of the runs, and the names of cases.
+Run as a program by test_empty_ranks.py: the folder of the data, that of the runs, and the names of
+cases.
 """
 
 import json
@@ -32,14 +34,17 @@ SENTINELS = [f"<extra_id_{n}>" for n in range(12)]
 Settings = dict[str, Any]
 
 
-# -- losses of the user's own ------------------------------------------------------------------------------------------
+# -- losses of the user's own
+# ------------------------------------------------------------------------------------------
 
 
 def mean_nats(model: Any, row: Any, denominators: Any) -> Any:
     """As anybody would write it: nothing reaches the head without a target."""
     hidden = model(row)[0]
     there = row.targets[0] >= 0
-    nats = torch.nn.functional.cross_entropy(model.logits(hidden[there]), row.targets[0][there], reduction="sum")
+    nats = torch.nn.functional.cross_entropy(
+        model.logits(hidden[there]), row.targets[0][there], reduction="sum"
+    )
     return nats / denominators[0]
 
 
@@ -65,7 +70,8 @@ def without_a_head(model: Any, row: Any, denominators: Any) -> Any:
     return hidden[row.targets[0] >= 0].square().sum() / max(denominators[0], 1.0)
 
 
-# -- cases -------------------------------------------------------------------------------------------------------------
+# -- cases
+# --------------------------------------------------------------------------------------------------
 
 OWN = "empty_rank_runs:"
 EXPERTS = {"blocks": {"sparse": BlockSettings(experts=3, balance=0.3)}, "pattern": ("sparse",)}
@@ -79,7 +85,11 @@ CASES: dict[str, Settings] = {
     "experts": {**ONE_ROW, "model": {"tied": False, **EXPERTS}},
     "frozen embedding": {**ONE_ROW, "frozen": ("embedding*",), "model": {"tied": False}},
     "frozen head": {**ONE_ROW, "frozen": ("unembedding*",), "model": {"tied": False}},
-    "only the head": {**ONE_ROW, "frozen": ("embedding*", "blocks*", "norm*"), "model": {"tied": False}},
+    "only the head": {
+        **ONE_ROW,
+        "frozen": ("embedding*", "blocks*", "norm*"),
+        "model": {"tied": False},
+    },
     "denoising": {**ONE_ROW, "data": "denoised", "model": {"tied": False}},
     "parts of rows": {"micro_sequences": 2, "model": {"tied": False}, "only": "copied"},
     "lora": {"lora": {"rank": 2}, "model": {"tied": False}, "only": "copied"},
@@ -110,10 +120,18 @@ CASES: dict[str, Settings] = {
         f"teacher: {name}": {"teacher": taught, "model": {"tied": False}, **more}
         for name, taught, more in (
             ("kl", {"model": "same", "loss": {"kind": "kl"}}, {}),
-            ("kl alone", {"model": "same", "loss": {"kind": "kl", "top_k": 5}}, {"cross_entropy": 0.0}),
+            (
+                "kl alone",
+                {"model": "same", "loss": {"kind": "kl", "top_k": 5}},
+                {"cross_entropy": 0.0},
+            ),
             ("p_kl", {"model": "other", "loss": {"kind": "p_kl"}}, {}),
             ("h_kl", {"model": "other", "loss": {"kind": "h_kl"}}, {}),
-            ("alm", {"model": "other", "loss": {"kind": "alm"}}, {"cross_entropy": 0.0, "balance": "fixed"}),
+            (
+                "alm",
+                {"model": "other", "loss": {"kind": "alm"}},
+                {"cross_entropy": 0.0, "balance": "fixed"},
+            ),
             ("uld", {"model": "other", "loss": {"kind": "uld"}}, {"cross_entropy": 0.0}),
             (
                 "learnt projection",
@@ -123,8 +141,9 @@ CASES: dict[str, Settings] = {
         )
     },
 }
-"""Arguments of `ps.train` or `ps.distill`; `only`: what it does not go with. All begin with an untied head if they can:
-there a missing gradient shows."""
+"""Arguments of `ps.train` or `ps.distill`; `only`: what it does not go with. All begin with an
+untied head if they can: there a missing gradient shows.
+"""
 
 
 def make_data(folder: Path) -> None:
@@ -134,37 +153,66 @@ def make_data(folder: Path) -> None:
     tokenizer = tiny_tokenizer(folder / "tokenizer", make_texts(200), 340, ["[NLU]", *SENTINELS])
     made = [tokenizer.encode(text).tolist()[:20] for text in make_texts(len(STEPS) * ROWS)]
     trained = [letter == "T" for step in STEPS for letter in step]
-    spans = [[(0, len(ids), 1.0)] if there else [] for ids, there in zip(made, trained, strict=True)]
+    spans = [
+        [(0, len(ids), 1.0)] if there else [] for ids, there in zip(made, trained, strict=True)
+    ]
     ps.write_dataset(folder / "documents", made, spans=spans, tokenizer=tokenizer)
     generator = np.random.default_rng(3)
     trees = []
     for number, there in enumerate(trained):
         prompt = made[number][:4]
-        answers = [[*prompt, 20 + one, *generator.integers(20, 90, 3 + one).tolist()] for one in range(2)]
-        weights = [[0.0] * len(prompt) + [float(there)] * (len(answer) - len(prompt)) for answer in answers]
-        values = {"rank": [0.0, 1.0], "label": [1.0, -1.0], "reward": [float(generator.random()), 0.2]}
+        answers = [
+            [*prompt, 20 + one, *generator.integers(20, 90, 3 + one).tolist()] for one in range(2)
+        ]
+        weights = [
+            [0.0] * len(prompt) + [float(there)] * (len(answer) - len(prompt)) for answer in answers
+        ]
+        values = {
+            "rank": [0.0, 1.0],
+            "label": [1.0, -1.0],
+            "reward": [float(generator.random()), 0.2],
+        }
         trees.append(build_tree(answers, weights, values=values))
     for name, some in (("answers", trees), ("some answers", trees[:8] + trees[12:])):
         ps.write_dataset(
-            folder / name, [one.tokens for one in some], trees=[one.tree for one in some], tokenizer=tokenizer,
+            folder / name,
+            [one.tokens for one in some],
+            trees=[one.tree for one in some],
+            tokenizer=tokenizer,
             spans=[weight_spans(one.loss_weights) for one in some],
-        )  # fmt: skip
+        )
     (folder / "data").mkdir()
     (folder / "data" / "train").symlink_to(folder / "documents")
-    train(write_run_file(folder), folder / "same", "training.steps=4", "data.loader.packing=best_fit")
+    train(
+        write_run_file(folder), folder / "same", "training.steps=4", "data.loader.packing=best_fit"
+    )
     make_teacher(folder / "another", 4)
 
 
 def run_case(
-    name: str, data: Path, output: Path, *, rank: int = 0, size: int = 1, shard: bool = False, **more: Any
+    name: str,
+    data: Path,
+    output: Path,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    shard: bool = False,
+    **more: Any,
 ) -> Any:
     """Train a case; the records of all steps, and the weights at its end."""
     settings = {**CASES[name]}
     settings.pop("only", None)
     kind = settings.pop("data", "documents")
-    objective = ps.Denoise([SpanCorruption(0.3, 3.0)], sentinels=SENTINELS) if kind == "denoised" else ps.Causal()
+    objective = (
+        ps.Denoise([SpanCorruption(0.3, 3.0)], sentinels=SENTINELS)
+        if kind == "denoised"
+        else ps.Causal()
+    )
     source = ps.Source(
-        data / ("documents" if kind == "denoised" else kind), objective=objective, shuffle="none", max_epochs=1
+        data / ("documents" if kind == "denoised" else kind),
+        objective=objective,
+        shuffle="none",
+        max_epochs=1,
     )
     share = settings.get("context_parallel", 1) if size > 1 else 1
     if size == 1:
@@ -177,14 +225,29 @@ def run_case(
         requirements=ps.InputRequirements(target_distances=heads) if heads else None,
     )  # fmt: skip
     vocab_size = loader.datasets[0].tokenizer.vocab_size
-    model = ps.build_model(**{"layers": 2, "width": 16, "heads": 2, "vocab_size": vocab_size, **sizes})
+    model = ps.build_model(
+        **{"layers": 2, "width": 16, "heads": 2, "vocab_size": vocab_size, **sizes}
+    )
     taught = settings.pop("teacher", None)
-    settings = {"learning_rate": 3e-3, "threads": 1, "progress": False, "shard": shard, **settings, **more}
+    settings = {
+        "learning_rate": 3e-3,
+        "threads": 1,
+        "progress": False,
+        "shard": shard,
+        **settings,
+        **more,
+    }
     if taught is None:
         ps.train(model, loader, output=output, **settings)
     else:
         places = {"same": data / "same", "other": data / "another" / "run"}
-        ps.distill(model, loader, teacher={**taught, "model": str(places[taught["model"]])}, output=output, **settings)
+        ps.distill(
+            model,
+            loader,
+            teacher={**taught, "model": str(places[taught["model"]])},
+            output=output,
+            **settings,
+        )
     return read_metrics(output)
 
 

@@ -13,12 +13,16 @@ SETTINGS = {
 
 
 def make_loader(data, **more):
-    return ps.Loader(data / "data" / "train", **{"sequence_length": 64, "rows_per_step": 4, "seed": 1, **more})
+    return ps.Loader(
+        data / "data" / "train", **{"sequence_length": 64, "rows_per_step": 4, "seed": 1, **more}
+    )
 
 
 def make_model(data, **more):
     vocab_size = ps.open_dataset(data / "data" / "train").tokenizer.vocab_size
-    return ps.build_model(**{"layers": 2, "width": 16, "heads": 2, "vocab_size": vocab_size, **more})
+    return ps.build_model(
+        **{"layers": 2, "width": 16, "heads": 2, "vocab_size": vocab_size, **more}
+    )
 
 
 def start(data, output, model=None, **more):

@@ -1,4 +1,6 @@
-"""Run files, weights, teachers and evaluation data that differ between ranks are named on all of them at the start."""
+"""Run files, weights, teachers and evaluation data that differ between ranks are named on all of
+them at the start.
+"""
 
 import json
 from types import SimpleNamespace
@@ -33,7 +35,7 @@ SCRIPT = """
                 said[name] = " | ".join(one for one in notices if "ranks compute differently" in one)
     print(json.dumps(said), flush=True)
     os._exit(0)
-"""
+"""  # noqa: E501
 
 
 def cases(data, folder):
@@ -42,27 +44,40 @@ def cases(data, folder):
     taught = "teacher={{teachers: [{{model: {}, loss: {{kind: kl}}}}]}}"
     for rank in (0, 1):
         (folder / f"machine-{rank}").mkdir()
-        (folder / f"machine-{rank}" / "mine.py").write_text(f"def loss(model, row, denominators): return {rank}")
+        (folder / f"machine-{rank}" / "mine.py").write_text(
+            f"def loss(model, row, denominators): return {rank}"
+        )
     return [
         ("nothing", [], []),
-        ("rate", ["training.optimizer.learning_rate=0.1"], ["training.optimizer.learning_rate=0.2"]),
+        (
+            "rate",
+            ["training.optimizer.learning_rate=0.1"],
+            ["training.optimizer.learning_rate=0.2"],
+        ),
         ("width", [], ["model.width=32"]),
         ("first weights", [], ["training.seed=5"]),
         ("plan", [], ["data.loader.seed=5"]),
         ("steps", ["training.steps=3"], ["training.steps=4"]),
-        ("other documents", [], [f"data.sources.0.path={data}/data/validation", "data.sources.0.name=train"]),
+        (
+            "other documents",
+            [],
+            [f"data.sources.0.path={data}/data/validation", "data.sources.0.name=train"],
+        ),
         ("no data", [], [f"data.sources.0.path={data}/data/nothing"]),
         ("saving", [], ["training.checkpoints.every=3"]),
         ("one evaluates", [], [held.format(data / "data" / "validation")]),
         ("evaluation", *([held.format(data / "data" / name)] for name in ("validation", "train"))),
         ("a copy", *([held.format(data / "data" / name)] for name in ("validation", "copy"))),
         ("teacher", *([taught.format(folder / name)] for name in ("long/run", "short/run"))),
-        ("same teacher", *([taught.format(folder / name)] for name in ("long/run", "long/../long/run"))),
+        (
+            "same teacher",
+            *([taught.format(folder / name)] for name in ("long/run", "long/../long/run")),
+        ),
         ("no teacher", [], [taught.format(folder / "long/run")]),
         ("weights", *([f"model=from:{folder / name}"] for name in ("long/run", "short/run"))),
         ("code", *([f"training.loss={folder}/machine-{rank}/mine.py:loss"] for rank in (0, 1))),
         ("threads", ["training.threads=1"], ["training.threads=2"]),
-    ]  # fmt: skip
+    ]
 
 
 TRAINS = "ConfigError: rank 1 does not train what rank 0 trains: "
@@ -76,7 +91,9 @@ def said(tmp_path_factory):
     (folder / "here" / "data" / "copy").symlink_to(folder / "here" / "data" / "validation")
     for name, steps in (("long", 4), ("short", 3)):
         train(data, folder / name / "run", f"training.steps={steps}")
-    ended = on_two_processes(folder / "script.py", SCRIPT, data, folder / "runs", json.dumps(cases(data, folder)))
+    ended = on_two_processes(
+        folder / "script.py", SCRIPT, data, folder / "runs", json.dumps(cases(data, folder))
+    )
     return [last_json(out) for out, _ in ended]
 
 
@@ -90,7 +107,13 @@ def said(tmp_path_factory):
         ("steps", f"{TRAINS}training.steps is 3 on rank 0, 4 on rank 1. "),
         ("other documents", f"{TRAINS}source 0 ('train') holds other documents. "),
         ("saving", f"{TRAINS}training.checkpoints.every is 2 on rank 0, 3 on rank 1. "),
-        ("one evaluates", f"{TRAINS}training.evaluators.held is not there on rank 0, EvaluatorSettings on rank 1. "),
+        (
+            "one evaluates",
+            (
+                f"{TRAINS}training.evaluators.held is not there on rank 0, EvaluatorSettings on "
+                "rank 1. "
+            ),
+        ),
         ("evaluation", f"{TRAINS}training.evaluators.held: documents of 'held out' is "),
         ("teacher", f"{TRAINS}teacher.teachers.0: weights is "),
         ("no teacher", f"{TRAINS}teacher is None on rank 0, DistillationSettings on rank 1. "),
@@ -116,14 +139,17 @@ def test_data_that_one_machine_lacks(said):
 
 def test_other_bits_are_a_notice(said):
     for one in said:
-        assert one["threads"].startswith("ranks compute differently: threads is 1 on rank 0, 2 on rank 1; ")
+        assert one["threads"].startswith(
+            "ranks compute differently: threads is 1 on rank 0, 2 on rank 1; "
+        )
 
 
 def test_notices_name_a_few_ranks():
     bits = [{"torch": "2.13", "threads": 1}, *({"torch": "2.12", "threads": 1} for _ in range(6))]
     (notice,) = bits_notices(bits)
     assert (
-        "torch is 2.13 on rank 0, 2.12 on rank 1, 2.12 on rank 2, 2.12 on rank 3, 2.12 on rank 4 and 2 more" in notice
+        "torch is 2.13 on rank 0, 2.12 on rank 1, 2.12 on rank 2, 2.12 on rank 3, 2.12 on "
+        "rank 4 and 2 more" in notice
     )
 
 

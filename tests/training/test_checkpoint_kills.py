@@ -1,4 +1,6 @@
-"""A process that saves checkpoints is killed: the newest complete one is always there, whole, and of one step."""
+"""A process that saves checkpoints is killed: the newest complete one is always there, whole, and
+of one step.
+"""
 
 import textwrap
 
@@ -26,7 +28,7 @@ SAVE = """
             path.mkdir()
             (path / "weights").write_text(str(step) * 1000)
         return model
-"""
+"""  # noqa: E501
 AT_RANDOM = """
     chance, first = random.Random(0), 1
     for _ in range(20):
@@ -47,7 +49,7 @@ AT_RANDOM = """
             assert all(bool((t == step).all()) for t in found.tensors("optimizer.safetensors").values())
         first = step + 1
     print("steps", step)
-"""
+"""  # noqa: E501
 AT_EACH = """
     save_checkpoint(folder, 1, parts(1), keep=1)
     for fatal in range(1000):
@@ -88,7 +90,7 @@ AT_EACH = """
             import shutil
             shutil.rmtree(folder)
             save_checkpoint(folder, 1, parts(1), keep=1)
-"""
+"""  # noqa: E501
 TOO_LARGE = """
     from penstock.core.errors import OutputError
 
@@ -107,7 +109,9 @@ def save(tmp_path, body: str):
 
 
 def check_whole(folder) -> int:
-    """Step of the newest complete one, after a look at all that is in it; nothing may be passed over."""
+    """Step of the newest complete one, after a look at all that is in it; nothing may be passed
+    over.
+    """
     said: list[str] = []
     found = newest_complete(folder, say=said.append)
     assert not said

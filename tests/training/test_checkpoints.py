@@ -16,7 +16,10 @@ from penstock.learn.training.checkpoints import load_checkpoint, newest_complete
 def parts(step: int) -> dict:
     """All that is in it says its step."""
     return {
-        "optimizer.safetensors": {"layer/exp_avg": torch.full((1000,), float(step)), "layer/step": torch.tensor(step)},
+        "optimizer.safetensors": {
+            "layer/exp_avg": torch.full((1000,), float(step)),
+            "layer/step": torch.tensor(step),
+        },
         "state.json": {"step": step, "loader": {"é": [1, 2.5, None]}},
         "model": lambda path: (path.mkdir(), (path / "weights.txt").write_text(str(step))),
     }
@@ -189,7 +192,11 @@ def test_any_flipped_bit_of_the_manifest_is_passed_over_or_means_nothing(tmp_pat
             said = []
             found = newest_complete(tmp_path, say=said.append)
             assert (found.step, len(said)) in ((1, 1), (2, 0))
-    for text in ('{"files": {"\\u0000": {"bytes": 1, "sha256": ""}}}', '{"files": []}', "[" * 100_000):
+    for text in (
+        '{"files": {"\\u0000": {"bytes": 1, "sha256": ""}}}',
+        '{"files": []}',
+        "[" * 100_000,
+    ):
         path.write_text(text)
         assert newest_complete(tmp_path, say=said.append).step == 1
 

@@ -1,4 +1,6 @@
-"""Ranks that share rows: the sum of their losses and of their gradients is that of the whole row."""
+"""Ranks that share rows: the sum of their losses and of their gradients is that of the whole
+row.
+"""
 
 import json
 from typing import Any
@@ -110,19 +112,32 @@ SCRIPT = """
     dist.barrier()
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
-"""
+"""  # noqa: E501
 
 CASES = (
-    "documents", "a mesh", "one chunk", "dense", "prefixes", "trees", "distances", "windows", "softcap",
-    "a rank without targets", "transformers", "checkpoints", "transformers with windows",
-)  # fmt: skip
+    "documents",
+    "a mesh",
+    "one chunk",
+    "dense",
+    "prefixes",
+    "trees",
+    "distances",
+    "windows",
+    "softcap",
+    "a rank without targets",
+    "transformers",
+    "checkpoints",
+    "transformers with windows",
+)
 IN_FLOAT32 = {"transformers with windows": 1e-6}
 """Gemma's norms are in float32, whatever the model is in: how far gradients may be off."""
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each rank found: the relative errors of losses and gradients by case, and what was refused."""
+    """What each rank found: the relative errors of losses and gradients by case, and what was
+    refused.
+    """
     pytest.importorskip("transformers")
     script = tmp_path_factory.mktemp("context") / "script.py"
     ended = run_processes(script, SCRIPT, processes=request.param)

@@ -1,4 +1,6 @@
-"""The trainer with ranks that share rows: losses and gradients of one process, whatever else the run has."""
+"""The trainer with ranks that share rows: losses and gradients of one process, whatever else the
+run has.
+"""
 
 import json
 from pathlib import Path
@@ -63,7 +65,7 @@ SCRIPT = """
     print(json.dumps([seen, refused]), flush=True)
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
-"""
+"""  # noqa: E501
 FOUR = "training.steps=4"
 KINDS = {
     "plain": (FOUR,),
@@ -89,7 +91,10 @@ def runs(data, tmp_path_factory):
 @pytest.mark.parametrize("shared", ["four", "two"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_trains_what_one_process_does(data, runs, tmp_path, kind, shared):
-    due, found = train(data, tmp_path / "run", *KINDS[kind]), read_metrics(runs[0] / f"{kind} {shared}")
+    due, found = (
+        train(data, tmp_path / "run", *KINDS[kind]),
+        read_metrics(runs[0] / f"{kind} {shared}"),
+    )
     assert values(found, "step") == [1, 2, 3, 4]
     for name, off in (("loss", 1e-6), ("gradient_norm", 1e-4), ("tokens", 0), ("targets", 0)):
         np.testing.assert_allclose(values(found, name), values(due, name), rtol=off)
@@ -99,9 +104,14 @@ def test_it_trains_what_one_process_does(data, runs, tmp_path, kind, shared):
 @pytest.mark.parametrize("shared", ["four", "two"])
 def test_parts_of_the_loss_by_source_and_task(data, runs, tmp_path, shared):
     """A mixture with prefixes, whose slots carry numbers that are cut with the rows."""
-    due, found = train(data, tmp_path / "run", *mixed(data)), read_metrics(runs[0] / f"mixed {shared}")
+    due, found = (
+        train(data, tmp_path / "run", *mixed(data)),
+        read_metrics(runs[0] / f"mixed {shared}"),
+    )
     for one, other in zip(found, due, strict=True):
-        mine, theirs = ({k: v for k, v in record.items() if k.startswith("loss")} for record in (one, other))
+        mine, theirs = (
+            {k: v for k, v in record.items() if k.startswith("loss")} for record in (one, other)
+        )
         assert mine == pytest.approx(theirs, rel=1e-5)
         assert len(mine) > 4
 
@@ -116,7 +126,10 @@ def test_ranks_have_their_places(runs):
 def test_what_is_refused_on_all_ranks(runs):
     for rank, (_, refused) in enumerate(runs[1]):
         assert "the balance loss of experts needs whole documents" in refused[0]
-        assert f"as 2 processes share each row; pass data_parallel=({rank // 2}, 2) to ps.Loader" in refused[1]
+        assert (
+            f"as 2 processes share each row; pass data_parallel=({rank // 2}, 2) to ps.Loader"
+            in refused[1]
+        )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +139,10 @@ def test_what_is_refused_on_all_ranks(runs):
         (["training.preference={}"], "context_parallel and preference do not go together"),
         (["training.compile=true"], "context_parallel and compile do not go together"),
         (["training.attention=flex"], "context_parallel and attention: flex do not go together"),
-        (["training.loss=somewhere:loss"], "training.loss is your own, and context_parallel belongs to the built-in"),
+        (
+            ["training.loss=somewhere:loss"],
+            "training.loss is your own, and context_parallel belongs to the built-in",
+        ),
     ],
 )
 def test_what_needs_whole_rows_is_refused(data, tmp_path, assignments, message):
@@ -145,7 +161,10 @@ def test_processes_must_divide(data, tmp_path):
 
 @pytest.mark.slow
 def test_the_example_trains_what_one_process_does(data):
-    example, dataset = Path(__file__).parents[2] / "examples" / "context_parallel.py", data / "data" / "train"
+    example, dataset = (
+        Path(__file__).parents[2] / "examples" / "context_parallel.py",
+        data / "data" / "train",
+    )
     alone = run_python(example, dataset, "--steps", 4, check=True)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4)
     shared = run_python(*torchrun, example, dataset, "--share", 2, "--steps", 4, check=True)

@@ -1,4 +1,6 @@
-"""Runs that begin with parts of another run's checkpoint: what is taken is exactly that, and all of it is said."""
+"""Runs that begin with parts of another run's checkpoint: what is taken is exactly that, and all of
+it is said.
+"""
 
 import json
 import shutil
@@ -92,7 +94,9 @@ def test_killed_and_resumed(data, runs, tmp_path):
         records = train(data, tmp_path / name, ORDER, LONG, resume=True, say=said.append)
         assert losses(records) == losses(whole(runs)[12:])
         assert not any("continue_from" in sentence for sentence in said)
-        kept = yaml.safe_load((tmp_path / name / "run.yaml").read_text())["training"]["continue_from"]
+        kept = yaml.safe_load((tmp_path / name / "run.yaml").read_text())["training"][
+            "continue_from"
+        ]
         assert kept == asked.partition("=")[2]
 
 
@@ -102,7 +106,9 @@ def test_begun_again_it_takes_the_checkpoint_that_it_began_with(data, runs, tmp_
     asked = f"training.continue_from={copy}"
     train(data, tmp_path / "b", asked, ORDER, LONG, until=13)
     train(data, copy, ORDER, KEEP, LONG, resume=True)
-    assert losses(train(data, tmp_path / "b", asked, ORDER, LONG, resume=True, until=13)) == losses(whole(runs)[12:13])
+    assert losses(train(data, tmp_path / "b", asked, ORDER, LONG, resume=True, until=13)) == losses(
+        whole(runs)[12:13]
+    )
     shutil.rmtree(copy / "checkpoints" / "step-00000012")
     with pytest.raises(StateError, match=r"checkpoint.*step.*12.*2.*begin"):
         make(data, tmp_path / "b", ORDER, LONG, resume=True)
@@ -116,18 +122,32 @@ def test_begun_again_it_takes_the_checkpoint_that_it_began_with(data, runs, tmp_
 def test_a_chain_of_runs(data, runs, tmp_path):
     continued(data, runs, tmp_path / "b", until=17)
     said = []
-    records = train(data, tmp_path / "c", f"training.continue_from={tmp_path / 'b'}", ORDER, LONG, say=said.append)
+    records = train(
+        data,
+        tmp_path / "c",
+        f"training.continue_from={tmp_path / 'b'}",
+        ORDER,
+        LONG,
+        say=said.append,
+    )
     assert losses(records) == losses(whole(runs)[16:])
 
 
 def test_what_is_not_taken_begins_anew(data, runs, tmp_path):
     checkpoint = load_checkpoint(runs / "a" / "checkpoints" / "step-00000012")
-    records, said = continued(data, runs, tmp_path / "weights", "training.steps=3", take=["weights"])
+    records, said = continued(
+        data, runs, tmp_path / "weights", "training.steps=3", take=["weights"]
+    )
     assert said[0].endswith("at step 12; not taken, so started fresh: optimizer, schedule, data")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert records[0]["tokens"] == whole(runs)[0]["tokens"]
     assert records[0]["learning_rate"] == pytest.approx(0.01 / 3)
-    by_weights = make(data, tmp_path / "x", ORDER, f"training.continue_from={{run: {runs / 'a'}, take: [weights]}}")
+    by_weights = make(
+        data,
+        tmp_path / "x",
+        ORDER,
+        f"training.continue_from={{run: {runs / 'a'}, take: [weights]}}",
+    )
     for name, weight in load_weights(checkpoint).items():
         assert (by_weights.model.state_dict()[name] == weight).all()
     assert not by_weights.state.optimizers.state_tensors()
@@ -151,28 +171,43 @@ def load_weights(checkpoint):
 
 def test_another_constant_number_of_rows(data, runs, tmp_path):
     """The same rows, divided into larger steps."""
-    records, _ = continued(data, runs, tmp_path / "b", "data.loader.rows_per_step=8", "training.steps=14")
-    assert records[0]["targets"] - whole(runs)[11]["targets"] == whole(runs)[13]["targets"] - whole(runs)[11]["targets"]
+    records, _ = continued(
+        data, runs, tmp_path / "b", "data.loader.rows_per_step=8", "training.steps=14"
+    )
+    assert (
+        records[0]["targets"] - whole(runs)[11]["targets"]
+        == whole(runs)[13]["targets"] - whole(runs)[11]["targets"]
+    )
 
 
 def test_parameters_that_are_new_begin_without_a_state(data, runs, tmp_path):
     asked = f"training.continue_from={{run: {runs / 'a'}, take: [optimizer, schedule]}}"
-    trainer = make(data, tmp_path / "b", asked, ORDER, LONG, "model.layers=3", say=(said := []).append)
+    trainer = make(
+        data, tmp_path / "b", asked, ORDER, LONG, "model.layers=3", say=(said := []).append
+    )
     assert "optimizer: the state of 20 of 29 parameters is taken" in said
     [fresh] = [sentence for sentence in said if "begin without a state" in sentence]
-    assert fresh.startswith("optimizer: parameters that begin without a state, new or of another shape: blocks.2.")
+    assert fresh.startswith(
+        "optimizer: parameters that begin without a state, new or of another shape: blocks.2."
+    )
     assert fresh.endswith(" and 3 more")
     state = trainer.state.optimizers.state_tensors()
-    then = load_checkpoint(runs / "a" / "checkpoints" / "step-00000012").tensors("optimizer.safetensors")
+    then = load_checkpoint(runs / "a" / "checkpoints" / "step-00000012").tensors(
+        "optimizer.safetensors"
+    )
     for name, one in state.items():
         if "blocks.2." in name:
             assert not one.any()
         else:
             assert (one == then[name]).all()
-    smaller = make(data, tmp_path / "c", asked, ORDER, LONG, "model.layers=1", say=(said := []).append)
+    smaller = make(
+        data, tmp_path / "c", asked, ORDER, LONG, "model.layers=1", say=(said := []).append
+    )
     assert len(smaller.state.optimizers.state_tensors()) == 3 * 11
     assert any("parameters that are no longer trained: blocks.1." in sentence for sentence in said)
-    wider = make(data, tmp_path / "d", asked, ORDER, LONG, "model.mlp_width=40", say=(said := []).append)
+    wider = make(
+        data, tmp_path / "d", asked, ORDER, LONG, "model.mlp_width=40", say=(said := []).append
+    )
     assert any("of another shape: blocks.0.mlp" in sentence for sentence in said), said
     assert wider.loader.step == 12
 
@@ -182,15 +217,30 @@ def test_parameters_that_are_new_begin_without_a_state(data, runs, tmp_path):
     [
         (
             ("model.layers=3",),
-            r"is of another model: weight blocks\.2\.\S+ is missing there, \[.*\] now; give the model",
+            (
+                r"is of another model: weight blocks\.2\.\S+ is missing there, \[.*\] now; give "
+                r"the model"
+            ),
         ),
         (("model.heads=4",), r"model\.heads is 2 there, 4 now"),
-        (("training.optimizer.kind=muon",), "the optimizer is muon now, adamw then; take that, or leave optimizer out"),
-        (("training.steps=12",), "training.steps is 12, and the schedule of .* goes on after step 12"),
+        (
+            ("training.optimizer.kind=muon",),
+            "the optimizer is muon now, adamw then; take that, or leave optimizer out",
+        ),
+        (
+            ("training.steps=12",),
+            "training.steps is 12, and the schedule of .* goes on after step 12",
+        ),
         (("data.loader.seed=2",), "source 'train' cannot go on where it stood: seed was 1, is 2"),
-        (("training.continue_from.step=7",), "has no checkpoint of step 7; there are 2, 4, 6, 8, 10, 12"),
+        (
+            ("training.continue_from.step=7",),
+            "has no checkpoint of step 7; there are 2, 4, 6, 8, 10, 12",
+        ),
         (("training.continue_from.run=nowhere",), "nowhere is no run with a checkpoint"),
-        (("training.continue_from.take=[]",), "must be one or several of weights, optimizer, schedule, data, got none"),
+        (
+            ("training.continue_from.take=[]",),
+            "must be one or several of weights, optimizer, schedule, data, got none",
+        ),
         (("training.continue_from.take=[weight]",), r"continue_from\.take\.0: found 'weight'"),
         (("training.continue_from.run=''",), "continue_from.run is empty"),
     ],
@@ -218,7 +268,13 @@ def test_a_checkpoint_without_a_place(data, runs, tmp_path):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(StateError, match=r"seen.*continue_from"):
         make(data, tmp_path / "b", f"training.continue_from={copy}", ORDER, LONG)
-    make(data, tmp_path / "b", f"training.continue_from={{run: {copy}, take: [weights]}}", ORDER, LONG)
+    make(
+        data,
+        tmp_path / "b",
+        f"training.continue_from={{run: {copy}, take: [weights]}}",
+        ORDER,
+        LONG,
+    )
 
 
 def test_another_beginning_is_refused_on_a_resume(data, runs, tmp_path):
@@ -228,8 +284,17 @@ def test_another_beginning_is_refused_on_a_resume(data, runs, tmp_path):
         ({"run": str(runs / "a"), "step": 10}, "at step 10"),
         ({"run": str(runs / "a"), "take": ["weights"]}, r"at step 12 \(weights\)"),
     ):
-        with pytest.raises(StateError, match=rf"the run began from {runs / 'a'} at step 12 .*{told}"):
-            make(data, tmp_path / "b", f"training.continue_from={json.dumps(asked)}", ORDER, LONG, resume=True)
+        with pytest.raises(
+            StateError, match=rf"the run began from {runs / 'a'} at step 12 .*{told}"
+        ):
+            make(
+                data,
+                tmp_path / "b",
+                f"training.continue_from={json.dumps(asked)}",
+                ORDER,
+                LONG,
+                resume=True,
+            )
     with pytest.raises(StateError, match=r"itself.*continue"):
         make(data, runs / "whole", f"training.continue_from={runs / 'a'}", ORDER, LONG, resume=True)
 
@@ -243,7 +308,13 @@ def test_a_model_that_is_left_out_is_that_of_the_run(data, runs, tmp_path):
     assert losses(train(folder, tmp_path / "b", *asked, until=15)) == losses(whole(runs)[12:15])
     assert losses(train(folder, tmp_path / "b", *asked, resume=True)) == losses(whole(runs)[12:])
     with pytest.raises(ConfigError, match=r"missing.*weights.*continue_from"):
-        make(folder, tmp_path / "c", f"training.continue_from={{run: {runs / 'a'}, take: [data]}}", ORDER, LONG)
+        make(
+            folder,
+            tmp_path / "c",
+            f"training.continue_from={{run: {runs / 'a'}, take: [data]}}",
+            ORDER,
+            LONG,
+        )
     with pytest.raises(ConfigError, match="model is missing"):
         make(folder, tmp_path / "c", ORDER, LONG)
 
@@ -257,13 +328,21 @@ def test_a_dry_run_checks_and_writes_nothing(data, runs, tmp_path):
 
 
 def test_more_sources_and_a_learning_rate_that_goes_on(data, runs, tmp_path):
-    """From Python: the model of the run, its rate, and another source next to the one that goes on."""
+    """From Python: the model of the run, its rate, and another source next to the one that goes
+    on.
+    """
     tokenizer = ps.load_tokenizer(data / "tokenizer")
     ps.write_dataset(tmp_path / "more", random_documents(50, 5, 30, below=300), tokenizer=tokenizer)
     sources = [ps.Source(data / "data" / "train", 0.5), ps.Source(tmp_path / "more", 0.5)]
     loader = ps.Loader(sources, sequence_length=LENGTH, rows_per_step={0: 4, 15: 8}, seed=1)
     run = ps.train(
-        None, loader, output=tmp_path / "b", continue_from=str(runs / "a"), steps=18, threads=1, progress=False
+        None,
+        loader,
+        output=tmp_path / "b",
+        continue_from=str(runs / "a"),
+        steps=18,
+        threads=1,
+        progress=False,
     )
     records = run.metrics
     assert [record["step"] for record in records] == [13, 14, 15, 16, 17, 18]
@@ -272,7 +351,9 @@ def test_more_sources_and_a_learning_rate_that_goes_on(data, runs, tmp_path):
     tokens = [
         now - before
         for before, now in zip(
-            [whole(runs)[11]["tokens"], *values(records, "tokens")], values(records, "tokens"), strict=False
+            [whole(runs)[11]["tokens"], *values(records, "tokens")],
+            values(records, "tokens"),
+            strict=False,
         )
     ]
     assert min(tokens[3:]) > 1.5 * max(tokens[:3])
@@ -285,7 +366,9 @@ def test_lora_goes_on_as_lora(data, runs, tmp_path):
     lora = ("training.lora={rank: 2}", f"model=from:{runs / 'whole'}")
     train(data, tmp_path / "whole", *lora, ORDER)
     train(data, tmp_path / "a", *lora, ORDER, until=7)
-    records = train(data, tmp_path / "b", *lora, ORDER, f"training.continue_from={tmp_path / 'a'}", until=9)
+    records = train(
+        data, tmp_path / "b", *lora, ORDER, f"training.continue_from={tmp_path / 'a'}", until=9
+    )
     assert losses(records) == losses(ps.open_run(tmp_path / "whole").metrics[6:9])
     records = train(data, tmp_path / "b", *lora, ORDER, resume=True)
     assert losses(records) == losses(ps.open_run(tmp_path / "whole").metrics[6:])
@@ -335,5 +418,11 @@ def test_sharded_over_two_processes(data, tmp_path):
     assert (tmp_path / "a/checkpoints/step-00000004/optimizer.dcp").exists()
     assert "optimizer: the state of 20 of 29 parameters is taken" in said
     # One process reads what two have sharded.
-    one = train(data, tmp_path / "one", ORDER, "training.steps=8", f"training.continue_from={tmp_path / 'a'}")
+    one = train(
+        data,
+        tmp_path / "one",
+        ORDER,
+        "training.steps=8",
+        f"training.continue_from={tmp_path / 'a'}",
+    )
     assert values(one) == pytest.approx(values(due[4:]), rel=1e-5)

@@ -8,9 +8,21 @@ import pytest
 
 from makers.texts import write_json_lines
 from penstock.learn.training.curve_page import page
-from penstock.learn.training.curves import View, half_life, is_log_x, is_log_y, read_panels, smoothed
+from penstock.learn.training.curves import (
+    View,
+    half_life,
+    is_log_x,
+    is_log_y,
+    read_panels,
+    smoothed,
+)
 
-VIEWS = [View(smoothing=s, log_x=x, log_y=y) for s in (0, 0.01) for x in (False, True) for y in (False, True)]
+VIEWS = [
+    View(smoothing=s, log_x=x, log_y=y)
+    for s in (0, 0.01)
+    for x in (False, True)
+    for y in (False, True)
+]
 
 
 def make_run(folder, steps, seed):
@@ -32,7 +44,8 @@ def make_run(folder, steps, seed):
 @pytest.fixture
 def panels(tmp_path):
     runs = [
-        make_run(tmp_path / name, steps, seed) for seed, (name, steps) in enumerate([("a", 900), ("b <script>", 60)])
+        make_run(tmp_path / name, steps, seed)
+        for seed, (name, steps) in enumerate([("a", 900), ("b <script>", 60)])
     ]
     return read_panels(runs)
 
@@ -56,7 +69,10 @@ def see(browser, tmp_path, panels):
 def test_the_page_draws_the_numbers_and_smooths_as_python_does(see, panels):
     browser = see()
     for view in VIEWS:
-        browser.run(f"Object.assign(view, {{ smoothing: {view.smoothing}, logX: {json.dumps(view.log_x)} }})")
+        browser.run(
+            f"Object.assign(view, {{ smoothing: {view.smoothing}, logX: "
+            f"{json.dumps(view.log_x)} }})"
+        )
         browser.run(f"view.logY = {json.dumps(view.log_y)}; redraw()")
         for number, panel in enumerate(panels):
             drawn = browser.run(f"charts[{number}].data.map(column => [...column])")
@@ -70,7 +86,10 @@ def test_the_page_draws_the_numbers_and_smooths_as_python_does(see, panels):
 
 
 def now(browser, panel=0):
-    values = "[...document.querySelectorAll('figure')[%d].querySelectorAll('.u-series:not(.aside) .u-value')]"
+    values = (
+        "[...document.querySelectorAll('figure')[%d].querySelectorAll('.u-series:not(.aside) "
+        ".u-value')]"
+    )
     return browser.run(values % panel + ".map(each => each.textContent)")[1:]
 
 
@@ -79,10 +98,15 @@ def test_the_crosshair_shows_all_curves_at_one_step(see, panels):
     browser.run("document.querySelector('.uplot').focus()")
     browser.key(*["ArrowRight"] * 20)
     a, b = panels[0].curves
-    assert [float(text) for text in now(browser)] == pytest.approx([a.mean[19], b.mean[19]], rel=1e-3)
+    assert [float(text) for text in now(browser)] == pytest.approx(
+        [a.mean[19], b.mean[19]], rel=1e-3
+    )
     # The same step in all panels; and the spoken line.
     assert (
-        browser.run("new Set(charts.slice(0, 3).map(chart => Math.round(chart.posToVal(chart.cursor.left, 'x')))).size")
+        browser.run(
+            "new Set(charts.slice(0, 3).map(chart => "
+            "Math.round(chart.posToVal(chart.cursor.left, 'x')))).size"
+        )
         == 1
     )
     assert browser.text("#spoken").startswith("step")
@@ -106,8 +130,12 @@ def test_runs_are_switched_by_their_names(see):
     assert len(now(browser)) == 1
     browser.point("#legend li:nth-child(2) button", click=True)
     assert "hidden" in browser.text(".note")
-    browser.run("document.querySelector('#legend button').dispatchEvent(new MouseEvent('dblclick'))")
-    assert browser.run("[...document.querySelectorAll('#legend button')].map(b => b.getAttribute('aria-pressed'))") == [
+    browser.run(
+        "document.querySelector('#legend button').dispatchEvent(new MouseEvent('dblclick'))"
+    )
+    assert browser.run(
+        "[...document.querySelectorAll('#legend button')].map(b => b.getAttribute('aria-pressed'))"
+    ) == [
         "true",
         "false",
     ]

@@ -1,4 +1,6 @@
-"""Runs that learn from teachers: exact resume, nothing that depends on ranks or threads, and refusals."""
+"""Runs that learn from teachers: exact resume, nothing that depends on ranks or threads, and
+refusals.
+"""
 
 import dataclasses
 import json
@@ -41,14 +43,20 @@ def teacher(path, kind, **settings):
 
 
 def test_a_teacher_of_the_same_tokenizer_is_approached(data, tmp_path, same):
-    found = train(data, tmp_path / "run", teach(teacher(same, "kl"), cross_entropy=0), "training.steps=30")
+    found = train(
+        data, tmp_path / "run", teach(teacher(same, "kl"), cross_entropy=0), "training.steps=30"
+    )
     assert found[-1]["distillation"] < 0.5 * found[0]["distillation"]
-    assert found[-1]["loss"] < found[0]["loss"] - 0.3, "cross entropy is told although it is not in the loss"
+    assert found[-1]["loss"] < found[0]["loss"] - 0.3, (
+        "cross entropy is told although it is not in the loss"
+    )
 
 
 @pytest.mark.parametrize("kind", ["p_kl", "h_kl", "alm", "uld"])
 def test_a_teacher_of_another_tokenizer_is_approached(data, tmp_path, other, kind):
-    found = train(data, tmp_path / "run", teach(teacher(other, kind), cross_entropy=0.1), "training.steps=30")
+    found = train(
+        data, tmp_path / "run", teach(teacher(other, kind), cross_entropy=0.1), "training.steps=30"
+    )
     assert found[-1]["distillation"] < found[0]["distillation"]
     assert all(value >= 0 for value in values(found, "distillation"))
     assert all(value > 0 for value in values(found, "chunks"))
@@ -90,7 +98,9 @@ def test_a_run_that_is_given_up_goes_on_to_the_last_bit(data, tmp_path, same, ot
 
 def test_a_teacher_in_a_process_of_its_own_gives_the_same_bits(data, tmp_path, other):
     here = train(data, tmp_path / "here", teach(teacher(other, "p_kl")), STEPS)
-    own = train(data, tmp_path / "own", teach(teacher(other, "p_kl", process="own", threads=1)), STEPS)
+    own = train(
+        data, tmp_path / "own", teach(teacher(other, "p_kl", process="own", threads=1)), STEPS
+    )
     assert losses(own) == losses(here)
 
 
@@ -99,7 +109,9 @@ def test_filling_threads_change_nothing(data, tmp_path, other, monkeypatch):
 
     due = train(data, tmp_path / "one", teach(teacher(other, "alm")), STEPS)
     monkeypatch.setattr(training, "FILLING_THREADS", 3)
-    assert losses(train(data, tmp_path / "three", teach(teacher(other, "alm")), STEPS)) == losses(due)
+    assert losses(train(data, tmp_path / "three", teach(teacher(other, "alm")), STEPS)) == losses(
+        due
+    )
 
 
 def test_the_best_teacher_of_each_document(data, tmp_path, same, other):
@@ -108,16 +120,21 @@ def test_the_best_teacher_of_each_document(data, tmp_path, same, other):
     every = train(data, tmp_path / "all", teach(*both), STEPS)
     assert best[0]["chunks"] == every[0]["chunks"]
     assert 0 < best[0]["distillation"] < every[0]["distillation"]
-    assert best[0]["distillation_0"] + best[0]["distillation_1"] == pytest.approx(best[0]["distillation"])
+    assert best[0]["distillation_0"] + best[0]["distillation_1"] == pytest.approx(
+        best[0]["distillation"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["p_kl", "alm", "h_kl"])
 def test_a_rank_without_chunks_adds_nothing_and_joins_every_sum(data, tmp_path, other, kind):
-    trainer = make(data, tmp_path / "run", teach(teacher(other, kind, learn_projection=kind == "p_kl")))
+    trainer = make(
+        data, tmp_path / "run", teach(teacher(other, kind, learn_projection=kind == "p_kl"))
+    )
     row = next(iter(next(iter(trainer.loader))))
     lists = ("student_bounds", "teacher_bounds", "weights", "documents")
     empty = tuple(
-        dataclasses.replace(seen, **{name: getattr(seen, name)[:0] for name in lists}) for seen in row.distillation
+        dataclasses.replace(seen, **{name: getattr(seen, name)[:0] for name in lists})
+        for seen in row.distillation
     )
     summed = []
 
@@ -152,7 +169,7 @@ with Ranks(torch.device("cpu")) as ranks:
         train(data, folder / name, *assignments, ranks=ranks)
         ranks.barrier()
 os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -175,9 +192,21 @@ def test_refusals(data, tmp_path, same, other):
         (teach(teacher(other, "kl")), ConfigError, "loss kl needs one tokenizer"),
         (teach(), ConfigError, "teachers is empty"),
         (teach({"model": "a", "cache": "b"}), ConfigError, "found both"),
-        (teach(teacher(other, "alm", learn_projection=True)), ConfigError, "the only one that projects"),
-        (teach(teacher(other, "alm", projection="file")), ConfigError, "alm uses none: leave it out"),
-        (teach(teacher(other, "alm", control_tokens={"<a>": "<b>"})), ConfigError, "has no control token '<a>'"),
+        (
+            teach(teacher(other, "alm", learn_projection=True)),
+            ConfigError,
+            "the only one that projects",
+        ),
+        (
+            teach(teacher(other, "alm", projection="file")),
+            ConfigError,
+            "alm uses none: leave it out",
+        ),
+        (
+            teach(teacher(other, "alm", control_tokens={"<a>": "<b>"})),
+            ConfigError,
+            "has no control token '<a>'",
+        ),
     ):
         with pytest.raises(error, match=sentence):
             make(data, tmp_path / "run", told)
@@ -190,7 +219,10 @@ def test_a_projection_knows_the_control_tokens_that_were_told(data, tmp_path, ot
     end = min(tokenizer.special_tokens)
     told = teacher(other, "p_kl", control_tokens={"[NLU]": end})
     student = load_tokenizer(data / "tokenizer").special_tokens["[NLU]"]
-    for assignment, due in ((teach(told), [tokenizer.special_tokens[end]]), (teach(teacher(other, "p_kl")), [])):
+    for assignment, due in (
+        (teach(told), [tokenizer.special_tokens[end]]),
+        (teach(teacher(other, "p_kl")), []),
+    ):
         (one,) = make(data, tmp_path / f"run {len(due)}", assignment).distiller.teachers
         row = one.projection.indices[student]
         assert row[row >= 0].tolist() == due
@@ -203,7 +235,9 @@ def test_a_run_is_not_resumed_with_or_without_a_teacher(data, tmp_path, same):
 
 
 def test_learnt_weights_are_not_taken_for_those_of_another_projection(data, tmp_path, same, other):
-    train(data, tmp_path / "run", teach(teacher(other, "p_kl", learn_projection=True)), STEPS, until=3)
+    train(
+        data, tmp_path / "run", teach(teacher(other, "p_kl", learn_projection=True)), STEPS, until=3
+    )
     for changed in (teacher(same, "p_kl", learn_projection=True), teacher(other, "p_kl")):
         with pytest.raises(StateError, match=r"teacher\.teachers\.0"):
             make(data, tmp_path / "run", teach(changed), STEPS, resume=True)
@@ -219,7 +253,9 @@ def test_a_teacher_reads_no_more_than_it_was_trained_on(data, tmp_path, other):
         row = next(iter(make(data, tmp_path / f"of {most}", teach(teacher(path, "alm"))).loader))[0]
         seen = row.distillation[0].input
         assert np.diff(seen.cu_seqlens).max() <= most
-    whole = next(iter(make(data, tmp_path / "told", teach(teacher(run, "alm", max_tokens=64))).loader))[0]
+    whole = next(
+        iter(make(data, tmp_path / "told", teach(teacher(run, "alm", max_tokens=64))).loader)
+    )[0]
     assert whole.distillation[0].input.num_tokens > seen.num_tokens
 
 
@@ -228,4 +264,6 @@ def test_settings_say_what_each_key_means():
     from penstock.use.config.models import field_notes
 
     for settings in (TeacherSettings, DistillationSettings):
-        assert field_notes(settings).keys() == {field.name for field in dataclasses.fields(settings)}
+        assert field_notes(settings).keys() == {
+            field.name for field in dataclasses.fields(settings)
+        }

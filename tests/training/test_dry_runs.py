@@ -1,4 +1,6 @@
-"""A dry run refuses what starting would refuse, with the same words, and neither writes anything before it does."""
+"""A dry run refuses what starting would refuse, with the same words, and neither writes anything
+before it does.
+"""
 
 import gc
 import os
@@ -9,7 +11,13 @@ import pytest
 import torch
 from training_makers import make, train
 
-from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError, StateError
+from penstock.core.errors import (
+    ConfigError,
+    MissingExtraError,
+    OutputError,
+    PenstockError,
+    StateError,
+)
 from penstock.core.folders import lock_folder
 from penstock.learn.training.distributed import Ranks
 from penstock.use.config import training as set_up
@@ -34,11 +42,17 @@ def later(objective: str) -> tuple[str, ...]:
 FAULTS = {
     "prefixes and micro-sequences": (
         (*later(PREFIXES), "training.micro_sequences=2"),
-        r"training.micro_sequences is 2, and the objective of source 'later' makes prefixes.*bidirectional: false",
+        (
+            r"training.micro_sequences is 2, and the objective of source 'later' makes "
+            r"prefixes.*bidirectional: false"
+        ),
     ),
     "prefixes and a window": (
         (*later(PREFIXES), "model.sliding_window=8"),
-        r"source 'later': objective 'denoise' makes bidirectional prefixes, but .*cannot honour them",
+        (
+            r"source 'later': objective 'denoise' makes bidirectional prefixes, but .*cannot "
+            r"honour them"
+        ),
     ),
     "prefixes and joined documents": (
         (*later(PREFIXES), "data.attention=row"),
@@ -46,36 +60,70 @@ FAULTS = {
     ),
     "ids of an objective": (
         later(f"{{preset: ul2r, modes: null, sentinels: {[*range(300, 338), 99999]}}}"),
-        r"source 'later': its objective writes token id 99999, and the model knows ids below \d+; give the objective",
+        (
+            r"source 'later': its objective writes token id 99999, and the model knows ids below "
+            r"\d+; give the objective"
+        ),
     ),
     "a source that is not there": (
         ("data.sources=[{{path: {data}/data/train}}, {{path: {data}/nowhere, share: 0}}]",),
         r"run.yaml: source 'nowhere': .*nothing there",
     ),
-    "micro-sequences that divide nothing": (("training.micro_sequences=7",), r"a row of 64 slots cannot be cut into 7"),
+    "micro-sequences that divide nothing": (
+        ("training.micro_sequences=7",),
+        r"a row of 64 slots cannot be cut into 7",
+    ),
     "micro-sequences and a window": (
         ("training.micro_sequences=2", "model.sliding_window=8"),
         r"micro-sequences do not support sliding windows; take 1 part",
     ),
-    "attention without gradients": (("training.attention=flex",), r"'flex' has no backward pass on the CPU"),
-    "attention of another device": (("training.attention=varlen",), r"attention backend 'varlen' .*take per_document"),
-    "one process alone": (("training.shard=true",), "needs several processes; start them with torchrun"),
+    "attention without gradients": (
+        ("training.attention=flex",),
+        r"'flex' has no backward pass on the CPU",
+    ),
+    "attention of another device": (
+        ("training.attention=varlen",),
+        r"attention backend 'varlen' .*take per_document",
+    ),
+    "one process alone": (
+        ("training.shard=true",),
+        "needs several processes; start them with torchrun",
+    ),
     "a model that is not there": (("model=hf:/nowhere",), r"/nowhere"),
     "weights that are not there": (("model=from:/nowhere",), r"/nowhere"),
     "a model larger than all memory": (
         ("model.layers=1000000000",),
-        r"model: [\d,]+ parameters need [\d,.]+ GB, and there are [\d.,]+; make layers or width smaller",
+        (
+            r"model: [\d,]+ parameters need [\d,.]+ GB, and there are [\d.,]+; make layers or "
+            r"width smaller"
+        ),
     ),
     "a step larger than all memory": (
         ("data.loader.rows_per_step=16777216", "data.loader.sequence_length=67108864"),
-        r"data.loader: a step of 16,777,216 rows of 67,108,864 slots need .* GB, .*lower rows_per_step",
+        (
+            r"data.loader: a step of 16,777,216 rows of 67,108,864 slots need .* GB, .*lower "
+            r"rows_per_step"
+        ),
     ),
-    "LoRA of nothing": (("training.lora={{targets: [zzz]}}",), r"lora.targets \['zzz'\] match no matrix of the model"),
-    "tensors of nothing": (("training.tensor_logs.patterns=[zzz]",), r"tensor_logs.patterns: 'zzz' fits no tensor"),
+    "LoRA of nothing": (
+        ("training.lora={{targets: [zzz]}}",),
+        r"lora.targets \['zzz'\] match no matrix of the model",
+    ),
+    "tensors of nothing": (
+        ("training.tensor_logs.patterns=[zzz]",),
+        r"tensor_logs.patterns: 'zzz' fits no tensor",
+    ),
     "no end": (("training.steps=null",), r"training.steps is missing"),
     "a warm-up longer than the data": (
-        ("training.steps=null", "data.sources.0.max_epochs=1", "training.schedule.warmup_steps=100000"),
-        r"training.schedule.warmup_steps is 100000, and the run has \d+ steps; lower it, or leave it out",
+        (
+            "training.steps=null",
+            "data.sources.0.max_epochs=1",
+            "training.schedule.warmup_steps=100000",
+        ),
+        (
+            r"training.schedule.warmup_steps is 100000, and the run has \d+ steps; lower it, or "
+            r"leave it out"
+        ),
     ),
     "a teacher that is not there": (("teacher={{teachers: [{{model: /nowhere}}]}}",), r"/nowhere"),
     "held-out data that is not there": (
@@ -83,8 +131,14 @@ FAULTS = {
         r"evaluator 'a': /nowhere: nothing there",
     ),
     "an evaluator's prefixes": (
-        ("model.sliding_window=8", "training.evaluators={{a: {{data: '{data}/data/train', objective: %s}}}}"),
-        r"evaluator 'a': source 'held out': objective 'denoise' makes bidirectional prefixes.*cannot honour them",
+        (
+            "model.sliding_window=8",
+            "training.evaluators={{a: {{data: '{data}/data/train', objective: %s}}}}",
+        ),
+        (
+            r"evaluator 'a': source 'held out': objective 'denoise' makes bidirectional "
+            r"prefixes.*cannot honour them"
+        ),
     ),
     "an evaluator's task that is not there": (
         ("training.evaluators={{a: {{kind: task, task: {{name: mmlu, data: /nowhere}}}}}}",),
@@ -107,7 +161,8 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
 def test_both_refuse_with_the_same_words(data, tmp_path, name):
     assignments, message = FAULTS[name]
     filled = [
-        text.replace("%s", PREFIXES.replace("{", "{{").replace("}", "}}")).format(data=data) for text in assignments
+        text.replace("%s", PREFIXES.replace("{", "{{").replace("}", "}}")).format(data=data)
+        for text in assignments
     ]
     told = []
     for dry_run in (True, False):
@@ -124,7 +179,9 @@ def test_a_package_that_is_missing(data, tmp_path, monkeypatch, name):
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda asked: None)
     setting = "training.tensorboard=true" if name == "tensorboard" else "training.wandb=mine"
     for dry_run in (True, False):
-        with pytest.raises(MissingExtraError, match=rf"{name} is not installed; .*penstock\[{name}\]"):
+        with pytest.raises(
+            MissingExtraError, match=rf"{name} is not installed; .*penstock\[{name}\]"
+        ):
             make(data, tmp_path / "run", setting, dry_run=dry_run)
     assert list(tmp_path.iterdir()) == []
 
@@ -137,8 +194,14 @@ def test_the_sandbox_is_asked_for_before_teachers_are_opened(data, tmp_path, mon
         raise ConfigError("there is no sandbox here")
 
     monkeypatch.setattr("penstock.learn.evaluation.code.Sandbox", refuse)
-    monkeypatch.setattr("penstock.use.config.teachers.open_teachers", lambda *_: pytest.fail("the teachers are opened"))
-    look = f"training.evaluators={{a: {{kind: task, task: {{name: humaneval, data: '{tmp_path}/problems.jsonl'}}}}}}"
+    monkeypatch.setattr(
+        "penstock.use.config.teachers.open_teachers",
+        lambda *_: pytest.fail("the teachers are opened"),
+    )
+    look = (
+        "training.evaluators={a: {kind: task, task: {name: humaneval, data: "
+        f"'{tmp_path}/problems.jsonl'}}}}}}"
+    )
     with pytest.raises(ConfigError, match="there is no sandbox here"):
         make(data, tmp_path / "run", look, "teacher={teachers: [{model: big}]}", dry_run=True)
 
@@ -197,7 +260,9 @@ def test_a_checkpoint_that_does_not_fit(data, tmp_path):
 
 
 def test_a_dry_run_of_what_fits_writes_nothing(data, tmp_path):
-    """Neither into a new folder nor into one to resume, of which something is missing and whose settings change."""
+    """Neither into a new folder nor into one to resume, of which something is missing and whose
+    settings change.
+    """
     assert make(data, tmp_path / "new", dry_run=True).loader.step == 0
     assert list(tmp_path.iterdir()) == []
     train(data, tmp_path / "run", until=3)

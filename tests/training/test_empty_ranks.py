@@ -1,6 +1,8 @@
-"""A rank without targets breaks no collective and changes no loss: every loss, copied and sharded, against one process.
+"""A rank without targets breaks no collective and changes no loss: every loss, copied and sharded,
+against one process.
 
-In turn rank 1, rank 0 and both are without a target in a step, in whole steps and in parts of accumulated ones.
+In turn rank 1, rank 0 and both are without a target in a step, in whole steps and in parts of
+accumulated ones.
 """
 
 from pathlib import Path
@@ -31,7 +33,9 @@ def data(tmp_path_factory):
 def compare(data: Path, folder: Path, names: list[str]) -> None:
     script = Path(__file__).with_name("empty_rank_runs.py")
     ended = run_ranks(script, [data, folder, *names], 2, folder)
-    assert [status for status, _, _ in ended] == [0, 0], "\n".join(err[-3000:] for _, _, err in ended)
+    assert [status for status, _, _ in ended] == [0, 0], "\n".join(
+        err[-3000:] for _, _, err in ended
+    )
     for name in names:
         expected = run_case(name, data, folder / f"{name} alone".replace(":", ""))
         weights = weights_of(folder / f"{name} alone".replace(":", ""))
@@ -54,7 +58,11 @@ def check(where, found, expected):
             if "second" in figure:
                 continue
             np.testing.assert_allclose(
-                mine[figure], theirs[figure], rtol=2e-4, atol=1e-6, err_msg=f"{where}, {figure} of step {mine['step']}"
+                mine[figure],
+                theirs[figure],
+                rtol=2e-4,
+                atol=1e-6,
+                err_msg=f"{where}, {figure} of step {mine['step']}",
             )
 
 
@@ -66,7 +74,9 @@ OTHERS = [name for name in CASES if name not in USUAL]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [OTHERS[at : at + AT_ONCE] for at in range(0, len(OTHERS), AT_ONCE)])
+@pytest.mark.parametrize(
+    "names", [OTHERS[at : at + AT_ONCE] for at in range(0, len(OTHERS), AT_ONCE)]
+)
 def test_every_loss(data, tmp_path, names):
     compare(data, tmp_path, names)
 
@@ -75,7 +85,9 @@ def test_a_step_without_a_target_is_said_once(data, tmp_path, capsys):
     run_case("untied", data, tmp_path / "run", progress=True)
     said = [line for line in capsys.readouterr().err.splitlines() if "on any rank" in line]
     assert len(said) == 1
-    assert said[0].startswith("penstock: step 3 has no target on any rank: its loss is 0, and only momentum")
+    assert said[0].startswith(
+        "penstock: step 3 has no target on any rank: its loss is 0, and only momentum"
+    )
 
 
 def test_steps_are_what_they_say(data):
@@ -85,6 +97,10 @@ def test_steps_are_what_they_say(data):
     for kind in ("documents", "answers"):
         source = ps.Source(data / kind, shuffle="none", max_epochs=1)
         needs = ps.InputRequirements(target_distances=1, loss_weights=True, trees=kind == "answers")
-        steps = ps.Loader(source, sequence_length=32, rows_per_step=ROWS, packing="none", requirements=needs)
-        found = ["".join("T" if (row.targets >= 0).any() else "U" for row in step) for step in steps]
+        steps = ps.Loader(
+            source, sequence_length=32, rows_per_step=ROWS, packing="none", requirements=needs
+        )
+        found = [
+            "".join("T" if (row.targets >= 0).any() else "U" for row in step) for step in steps
+        ]
         assert found == list(STEPS)

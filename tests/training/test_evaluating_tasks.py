@@ -22,18 +22,28 @@ LOOK = "training.evaluators={next: {kind: task, task: {name: mmlu}, every: 3}}"
 
 
 class NextWord:
-    """How likely one word is after another, and what the model writes there: scored and written, of any weights."""
+    """How likely one word is after another, and what the model writes there: scored and written, of
+    any weights.
+    """
 
     def __init__(self, settings, number=75):
         self.settings, self.number, self.asked = settings, number, []
 
     def problems(self):
-        return [Problem(name=f"word {n}", content=(WORDS[n % 15], WORDS[n % 7])) for n in range(self.number)]
+        return [
+            Problem(name=f"word {n}", content=(WORDS[n % 15], WORDS[n % 7]))
+            for n in range(self.number)
+        ]
 
     def answer(self, subject, problems):
         self.asked += [problem.name for problem in problems]
-        pairs = [subject.continuation(one, f" {other}") for one, other in (problem.content for problem in problems)]
-        for problem, scored in reversed([*zip(problems, subject.log_likelihoods(pairs), strict=True)]):
+        pairs = [
+            subject.continuation(one, f" {other}")
+            for one, other in (problem.content for problem in problems)
+        ]
+        for problem, scored in reversed(
+            [*zip(problems, subject.log_likelihoods(pairs), strict=True)]
+        ):
             score = math.exp(scored.log_probability)
             yield Answer(problem=problem.name, score=score, weight=1.0 + len(problem.content[0]))
 
@@ -71,7 +81,10 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path, task):
     assert torch.equal(torch.get_rng_state(), state[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == state[1:]
     assert trainer.loader.state_dict() == place
-    assert all(torch.equal(p, w) and p.grad is None for p, w in zip(trainer.model.parameters(), weights, strict=True))
+    assert all(
+        torch.equal(p, w) and p.grad is None
+        for p, w in zip(trainer.model.parameters(), weights, strict=True)
+    )
 
 
 def test_the_score_is_that_of_all_answers(data, tmp_path, task):
@@ -98,14 +111,18 @@ def test_it_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path, task):
 
 
 def test_a_single_problem_has_no_standard_error(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 1))
+    monkeypatch.setattr(
+        "penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 1)
+    )
     trainer = make(data, tmp_path / "run", LOOK)
     [(_, look)] = trainer._evaluators.values()
     assert [*look(trainer.model)] == ["score"]
 
 
 def test_no_problems_are_told_before_training(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 0))
+    monkeypatch.setattr(
+        "penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 0)
+    )
     with pytest.raises(ConfigError, match=r"evaluator.*'next'.*problems"):
         make(data, tmp_path / "run", LOOK)
 
@@ -117,7 +134,10 @@ def test_no_problems_are_told_before_training(data, tmp_path, monkeypatch):
         ("{a: {data: x, task: {name: mmlu}}}", "kind task and the key task"),
         ("{a: {kind: task, task: {name: mmlu, limt: 3}}}", "did you mean 'limit'"),
         ("{a: {kind: task, task: {name: nothing}}}", "no task 'nothing'"),
-        ("{a: {kind: task, task: {name: mmlu, chat: true}}}", "evaluator 'a': no source is of chats"),
+        (
+            "{a: {kind: task, task: {name: mmlu, chat: true}}}",
+            "evaluator 'a': no source is of chats",
+        ),
     ],
 )
 def test_what_cannot_be_given_is_refused_before_training(data, tmp_path, look, message):
@@ -130,11 +150,16 @@ def test_a_first_source_without_tokenizer_is_refused(data, tmp_path):
     trainer = make(data, tmp_path / "run")
     settings = EvaluatorSettings(kind="task", task=TaskSettings(name="mmlu"))
     with pytest.raises(ConfigError, match="stores no tokenizer"):
-        make_evaluators({"a": settings}, [SimpleNamespace()], 64, trainer.model, Ranks(torch.device("cpu")))
+        make_evaluators(
+            {"a": settings}, [SimpleNamespace()], 64, trainer.model, Ranks(torch.device("cpu"))
+        )
 
 
 def test_sharded_models_write_no_answers():
-    looks = {name: EvaluatorSettings(kind="task", task=TaskSettings(name=name)) for name in ("mmlu", "gsm8k")}
+    looks = {
+        name: EvaluatorSettings(kind="task", task=TaskSettings(name=name))
+        for name in ("mmlu", "gsm8k")
+    }
     assert TrainSettings(shard=True, evaluators={"a": looks["mmlu"]})
     with pytest.raises(ConfigError, match=r"training.shard.*evaluators.*together"):
         TrainSettings(shard=True, evaluators={"a": looks["gsm8k"]})
@@ -163,7 +188,7 @@ SCRIPT = """
             print(json.dumps([name, look(trainer.model, stop), sorted(asked[name].asked), len(stops)]), flush=True)
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -173,7 +198,9 @@ def test_ranks_share_the_problems(data, tmp_path, task):
     [(_, look)] = trainer._evaluators.values()
     due = look(trainer.model)
     ended = on_two_processes(tmp_path / "script.py", SCRIPT, data, tmp_path)
-    (copied, sharded), others = ([json.loads(line) for line in out.splitlines()[-2:]] for out, _ in ended)
+    (copied, sharded), others = (
+        [json.loads(line) for line in out.splitlines()[-2:]] for out, _ in ended
+    )
     assert copied[:2] == others[0][:2]
     assert sharded == others[1]
     for found in (copied, sharded):

@@ -1,4 +1,6 @@
-"""Under torchrun an error is printed once, with its cause and rank, and torchrun's summary names it."""
+"""Under torchrun an error is printed once, with its cause and rank, and torchrun's summary names
+it.
+"""
 
 import re
 import textwrap
@@ -38,7 +40,7 @@ SCRIPT = """
         ps.train(model, loader, steps=3, warmup_steps=0, output=sys.argv[2], progress=False)
 
     main()
-"""
+"""  # noqa: E501
 
 
 def torchrun(*words, **environment):
@@ -52,8 +54,21 @@ def torchrun(*words, **environment):
 
 def told(text):
     """What penstock printed as an error."""
-    notices = ("learning_rate", "model:", "ranks compute", "compiling", "parameters", "weights, ", "rows:", "steps:",
-               "documents of", "ranks:", "bits:", "reference", "warning")  # fmt: skip
+    notices = (
+        "learning_rate",
+        "model:",
+        "ranks compute",
+        "compiling",
+        "parameters",
+        "weights, ",
+        "rows:",
+        "steps:",
+        "documents of",
+        "ranks:",
+        "bits:",
+        "reference",
+        "warning",
+    )
     lines = re.findall(r"^penstock: (.*)$", text, re.MULTILINE)
     return [line for line in lines if not line.startswith(notices)]
 
@@ -71,7 +86,9 @@ def tracebacks(text):
 @pytest.mark.slow
 def test_an_error_of_all_ranks_is_printed_once(data, tmp_path):
     uneven = "data.loader.rows_per_step=3"
-    found = torchrun("-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven)
+    found = torchrun(
+        "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven
+    )
     (line,) = told(found)
     assert "does not divide among 2 ranks" in line
     assert re.search(r"rank      : [01] .*\n.*exitcode  : 1 ", summary(found))
@@ -92,7 +109,14 @@ def test_an_error_of_all_ranks_is_printed_once(data, tmp_path):
 def test_the_rank_that_knows_the_cause_prints_it(data, tmp_path, mode, who, line):
     own = tmp_path / "own.py"
     own.write_text(textwrap.dedent(OWN))
-    words = ("train", data / "run.yaml", "-o", tmp_path / "run", "--set", f"training.on_step={own}:on_step")
+    words = (
+        "train",
+        data / "run.yaml",
+        "-o",
+        tmp_path / "run",
+        "--set",
+        f"training.on_step={own}:on_step",
+    )
     found = torchrun("-m", "penstock", *words, MODE=mode, WHO=who)
     assert told(found) == [line]
     assert "closed by peer" not in found
@@ -106,7 +130,14 @@ def test_a_rank_that_is_killed(data, tmp_path):
     """It cannot say why; torchrun does, and the others print at most what they saw."""
     own = tmp_path / "own.py"
     own.write_text(textwrap.dedent(OWN))
-    words = ("train", data / "run.yaml", "-o", tmp_path / "run", "--set", f"training.on_step={own}:on_step")
+    words = (
+        "train",
+        data / "run.yaml",
+        "-o",
+        tmp_path / "run",
+        "--set",
+        f"training.on_step={own}:on_step",
+    )
     found = torchrun("-m", "penstock", *words, MODE="killed", WHO="1")
     assert told(found) == []
     assert "rank      : 1 " in summary(found)
@@ -119,7 +150,9 @@ def test_a_python_program(data, tmp_path):
     script.write_text(textwrap.dedent(SCRIPT))
     found = torchrun(script, data / "data" / "train", tmp_path / "run")
     (line,) = told(found)
-    assert line.startswith("rank 1 does not train what rank 0 trains: seed is 0 on rank 0, 1 on rank 1")
+    assert line.startswith(
+        "rank 1 does not train what rank 0 trains: seed is 0 on rank 0, 1 on rank 1"
+    )
     assert "seed is 0 on rank 0, 1 on rank 1" in summary(found)
 
 
@@ -133,7 +166,12 @@ def reported():
     ("error", "expected"),
     [
         (reported(), True),
-        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4"), True),
+        (
+            RuntimeError(
+                "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4"
+            ),
+            True,
+        ),
         (RuntimeError("NCCL error: remote process exited or there was a network error"), True),
         (ConnectionResetError(104, "Connection reset by peer"), True),
         (RuntimeError("CUDA out of memory"), False),

@@ -1,4 +1,6 @@
-"""Runs with a batch ramp, with more epochs than at first, and from another run, killed and resumed."""
+"""Runs with a batch ramp, with more epochs than at first, and from another run, killed and
+resumed.
+"""
 
 import json
 import os
@@ -21,7 +23,13 @@ EPOCHS = "data.sources.0.max_epochs="
 
 
 def open_steps(data, **more):
-    loader = ps.Loader(ps.Source(data / "data" / "train", max_epochs=1), sequence_length=64, seed=1, threads=0, **more)
+    loader = ps.Loader(
+        ps.Source(data / "data" / "train", max_epochs=1),
+        sequence_length=64,
+        seed=1,
+        threads=0,
+        **more,
+    )
     return list(loader)
 
 
@@ -32,16 +40,22 @@ def test_steps_of_a_ramp_have_its_rows(data, tmp_path):
     assert values(records, "tokens") == totals
     assert [len(step) for step in steps] == [2] * 4 + [6] * 5 + [4] * 3
     # The learning rate is a function of steps.
-    assert values(records, "learning_rate") == values(train(data, tmp_path / "constant"), "learning_rate")
+    assert values(records, "learning_rate") == values(
+        train(data, tmp_path / "constant"), "learning_rate"
+    )
 
 
 def test_a_ramp_is_resumed_at_any_step(data, tmp_path):
     due = losses(train(data, tmp_path / "whole", RAMP, "training.checkpoints.every=1"))
     for until in (4, 5, 6, 10):
         train(data, tmp_path / str(until), RAMP, "training.checkpoints.every=1", until=until)
-        found = train(data, tmp_path / str(until), RAMP, "training.checkpoints.every=1", resume=True)
+        found = train(
+            data, tmp_path / str(until), RAMP, "training.checkpoints.every=1", resume=True
+        )
         assert losses(found) == due
-    with pytest.raises(StateError, match=r"rows_per_step was \[\[0, 2\], \[4, 6\], \[9, 4\]\], is 4"):
+    with pytest.raises(
+        StateError, match=r"rows_per_step was \[\[0, 2\], \[4, 6\], \[9, 4\]\], is 4"
+    ):
         make(data, tmp_path / "whole", resume=True)
 
 
@@ -61,12 +75,16 @@ def test_a_ramp_in_passes_of_several_rows(data, tmp_path):
 
 @pytest.mark.parametrize("steps", ["training.steps=null", "training.steps=12"])
 def test_more_epochs_of_a_run_under_way(data, tmp_path, steps):
-    """No row before changes, and the run goes on as one that had them from the start; but for a rate that decays."""
+    """No row before changes, and the run goes on as one that had them from the start; but for a
+    rate that decays.
+    """
     constant = "training.schedule.shape=constant"
     due = train(data, tmp_path / "whole", EPOCHS + "2", steps, constant)
     train(data, tmp_path / "run", EPOCHS + "1", steps, constant, until=7)
     said = []
-    found = train(data, tmp_path / "run", EPOCHS + "2", steps, constant, resume=True, say=said.append)
+    found = train(
+        data, tmp_path / "run", EPOCHS + "2", steps, constant, resume=True, say=said.append
+    )
     assert losses(found) == losses(due)
     assert "max_epochs of source 'train' was 1, is 2" in said
     assert "resumed with data.sources.0.max_epochs: 2; it was 1" in said
@@ -76,7 +94,9 @@ def test_more_epochs_after_the_end(data, tmp_path):
     first = train(data, tmp_path / "run", EPOCHS + "1", "training.steps=null")
     ended = [record["step"] for record in first]
     said = []
-    second = train(data, tmp_path / "run", EPOCHS + "2", "training.steps=null", resume=True, say=said.append)
+    second = train(
+        data, tmp_path / "run", EPOCHS + "2", "training.steps=null", resume=True, say=said.append
+    )
     assert "max_epochs of source 'train' was 1, is 2: goes on after the end, in new rows" in said
     assert second[: len(first)] == first
     assert [record["step"] for record in second] == list(range(1, len(second) + 1))
@@ -111,18 +131,36 @@ def kill(model, step, record):
 
 @pytest.mark.slow
 def test_killed_by_the_system(data, tmp_path):
-    """From another run, with a ramp, by the command line: killed twice, and the losses are those of a whole run."""
+    """From another run, with a ramp, by the command line: killed twice, and the losses are those of
+    a whole run.
+    """
     (tmp_path / "killing.py").write_text(KILL)
     train(data, tmp_path / "a", RAMP, until=5)
 
     def run(output, kill_at, *more):
-        options = [RAMP, f"training.on_step={tmp_path}/killing.py:kill", "training.checkpoints.every=1"]
-        words = [sys.executable, "-m", "penstock", "train", str(data / "run.yaml"), "-o", str(tmp_path / output)]
+        options = [
+            RAMP,
+            f"training.on_step={tmp_path}/killing.py:kill",
+            "training.checkpoints.every=1",
+        ]
+        words = [
+            sys.executable,
+            "-m",
+            "penstock",
+            "train",
+            str(data / "run.yaml"),
+            "-o",
+            str(tmp_path / output),
+        ]
         words += [*more, *(word for option in options for word in ("--set", option))]
         return subprocess.run(
-            words, env={**child_environment(), "KILL_AT": str(kill_at)}, capture_output=True, text=True,
-            timeout=PATIENCE_SECONDS, check=False,
-        )  # fmt: skip
+            words,
+            env={**child_environment(), "KILL_AT": str(kill_at)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
 
     start = ("--continue-from", str(tmp_path / "a"))
     assert run("whole", 0, *start).returncode == 0
@@ -154,4 +192,9 @@ def test_a_plan_begins_where_the_run_does(data, tmp_path, capsys):
 
 def test_ranks_must_divide_every_step_of_a_ramp(data):
     with pytest.raises(ConfigError, match=r"6.*divide.*among.*4.*ranks"):
-        ps.Loader(data / "data" / "train", sequence_length=64, rows_per_step={0: 4, 9: 6}, data_parallel=(0, 4))
+        ps.Loader(
+            data / "data" / "train",
+            sequence_length=64,
+            rows_per_step={0: 4, 9: 6},
+            data_parallel=(0, 4),
+        )

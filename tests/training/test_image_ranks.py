@@ -1,4 +1,6 @@
-"""Images on two processes by gloo, copied and sharded (FSDP2): the losses of one, also where a rank has no images."""
+"""Images on two processes by gloo, copied and sharded (FSDP2): the losses of one, also where a rank
+has no images.
+"""
 
 from itertools import islice
 
@@ -64,7 +66,9 @@ def case(request, tmp_path):
     (tmp_path / "processor").mkdir()
     made = PatchProcessor(tokenizer, image_size=32, patch=8)
     made.save(tmp_path / "processor")
-    vision = f"{{image_token: {made.slot_id}, image_size: 32, patch: 8, layers: 2, width: 32, heads: 2}}"
+    vision = (
+        f"{{image_token: {made.slot_id}, image_size: 32, patch: 8, layers: 2, width: 32, heads: 2}}"
+    )
     described = f"{{layers: 2, width: 32, heads: 2, vision: {vision}}}"
     return family, prepare(raw, tmp_path / "processor", tmp_path / "data"), described
 
@@ -80,8 +84,14 @@ def test_two_processes_train_as_one(tmp_path, case):
     train(tmp_path, tmp_path / "one then copied", until=2)
     on_two_processes(tmp_path / "script.py", SCRIPT, tmp_path, tmp_path, family)
     due = read_metrics(tmp_path / "one")
-    names = ["copied", "one then copied", *(["sharded", "sharded then copied"] if family == "own" else [])]
+    names = [
+        "copied",
+        "one then copied",
+        *(["sharded", "sharded then copied"] if family == "own" else []),
+    ]
     for name in names:
         found = read_metrics(tmp_path / name)
         for what in ("loss", "gradient_norm"):
-            np.testing.assert_allclose(values(found, what), values(due, what), rtol=2e-4, err_msg=name)
+            np.testing.assert_allclose(
+                values(found, what), values(due, what), rtol=2e-4, err_msg=name
+            )

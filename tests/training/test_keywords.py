@@ -1,4 +1,6 @@
-"""Keyword arguments are the settings of the classes: names, types, and what is said of a name that is wrong."""
+"""Keyword arguments are the settings of the classes: names, types, and what is said of a name that
+is wrong.
+"""
 
 import re
 import types
@@ -27,19 +29,34 @@ def members(hint):
 
 
 def is_same(found, expected):
-    """The same type; of a class of settings also a mapping of its values, or the name that it has in one word."""
+    """The same type; of a class of settings also a mapping of its values, or the name that it has
+    in one word.
+    """
     if found == expected:
         return True
     inner = {one for one in members(expected) if is_dataclass(one)}
     words = {one for one in members(found) - members(expected) if get_origin(one) is Literal}
-    main = {get_type_hints(one)[name] for one in inner for name in ("kind", "shape") if name in get_type_hints(one)}
-    return bool(inner) and members(found) - members(expected) - words == {keywords.Values} and words <= main
+    main = {
+        get_type_hints(one)[name]
+        for one in inner
+        for name in ("kind", "shape")
+        if name in get_type_hints(one)
+    }
+    return (
+        bool(inner)
+        and members(found) - members(expected) - words == {keywords.Values}
+        and words <= main
+    )
 
 
 def settings_of(*classes, without=()):
     hints = {}
     for one in classes:
-        new = {field.name: get_type_hints(one)[field.name] for field in fields(one) if field.name not in without}
+        new = {
+            field.name: get_type_hints(one)[field.name]
+            for field in fields(one)
+            if field.name not in without
+        }
         assert not new.keys() & hints.keys(), "a name means two things"
         hints |= new
     return hints
@@ -67,7 +84,9 @@ CASES = {
 def test_keywords_are_the_settings(name):
     found, expected = get_type_hints(CASES[name][0]), CASES[name][1]
     assert found.keys() == expected.keys()
-    assert [one for one in found if one not in WIDER and not is_same(found[one], expected[one])] == []
+    assert [
+        one for one in found if one not in WIDER and not is_same(found[one], expected[one])
+    ] == []
 
 
 def test_names_of_sections_that_are_given_directly_mean_one_thing():
@@ -88,10 +107,16 @@ def test_names_of_sections_that_are_given_directly_mean_one_thing():
         ({"output_dir": "x"}, "did you mean output?"),
         ({"qqq": 1}, "known: attention, betas"),
         ({"optimizer": "sgd"}, "training.optimizer.kind: found 'sgd', expected 'adamw' or 'muon'"),
-        ({"optimizer": {"lr": 1}}, "training.optimizer.lr: unknown key; did you mean training.optimizer.learning"),
+        (
+            {"optimizer": {"lr": 1}},
+            "training.optimizer.lr: unknown key; did you mean training.optimizer.learning",
+        ),
         ({"steps": "many"}, "training.steps: found 'many', expected a whole number"),
         ({"learning_rate": -1.0}, "optimizer.learning_rate must be above 0"),
-        ({"evaluators": {"a": {"kidn": "loss"}}}, "training.evaluators.a.kidn: unknown key; did you mean 'kind'?"),
+        (
+            {"evaluators": {"a": {"kidn": "loss"}}},
+            "training.evaluators.a.kidn: unknown key; did you mean 'kind'?",
+        ),
     ],
 )
 def test_wrong_arguments_of_train(data, tmp_path, given, said):

@@ -1,4 +1,6 @@
-"""Checkpoints of LoRA: small, next to one base that must not change; and the adapter that is exported."""
+"""Checkpoints of LoRA: small, next to one base that must not change; and the adapter that is
+exported.
+"""
 
 import json
 import shutil
@@ -37,7 +39,10 @@ def newest(run):
 
 def test_checkpoints_hold_the_lora_and_the_checksum_of_its_base(tuned):
     for folder in (tuned.path / "checkpoints").iterdir():
-        assert sorted(path.name for path in (folder / "model").iterdir()) == ["lora.safetensors", "model.json"]
+        assert sorted(path.name for path in (folder / "model").iterdir()) == [
+            "lora.safetensors",
+            "model.json",
+        ]
     described = json.loads((newest(tuned) / "model.json").read_text())
     manifest = json.loads((tuned.path / "base" / "manifest.json").read_text())
     assert described["base"] == {"folder": "../../../base", "checksum": manifest["checksum"]}
@@ -61,7 +66,9 @@ def test_a_run_goes_on_without_the_model_it_began_with(data, first, tuned, tmp_p
 
 
 def _first_lora(folder):
-    return next(weight for name, weight in ps.load_model(folder).named_parameters() if ".lora_B" in name)
+    return next(
+        weight for name, weight in ps.load_model(folder).named_parameters() if ".lora_B" in name
+    )
 
 
 def test_another_base_is_refused(data, tuned, tmp_path):
@@ -94,7 +101,9 @@ def test_models_of_transformers(data, tmp_path, tied):
     assert not (tmp_path / "out" / "base").exists()
     with pytest.raises(KilledError, match="after step"):
         start(data, tmp_path / "cut", **settings, on_step=KillAfter(3))
-    assert losses(start(data, tmp_path / "cut", **settings, resume=True).metrics) == losses(run.metrics)
+    assert losses(start(data, tmp_path / "cut", **settings, resume=True).metrics) == losses(
+        run.metrics
+    )
     inner.model.norm.weight.data[3] += 1
     inner.save_pretrained(tmp_path / "base")
     with pytest.raises(StateError, match=r"weights.*changed"):
@@ -118,7 +127,9 @@ def test_a_model_that_trains_more_than_lora_is_kept_whole(data, tmp_path):
     assert losses(tune(tmp_path / "run", resume=True).metrics) == losses(whole.metrics)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks for it
 def test_the_adapter_is_exported(tuned, data, tmp_path):
     """By Python and by the command; peft puts it onto its base."""
     import peft
@@ -126,18 +137,24 @@ def test_the_adapter_is_exported(tuned, data, tmp_path):
 
     found = tuned.export(tmp_path / "out", adapter=True)
     assert found.base == str(tmp_path / "out" / "base")
-    assert found.parameters == sum(w.numel() for n, w in ps.load_model(tuned.path).named_parameters() if ".lora_" in n)
+    assert found.parameters == sum(
+        w.numel() for n, w in ps.load_model(tuned.path).named_parameters() if ".lora_" in n
+    )
     tuned.export(tmp_path / "merged")
     tokens = torch.arange(3, 20)[None]
     base = transformers.AutoModelForCausalLM.from_pretrained(found.base)
     with torch.no_grad():
         plain = base(tokens).logits
-        wanted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(tokens).logits
+        wanted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(
+            tokens
+        ).logits
         logits = peft.PeftModel.from_pretrained(base, tmp_path / "out")(tokens).logits
     torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-4)
     assert (wanted - plain).abs().max() > 1e-3
     assert (tmp_path / "out" / "tokenizer.json").is_file()
-    shown = call_penstock("export", tuned.path, "--adapter", "--output", tmp_path / "out", "--overwrite")
+    shown = call_penstock(
+        "export", tuned.path, "--adapter", "--output", tmp_path / "out", "--overwrite"
+    )
     assert shown.exit_code == 0
     whole = start(data, tmp_path / "whole", steps=2, warmup_steps=1)
     with pytest.raises(ConfigError, match=r"trained.*LoRA.*adapter.*without.*adapter"):

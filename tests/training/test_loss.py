@@ -22,12 +22,16 @@ def plain(logits, targets, weights, scale, z_loss) -> Tensor:
 
 
 class Head(nn.Module):
-    """A head with more to it than a matrix: a bias, and logits squashed by a tanh, whose backward needs its output."""
+    """A head with more to it than a matrix: a bias, and logits squashed by a tanh, whose backward
+    needs its output.
+    """
 
     def __init__(self, vocab: int = VOCAB, width: int = WIDTH, seed: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.weight = nn.Parameter(torch.randn(vocab, width, generator=generator, dtype=torch.float64))
+        self.weight = nn.Parameter(
+            torch.randn(vocab, width, generator=generator, dtype=torch.float64)
+        )
         self.bias = nn.Parameter(torch.randn(vocab, generator=generator, dtype=torch.float64))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -42,16 +46,27 @@ def inputs(n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @settings(deadline=None, max_examples=40)
-@given(n=st.integers(1, 20), chunk=st.integers(1, 25), z_loss=st.sampled_from([0.0, 0.3]), seed=st.integers(0, 99))
+@given(
+    n=st.integers(1, 20),
+    chunk=st.integers(1, 25),
+    z_loss=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 99),
+)
 def test_value_and_gradients_are_those_of_the_plain_formula(n, chunk, z_loss, seed):
     hidden, targets, weights = inputs(n, seed)
     head = Head(seed=seed)
     due = plain(head(hidden), targets, weights, 0.7, z_loss)
     expected = torch.autograd.grad(3 * due, [hidden, head.weight, head.bias])
-    got, entropy = chunked_cross_entropy(head, hidden, targets, weights, scale=0.7, z_loss=z_loss, chunk=chunk)
+    got, entropy = chunked_cross_entropy(
+        head, hidden, targets, weights, scale=0.7, z_loss=z_loss, chunk=chunk
+    )
     torch.testing.assert_close(got, due, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(entropy, plain(head(hidden), targets, weights, 1, 0).detach(), rtol=1e-12, atol=1e-12)
-    for mine, its in zip(torch.autograd.grad(3 * got, [hidden, head.weight, head.bias]), expected, strict=True):
+    torch.testing.assert_close(
+        entropy, plain(head(hidden), targets, weights, 1, 0).detach(), rtol=1e-12, atol=1e-12
+    )
+    for mine, its in zip(
+        torch.autograd.grad(3 * got, [hidden, head.weight, head.bias]), expected, strict=True
+    ):
         torch.testing.assert_close(mine, its, rtol=1e-11, atol=1e-12)
 
 
@@ -63,7 +78,9 @@ def test_gradcheck():
         def logits(states):
             return 5 * torch.tanh(nn.functional.linear(states, weight, bias) / 5)
 
-        return chunked_cross_entropy(logits, hidden, targets, weights, scale=0.7, z_loss=0.1, chunk=3)[0]
+        return chunked_cross_entropy(
+            logits, hidden, targets, weights, scale=0.7, z_loss=0.1, chunk=3
+        )[0]
 
     assert torch.autograd.gradcheck(of, (hidden, head.weight, head.bias))
 
@@ -75,7 +92,9 @@ def test_only_one_of_head_and_hidden_states_learns(frozen):
     (head if frozen == "head" else hidden).requires_grad_(False)
     leaves = [p for p in (hidden, *head.parameters()) if p.requires_grad]
     expected = torch.autograd.grad(plain(head(hidden), targets, weights, 1, 0), leaves)
-    got = torch.autograd.grad(chunked_cross_entropy(head, hidden, targets, weights, chunk=4)[0], leaves)
+    got = torch.autograd.grad(
+        chunked_cross_entropy(head, hidden, targets, weights, chunk=4)[0], leaves
+    )
     for mine, its in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-11, atol=1e-12)
 
@@ -108,7 +127,9 @@ def test_half_precision_head_under_autocast_stays_near(dtype):
 def row(distances: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states, targets and weights of a row, half of it without targets."""
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(distances, tokens, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(
+        distances, tokens, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True
+    )
     targets = torch.randint(VOCAB, (distances, tokens), generator=generator)
     weights = torch.rand(distances, tokens, generator=generator, dtype=torch.float64)
     nothing = torch.rand(distances, tokens, generator=generator) < 0.5
@@ -118,14 +139,19 @@ def row(distances: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Ten
 def test_distances_are_weighted_and_divided_each_by_its_own():
     hidden, targets, weights = row(2, 30)
     head = Head()
-    got = hidden_loss(head, hidden, targets, weights, (4.0, 3.0), distance_weights=(1.0, 0.3), z_loss=0.1, chunk=7)
+    got = hidden_loss(
+        head, hidden, targets, weights, (4.0, 3.0), distance_weights=(1.0, 0.3), z_loss=0.1, chunk=7
+    )
     due = sum(
         plain(head(hidden[d]), targets[d].clamp(0), weights[d], w / n, 0.1)
         for d, (w, n) in enumerate([(1.0, 4.0), (0.3, 3.0)])
     )
     torch.testing.assert_close(got.loss, due, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
-        torch.autograd.grad(got.loss, hidden)[0], torch.autograd.grad(due, hidden)[0], rtol=1e-11, atol=1e-12
+        torch.autograd.grad(got.loss, hidden)[0],
+        torch.autograd.grad(due, hidden)[0],
+        rtol=1e-11,
+        atol=1e-12,
     )
     assert got.num_targets == int((weights > 0).sum())
     torch.testing.assert_close(got.weights, weights.sum(1))
@@ -140,26 +166,42 @@ def test_any_split_into_microbatches_adds_up_to_the_same(cuts):
     gradient = torch.autograd.grad(whole.loss, [hidden, head.weight])
     parts = [
         hidden_loss(
-            head, hidden[:, a:b], targets[:, a:b], weights[:, a:b], denominator, distance_weights=(1.0,), chunk=5
+            head,
+            hidden[:, a:b],
+            targets[:, a:b],
+            weights[:, a:b],
+            denominator,
+            distance_weights=(1.0,),
+            chunk=5,
         )
         for a, b in itertools.pairwise(cuts)
     ]
     torch.testing.assert_close(sum(p.loss for p in parts), whole.loss, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(sum(p.cross_entropy for p in parts), whole.cross_entropy, rtol=1e-12, atol=1e-12)
-    for mine, its in zip(torch.autograd.grad(sum(p.loss for p in parts), [hidden, head.weight]), gradient, strict=True):
+    torch.testing.assert_close(
+        sum(p.cross_entropy for p in parts), whole.cross_entropy, rtol=1e-12, atol=1e-12
+    )
+    for mine, its in zip(
+        torch.autograd.grad(sum(p.loss for p in parts), [hidden, head.weight]),
+        gradient,
+        strict=True,
+    ):
         torch.testing.assert_close(mine, its, rtol=1e-11, atol=1e-12)
 
 
 def test_a_row_without_targets_is_zero_and_still_goes_backward():
     hidden, targets, weights = row(1, 8)
-    got = hidden_loss(Head(), hidden, torch.full_like(targets, -100), weights * 0, 0.0, distance_weights=(1.0,))
+    got = hidden_loss(
+        Head(), hidden, torch.full_like(targets, -100), weights * 0, 0.0, distance_weights=(1.0,)
+    )
     got.loss.backward()
     assert got.loss == 0
     assert got.num_targets == 0
     assert not hidden.grad.any()
 
 
-@pytest.mark.parametrize(("denominators", "match"), [(5.0, "1 denominators"), ((0.0, 1.0), "denominator 0 is 0.0")])
+@pytest.mark.parametrize(
+    ("denominators", "match"), [(5.0, "1 denominators"), ((0.0, 1.0), "denominator 0 is 0.0")]
+)
 def test_wrong_denominators_are_refused(denominators, match):
     with pytest.raises(ConfigError, match=match):
         hidden_loss(Head(), *row(2, 8), denominators, distance_weights=(1.0, 1.0))
@@ -174,7 +216,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        found = [x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        found = [
+            x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor)
+        ]
         self.elements = max([self.elements, *found])
         return result
 
@@ -185,5 +229,7 @@ def test_the_logits_of_a_row_never_exist_at_once():
     hidden = torch.randn(tokens, WIDTH, requires_grad=True)
     with Largest() as largest:
         targets, weights = torch.randint(vocab, (tokens,)), torch.ones(tokens)
-        chunked_cross_entropy(lambda x: x @ weight.T, hidden, targets, weights, chunk=chunk)[0].backward()
+        chunked_cross_entropy(lambda x: x @ weight.T, hidden, targets, weights, chunk=chunk)[
+            0
+        ].backward()
     assert largest.elements == tokens * WIDTH

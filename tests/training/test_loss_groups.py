@@ -1,4 +1,6 @@
-"""What a step's loss is made of: by source, task and distance, against sums by hand, however the step is cut."""
+"""What a step's loss is made of: by source, task and distance, against sums by hand, however the
+step is cut.
+"""
 
 from collections import defaultdict
 
@@ -28,7 +30,9 @@ def parts(record):
 
 
 def by_hand(trainer, step):
-    """Mean nats of each source and task, position by position, with the places that `explain` tells."""
+    """Mean nats of each source and task, position by position, with the places that `explain`
+    tells.
+    """
     sums = defaultdict(lambda: [0.0, 0.0])
     with torch.no_grad():
         for number, row in enumerate(step):
@@ -38,7 +42,10 @@ def by_hand(trainer, step):
             for piece in trainer.loader.explain(step.index, number):
                 task = piece.task or "causal"
                 for slot in range(piece.begin, piece.begin + piece.num_tokens):
-                    target, weight = int(tensors.targets[0, slot]), float(tensors.loss_weights[0, slot])
+                    target, weight = (
+                        int(tensors.targets[0, slot]),
+                        float(tensors.loss_weights[0, slot]),
+                    )
                     if target != -100:
                         for name in (f"loss.source.{piece.source}", f"loss.task.{task}"):
                             sums[name][0] += weight * float(nats[slot, target])
@@ -81,7 +88,9 @@ def test_the_loss_is_that_of_before_bit_for_bit(data, tmp_path, records, monkeyp
 def test_rows_in_parts_have_the_same_parts(data, tmp_path, how):
     """Causal sources alone, as prefixes cannot be cut."""
     two = MIXED.replace("DATA", str(data / "data")).replace("{preset: ul2r, modes: null}", "causal")
-    whole, cut = (train(data, tmp_path / str(n), two, FOUR, *more) for n, more in enumerate([(), (how,)]))
+    whole, cut = (
+        train(data, tmp_path / str(n), two, FOUR, *more) for n, more in enumerate([(), (how,)])
+    )
     for one, other in zip(whole, cut, strict=True):
         assert parts(other) == pytest.approx(parts(one), rel=1e-5)
         assert set(parts(one)) == {"loss.source.web", "loss.source.held/out"}
@@ -89,7 +98,9 @@ def test_rows_in_parts_have_the_same_parts(data, tmp_path, how):
 
 def test_documents_that_see_each_other_are_still_told_apart(data, tmp_path):
     two = MIXED.replace("DATA", str(data / "data")).replace("{preset: ul2r, modes: null}", "causal")
-    trainer, twin = (make(data, tmp_path / name, two, FOUR, "data.attention=row") for name in ("run", "twin"))
+    trainer, twin = (
+        make(data, tmp_path / name, two, FOUR, "data.attention=row") for name in ("run", "twin")
+    )
     expected = by_hand(twin, next(iter(twin.loader)))
     expected.pop("loss.task.causal")
     assert parts(next(trainer.train())) == pytest.approx(expected, rel=1e-5)
@@ -106,7 +117,11 @@ def test_distances_by_hand(data, tmp_path):
             with torch.no_grad():
                 logits = twin.model.logits(twin.model(tensors)[distance - 1])
             targets = tensors.targets[distance - 1]
-            nats += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100))
+            nats += float(
+                torch.nn.functional.cross_entropy(
+                    logits, targets, reduction="sum", ignore_index=-100
+                )
+            )
             counts += int((targets != -100).sum())
         assert record[f"loss.distance.{distance}"] == pytest.approx(nats / counts, rel=1e-5)
     assert set(parts(record)) == {"loss.distance.2", "loss.distance.3"}
@@ -121,7 +136,9 @@ def test_a_teacher_keeps_its_rows(data, tmp_path):
     train(data, tmp_path / "big", "training.steps=2", "training.schedule.warmup_steps=1")
     teach = f"teacher={{teachers: [{{model: {tmp_path / 'big'}, loss: {{kind: kl}}}}]}}"
     two = MIXED.replace("DATA", str(data / "data")).replace("{preset: ul2r, modes: null}", "causal")
-    trainer, plain = (make(data, tmp_path / str(n), two, FOUR, *more) for n, more in enumerate([(teach,), ()]))
+    trainer, plain = (
+        make(data, tmp_path / str(n), two, FOUR, *more) for n, more in enumerate([(teach,), ()])
+    )
     taught = next(trainer.train())
     assert taught["chunks"] > 0
     assert parts(taught) == pytest.approx(parts(next(plain.train())), rel=1e-5)

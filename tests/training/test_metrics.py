@@ -13,9 +13,15 @@ from penstock.learn.training.metrics import Metrics, clock, evaluation_lines, no
 
 def record(step: int, **more) -> dict:
     return {
-        "step": step, "loss": 5.0 / step, "learning_rate": 1e-3, "tokens": 100 * step, "targets": 90.0 * step,
-        "seconds": 0.4, "wait_seconds": 0.1, **more,
-    }  # fmt: skip
+        "step": step,
+        "loss": 5.0 / step,
+        "learning_rate": 1e-3,
+        "tokens": 100 * step,
+        "targets": 90.0 * step,
+        "seconds": 0.4,
+        "wait_seconds": 0.1,
+        **more,
+    }
 
 
 def write(run, steps, total=10, **options) -> None:
@@ -28,8 +34,15 @@ def test_records_and_what_is_added(tmp_path, capsys):
     write(tmp_path, range(1, 4))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
-    assert lines[2] == record(3) | {"percent": 30.0, "seconds_left": 3.5, "tokens_per_second": 200.0}
-    assert "step 1/10 (10%): loss 5.0000 · rate 1.0e-03 · data 20% · 0:04 left" in capsys.readouterr().err
+    assert lines[2] == record(3) | {
+        "percent": 30.0,
+        "seconds_left": 3.5,
+        "tokens_per_second": 200.0,
+    }
+    assert (
+        "step 1/10 (10%): loss 5.0000 · rate 1.0e-03 · data 20% · 0:04 left"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_line_is_in_the_file_when_see_returns(tmp_path):
@@ -63,7 +76,12 @@ def test_every_nth_and_evaluations_and_the_last_are_kept(tmp_path, capsys):
 
 
 def test_an_evaluator_has_one_line_for_its_numbers_and_one_for_each_text() -> None:
-    shown = record(1) | {"a/loss": 1.25, "a/targets": 13002.0, "b/mean loss.source.x/y": 2, "b/sample": "two\nlines"}
+    shown = record(1) | {
+        "a/loss": 1.25,
+        "a/targets": 13002.0,
+        "b/mean loss.source.x/y": 2,
+        "b/sample": "two\nlines",
+    }
     assert evaluation_lines(shown) == [
         "a loss 1.2500 · targets 13,002",
         "b mean loss.source.x/y 2",
@@ -159,9 +177,13 @@ def test_words():
 
 def test_a_narrow_terminal_loses_what_matters_least():
     record = {
-        "loss": 3.214, "distillation": 0.42, "learning_rate": 1e-3, "tokens_per_second": 12345, "seconds": 1.0,
+        "loss": 3.214,
+        "distillation": 0.42,
+        "learning_rate": 1e-3,
+        "tokens_per_second": 12345,
+        "seconds": 1.0,
         "wait_seconds": 0.02,
-    }  # fmt: skip
+    }
     whole = "loss 3.2140 · distill 0.4200 · rate 1.0e-03 · 12.3 k tok/s · data 2%"
     assert note(record) == note(record, len(whole)) == whole
     assert note(record, len(whole) - 1) == whole.removesuffix(" · data 2%")

@@ -1,5 +1,6 @@
-"""Models that let the documents of a row see each other, in training and in what is measured meanwhile: refused in rows
-of several documents, right in rows of one."""
+"""Models that let the documents of a row see each other, in training and in what is measured
+meanwhile: refused in rows of several documents, right in rows of one.
+"""
 
 import copy
 import json
@@ -34,8 +35,13 @@ ALIBI: tuple[str, dict[str, Any]] = ("bloom", {})
 MAMBA = ("mamba", {"state_size": 4})
 RWKV = ("rwkv", {"attention_hidden_size": 32})
 ONE_STEP = ("training.steps=1", "training.schedule.warmup_steps=1")
-DYNAMIC = ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-                     "max_position_embeddings": 24})  # fmt: skip
+DYNAMIC = (
+    "llama",
+    {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        "max_position_embeddings": 24,
+    },
+)
 
 
 LONGROPE = ("llama", {"rope_parameters": {
@@ -51,7 +57,9 @@ def mixing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:
-    tiny_huggingface(kind, **{"vocab_size": 400, "max_position_embeddings": LENGTH, **extra}).save_pretrained(folder)
+    tiny_huggingface(
+        kind, **{"vocab_size": 400, "max_position_embeddings": LENGTH, **extra}
+    ).save_pretrained(folder)
     return folder
 
 
@@ -61,10 +69,16 @@ def make_folder(folder: Path, kind: str, extra: dict[str, Any]) -> Path:
     [
         (
             ALIBI,
-            r"BloomForCausalLM \(bloom, .*documents of one row see each other: logits of document \d of 3 differ",
+            (
+                r"BloomForCausalLM \(bloom, .*documents of one row see each other: logits of "
+                r"document \d of 3 differ"
+            ),
         ),
         (MAMBA, r"MambaForCausalLM \(mamba, .*packing='none'"),
-        (DYNAMIC, rf"rotary embedding \(dynamic\) changes .* more than 24 tokens, and rows have {LENGTH}"),
+        (
+            DYNAMIC,
+            rf"rotary embedding \(dynamic\) changes .* more than 24 tokens, and rows have {LENGTH}",
+        ),
     ],
     ids=["alibi", "mamba", "dynamic"],
 )
@@ -85,7 +99,9 @@ def test_documents_that_are_to_see_each_other_are_trained_as_one(data, tmp_path,
     assert row.num_documents > 1
     inner = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
-        logits = inner(input_ids=torch.as_tensor(row.tokens[: row.num_tokens].astype("int64"))[None]).logits[0]
+        logits = inner(
+            input_ids=torch.as_tensor(row.tokens[: row.num_tokens].astype("int64"))[None]
+        ).logits[0]
     targets = torch.as_tensor(row.targets[0, : row.num_tokens].astype("int64"))
     due = float(torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100))
     [record] = train(data, tmp_path / "run", *given)
@@ -117,9 +133,12 @@ def test_losses_are_those_of_one_document_at_a_time(data, tmp_path, model):
             nats += float(torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum"))
             targets += len(tokens) - 1
     look = HeldOutLoss(
-        str(data / "data" / "validation"), sequence_length=LENGTH, tokenizer=dataset.tokenizer, model=loaded,
+        str(data / "data" / "validation"),
+        sequence_length=LENGTH,
+        tokenizer=dataset.tokenizer,
+        model=loaded,
         ranks=Ranks(torch.device("cpu")),
-    )  # fmt: skip
+    )
     found = look(loaded)
     assert found["targets"] == targets
     assert math.isclose(found["loss"], nats / targets, rel_tol=1e-4)
@@ -143,26 +162,40 @@ def test_a_model_that_needs_another_way_trains_on_packed_rows(data, tmp_path, mo
         lengths = np.diff(next(iter(trainer.loader))[0].cu_seqlens)[:-1].tolist()
         batches = document_batches(np.cumsum([0, *lengths[:-1]]), np.cumsum(lengths), sum(lengths))
         share = 1 - sum(lengths) / sum(inside.size for _, inside in batches)
-        assert way.endswith(f"as a batch (the first row: {len(batches)} passes, {share:.0%} padding)")
+        assert way.endswith(
+            f"as a batch (the first row: {len(batches)} passes, {share:.0%} padding)"
+        )
     else:
         assert "passes" not in way
     [packed] = train(data, tmp_path / "run", *given)
-    tokens = sum(row.num_tokens for row in next(iter(make(data, tmp_path / "again", *given, dry_run=True).loader)))
+    tokens = sum(
+        row.num_tokens
+        for row in next(iter(make(data, tmp_path / "again", *given, dry_run=True).loader))
+    )
     assert tokens > LENGTH
     inner, nats, targets = transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), 0.0, 0
     with torch.no_grad():
         for row in next(iter(make(data, tmp_path / "third", *given, dry_run=True).loader)):
             for begin, end in pairwise(row.cu_seqlens[: row.num_documents + 1].tolist()):
-                ids, due = (torch.as_tensor(x[begin:end].astype("int64")) for x in (row.tokens, row.targets[0]))
+                ids, due = (
+                    torch.as_tensor(x[begin:end].astype("int64"))
+                    for x in (row.tokens, row.targets[0])
+                )
                 logits = inner(input_ids=ids[None], use_cache=False).logits[0]
-                nats += float(torch.nn.functional.cross_entropy(logits, due, ignore_index=-100, reduction="sum"))
+                nats += float(
+                    torch.nn.functional.cross_entropy(
+                        logits, due, ignore_index=-100, reduction="sum"
+                    )
+                )
                 targets += int((due != -100).sum())
     assert packed["loss"] == pytest.approx(nats / targets, rel=1e-4)
 
 
 @pytest.mark.usefixtures("mixing")
 def test_micro_sequences_are_parts_of_a_document(data, tmp_path):
-    """A part has a past: a model that keeps more than keys cannot be cut, nor one whose frequencies change."""
+    """A part has a past: a model that keeps more than keys cannot be cut, nor one whose frequencies
+    change.
+    """
     folder = make_folder(tmp_path / "model", *DYNAMIC)
     one = ("data.loader.packing=none", "training.micro_sequences=2", *ONE_STEP)
     with pytest.raises(IsolationError, match=r"changes.*24.*tokens"):
@@ -191,7 +224,10 @@ def test_a_teacher_is_refused_before_the_run_is_begun(data, tmp_path, dry_run, p
     """Although most rows hold no document that is too long for it."""
     told = teacher(data, tmp_path / "teacher", LONGROPE, process=process)
     error = IsolationError if process == "here" else PenstockError
-    cause = r"teacher '.*LlamaForCausalLM .*more than 24 tokens, and rows have 64.*max_tokens to 24 or less"
+    cause = (
+        r"teacher '.*LlamaForCausalLM .*more than 24 tokens, and rows have 64.*max_tokens to 24 or "
+        r"less"
+    )
     with pytest.raises(error, match=f"(?s){cause}"):
         make(data, tmp_path / "run", told, dry_run=dry_run)
     assert not (tmp_path / "run").exists()
@@ -199,8 +235,13 @@ def test_a_teacher_is_refused_before_the_run_is_begun(data, tmp_path, dry_run, p
 
 @pytest.mark.parametrize("cure", ["max_tokens", "sequence_length", "packing"])
 def test_each_cure_of_a_teacher_that_was_refused(data, tmp_path, cure):
-    told = teacher(data, tmp_path / "teacher", LONGROPE, **({"max_tokens": 24} if cure == "max_tokens" else {}))
-    change = {"sequence_length": ["data.loader.sequence_length=24"], "packing": ["data.loader.packing=none"]}
+    told = teacher(
+        data, tmp_path / "teacher", LONGROPE, **({"max_tokens": 24} if cure == "max_tokens" else {})
+    )
+    change = {
+        "sequence_length": ["data.loader.sequence_length=24"],
+        "packing": ["data.loader.packing=none"],
+    }
     assert len(train(data, tmp_path / "run", told, *change.get(cure, []))) == 12
 
 
@@ -215,7 +256,10 @@ def test_a_teacher_of_a_cache_is_refused_at_once(data, tmp_path):
 @pytest.mark.usefixtures("mixing")
 def test_a_teacher_reads_documents_that_are_to_see_each_other_as_one(data, tmp_path):
     """Where it reads the student's own rows; cut or begun otherwise, documents are apart again."""
-    told, joined = teacher(data, tmp_path / "teacher", MAMBA, max_tokens=LENGTH), "data.attention=row"
+    told, joined = (
+        teacher(data, tmp_path / "teacher", MAMBA, max_tokens=LENGTH),
+        "data.attention=row",
+    )
     [record] = train(data, tmp_path / "run", told, joined, *ONE_STEP)
     assert record["distillation"] > 0
     for assignments in ((told,), (told.replace(str(LENGTH), "24"), joined)):
@@ -235,18 +279,26 @@ def test_a_teacher_reads_documents_that_are_to_see_each_other_as_one(data, tmp_p
         ({"bos": False}, "data.attention=row", (LENGTH, LENGTH)),
         ({"documents": {"train": "elsewhere"}}, "data.attention=row", (LENGTH, LENGTH)),
         ({"documents": {"train": "elsewhere"}, "max_tokens": 99}, "data.attention=row", (99, 99)),
-        ({"documents": {"train": "elsewhere"}, "max_tokens": 24}, "data.attention=row", (LENGTH, 24)),
+        (
+            {"documents": {"train": "elsewhere"}, "max_tokens": 24},
+            "data.attention=row",
+            (LENGTH, 24),
+        ),
         ({"documents": {"train": "elsewhere"}}, "data.loader.packing=none", None),
     ],
 )
 def test_what_rows_a_teacher_can_be_given(data, reads, assignment, due):
     tokenizer = load_tokenizer(data / "tokenizer")
-    found = packed_rows(TeacherText(tokenizer, **reads), tokenizer, load_run(data / "run.yaml", [assignment]).data)
+    found = packed_rows(
+        TeacherText(tokenizer, **reads), tokenizer, load_run(data / "run.yaml", [assignment]).data
+    )
     assert found == (None if due is None else PackedRows(*due))
 
 
 def test_a_router_loss_is_refused(data, tmp_path):
-    """It would count padding, and the row's documents as one; training without it must be chosen."""
+    """It would count padding, and the row's documents as one; training without it must be
+    chosen.
+    """
     asks = {"num_local_experts": 2, "num_experts_per_tok": 1, "output_router_logits": True}
     given = (f"model=hf:{make_folder(tmp_path / 'model', 'mixtral', asks)}", *ONE_STEP)
     with pytest.raises(PenstockError, match="auxiliary router loss"):

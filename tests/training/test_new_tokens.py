@@ -1,4 +1,6 @@
-"""Pretrained models on data with a longer tokenizer: rows for new entries, trained or frozen; and default rates."""
+"""Pretrained models on data with a longer tokenizer: rows for new entries, trained or frozen; and
+default rates.
+"""
 
 import json
 
@@ -74,7 +76,10 @@ def test_embeddings_grow_and_frozen_rows_are_told(base, longer, tmp_path, capsys
     old = embedding(ps.load_model(base))
     run = train(named(base, kind), longer, tmp_path / "run", lora={"rank": 2}, progress=True)
     said = capsys.readouterr().err
-    assert f"grow from {len(old)} to {len(old) + 2} rows; the new ones begin as the mean of the old ones" in said
+    assert (
+        f"grow from {len(old)} to {len(old) + 2} rows; the new ones begin as the mean of the "
+        "old ones" in said
+    )
     assert "are frozen in the embedding" in said
     assert "set lora.train_embeddings to new" in said
     mean = old.mean(0, keepdim=True).expand(2, -1)
@@ -96,14 +101,24 @@ def test_all_rows_are_trained_without_lora(base, longer, tmp_path, capsys):
 
 
 def test_frozen_patterns_are_told_as_well(base, longer, tmp_path, capsys):
-    train(base, longer, tmp_path / "run", frozen=("embedding*",), steps=1, warmup_steps=1, progress=True)
+    train(
+        base,
+        longer,
+        tmp_path / "run",
+        frozen=("embedding*",),
+        steps=1,
+        warmup_steps=1,
+        progress=True,
+    )
     assert "are frozen in the embedding" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["run", "hf"])
 def test_new_rows_are_trained_next_to_lora(base, longer, tmp_path, capsys, kind):
     old = embedding(ps.load_model(base))
-    run = train(named(base, kind), longer, tmp_path / "run", lora=NEW, decay_embeddings=True, progress=True)
+    run = train(
+        named(base, kind), longer, tmp_path / "run", lora=NEW, decay_embeddings=True, progress=True
+    )
     assert "frozen" not in capsys.readouterr().err
     trained = ps.load_model(run.path)
     found = embedding(trained)
@@ -157,7 +172,9 @@ def test_a_tokenizer_that_is_not_the_old_one_plus_entries_is_refused(base, longe
     assert not (tmp_path / "run").exists()
     # Nor the other way round: what was trained with the longer one on data of the shorter.
     grown = train(base, longer, tmp_path / "grown", steps=1, warmup_steps=1)
-    short = ps.write_dataset(tmp_path / "short", [[5, 6, 7]] * 20, tokenizer=ps.load_tokenizer(base / "tokenizer"))
+    short = ps.write_dataset(
+        tmp_path / "short", [[5, 6, 7]] * 20, tokenizer=ps.load_tokenizer(base / "tokenizer")
+    )
     with pytest.raises(ConfigError, match=r"it has \d+ ids, fewer than"):
         train(grown.path, short.path, tmp_path / "run")
 
@@ -170,7 +187,12 @@ def test_other_sections_of_the_tokenizer_must_be_the_same(base, data, tmp_path, 
     if section == "model":
         content["model"]["merges"].append(content["model"]["merges"].pop(0))
     else:
-        bytes_alone = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+        bytes_alone = {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
         content[section] = {"normalizer": {"type": "NFC"}, "pre_tokenizer": bytes_alone}[section]
     path.write_text(json.dumps(content))
     tokenizer = ps.load_tokenizer(tmp_path / "tokenizer")
@@ -192,7 +214,10 @@ def test_rows_that_are_there_already_keep_their_values(base, longer, tmp_path, c
     before = embedding(model).clone()
     run = train(model, longer, tmp_path / "run", lora={"rank": 2}, progress=True)
     said = capsys.readouterr().err
-    assert f"has ids {size} to {size + 1} that the model {tmp_path / 'room'} was not trained with" in said
+    assert (
+        f"has ids {size} to {size + 1} that the model {tmp_path / 'room'} was not trained with"
+        in said
+    )
     assert "are frozen in the embedding" in said
     assert torch.equal(embedding(ps.load_model(run.path)), before)
     tuned = train(tmp_path / "room", longer, tmp_path / "new", lora=NEW)
@@ -213,7 +238,9 @@ RATES = [
 
 
 @pytest.mark.parametrize(("settings", "rate", "message"), RATES)
-def test_a_pretrained_model_has_a_rate_fit_for_tuning(base, data, tmp_path, capsys, settings, rate, message):
+def test_a_pretrained_model_has_a_rate_fit_for_tuning(
+    base, data, tmp_path, capsys, settings, rate, message
+):
     given = {**SETTINGS, "steps": 1, "warmup_steps": 0, "progress": True}
     del given["learning_rate"]
     for number, kind in enumerate(("run", "object", "hf")):
@@ -221,7 +248,9 @@ def test_a_pretrained_model_has_a_rate_fit_for_tuning(base, data, tmp_path, caps
         run = ps.train(named(base, kind), rows, output=tmp_path / f"{number}", **given, **settings)
         assert run.metrics[0]["learning_rate"] == rate
         said = capsys.readouterr().err
-        assert f"learning_rate {rate:g}: {message}" in said if message else "learning_rate" not in said
+        assert (
+            f"learning_rate {rate:g}: {message}" in said if message else "learning_rate" not in said
+        )
         kept = yaml.safe_load((run.path / "run.yaml").read_text())
         assert kept["training"]["optimizer"]["learning_rate"] == rate
 
@@ -229,8 +258,12 @@ def test_a_pretrained_model_has_a_rate_fit_for_tuning(base, data, tmp_path, caps
 def test_a_new_model_keeps_its_rate_when_it_goes_on(data, tmp_path, capsys):
     given = {**SETTINGS, "warmup_steps": 0, "steps": 2, "progress": True}
     del given["learning_rate"]
-    run = ps.train(make_model(data), loader(data / "data" / "train"), output=tmp_path / "run", **given)
-    assert "learning_rate 0.003: the default for a model with new weights" in capsys.readouterr().err
+    run = ps.train(
+        make_model(data), loader(data / "data" / "train"), output=tmp_path / "run", **given
+    )
+    assert (
+        "learning_rate 0.003: the default for a model with new weights" in capsys.readouterr().err
+    )
     again = ps.open_run(run.path).resume(steps=4, progress=False)
     assert again.metrics[-1]["learning_rate"] == 3e-3, "not that of a pretrained model"
     assert "learning_rate: 0.003" in (run.path / "run.yaml").read_text()

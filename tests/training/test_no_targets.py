@@ -1,4 +1,6 @@
-"""Rows without targets give every trained weight a gradient, so that sharded ranks reduce the same parameters."""
+"""Rows without targets give every trained weight a gradient, so that sharded ranks reduce the same
+parameters.
+"""
 
 from pathlib import Path
 
@@ -31,10 +33,16 @@ print("both")
 def empty_row(*, targets: bool = False, slots: int = 64) -> ModelInput:
     wanted = np.full((1, slots), 1 if targets else -100, np.int32)
     return ModelInput(
-        tokens=np.ones(slots, np.int32), targets=wanted, loss_weights=(wanted != -100).astype(np.float32),
-        positions=np.arange(slots, dtype=np.int32), document_ids=np.zeros(slots, np.int32),
-        cu_seqlens=np.array([0, slots], np.int32), max_seqlen=slots, num_tokens=slots, source_ids=np.zeros(1, np.int32),
-    )  # fmt: skip
+        tokens=np.ones(slots, np.int32),
+        targets=wanted,
+        loss_weights=(wanted != -100).astype(np.float32),
+        positions=np.arange(slots, dtype=np.int32),
+        document_ids=np.zeros(slots, np.int32),
+        cu_seqlens=np.array([0, slots], np.int32),
+        max_seqlen=slots,
+        num_tokens=slots,
+        source_ids=np.zeros(1, np.int32),
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -46,7 +46,11 @@ def test_only_matrices_decay(kind):
     model = Tiny()
     assert decayed(Optimizers(model, OptimizerSettings(kind=kind)), model) == {"matrix.weight"}
     asked = OptimizerSettings(kind=kind, decay_embeddings=True)
-    assert decayed(Optimizers(model, asked), model) == {"matrix.weight", "embedding.weight", "head.weight"}
+    assert decayed(Optimizers(model, asked), model) == {
+        "matrix.weight",
+        "embedding.weight",
+        "head.weight",
+    }
 
 
 def test_muon_takes_the_inner_matrices_and_no_others():
@@ -84,7 +88,10 @@ def test_clipping_is_by_the_norm_over_all_parameters():
     due = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
     torch.testing.assert_close(optimizers.clip(), due)
     torch.testing.assert_close(
-        torch.cat([p.grad.flatten() for p in model.parameters()]).norm(), torch.tensor(0.5), rtol=1e-4, atol=0
+        torch.cat([p.grad.flatten() for p in model.parameters()]).norm(),
+        torch.tensor(0.5),
+        rtol=1e-4,
+        atol=0,
     )
 
 
@@ -123,7 +130,11 @@ def test_a_state_of_other_parameters_is_refused():
     model = Tiny()
     optimizers = Optimizers(model, OptimizerSettings())
     optimizers.fill_state()
-    state = {name: value for name, value in optimizers.state_tensors().items() if not name.startswith("norm")}
+    state = {
+        name: value
+        for name, value in optimizers.state_tensors().items()
+        if not name.startswith("norm")
+    }
     with pytest.raises(StateError, match=r"norm\.weight is in the model only"):
         optimizers.load_state_tensors(state)
 
@@ -138,7 +149,9 @@ def test_a_frozen_model_is_refused():
         Optimizers(Tiny().requires_grad_(False), OptimizerSettings())
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "sgd"}, {"learning_rate": 0.0}, {"betas": (0.9, 1.0)}, {"clip_norm": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "sgd"}, {"learning_rate": 0.0}, {"betas": (0.9, 1.0)}, {"clip_norm": 0.0}]
+)
 def test_wrong_settings_are_named(wrong):
     with pytest.raises(ConfigError, match=f"optimizer.{next(iter(wrong))}"):
         OptimizerSettings(**wrong)
@@ -173,7 +186,9 @@ def test_some_weights_learn_at_another_rate(kind):
     due = {"matrix.weight": 0.25, "matrix.bias": 0.25, "head.weight": 4.0}
     for (name, mine), its in zip(other.named_parameters(), plain.parameters(), strict=True):
         factor = due.get(name, 1.0)
-        torch.testing.assert_close(mine - before[name], (its - before[name]) * factor, rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(
+            mine - before[name], (its - before[name]) * factor, rtol=1e-3, atol=1e-7
+        )
     state = {name: p.clone() for name, p in optimizers.state_tensors().items()}
     resumed = Optimizers(other, OptimizerSettings(**settings, learning_rate_factors=factors))
     resumed.load_state_tensors(state)

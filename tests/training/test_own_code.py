@@ -1,4 +1,6 @@
-"""A loss, an evaluator, a model and `on_step` of one's own: by object, by name, resumed, and refused in time."""
+"""A loss, an evaluator, a model and `on_step` of one's own: by object, by name, resumed, and
+refused in time.
+"""
 
 import importlib.util
 import re
@@ -52,7 +54,9 @@ def test_a_loss_by_object_is_what_is_trained_and_reported(data, tmp_path):
     plain, mine = start(data, tmp_path / "plain"), start(data, tmp_path / "mine", loss=by_hand)
     assert values(mine.metrics) == pytest.approx(values(plain.metrics), rel=1e-4)
     focal = start(data, tmp_path / "focal", loss=own.focal_loss)
-    assert focal.metrics[0]["loss.cross_entropy"] == pytest.approx(plain.metrics[0]["loss"], rel=1e-5)
+    assert focal.metrics[0]["loss.cross_entropy"] == pytest.approx(
+        plain.metrics[0]["loss"], rel=1e-5
+    )
     assert focal.metrics[0]["loss"] < plain.metrics[0]["loss"]
 
 
@@ -73,7 +77,9 @@ def test_by_name_in_a_run_file_and_in_python(data, tmp_path):
 
 
 def test_a_module_of_the_working_directory(data, tmp_path, monkeypatch):
-    (tmp_path / "my_losses.py").write_text("def nothing(model, row, denominators):\n    return model(row).sum() * 0\n")
+    (tmp_path / "my_losses.py").write_text(
+        "def nothing(model, row, denominators):\n    return model(row).sum() * 0\n"
+    )
     monkeypatch.chdir(tmp_path)
     run = start(data, tmp_path / "run", loss="my_losses:nothing")
     assert values(run.metrics) == [0.0] * 6
@@ -98,9 +104,15 @@ def test_functions_that_can_be_imported_are_written_by_name(data, tmp_path):
         ({"loss": f"{OWN}:focal_los"}, "has no 'focal_los'; did you mean 'focal_loss'?"),
         ({"loss": lambda model, row: 0}, "expected a function (model, row, denominators)"),
         ({"loss": lambda model, row, denominators: 0.0}, "gave 0.0; expected a scalar tensor"),
-        ({"loss": lambda model, row, denominators: model(row)}, "gave a tensor of shape [1, 8, 16]"),
+        (
+            {"loss": lambda model, row, denominators: model(row)},
+            "gave a tensor of shape [1, 8, 16]",
+        ),
         ({"loss": torch.nn.Bilinear(2, 2, 2)}, "has its own weights, which are not trained"),
-        ({"on_step": lambda: None}, "training.on_step: found a function (), expected a function (model, step, record)"),
+        (
+            {"on_step": lambda: None},
+            "training.on_step: found a function (), expected a function (model, step, record)",
+        ),
         ({"evaluators": {"mine": lambda: 1}}, "training.evaluators.mine: found a function ()"),
         ({"loss": by_hand, "z_loss": 1e-4}, "z_loss belongs to the built-in one"),
         ({"loss": by_hand, "micro_sequences": 2}, "micro_sequences belongs to the built-in one"),
@@ -143,7 +155,9 @@ def test_states_are_kept_in_checkpoints(data, tmp_path):
     with pytest.raises(KilledError, match="after step"):
         start(data, tmp_path / "run", loss=Smoothed(), on_step=KillAfter(5))
     resumed = Smoothed()
-    assert losses(start(data, tmp_path / "run", loss=resumed, resume=True).metrics) == losses(due.metrics)
+    assert losses(start(data, tmp_path / "run", loss=resumed, resume=True).metrics) == losses(
+        due.metrics
+    )
     assert resumed.mean == whole.mean
     assert torch.equal(resumed.weights, whole.weights)
     with pytest.raises(StateError, match=r"state.*your.*code.*nothing"):
@@ -177,7 +191,9 @@ def test_a_model_by_object(data, tmp_path):
     with pytest.raises(FormatError, match=r"own_code:Gru, .*ps\.load_model\(folder, module=…\)"):
         ps.load_model(run.path)
     other = own.make_model(340)
-    assert ps.open_run(run.path, module=other).generate("the cat", max_tokens=5, device="cpu") == text
+    assert (
+        ps.open_run(run.path, module=other).generate("the cat", max_tokens=5, device="cpu") == text
+    )
     assert torch.equal(other.head.weight, network.head.weight)
     with pytest.raises(ConfigError, match="a model of your own has no layout"):
         run.export(tmp_path / "exported")
@@ -186,7 +202,9 @@ def test_a_model_by_object(data, tmp_path):
 def test_a_model_by_name_is_resumed_and_opened_without_objects(data, tmp_path):
     name = f"{OWN}:make_model"
     due = start(data, tmp_path / "whole", name)
-    assert losses(train(data, tmp_path / "file", f"model={name}", "training.steps=6")) == losses(due.metrics)
+    assert losses(train(data, tmp_path / "file", f"model={name}", "training.steps=6")) == losses(
+        due.metrics
+    )
     with pytest.raises(KilledError, match="after step"):
         start(data, tmp_path / "run", name, on_step=KillAfter(5))
     run = ps.open_run(tmp_path / "run").resume(on_step=None, progress=False)
@@ -211,7 +229,10 @@ class Leaky(torch.nn.Module):
     def __init__(self, vocab_size=340):
         super().__init__()
         self.vocab_size = vocab_size
-        self.embedding, self.head = torch.nn.Embedding(vocab_size, 8), torch.nn.Linear(8, vocab_size)
+        self.embedding, self.head = (
+            torch.nn.Embedding(vocab_size, 8),
+            torch.nn.Linear(8, vocab_size),
+        )
 
     def forward(self, row):
         return self.embedding(row.tokens).cumsum(0)
@@ -261,9 +282,16 @@ def test_the_loop_of_one_page_is_the_trainer(data, tmp_path):
     found = page.train(path, tmp_path / "page")
     model = make_model(data, **page.SIZE)
     run = ps.train(
-        model, make_loader(data), output=tmp_path / "run", steps=page.STEPS, learning_rate=page.PEAK, threads=1,
-        warmup_steps=page.WARMUP, rows_per_pass=1, progress=False,
-    )  # fmt: skip
+        model,
+        make_loader(data),
+        output=tmp_path / "run",
+        steps=page.STEPS,
+        learning_rate=page.PEAK,
+        threads=1,
+        warmup_steps=page.WARMUP,
+        rows_per_pass=1,
+        progress=False,
+    )
     assert found == values(run.metrics)
     kept = torch.load(tmp_path / "page" / "checkpoint.pt")["model"]
     assert all(torch.equal(weight, kept[name]) for name, weight in model.state_dict().items())

@@ -1,4 +1,6 @@
-"""Losses of whole answers: against their formulas in NumPy, and the same for trees and for answers stored apart."""
+"""Losses of whole answers: against their formulas in NumPy, and the same for trees and for answers
+stored apart.
+"""
 
 import copy
 import itertools
@@ -16,7 +18,12 @@ from penstock.data.shards import build_tree, extend_dataset
 from penstock.data.shards.memory import weight_spans
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.path_losses import PathScores, advantages, policy_loss, preference_loss
-from penstock.learn.training.path_settings import LABEL_KINDS, PAIR_KINDS, PolicySettings, PreferenceSettings
+from penstock.learn.training.path_settings import (
+    LABEL_KINDS,
+    PAIR_KINDS,
+    PolicySettings,
+    PreferenceSettings,
+)
 from penstock.learn.training.path_training import PathTraining
 from penstock.learn.training.settings import TrainSettings
 from penstock.plan.inputs.paths import RowPaths
@@ -42,7 +49,9 @@ def two_answers(counts=(3, 5), seed=0, **values):
     trained[2:] = True
     generator = np.random.default_rng(seed)
     scores = PathScores.of(paths, trained, {})
-    logs, reference = (torch.from_numpy(-generator.uniform(0.1, 3, len(scores.slots))) for _ in range(2))
+    logs, reference = (
+        torch.from_numpy(-generator.uniform(0.1, 3, len(scores.slots))) for _ in range(2)
+    )
     return scores, logs, reference
 
 
@@ -61,8 +70,12 @@ def test_pairs_follow_their_formulas(kind):
     odds = [m - math.log(1 - math.exp(m)) for m in (better / 2, worse / 4)]
     expected = {
         "dpo": -math.log(sigmoid(BETA * delta)),
-        "cdpo": -(1 - SMOOTHING) * math.log(sigmoid(BETA * delta)) - SMOOTHING * math.log(sigmoid(-BETA * delta)),
-        "robust": (-(1 - SMOOTHING) * math.log(sigmoid(BETA * delta)) + SMOOTHING * math.log(sigmoid(-BETA * delta)))
+        "cdpo": -(1 - SMOOTHING) * math.log(sigmoid(BETA * delta))
+        - SMOOTHING * math.log(sigmoid(-BETA * delta)),
+        "robust": (
+            -(1 - SMOOTHING) * math.log(sigmoid(BETA * delta))
+            + SMOOTHING * math.log(sigmoid(-BETA * delta))
+        )
         / (1 - 2 * SMOOTHING),
         "hinge": max(0, 1 - BETA * delta),
         "ipo": (by_token - 1 / (2 * BETA)) ** 2,
@@ -80,9 +93,13 @@ def test_pairs_follow_their_formulas(kind):
     if kind == "hinge":
         return
     also = {"sft_weight": 0.5, "also": {"hinge": 2}}
-    settings = PreferenceSettings(kind=kind, beta=BETA, label_smoothing=smoothing, gamma=GAMMA, **also)
+    settings = PreferenceSettings(
+        kind=kind, beta=BETA, label_smoothing=smoothing, gamma=GAMMA, **also
+    )
     both, _ = preference_loss(scores, logs, reference, settings)
-    assert float(both) == pytest.approx(expected + 2 * max(0, 1 - BETA * delta) - 0.5 * better / 2, rel=1e-12)
+    assert float(both) == pytest.approx(
+        expected + 2 * max(0, 1 - BETA * delta) - 0.5 * better / 2, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", LABEL_KINDS)
@@ -92,7 +109,9 @@ def test_labels_follow_their_formulas(kind, label):
     ratio = (logs - reference)[[0, 1]].sum().item()
     z = 0.7 if kind == "kto" else 0.0
     expected = 1 - sigmoid(BETA * (ratio - z if label else z - ratio))
-    found, _ = preference_loss(scores, logs, reference, PreferenceSettings(kind=kind, beta=BETA), 0.7)
+    found, _ = preference_loss(
+        scores, logs, reference, PreferenceSettings(kind=kind, beta=BETA), 0.7
+    )
     assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
@@ -101,7 +120,9 @@ def test_a_ranked_list_has_all_its_pairs():
     settings = PreferenceSettings(beta=BETA)
     found, figures = preference_loss(scores, logs, reference, settings)
     ratios = (scores.sums(logs) - scores.sums(reference)).tolist()
-    expected = sum(-math.log(sigmoid(BETA * (ratios[a] - ratios[b]))) for a, b in ((1, 0), (1, 2), (0, 2)))
+    expected = sum(
+        -math.log(sigmoid(BETA * (ratios[a] - ratios[b]))) for a, b in ((1, 0), (1, 2), (0, 2))
+    )
     assert float(found) == pytest.approx(expected, rel=1e-12)
     assert figures["accuracy"] == sum(ratios[a] > ratios[b] for a, b in ((1, 0), (1, 2), (0, 2)))
 
@@ -153,7 +174,9 @@ def slow_policy(scores, new, settings, divisor, rewards, *, reference=None, cut=
         group = next(one for one in groups if path in one)
         numbers = [rewards[one] for one in group]
         dead = numbers[0] == numbers[1]
-        if (dead and settings.dead_groups == "leave_out") or (path in cut and settings.truncated == "mask"):
+        if (dead and settings.dead_groups == "leave_out") or (
+            path in cut and settings.truncated == "mask"
+        ):
             continue
         mean = sum(numbers) / 2
         deviation = math.sqrt(sum((one - mean) ** 2 for one in numbers))
@@ -161,7 +184,9 @@ def slow_policy(scores, new, settings, divisor, rewards, *, reference=None, cut=
         mine = scores.entries[scores.owners == path].tolist()
         columns = {name: values.tolist() for name, values in scores.columns.items()}
         sampler = columns["log_probabilities"]
-        old = columns.get("trainer_log_probabilities", sampler if settings.importance_cap is None else new)
+        old = columns.get(
+            "trainer_log_probabilities", sampler if settings.importance_cap is None else new
+        )
 
         def ratio_of(above, below, mine=mine):
             changes = [above[i] - below[i] for i in mine]
@@ -210,8 +235,12 @@ def four_answers(rewards, seed):
     trained = torch.zeros(at, dtype=torch.bool)
     trained[2:] = True
     scores = PathScores.of(paths, trained, {})
-    logs, reference = (torch.from_numpy(-generator.uniform(0.1, 3, len(scores.slots))) for _ in range(2))
-    scores.columns["log_probabilities"] = logs + torch.from_numpy(generator.normal(0, 0.5, len(logs)))
+    logs, reference = (
+        torch.from_numpy(-generator.uniform(0.1, 3, len(scores.slots))) for _ in range(2)
+    )
+    scores.columns["log_probabilities"] = logs + torch.from_numpy(
+        generator.normal(0, 0.5, len(logs))
+    )
     return scores, logs, reference, generator
 
 
@@ -224,15 +253,24 @@ def test_policies_and_their_gradients_are_those_of_a_slow_twin(kind, importance,
     rewards = [[1.0, 0.0, 0.5, 0.2], [0.3, 0.3, 1.0, 0.0], [0.1, 0.9, 0.7, 0.7]][seed]
     scores, logs, reference, generator = four_answers(rewards, seed)
     if stored:
-        scores.columns["trainer_log_probabilities"] = logs + torch.from_numpy(generator.normal(0, 0.3, len(logs)))
+        scores.columns["trainer_log_probabilities"] = logs + torch.from_numpy(
+            generator.normal(0, 0.3, len(logs))
+        )
     changed = 0
     for normalise, truncated, dead in itertools.product(
         ("sequence", "token"), ("train", "mask"), ("count", "leave_out")
     ):
         settings = PolicySettings(
-            kind=kind, importance=importance, importance_cap=cap, clip_low=0.1, clip_high=0.15, kl=0.05,
-            normalise=normalise, truncated=truncated, dead_groups=dead,
-        )  # fmt: skip
+            kind=kind,
+            importance=importance,
+            importance_cap=cap,
+            clip_low=0.1,
+            clip_high=0.15,
+            kl=0.05,
+            normalise=normalise,
+            truncated=truncated,
+            dead_groups=dead,
+        )
         leaf = logs.clone().requires_grad_()
         found, figures = policy_loss(scores, leaf, reference, settings, 7.0)
         (gradient,) = torch.autograd.grad(found, leaf)
@@ -251,7 +289,9 @@ def test_cispo_teaches_where_the_clip_does_not():
     gradients = []
     for kind in ("clip", "cispo"):
         leaf = logs.clone().requires_grad_()
-        found, figures = policy_loss(scores, leaf, None, PolicySettings(kind=kind, clip_high=0.5), 1.0)
+        found, figures = policy_loss(
+            scores, leaf, None, PolicySettings(kind=kind, clip_high=0.5), 1.0
+        )
         gradients.append(torch.autograd.grad(found, leaf)[0])
         assert figures["clipped"] == (2 if kind == "clip" else 6)
     # The better answer, whose tokens became more likely already.
@@ -282,19 +322,27 @@ def test_what_is_masked_is_in_no_denominator(tmp_path, settings, answers, tokens
         for n, pair, rewards in ((1, (0, 1), [0.1, 0.1]), (2, (2, 3), [1.0, 0.0]))
     ]
     dataset = write_dataset(
-        tmp_path / "d", [one.tokens for one in trees], trees=[one.tree for one in trees], vocab_size=90,
+        tmp_path / "d",
+        [one.tokens for one in trees],
+        trees=[one.tree for one in trees],
+        vocab_size=90,
         spans=[weight_spans(one.loss_weights) for one in trees],
-    )  # fmt: skip
+    )
     model = build_model(vocab_size=90, layers=1, width=16, heads=2)
     once = Source(dataset, name="x", max_epochs=1)
-    loader = Loader(once, sequence_length=64, rows_per_step=1, requirements=model.requirements(), threads=0)
+    loader = Loader(
+        once, sequence_length=64, rows_per_step=1, requirements=model.requirements(), threads=0
+    )
     length = 8 if normalise == "constant" else None
     policy = PolicySettings(normalise=normalise, length=length, **settings)
     training = PathTraining(model, loader, TrainSettings(policy=policy), torch.device("cpu"))
     step = next(iter(loader))
     training.begin(list(step), step, CPU)
     counted = sum(lengths[path] for path in tokens)
-    assert training.divisor == {"sequence": answers, "token": counted, "constant": 8 * answers}[normalise]
+    assert (
+        training.divisor
+        == {"sequence": answers, "token": counted, "constant": 8 * answers}[normalise]
+    )
     training.backward(step[0])
     assert training.end(CPU, step)["policy.entropy_estimate"] > 0
     everything = PolicySettings(truncated="mask", dead_groups="leave_out")
@@ -311,7 +359,10 @@ def tempered_dataset(folder, temperatures, *, share=False):
             build_tree(
                 paths,
                 [[0, 0, *[1.0] * (len(path) - 2)] for path in paths],
-                values={"reward": [1.0, 0.0], "temperature": [math.nan if temperature is None else temperature] * 2},
+                values={
+                    "reward": [1.0, 0.0],
+                    "temperature": [math.nan if temperature is None else temperature] * 2,
+                },
                 share=share,
             )
         )
@@ -322,11 +373,15 @@ def tempered_dataset(folder, temperatures, *, share=False):
 
 
 def test_log_probabilities_are_those_at_the_temperature_of_the_answer(tmp_path):
-    """The loss and its gradient against softmax(logits / T) of each document alone, by autograd; T differs in a row."""
+    """The loss and its gradient against softmax(logits / T) of each document alone, by autograd; T
+    differs in a row.
+    """
     warm = [0.5, None, 1.7]
     dataset = tempered_dataset(tmp_path / "d", warm)
     model = build_model(vocab_size=90, layers=1, width=16, heads=2, dtype="float64").double()
-    scored = extend_dataset(dataset, tmp_path / "old", {"log_probabilities": score_documents(model, dataset)})
+    scored = extend_dataset(
+        dataset, tmp_path / "old", {"log_probabilities": score_documents(model, dataset)}
+    )
     loader = Loader(
         Source(scored, shuffle="none", name="x", max_epochs=1), sequence_length=64, rows_per_step=1,
         requirements=model.requirements(), threads=0,
@@ -357,7 +412,9 @@ def test_log_probabilities_are_those_at_the_temperature_of_the_answer(tmp_path):
                 ]
                 for one in (model, reference)
             ]
-            old = torch.from_numpy(document.columns["log_probabilities"][slots][2:].astype(np.float64))
+            old = torch.from_numpy(
+                document.columns["log_probabilities"][slots][2:].astype(np.float64)
+            )
             ratio = (logs[0] - old).exp()
             advantage = gain * 0.5 / (math.sqrt(0.5) + 1e-4)
             gap = logs[1].detach() - logs[0]
@@ -375,11 +432,26 @@ def test_temperatures_that_cannot_be_are_refused(tmp_path):
     both = {"temperature": [0.5, 1.0], "reward": [1.0, 0.0]}
     mixed = build_tree(paths, [[0, 1, 1, 1]] * 2, values=both)
     apart = write_dataset(
-        tmp_path / "mixed", [mixed.tokens], trees=[mixed.tree], spans=[weight_spans(mixed.loss_weights)], vocab_size=90
+        tmp_path / "mixed",
+        [mixed.tokens],
+        trees=[mixed.tree],
+        spans=[weight_spans(mixed.loss_weights)],
+        vocab_size=90,
     )
-    for dataset, reason in ((tempered_dataset(tmp_path / "cold", [0.0]), "above 0"), (apart, "share a token")):
-        loader = Loader(dataset, sequence_length=64, rows_per_step=1, requirements=model.requirements(), threads=0)
-        training = PathTraining(model, loader, TrainSettings(policy=PolicySettings()), torch.device("cpu"))
+    for dataset, reason in (
+        (tempered_dataset(tmp_path / "cold", [0.0]), "above 0"),
+        (apart, "share a token"),
+    ):
+        loader = Loader(
+            dataset,
+            sequence_length=64,
+            rows_per_step=1,
+            requirements=model.requirements(),
+            threads=0,
+        )
+        training = PathTraining(
+            model, loader, TrainSettings(policy=PolicySettings()), torch.device("cpu")
+        )
         step = next(iter(loader))
         training.begin(list(step), step, CPU)
         with pytest.raises(ConfigError, match=reason):
@@ -390,15 +462,25 @@ def test_what_a_policy_must_know_of_its_data(tmp_path):
     dataset, _ = tree_dataset(tmp_path / "plain", documents=4, chains=0.0)
     trees = [one.tree for one in dataset]
     filtered = write_dataset(
-        tmp_path / "filtered", [one.tokens for one in dataset], trees=trees, vocab_size=90,
-        spans=[weight_spans(one.loss_weights) for one in dataset], sampling={"top_k": 5, "top_p": 0.9},
-    )  # fmt: skip
-    copied = extend_dataset(filtered, tmp_path / "copy", {"x": [np.zeros(len(one.tokens)) for one in filtered]})
+        tmp_path / "filtered",
+        [one.tokens for one in dataset],
+        trees=trees,
+        vocab_size=90,
+        spans=[weight_spans(one.loss_weights) for one in dataset],
+        sampling={"top_k": 5, "top_p": 0.9},
+    )
+    copied = extend_dataset(
+        filtered, tmp_path / "copy", {"x": [np.zeros(len(one.tokens)) for one in filtered]}
+    )
     model = build_model(vocab_size=90, layers=1, width=16, heads=2)
 
     def begin(data, **policy):
-        loader = Loader(data, sequence_length=256, rows_per_step=1, requirements=model.requirements(), threads=0)
-        return PathTraining(model, loader, TrainSettings(policy=PolicySettings(**policy)), torch.device("cpu"))
+        loader = Loader(
+            data, sequence_length=256, rows_per_step=1, requirements=model.requirements(), threads=0
+        )
+        return PathTraining(
+            model, loader, TrainSettings(policy=PolicySettings(**policy)), torch.device("cpu")
+        )
 
     assert begin(dataset).notices == []
     for data in (filtered, copied):
@@ -417,18 +499,27 @@ def test_on_policy_the_gradient_is_that_of_the_advantage():
     leaf = logs.clone().requires_grad_()
     found, _ = policy_loss(scores, leaf, None, PolicySettings(scale="none"), 2.0)
     (gradient,) = torch.autograd.grad(found, leaf)
-    assert gradient.tolist() == pytest.approx([-0.125, -0.125, 0, 0.0625, 0.0625, 0.0625, 0.0625, 0])
+    assert gradient.tolist() == pytest.approx(
+        [-0.125, -0.125, 0, 0.0625, 0.0625, 0.0625, 0.0625, 0]
+    )
 
 
 def gradients(dataset, settings, rows_per_pass=1, ranks=((0, 1),)):
-    """Loss and gradients of a whole dataset in one step, from a model whose weights differ from the reference's."""
+    """Loss and gradients of a whole dataset in one step, from a model whose weights differ from the
+    reference's.
+    """
     loss, found = 0.0, None
     for place in ranks:
         model = build_model(vocab_size=90, layers=2, width=32, heads=2, dtype="float64").double()
         loader = Loader(
-            Source(dataset, shuffle="none", name="x", max_epochs=1), sequence_length=1024, rows_per_step=4,
-            window_rows=4, requirements=model.requirements(), data_parallel=place, threads=0,
-        )  # fmt: skip
+            Source(dataset, shuffle="none", name="x", max_epochs=1),
+            sequence_length=1024,
+            rows_per_step=4,
+            window_rows=4,
+            requirements=model.requirements(),
+            data_parallel=place,
+            threads=0,
+        )
         training = PathTraining(model, loader, TrainSettings(**settings), torch.device("cpu"))
         with torch.no_grad():
             for weight in model.parameters():
@@ -447,7 +538,9 @@ def test_trees_and_answers_stored_apart_give_the_same(tmp_path, kind):
     smoothing = 0.1 if kind in ("cdpo", "robust") else 0.0
     settings = {"policy": PolicySettings(kl=0.1)}
     if kind != "policy":
-        settings = {"preference": PreferenceSettings(kind=kind, label_smoothing=smoothing, sft_weight=0.3)}
+        settings = {
+            "preference": PreferenceSettings(kind=kind, label_smoothing=smoothing, sft_weight=0.3)
+        }
     tree, _ = tree_dataset(tmp_path / "a", chains=0.0)
     apart, _ = tree_dataset(tmp_path / "b", chains=0.0, share=False)
     assert tree.num_tokens < 0.75 * apart.num_tokens
@@ -464,12 +557,19 @@ def test_trees_and_answers_stored_apart_give_the_same(tmp_path, kind):
 
 
 def test_the_gradient_is_that_of_the_loss(tmp_path):
-    """The two passes of the head against autograd through the whole loss, and a numeric derivative."""
+    """The two passes of the head against autograd through the whole loss, and a numeric
+    derivative.
+    """
     dataset, _ = tree_dataset(tmp_path / "d", documents=4, chains=0.0)
     model = build_model(vocab_size=90, layers=1, width=16, heads=2, dtype="float64").double()
-    loader = Loader(dataset, sequence_length=256, rows_per_step=1, requirements=model.requirements(), threads=0)
+    loader = Loader(
+        dataset, sequence_length=256, rows_per_step=1, requirements=model.requirements(), threads=0
+    )
     training = PathTraining(
-        model, loader, TrainSettings(preference=PreferenceSettings(kind="simpo", beta=2.0)), torch.device("cpu")
+        model,
+        loader,
+        TrainSettings(preference=PreferenceSettings(kind="simpo", beta=2.0)),
+        torch.device("cpu"),
     )
     step = next(iter(loader))
     training.begin([step[0]], step, CPU)
@@ -535,6 +635,8 @@ def test_policies_that_make_no_sense_are_refused(settings):
 def test_what_cannot_be_trained_is_refused(tmp_path, settings, reason):
     dataset, _ = tree_dataset(tmp_path / "d", documents=4)
     model = build_model(vocab_size=90, layers=1, width=16, heads=2)
-    loader = Loader(dataset, sequence_length=256, rows_per_step=1, requirements=model.requirements(), threads=0)
+    loader = Loader(
+        dataset, sequence_length=256, rows_per_step=1, requirements=model.requirements(), threads=0
+    )
     with pytest.raises(ConfigError, match=reason):
         PathTraining(model, loader, TrainSettings(**settings), torch.device("cpu"))

@@ -33,7 +33,14 @@ from penstock.use.cli import plot
 
 def make_run(folder, steps: int, **more):
     records = [
-        {"step": s, "tokens": 50 * s, "loss": 9.0 / s, "learning_rate": 0.1, "tokens_per_second": None} | more
+        {
+            "step": s,
+            "tokens": 50 * s,
+            "loss": 9.0 / s,
+            "learning_rate": 0.1,
+            "tokens_per_second": None,
+        }
+        | more
         for s in range(1, steps + 1)
     ]
     return write_json_lines(folder / "metrics.jsonl", records).parent
@@ -43,7 +50,11 @@ def test_panels_are_the_figures_that_runs_have(tmp_path):
     make_run(tmp_path / "a", 5)
     make_run(tmp_path / "b", 3, **{"held out/loss": 2.0, "samples/text": "hello"})
     panels = read_panels([tmp_path / "a", tmp_path / "b"], over="tokens")
-    assert [panel.title for panel in panels] == ["Loss, nats per target", "Learning rate", "held out/loss"]
+    assert [panel.title for panel in panels] == [
+        "Loss, nats per target",
+        "Learning rate",
+        "held out/loss",
+    ]
     assert [(curve.run, curve.number, curve.x) for curve in panels[0].curves] == [
         ("a", 0, (50, 100, 150, 200, 250)),
         ("b", 1, (50, 100, 150)),
@@ -79,8 +90,13 @@ def test_a_page_needs_nothing_else_and_holds_names_as_text(tmp_path):
     assert "&lt;script&gt;alert" in out
     assert "\\u003cscript>alert" in out
     assert not re.search(r"(src|href)=|url\(|@import", out)
-    assert [panel["title"] for panel in data_of(out)["panels"]] == ["Loss, nats per target", "Learning rate"]
-    assert data_of(out)["panels"][0]["curves"] == [{"run": 0, "x": [1, 2, 3, 4, 5], "mean": [9, 4.5, 3, 2.25, 1.8]}]
+    assert [panel["title"] for panel in data_of(out)["panels"]] == [
+        "Loss, nats per target",
+        "Learning rate",
+    ]
+    assert data_of(out)["panels"][0]["curves"] == [
+        {"run": 0, "x": [1, 2, 3, 4, 5], "mean": [9, 4.5, 3, 2.25, 1.8]}
+    ]
     assert "MIT" in (files("penstock.learn.training") / "assets" / "uPlot.LICENSE").read_text()
 
 
@@ -89,7 +105,14 @@ def data_of(page):
 
 
 def make_curve(x, mean, count=None, **more):
-    values = {"run": "a", "number": 0, "x": tuple(x), "mean": tuple(mean), "low": tuple(mean), "high": tuple(mean)}
+    values = {
+        "run": "a",
+        "number": 0,
+        "x": tuple(x),
+        "mean": tuple(mean),
+        "low": tuple(mean),
+        "high": tuple(mean),
+    }
     return Curve(**values, count=tuple(count or [1] * len(values["x"])), **more)
 
 
@@ -98,7 +121,11 @@ def panel_of(*curves):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 50), st.floats(-1e3, 1e3), st.integers(1, 9)), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(st.integers(1, 50), st.floats(-1e3, 1e3), st.integers(1, 9)),
+        min_size=1,
+        max_size=30,
+    ),
     st.floats(0.5, 100),
     st.booleans(),
 )
@@ -125,7 +152,9 @@ def test_smoothing_at_equal_distances_is_adams_corrected_average():
 def test_few_points_and_schedules_are_not_smoothed(tmp_path):
     run = make_run(tmp_path / "a", 8)
     loss, rate = read_panels([run])
-    assert smoothed(loss.curves[0], half_life(loss, View())) == pytest.approx(loss.curves[0].mean, rel=1e-3)
+    assert smoothed(loss.curves[0], half_life(loss, View())) == pytest.approx(
+        loss.curves[0].mean, rel=1e-3
+    )
     assert half_life(rate, View(smoothing=0.5)) == 0
     with pytest.raises(ConfigError, match=r"smoothing is 1\.5; expected a share"):
         View(smoothing=1.5)
@@ -151,7 +180,9 @@ def test_values_that_are_no_numbers_interrupt_the_line_and_are_counted(tmp_path)
 def test_a_restart_replaces_the_steps_that_it_repeats(tmp_path):
     run = make_run(tmp_path / "a", 6)
     with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps({"step": s, "tokens": 50 * s, "loss": 100.0 + s}) + "\n" for s in (4, 5))
+        file.writelines(
+            json.dumps({"step": s, "tokens": 50 * s, "loss": 100.0 + s}) + "\n" for s in (4, 5)
+        )
         file.write(json.dumps({"step": 5, "held/loss": 7.0}) + "\n")
     panels = read_panels([run])
     assert panels[0].curves[0].x == (1, 2, 3, 4, 5)
@@ -176,7 +207,10 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
         (tmp_path / parent).mkdir()
         make_run(tmp_path / parent / "run", 2)
     panels = read_panels([tmp_path / "x" / "run", tmp_path / "y" / "run"])
-    assert [curve.run for curve in panels[0].curves] == [str(tmp_path / "x" / "run"), str(tmp_path / "y" / "run")]
+    assert [curve.run for curve in panels[0].curves] == [
+        str(tmp_path / "x" / "run"),
+        str(tmp_path / "y" / "run"),
+    ]
 
 
 def test_mistakes_are_told(tmp_path, monkeypatch):
@@ -231,20 +265,34 @@ LITERALS = ("NaN", "Infinity", "-Infinity", "1e999", "[" * 500)
 @given(
     st.lists(st.tuples(*[st.sampled_from(ABSURD)] * 4), min_size=1, max_size=6),
     st.sampled_from(["step", "tokens"]),
-    st.builds(View, smoothing=st.sampled_from([0, 0.01, 0.2]), log_x=st.booleans(), log_y=st.booleans()),
+    st.builds(
+        View, smoothing=st.sampled_from([0, 0.01, 0.2]), log_x=st.booleans(), log_y=st.booleans()
+    ),
 )
 def test_absurd_numbers_are_left_out(tmp_path_factory, rows, over, view):
     run = tmp_path_factory.mktemp("absurd") / "run"
     run.mkdir()
     names = ("step", "tokens", "loss", "held/loss")
     lines = [
-        json.dumps({"step": number, **dict(zip(names[1:], row[1:], strict=True))}) for number, row in enumerate(rows)
+        json.dumps({"step": number, **dict(zip(names[1:], row[1:], strict=True))})
+        for number, row in enumerate(rows)
     ]
-    lines += [json.dumps({"step": row[0], "tokens": row[1], "loss": row[2]}) for row in rows if type(row[0]) is int]
-    (run / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"step": 1, "tokens": 2, "loss": 3.0})]) + "\n")
+    lines += [
+        json.dumps({"step": row[0], "tokens": row[1], "loss": row[2]})
+        for row in rows
+        if type(row[0]) is int
+    ]
+    (run / "metrics.jsonl").write_text(
+        "\n".join([*lines, json.dumps({"step": 1, "tokens": 2, "loss": 3.0})]) + "\n"
+    )
     drawn = plot_runs([run], run / "curves.html", over=over, view=view).read_text()
     written = data_of(drawn)
-    numbers = [n for panel in written["panels"] for curve in panel["curves"] for n in (*curve["x"], *curve["mean"])]
+    numbers = [
+        n
+        for panel in written["panels"]
+        for curve in panel["curves"]
+        for n in (*curve["x"], *curve["mean"])
+    ]
     assert numbers
     assert all(-1e31 < number < 1e31 for number in numbers)
     assert not re.search("NaN|Infinity", json.dumps(written["panels"]))

@@ -1,4 +1,6 @@
-"""Runs that learn from whole answers: end to end from records, resumed exactly, evaluated, with every reference."""
+"""Runs that learn from whole answers: end to end from records, resumed exactly, evaluated, with
+every reference.
+"""
 
 import math
 import re
@@ -18,26 +20,41 @@ from penstock.core.errors import ConfigError, OutputError, RecordError, StateErr
 from penstock.learn.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN, TRAINER_COLUMN
 from penstock.use.runs.reference import cache_reference
 
-SETTINGS = {"steps": 6, "threads": 1, "learning_rate": 3e-3, "checkpoints": {"every": 2}, "progress": False}
+SETTINGS = {
+    "steps": 6,
+    "threads": 1,
+    "learning_rate": 3e-3,
+    "checkpoints": {"every": 2},
+    "progress": False,
+}
 PREFERENCE = {"kind": "dpo", "beta": 0.5}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Pairs in which the better answer says "water", labelled answers, a held-out set, and a run to begin with."""
+    """Pairs in which the better answer says "water", labelled answers, a held-out set, and a run to
+    begin with.
+    """
     folder = tmp_path_factory.mktemp("answers")
     texts = make_texts(120)
     tokenizer = tiny_tokenizer(folder / "tokenizer", texts, 340, ["<|endoftext|>", *CHAT_CONTROLS])
     pairs = [
-        {"prompt": text[:30], "chosen": f"water {n % 7}", "rejected": f"pipe {n % 5}"} for n, text in enumerate(texts)
+        {"prompt": text[:30], "chosen": f"water {n % 7}", "rejected": f"pipe {n % 5}"}
+        for n, text in enumerate(texts)
     ]
     labelled = [
-        {"prompt": text[:30], "completion": f"{'water' if n % 2 else 'pipe'} {n % 7}", "label": bool(n % 2)}
+        {
+            "prompt": text[:30],
+            "completion": f"{'water' if n % 2 else 'pipe'} {n % 7}",
+            "label": bool(n % 2),
+        }
         for n, text in enumerate(texts)
     ]
     for name, records in (("pairs", pairs[:100]), ("held", pairs[100:]), ("labels", labelled)):
         write_json_lines(folder / f"{name}.jsonl", records)
-        prepare_here(folder / f"{name}.jsonl", tokenizer, folder / name, template=CHATML, answers="tree")
+        prepare_here(
+            folder / f"{name}.jsonl", tokenizer, folder / name, template=CHATML, answers="tree"
+        )
     prepare_here(folder / "pairs.jsonl", tokenizer, folder / "best", template=CHATML)
     ps.train(model_for(folder), loader_for(folder / "best"), output=folder / "base", **SETTINGS)
     return folder
@@ -54,7 +71,12 @@ def loader_for(path, **more):
 
 def start(data, output, name="pairs", model=None, **more):
     settings = {**SETTINGS, "preference": PREFERENCE, **more}
-    return ps.train(model_for(data) if model is None else model, loader_for(data / name), output=output, **settings)
+    return ps.train(
+        model_for(data) if model is None else model,
+        loader_for(data / name),
+        output=output,
+        **settings,
+    )
 
 
 def losses(run):
@@ -85,25 +107,37 @@ def test_killed_and_resumed_is_the_same(data, tmp_path):
         start(data, tmp_path / "killed", on_step=KillAfter(3))
     again = start(data, tmp_path / "killed", resume=True)
     assert losses(again) == losses(whole)
-    assert [one["preference.margin"] for one in again.metrics] == [one["preference.margin"] for one in whole.metrics]
+    assert [one["preference.margin"] for one in again.metrics] == [
+        one["preference.margin"] for one in whole.metrics
+    ]
 
 
 def test_another_reference_is_refused_at_a_resume(data, tmp_path):
-    run = start(data, tmp_path / "run", steps=2, preference={**PREFERENCE, "reference": str(data / "base")})
+    run = start(
+        data, tmp_path / "run", steps=2, preference={**PREFERENCE, "reference": str(data / "base")}
+    )
     with pytest.raises(StateError, match="the reference model is"):
-        start(data, tmp_path / "run", resume=True, preference={**PREFERENCE, "reference": "initial"})
+        start(
+            data, tmp_path / "run", resume=True, preference={**PREFERENCE, "reference": "initial"}
+        )
     assert run.step == 2
 
 
 def test_every_reference_gives_the_same(data, tmp_path):
-    """The run's own beginning, the same weights from a folder, and their log-probabilities stored with the data."""
+    """The run's own beginning, the same weights from a folder, and their log-probabilities stored
+    with the data.
+    """
     found = {}
     begin = str(data / "base")
     for reference in ("initial", begin):
         preference = {**PREFERENCE, "reference": reference}
-        found[reference] = losses(start(data, tmp_path / f"run{len(found)}", model=begin, preference=preference))
+        found[reference] = losses(
+            start(data, tmp_path / f"run{len(found)}", model=begin, preference=preference)
+        )
     cache_reference(begin, data / "pairs", tmp_path / "cached", threads=1, progress=False)
-    assert REFERENCE_COLUMN in [column.name for column in ps.open_dataset(tmp_path / "cached").manifest.columns]
+    assert REFERENCE_COLUMN in [
+        column.name for column in ps.open_dataset(tmp_path / "cached").manifest.columns
+    ]
     # The name decides the order of documents.
     loader = loader_for(ps.Source(tmp_path / "cached", name="pairs"))
     run = ps.train(begin, loader, output=tmp_path / "c", preference=PREFERENCE, **SETTINGS)
@@ -119,7 +153,9 @@ def test_lora_switched_off_is_the_reference(data, tmp_path):
     pytest.importorskip("peft")
     begin, lora = str(data / "base"), {"rank": 4}
     with_lora = start(data, tmp_path / "a", model=begin, lora=lora)
-    frozen = start(data, tmp_path / "b", model=begin, lora=lora, preference={**PREFERENCE, "reference": begin})
+    frozen = start(
+        data, tmp_path / "b", model=begin, lora=lora, preference={**PREFERENCE, "reference": begin}
+    )
     assert losses(with_lora) == pytest.approx(losses(frozen), rel=1e-5)
     assert losses(with_lora)[0] == pytest.approx(math.log(2), rel=1e-6)
 
@@ -134,14 +170,29 @@ def test_kto_has_its_reference_point(data, tmp_path):
 
 
 def test_tokens_of_compared_answers_are_not_trained_alike(data, tmp_path):
-    for more in ({}, {"evaluators": {"held": {"data": str(data / "held")}}, "preference": PREFERENCE}):
+    for more in (
+        {},
+        {"evaluators": {"held": {"data": str(data / "held")}}, "preference": PREFERENCE},
+    ):
         with pytest.raises(ConfigError, match="the worse ones too"):
-            ps.train(model_for(data), loader_for(data / "pairs"), output=tmp_path / "run", **SETTINGS, **more)
+            ps.train(
+                model_for(data),
+                loader_for(data / "pairs"),
+                output=tmp_path / "run",
+                **SETTINGS,
+                **more,
+            )
     with pytest.raises(ConfigError, match="'best' has no paths"):
         start(data, tmp_path / "run", "best")
     evaluators = {"held": {"kind": "preference", "data": str(data / "held")}}
     with pytest.raises(ConfigError, match=r"needs training\.preference"):
-        ps.train(model_for(data), loader_for(data / "best"), output=tmp_path / "run", evaluators=evaluators, **SETTINGS)
+        ps.train(
+            model_for(data),
+            loader_for(data / "best"),
+            output=tmp_path / "run",
+            evaluators=evaluators,
+            **SETTINGS,
+        )
 
 
 def judge(record, answer):
@@ -152,7 +203,9 @@ def judge(record, answer):
 def rollouts(data):
     run = ps.open_run(data / "base")
     prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
-    return run.rollouts(prompts, judge, data / "rollouts", samples=4, max_tokens=12, threads=1, progress=False)
+    return run.rollouts(
+        prompts, judge, data / "rollouts", samples=4, max_tokens=12, threads=1, progress=False
+    )
 
 
 def test_rollouts_are_groups_with_rewards(data, rollouts):
@@ -172,7 +225,9 @@ def test_rollouts_are_groups_with_rewards(data, rollouts):
 
 
 def test_the_sampler_and_training_agree_on_log_probabilities(data, rollouts):
-    again = cache_reference(data / "base", data / "rollouts", data / "scored", threads=1, progress=False)
+    again = cache_reference(
+        data / "base", data / "rollouts", data / "scored", threads=1, progress=False
+    )
     assert rollouts.prompts
     for document in again:
         trained = document.loss_weights != 0
@@ -182,15 +237,27 @@ def test_the_sampler_and_training_agree_on_log_probabilities(data, rollouts):
 
 
 def test_a_policy_learns_from_rewards(data, tmp_path, rollouts):
-    loader = ps.Loader(ps.Source(data / "rollouts", max_epochs=8), sequence_length=256, rows_per_step=2)
-    settings = {**SETTINGS, "steps": None, "learning_rate": 1e-3, "warmup_steps": 1, "schedule": "constant"}
-    run = ps.train(str(data / "base"), loader, output=tmp_path / "run", policy={"clip_high": 0.3}, **settings)
+    loader = ps.Loader(
+        ps.Source(data / "rollouts", max_epochs=8), sequence_length=256, rows_per_step=2
+    )
+    settings = {
+        **SETTINGS,
+        "steps": None,
+        "learning_rate": 1e-3,
+        "warmup_steps": 1,
+        "schedule": "constant",
+    }
+    run = ps.train(
+        str(data / "base"), loader, output=tmp_path / "run", policy={"clip_high": 0.3}, **settings
+    )
     first = run.metrics[0]
     # One step of the policy that sampled: ratios are 1.
     assert first["policy.log_ratio"] < 1e-5
     assert first["policy.clipped"] == 0
     prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
-    more = run.rollouts(prompts, judge, tmp_path / "more", samples=4, max_tokens=12, threads=1, progress=False)
+    more = run.rollouts(
+        prompts, judge, tmp_path / "more", samples=4, max_tokens=12, threads=1, progress=False
+    )
     assert more.mean_reward > rollouts.mean_reward
     assert rollouts.spread > 6
 
@@ -218,10 +285,18 @@ def test_rollouts_and_training_have_one_temperature(data, tmp_path, temperature)
     for document in dataset[:3]:
         for path in range(4):
             slots = document.tree.slots(path)
-            ids, stored = document.tokens[slots].astype(np.int64), document.columns[OLD_COLUMN][slots][1:]
+            ids, stored = (
+                document.tokens[slots].astype(np.int64),
+                document.columns[OLD_COLUMN][slots][1:],
+            )
             with torch.no_grad():
-                logits = model.logits(model(model.tensors(make_row([len(ids)], tokens=ids)))[0])[:-1]
-            logs = [(logits / warm).log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]] for warm in (temperature, 1)]
+                logits = model.logits(model(model.tensors(make_row([len(ids)], tokens=ids)))[0])[
+                    :-1
+                ]
+            logs = [
+                (logits / warm).log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
+                for warm in (temperature, 1)
+            ]
             gaps = [np.abs(one.numpy() - stored)[stored != 0].max() for one in logs]
             assert gaps[0] < 1e-4
             farthest = max(farthest, gaps[1])
@@ -229,19 +304,36 @@ def test_rollouts_and_training_have_one_temperature(data, tmp_path, temperature)
     run = learn(data, tmp_path / "d", tmp_path / "run", kl=0.1)
     assert run.metrics[0]["policy.log_ratio"] < 1e-4
     assert run.metrics[0]["policy.kl"] < 1e-6
-    # A reference that was computed before, and the trainer's own probabilities, are at that temperature, too.
+    # A reference that was computed before, and the trainer's own probabilities, are at that
+    # temperature, too.
     cache_reference(data / "base", tmp_path / "d", tmp_path / "r", threads=1, progress=False)
     again = cache_reference(
-        data / "base", tmp_path / "r", tmp_path / "t", column=TRAINER_COLUMN, threads=1, progress=False
+        data / "base",
+        tmp_path / "r",
+        tmp_path / "t",
+        column=TRAINER_COLUMN,
+        threads=1,
+        progress=False,
     )
     for document in again:
         trained = document.loss_weights != 0
         for name in (REFERENCE_COLUMN, TRAINER_COLUMN):
             found, expected = (document.columns[one][trained] for one in (name, OLD_COLUMN))
             np.testing.assert_allclose(found, expected, atol=1e-4)
-    run = learn(data, tmp_path / "t", tmp_path / "cached", kl=0.1, importance_cap=2.0, kind="cispo", clip_high=3.0)
+    run = learn(
+        data,
+        tmp_path / "t",
+        tmp_path / "cached",
+        kl=0.1,
+        importance_cap=2.0,
+        kind="cispo",
+        clip_high=3.0,
+    )
     first = run.metrics[0]
-    assert max(first[f"policy.{name}"] for name in ("log_ratio", "sampler_gap", "capped", "clipped")) < 1e-4
+    assert (
+        max(first[f"policy.{name}"] for name in ("log_ratio", "sampler_gap", "capped", "clipped"))
+        < 1e-4
+    )
     assert first["policy.kl"] < 1e-6
 
 
@@ -255,9 +347,17 @@ def test_filtered_answers_are_refused_or_taken_by_name(data, tmp_path, filters, 
     named = next(name for name in filters if name != "temperature")
     with pytest.raises(ConfigError, match=rf"{named}.*policy.filtered"):
         learn(data, tmp_path / "d", tmp_path / "run")
-    loader = ps.Loader(ps.Source(tmp_path / "d", max_epochs=1), sequence_length=256, rows_per_step=1)
+    loader = ps.Loader(
+        ps.Source(tmp_path / "d", max_epochs=1), sequence_length=256, rows_per_step=1
+    )
     settings = {**SETTINGS, "steps": 1, "warmup_steps": 1, "progress": True}
-    run = ps.train(str(data / "base"), loader, output=tmp_path / "run", policy={"filtered": "accept"}, **settings)
+    run = ps.train(
+        str(data / "base"),
+        loader,
+        output=tmp_path / "run",
+        policy={"filtered": "accept"},
+        **settings,
+    )
     # Those of the model at the temperature, without the filters, on both sides.
     assert run.metrics[0]["policy.log_ratio"] < 1e-4
     assert f"was sampled with {named}" in capsys.readouterr().err
@@ -277,7 +377,9 @@ def test_a_reward_is_told_why_an_answer_ended(data, tmp_path):
 
     for number, one in enumerate((reward, Judge())):
         found = sample(data, tmp_path / str(number), one, samples=8, max_tokens=6)
-        values = np.array([document.tree.values for document in ps.open_dataset(tmp_path / str(number))])
+        values = np.array(
+            [document.tree.values for document in ps.open_dataset(tmp_path / str(number))]
+        )
         names = ps.open_dataset(tmp_path / str(number))[0].tree.names
         rewards, cut = (values[..., names.index(name)] for name in ("reward", "truncated"))
         assert (rewards == 1 - cut).all()
@@ -290,7 +392,9 @@ def test_a_reward_is_told_why_an_answer_ended(data, tmp_path):
 
 def test_answers_that_were_cut_are_masked(data, tmp_path):
     sample(data, tmp_path / "d", lambda record, answer: float(len(answer)), max_tokens=6, samples=8)
-    runs = {how: learn(data, tmp_path / "d", tmp_path / how, truncated=how) for how in ("train", "mask")}
+    runs = {
+        how: learn(data, tmp_path / "d", tmp_path / how, truncated=how) for how in ("train", "mask")
+    }
     first = {how: run.metrics[0] for how, run in runs.items()}
     assert first["mask"]["gradient_norm"] != first["train"]["gradient_norm"]
 
@@ -302,7 +406,11 @@ def test_an_answer_of_nothing_but_the_end_is_an_answer(data, tmp_path):
     assert dataset.manifest.sampling == {}
     stop = set(ps.open_run(data / "base").stop_ids)
     firsts = {
-        int(one.tokens[(slots := one.tree.slots(path))[int(np.argmax(one.columns[OLD_COLUMN][slots] != 0))]])
+        int(
+            one.tokens[
+                (slots := one.tree.slots(path))[int(np.argmax(one.columns[OLD_COLUMN][slots] != 0))]
+            ]
+        )
         for one in dataset
         for path in range(32)
     }
@@ -323,7 +431,13 @@ def test_an_answer_of_nothing_but_the_end_is_an_answer(data, tmp_path):
     ],
 )
 def test_bad_rollouts_are_refused(data, tmp_path, change, error, reason):
-    given = {"prompts": ["water"], "reward": judge, "output": tmp_path / "d", "samples": 2, **change}
+    given = {
+        "prompts": ["water"],
+        "reward": judge,
+        "output": tmp_path / "d",
+        "samples": 2,
+        **change,
+    }
     with pytest.raises(error, match=reason):
         ps.open_run(data / "base").rollouts(max_tokens=4, threads=1, progress=False, **given)
     assert not (tmp_path / "d").exists()
@@ -333,17 +447,38 @@ def test_the_commands(data, tmp_path, command_line):
     write_json_lines(tmp_path / "prompts.jsonl", [{"prompt": "water"}, {"prompt": "pipe"}])
     (tmp_path / "judge.py").write_text("def reward(record, answer):\n    return len(answer)\n")
     code, said, _ = command_line(
-        "rollouts", data / "base", tmp_path / "prompts.jsonl", "--reward", f"{tmp_path}/judge.py:reward", "--output",
-        tmp_path / "r", "--samples", 3, "--max-tokens", 5, "--threads", 1,
-    )  # fmt: skip
+        "rollouts",
+        data / "base",
+        tmp_path / "prompts.jsonl",
+        "--reward",
+        f"{tmp_path}/judge.py:reward",
+        "--output",
+        tmp_path / "r",
+        "--samples",
+        3,
+        "--max-tokens",
+        5,
+        "--threads",
+        1,
+    )
     assert code == 0
     assert "2 prompts: mean reward" in said
-    code, said, _ = command_line("reference", data / "base", tmp_path / "r", "--output", tmp_path / "s", "--threads", 1)
-    assert (code, "2 documents with the column" in said) == (0, True)
-    assert torch.isfinite(torch.tensor(ps.open_dataset(tmp_path / "s")[0].columns[REFERENCE_COLUMN])).all()
     code, said, _ = command_line(
-        "reference", data / "base", tmp_path / "s", "--output", tmp_path / "t", "--column", TRAINER_COLUMN,
-    )  # fmt: skip
+        "reference", data / "base", tmp_path / "r", "--output", tmp_path / "s", "--threads", 1
+    )
+    assert (code, "2 documents with the column" in said) == (0, True)
+    assert torch.isfinite(
+        torch.tensor(ps.open_dataset(tmp_path / "s")[0].columns[REFERENCE_COLUMN])
+    ).all()
+    code, said, _ = command_line(
+        "reference",
+        data / "base",
+        tmp_path / "s",
+        "--output",
+        tmp_path / "t",
+        "--column",
+        TRAINER_COLUMN,
+    )
     assert (code, f"2 documents with the column {TRAINER_COLUMN}" in said) == (0, True)
     with pytest.raises(ConfigError, match="column must be one of"):
         cache_reference(data / "base", tmp_path / "s", tmp_path / "u", column="other")
@@ -372,15 +507,25 @@ RANKS = """
         )
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(data, tmp_path, rollouts):
     assert rollouts.spread
     on_two_processes(tmp_path / "script.py", RANKS, data, tmp_path / "two")
-    for name, kind, shard in (("pairs", "dpo", False), ("pairs", "dpo", True), ("labels", "kto", False)):
-        run = start(data, tmp_path / f"{kind}-{shard}", name, steps=4, preference={"kind": kind, "beta": 0.5})
+    for name, kind, shard in (
+        ("pairs", "dpo", False),
+        ("pairs", "dpo", True),
+        ("labels", "kto", False),
+    ):
+        run = start(
+            data,
+            tmp_path / f"{kind}-{shard}",
+            name,
+            steps=4,
+            preference={"kind": kind, "beta": 0.5},
+        )
         two = ps.open_run(tmp_path / "two" / f"{kind}-{shard}")
         assert losses(two) == pytest.approx(losses(run), rel=1e-5)
         margins = [[one["preference.margin"] for one in each.metrics] for each in (two, run)]

@@ -1,4 +1,6 @@
-"""Training from Python: the steps of `penstock train`, its folder, its resume, and what is done with a run."""
+"""Training from Python: the steps of `penstock train`, its folder, its resume, and what is done
+with a run.
+"""
 
 import json
 import shutil
@@ -63,7 +65,9 @@ def test_settings_alone_make_a_run_that_the_command_can_resume(data, tmp_path, w
     """Without objects the run's file says everything."""
     settings = ps.models.ModelSettings(layers=2, width=16, heads=2)
     with pytest.raises(KilledError, match="after step"):
-        ps.train(settings, make_loader(data), output=tmp_path / "run", on_step=KillAfter(5), **SETTINGS)
+        ps.train(
+            settings, make_loader(data), output=tmp_path / "run", on_step=KillAfter(5), **SETTINGS
+        )
     # The object was only there to stop it.
     file = tmp_path / "run" / "run.yaml"
     kept = yaml.safe_load(file.read_text())
@@ -84,7 +88,10 @@ def test_the_data_of_a_run_can_be_looked_at_by_its_folder(data, made, tmp_path):
     told = json.loads(call_penstock("plan", made.path, "--steps", 3, "--json").stdout)
     plain = json.loads(call_penstock("plan", data / "run.yaml", "--steps", 3, "--json").stdout)
     assert (told["tokens"], told["sources"]) == (plain["tokens"], plain["sources"])
-    rows = [call_penstock("inspect", path).stdout for path in (made.path, made.path / "run.yaml", data / "run.yaml")]
+    rows = [
+        call_penstock("inspect", path).stdout
+        for path in (made.path, made.path / "run.yaml", data / "run.yaml")
+    ]
     assert rows[0] == rows[1] == rows[2]
     kept = yaml.safe_load((made.path / "run.yaml").read_text())
     kept[PYTHON]["data.sources.0.objective"] = "an object of mine:Objective"
@@ -98,14 +105,19 @@ def test_resume_of_a_run(data, tmp_path, whole, capsys):
     with pytest.raises(KilledError, match="after step"):
         start(data, tmp_path / "run", on_step=KillAfter(5))
     run = ps.open_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"training\.on_step.*KillAfter.*run\.resume\(on_step=…\)"):
+    with pytest.raises(
+        ConfigError, match=r"training\.on_step.*KillAfter.*run\.resume\(on_step=…\)"
+    ):
         run.resume(progress=False)
     done = run.resume(on_step=None, progress=False)
     assert losses(done.metrics) == losses(whole)
     with pytest.raises(StateError, match=r"already.*step.*12.*steps.*10.*12"):
         done.resume(steps=10, progress=False)
     done.resume()
-    assert "the run is complete at step 12; to train longer, give more steps" in capsys.readouterr().err
+    assert (
+        "the run is complete at step 12; to train longer, give more steps"
+        in capsys.readouterr().err
+    )
     longer = done.resume(steps=14)
     assert (longer.step, values(longer.metrics, "step")) == (14, list(range(1, 15)))
     before, after = (f"{longer.metrics[step]['learning_rate']:.3g}" for step in (11, 12))
@@ -120,7 +132,12 @@ def test_a_run_says_at_its_end_which_documents_were_dropped(data, tmp_path, caps
     loader = ps.Loader(source, sequence_length=int(lengths.max()) - 1, rows_per_step=4)
     ps.train(make_model(data), loader, output=tmp_path / "run", **{**SETTINGS, "progress": True})
     said = [line for line in capsys.readouterr().err.splitlines() if "documents dropped" in line]
-    assert said == ["penstock: documents dropped: 1 of source web (empty, or longer than a row with too_long: drop)"]
+    assert said == [
+        (
+            "penstock: documents dropped: 1 of source web (empty, or longer than a row with "
+            "too_long: drop)"
+        )
+    ]
 
 
 def test_resume_of_a_run_of_the_command(data, tmp_path, whole):
@@ -132,7 +149,13 @@ def test_resume_of_a_run_of_the_command(data, tmp_path, whole):
 def test_resume_with_another_plan_is_refused(data, tmp_path):
     start(data, tmp_path / "run", steps=4)
     with pytest.raises(StateError, match="seed"):
-        ps.train(make_model(data), make_loader(data, seed=2), output=tmp_path / "run", resume=True, **SETTINGS)
+        ps.train(
+            make_model(data),
+            make_loader(data, seed=2),
+            output=tmp_path / "run",
+            resume=True,
+            **SETTINGS,
+        )
 
 
 def test_all_that_is_trained_from_python_is_in_the_run_file(data, tmp_path):
@@ -146,7 +169,9 @@ def test_all_that_is_trained_from_python_is_in_the_run_file(data, tmp_path):
         ],
         [ps.ShareChange(step=3, shares={"a": 0.5})],
     )
-    loader = ps.Loader(mixture, sequence_length=96, rows_per_step=2, packing="next_fit", attention="document")
+    loader = ps.Loader(
+        mixture, sequence_length=96, rows_per_step=2, packing="next_fit", attention="document"
+    )
     settings = ps.models.ModelSettings(layers=1, width=16, heads=2)
     run = ps.train(settings, loader, output=tmp_path / "run", **{**SETTINGS, "steps": 4})
     assert any(name.startswith("loss.task.") for name in run.metrics[-1])
@@ -186,7 +211,11 @@ def test_the_loader_may_ask_for_more_than_the_model_needs(data, tmp_path):
 
     start_options = {**SETTINGS, "steps": 3, "warmup_steps": 1}
     ps.train(
-        make_model(data), make_loader(data, requirements=needs), output=tmp_path / "run", on_step=look, **start_options
+        make_model(data),
+        make_loader(data, requirements=needs),
+        output=tmp_path / "run",
+        on_step=look,
+        **start_options,
     )
     assert seen == [True] * 3
 
@@ -203,9 +232,14 @@ def test_a_stopped_run_is_saved(data, tmp_path, whole):
 def test_a_model_of_transformers(data, tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=340, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=340,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
     model = transformers.LlamaForCausalLM(config)
     run = ps.train(model, make_loader(data), output=tmp_path / "run", **{**SETTINGS, "steps": 6})
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
@@ -232,7 +266,9 @@ def test_what_is_done_with_a_run(data, made, tmp_path):
         made.generate("", max_token=3)
     (tmp_path / "other").mkdir()
     shutil.copyfile(made.path / "metrics.jsonl", tmp_path / "other" / "metrics.jsonl")
-    page = made.plot(tmp_path / "curves.html", compare=[tmp_path / "other", made], smoothing=0, log_y=True).read_text()
+    page = made.plot(
+        tmp_path / "curves.html", compare=[tmp_path / "other", made], smoothing=0, log_y=True
+    ).read_text()
     assert page.count("<li class=") == 2  # the same run twice is one
     assert '"smoothing":0,"logX":false,"logY":true' in page
     exported = made.export(tmp_path / "exported")
@@ -247,7 +283,9 @@ def test_what_is_done_with_a_run(data, made, tmp_path):
 
 
 def test_lora_is_resumed_and_exported(data, made, tmp_path):
-    """A run that starts from another, trains small matrices only, and is merged into the exported folder."""
+    """A run that starts from another, trains small matrices only, and is merged into the exported
+    folder.
+    """
     pytest.importorskip("peft")
     lora = {"steps": 6, "lora": {"rank": 2, "alpha": 4}}
 
@@ -263,7 +301,9 @@ def test_lora_is_resumed_and_exported(data, made, tmp_path):
     trained = {name for name, weight in after.named_parameters() if weight.requires_grad}
     assert trained == {name for name, _ in after.named_parameters() if ".lora_" in name}
     frozen = {
-        name.replace(".base_layer", ""): weight for name, weight in after.named_parameters() if name not in trained
+        name.replace(".base_layer", ""): weight
+        for name, weight in after.named_parameters()
+        if name not in trained
     }
     assert all(torch.equal(weight, frozen[name]) for name, weight in before.named_parameters())
     run.export(tmp_path / "exported")
@@ -277,9 +317,14 @@ def test_a_run_is_evaluated_on_sources(data, made):
     path = data / "data" / "validation"
     denoise = ps.Denoise.ul2r(modes=None)
     mixture = ps.Mixture(
-        [ps.Source(path, name="plain", max_epochs=1), ps.Source(path, name="holes", objective=denoise, max_epochs=1)]
+        [
+            ps.Source(path, name="plain", max_epochs=1),
+            ps.Source(path, name="holes", objective=denoise, max_epochs=1),
+        ]
     )
-    found = made.evaluate(path, ps.Source(path, slice=(0, 0.5), objective=denoise), mixture, device="cpu")["results"]
+    found = made.evaluate(
+        path, ps.Source(path, slice=(0, 0.5), objective=denoise), mixture, device="cpu"
+    )["results"]
     assert [one["data"] for one in found] == [str(path), "validation", "plain, holes"]
     assert {"loss", "bits_per_byte"} <= found[0].keys()
     assert {"loss.task.R", "loss.task.X", "loss.task.S"} <= found[1].keys()
@@ -292,7 +337,9 @@ def test_a_run_is_evaluated_on_sources(data, made):
 
 def test_a_run_is_evaluated_on_a_task(data, made, tmp_path):
     (tmp_path / "text.txt").write_text("the cat sees a dog.")
-    found = made.evaluate("bits_per_byte", data=str(tmp_path / "text.txt"), device="cpu", output=tmp_path / "kept")
+    found = made.evaluate(
+        "bits_per_byte", data=str(tmp_path / "text.txt"), device="cpu", output=tmp_path / "kept"
+    )
     assert found["tasks"][0]["score"] > 0
     assert json.loads((tmp_path / "kept" / "results.json").read_text())["tasks"] == found["tasks"]
 
@@ -313,22 +360,41 @@ def test_evaluators_of_sources_and_heads(data, tmp_path):
     last = run.metrics[-1]
     assert {"folder/loss", "folder/bits_per_byte", "folder/loss.distance.2"} <= last.keys()
     assert {"source/loss.task.R", "source/loss.task.S", "source/loss.distance.2"} <= last.keys()
-    assert {"mixture/loss.source.plain", "mixture/loss.source.holes", "mixture/loss.task.X"} <= last.keys()
+    assert {
+        "mixture/loss.source.plain",
+        "mixture/loss.source.holes",
+        "mixture/loss.task.X",
+    } <= last.keys()
     assert [record["step"] for record in run.metrics if "settings/loss" in record] == [3, 6]
 
 
 def test_distill(data, tmp_path, made):
     student = make_model(data, width=8)
     more = {**SETTINGS, "steps": 6, "cross_entropy": 0.5}
-    run = ps.distill(student, make_loader(data), teacher=str(made.path), loss="kl", output=tmp_path / "run", **more)
+    run = ps.distill(
+        student,
+        make_loader(data),
+        teacher=str(made.path),
+        loss="kl",
+        output=tmp_path / "run",
+        **more,
+    )
     assert run.metrics[-1]["distillation"] < run.metrics[0]["distillation"]
     kept = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["teacher"]
-    assert kept == {"cross_entropy": 0.5, "teachers": [{"model": str(made.path), "loss": {"kind": "kl"}}]}
+    assert kept == {
+        "cross_entropy": 0.5,
+        "teachers": [{"model": str(made.path), "loss": {"kind": "kl"}}],
+    }
     with pytest.raises(KilledError, match="after step"):
         ps.distill(
-            make_model(data, width=8), make_loader(data), teacher=[{"model": str(made.path)}], loss="kl",
-            output=tmp_path / "killed", on_step=KillAfter(3), **more,
-        )  # fmt: skip
+            make_model(data, width=8),
+            make_loader(data),
+            teacher=[{"model": str(made.path)}],
+            loss="kl",
+            output=tmp_path / "killed",
+            on_step=KillAfter(3),
+            **more,
+        )
     again = ps.open_run(tmp_path / "killed").resume(on_step=None, progress=False)
     assert losses(again.metrics) == losses(run.metrics)
 
@@ -351,7 +417,7 @@ RANKS = """
     )
     print(run.step, flush=True)
     os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -428,21 +494,38 @@ def test_objects_in_the_loader_are_named_and_given_again(data, tmp_path):
 
 
 def test_a_run_of_chats_replies_and_one_of_texts_says_why_not(made, tmp_path):
-    words = [{"role": "user", "content": "where does the cat sit"}, {"role": "assistant", "content": "on the mat"}]
+    words = [
+        {"role": "user", "content": "where does the cat sit"},
+        {"role": "assistant", "content": "on the mat"},
+    ]
     tokenizer = ps.train_tokenizer(
-        [one["content"] for one in words], vocab_size=290, output=tmp_path / "tokenizer", progress=False,
+        [one["content"] for one in words],
+        vocab_size=290,
+        output=tmp_path / "tokenizer",
+        progress=False,
         special_tokens=["<|im_start|>", "<|im_end|>"],
-    )  # fmt: skip
+    )
     ps.prepare(
-        [{"messages": words}] * 40, tokenizer=tmp_path / "tokenizer", template="chatml", output=tmp_path / "chats",
-        processes=1, progress=False,
-    )  # fmt: skip
+        [{"messages": words}] * 40,
+        tokenizer=tmp_path / "tokenizer",
+        template="chatml",
+        output=tmp_path / "chats",
+        processes=1,
+        progress=False,
+    )
     model = ps.build_model(layers=1, width=32, heads=2, vocab_size=tokenizer.vocab_size)
     loader = ps.Loader({tmp_path / "chats": 1.0}, sequence_length=128, rows_per_step=4)
     run = ps.train(
-        model, loader, steps=40, learning_rate=1e-2, warmup_steps=2, output=tmp_path / "run", threads=1, device="cpu",
+        model,
+        loader,
+        steps=40,
+        learning_rate=1e-2,
+        warmup_steps=2,
+        output=tmp_path / "run",
+        threads=1,
+        device="cpu",
         progress=False,
-    )  # fmt: skip
+    )
     assert run.chat(words[0]["content"], temperature=0, device="cpu") == "on the mat"
     whole = run.chat([*words, words[0]], temperature=0, device="cpu", stop=" the")
     assert whole == run.chat([*words, words[0]], temperature=0, device="cpu", stop=[" the", "zz"])

@@ -1,4 +1,6 @@
-"""The loss of whole rows through a real model: the plain formula on all logits, and any cut of a step."""
+"""The loss of whole rows through a real model: the plain formula on all logits, and any cut of a
+step.
+"""
 
 import numpy as np
 import pytest
@@ -29,13 +31,24 @@ def document(length: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     targets = np.full((DISTANCES, length), IGNORE)
     for d in range(1, DISTANCES + 1):
         targets[d - 1, : max(0, length - d)] = tokens[d:]
-    weights = random.random((DISTANCES, length)) * (random.random((DISTANCES, length)) < 0.5) * (targets != IGNORE)
+    weights = (
+        random.random((DISTANCES, length))
+        * (random.random((DISTANCES, length)) < 0.5)
+        * (targets != IGNORE)
+    )
     return tokens, np.where(weights > 0, targets, IGNORE), weights.astype(np.float32)
 
 
 def pack(documents) -> ModelInput:
-    tokens, targets, weights = (np.concatenate(parts, axis=-1) for parts in zip(*documents, strict=True))
-    return make_row([len(tokens) for tokens, _, _ in documents], tokens=tokens, targets=targets, loss_weights=weights)
+    tokens, targets, weights = (
+        np.concatenate(parts, axis=-1) for parts in zip(*documents, strict=True)
+    )
+    return make_row(
+        [len(tokens) for tokens, _, _ in documents],
+        tokens=tokens,
+        targets=targets,
+        loss_weights=weights,
+    )
 
 
 def gradients(net, rows, denominators, **options) -> tuple[float, list[torch.Tensor]]:
@@ -49,10 +62,13 @@ def gradients(net, rows, denominators, **options) -> tuple[float, list[torch.Ten
 def plain(net, row, denominators, z_loss) -> torch.Tensor:
     tensors = net.tensors(row)
     logits = net.logits(net(tensors))
-    entropy = torch.nn.functional.cross_entropy(logits.mT, tensors.targets, reduction="none", ignore_index=IGNORE)
+    entropy = torch.nn.functional.cross_entropy(
+        logits.mT, tensors.targets, reduction="none", ignore_index=IGNORE
+    )
     each = tensors.loss_weights * (entropy + z_loss * torch.logsumexp(logits, -1) ** 2)
     shares = torch.tensor(
-        [w / n for w, n in zip(net.prediction_weights, denominators, strict=True)], dtype=torch.float64
+        [w / n for w, n in zip(net.prediction_weights, denominators, strict=True)],
+        dtype=torch.float64,
     )
     return (each.sum(1) * shares).sum()
 
@@ -76,7 +92,11 @@ def test_packing_and_microbatches_change_nothing():
     documents = [document(n, n) for n in (9, 4, 14, 6)]
     denominators = tuple(float(x) for x in sum(weights.sum(1) for _, _, weights in documents))
     whole = gradients(net, [pack(documents)], denominators)
-    for rows in ([pack(documents[:1]), pack(documents[1:])], [pack([d]) for d in documents], [pack(documents[::-1])]):
+    for rows in (
+        [pack(documents[:1]), pack(documents[1:])],
+        [pack([d]) for d in documents],
+        [pack(documents[::-1])],
+    ):
         value, got = gradients(net, rows, denominators)
         assert value == pytest.approx(whole[0], rel=1e-10)
         for mine, its in zip(got, whole[1], strict=True):
@@ -87,7 +107,9 @@ def test_the_sums_are_those_of_metrics():
     net = model(prediction_heads=2)
     row = pack([document(20, 1)])
     found = row_loss(net, row, (2.0, 3.0))
-    assert found.loss.item() == pytest.approx(float(found.cross_entropy[0] / 2 + found.cross_entropy[1] / 3))
+    assert found.loss.item() == pytest.approx(
+        float(found.cross_entropy[0] / 2 + found.cross_entropy[1] / 3)
+    )
     assert found.weights.tolist() == pytest.approx(row.loss_weights.sum(1).tolist())
     assert found.num_targets == int((row.loss_weights > 0).sum())
 
@@ -98,4 +120,6 @@ def test_a_frozen_model_can_be_evaluated():
     with torch.no_grad():
         without = row_loss(net, row, (2.0, 3.0))
     assert not without.loss.requires_grad
-    assert without.loss.item() == pytest.approx(row_loss(net, row, (2.0, 3.0)).loss.item(), rel=1e-12)
+    assert without.loss.item() == pytest.approx(
+        row_loss(net, row, (2.0, 3.0)).loss.item(), rel=1e-12
+    )

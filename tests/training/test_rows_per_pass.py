@@ -1,4 +1,6 @@
-"""Rows joined into one pass of the model: the same losses, the same resume, and refusals where it cannot be."""
+"""Rows joined into one pass of the model: the same losses, the same resume, and refusals where it
+cannot be.
+"""
 
 import shutil
 
@@ -22,7 +24,9 @@ FOUR = "training.steps=4"
 def passes_of(trainer, monkeypatch):
     """Slots of each pass of one step."""
     seen = []
-    monkeypatch.setattr(type(trainer.model), "forward", _counting(type(trainer.model).forward, seen))
+    monkeypatch.setattr(
+        type(trainer.model), "forward", _counting(type(trainer.model).forward, seen)
+    )
     next(trainer.train())
     return seen
 
@@ -35,23 +39,39 @@ def _counting(forward, seen):
     return call
 
 
-RECURRENT = ("model.blocks={delta: {mixer: gated_delta}, space: {mixer: mamba}}", "model.pattern=[delta, space]")
+RECURRENT = (
+    "model.blocks={delta: {mixer: gated_delta}, space: {mixer: mamba}}",
+    "model.pattern=[delta, space]",
+)
 
 
-@pytest.mark.parametrize("more", [(), ("model.prediction_heads=2",), ("data.attention=row",), RECURRENT], ids=str)
+@pytest.mark.parametrize(
+    "more", [(), ("model.prediction_heads=2",), ("data.attention=row",), RECURRENT], ids=str
+)
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_losses_are_those_of_single_rows(data, tmp_path, count, more):
-    single, joined = (train(data, tmp_path / str(n), FOUR, f"training.rows_per_pass={n}", *more) for n in (1, count))
+    single, joined = (
+        train(data, tmp_path / str(n), FOUR, f"training.rows_per_pass={n}", *more)
+        for n in (1, count)
+    )
     for name in ("loss", "gradient_norm"):
         assert values(joined, name) == pytest.approx(values(single, name), rel=1e-4)
-    assert losses(joined) != losses(single), "another order of additions rounds otherwise: were rows joined?"
+    assert losses(joined) != losses(single), (
+        "another order of additions rounds otherwise: were rows joined?"
+    )
 
 
 def test_parts_of_the_loss_by_source_and_task(data, tmp_path):
-    """A mixture with prefixes, a source without targets in some steps, and documents of padding in the middle."""
-    single, joined = (train(data, tmp_path / str(n), *mixed(data), f"training.rows_per_pass={n}") for n in (1, 3))
+    """A mixture with prefixes, a source without targets in some steps, and documents of padding in
+    the middle.
+    """
+    single, joined = (
+        train(data, tmp_path / str(n), *mixed(data), f"training.rows_per_pass={n}") for n in (1, 3)
+    )
     for one, other in zip(single, joined, strict=True):
-        mine, theirs = ({k: v for k, v in record.items() if k.startswith("loss")} for record in (one, other))
+        mine, theirs = (
+            {k: v for k, v in record.items() if k.startswith("loss")} for record in (one, other)
+        )
         assert mine == pytest.approx(theirs, rel=1e-4)
 
 
@@ -88,22 +108,38 @@ def test_how_many_rows_a_pass_has(data, tmp_path, options, slots, monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of torch._dynamo itself
 def test_a_compiled_model_sees_one_size(data, tmp_path):
     sizes = {
-        rows: make(data, tmp_path / f"run{rows}", FOUR, f"data.loader.rows_per_step={rows}", "training.compile=true")
+        rows: make(
+            data,
+            tmp_path / f"run{rows}",
+            FOUR,
+            f"data.loader.rows_per_step={rows}",
+            "training.compile=true",
+        )
         for rows in (40, 34, 37)
     }
-    assert {rows: trainer.rows_per_pass for rows, trainer in sizes.items()} == {40: 20, 34: 17, 37: 1}
+    assert {rows: trainer.rows_per_pass for rows, trainer in sizes.items()} == {
+        40: 20,
+        34: 17,
+        37: 1,
+    }
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch._dynamo itself
 def test_rows_with_other_documents_are_not_compiled_for(data, tmp_path, monkeypatch):
     """Once for the first row, and once more when the number of documents turns out to change."""
     compile = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compile(self, backend="eager", **options))
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda self, **options: compile(self, backend="eager", **options),
+    )
     options = ("training.compile=true", "training.steps=10", "training.rows_per_pass=2")
     with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
         found = train(data, tmp_path / "run", *options)
     torch._dynamo.reset()
-    assert values(found) == pytest.approx(values(train(data, tmp_path / "plain", *options[1:])), rel=1e-4)
+    assert values(found) == pytest.approx(
+        values(train(data, tmp_path / "plain", *options[1:])), rel=1e-4
+    )
 
 
 def test_little_memory_means_fewer_rows(data, tmp_path, monkeypatch):
@@ -133,7 +169,13 @@ def test_a_loss_of_ones_own_gets_rows_unless_asked(data, tmp_path):
         loader = ps.Loader(str(data / "data" / "train"), sequence_length=64, rows_per_step=4)
         seen.clear()
         run = ps.train(
-            model, loader, output=tmp_path / str(count), steps=2, loss=loss, rows_per_pass=count, progress=False
+            model,
+            loader,
+            output=tmp_path / str(count),
+            steps=2,
+            loss=loss,
+            rows_per_pass=count,
+            progress=False,
         )
         found[count] = values(run.metrics)
         # One more call when the run begins.
@@ -144,7 +186,10 @@ def test_a_loss_of_ones_own_gets_rows_unless_asked(data, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("training.rows_per_pass=2", "training.micro_sequences=2"), "cuts rows and rows_per_pass joins them"),
+        (
+            ("training.rows_per_pass=2", "training.micro_sequences=2"),
+            "cuts rows and rows_per_pass joins them",
+        ),
         (("training.rows_per_pass=0",), r"training.rows_per_pass must be above 0, got 0"),
     ],
     ids=str,
@@ -155,7 +200,9 @@ def test_refusals(data, tmp_path, options, message):
 
 
 def of_transformers(data, folder, kind, **settings):
-    tiny_huggingface(kind, vocab_size=400, max_position_embeddings=64, **settings).save_pretrained(folder)
+    tiny_huggingface(kind, vocab_size=400, max_position_embeddings=64, **settings).save_pretrained(
+        folder
+    )
     shutil.copy(data / "tokenizer" / "tokenizer.json", folder)
     return f"model=hf:{folder}"
 
@@ -191,7 +238,10 @@ def test_models_of_transformers_get_joined_rows(data, tmp_path, kind, settings):
 def test_a_step_in_one_call_has_the_gradients_of_its_rows(data):
     model = ps.build_model(layers=2, width=16, heads=2, vocab_size=340, dtype="float64")
     loader = ps.Loader(
-        str(data / "data" / "train"), sequence_length=64, rows_per_step=5, requirements=model.requirements()
+        str(data / "data" / "train"),
+        sequence_length=64,
+        rows_per_step=5,
+        requirements=model.requirements(),
     )
     step = next(iter(loader))
     found = []

@@ -1,4 +1,6 @@
-"""Runs, models in the Hugging Face layout, and what is neither, opened; runs begun where one was cut short."""
+"""Runs, models in the Hugging Face layout, and what is neither, opened; runs begun where one was
+cut short.
+"""
 
 import json
 import os
@@ -52,7 +54,12 @@ def test_the_newest_complete_checkpoint_is_taken(data, tmp_path, capsys):
 def test_an_exported_model(data, run, tmp_path):
     tokenizer = load_tokenizer(data / "tokenizer")
     stop = tokenizer.special_tokens[SENTINELS[0]]
-    export(load_model(RunFolder.open(run).model), tmp_path / "out", tokenizer=tokenizer, stop_ids=[stop])
+    export(
+        load_model(RunFolder.open(run).model),
+        tmp_path / "out",
+        tokenizer=tokenizer,
+        stop_ids=[stop],
+    )
     found = RunFolder.open(tmp_path / "out")
     assert (found.model, found.tokenizer, found.step) == (tmp_path / "out", tmp_path / "out", None)
     assert stop in found.stop_ids
@@ -66,7 +73,9 @@ def test_a_model_of_the_hub(data, run, tmp_path, monkeypatch):
     export(load_model(RunFolder.open(run).model), tmp_path / "out", tokenizer=tokenizer)
 
     def give(name, *, revision, allow_patterns):
-        asked.append((name, [pattern for pattern in allow_patterns if pattern in ("*.safetensors", "*.bin")]))
+        asked.append(
+            (name, [pattern for pattern in allow_patterns if pattern in ("*.safetensors", "*.bin")])
+        )
         return str(tmp_path / "out")
 
     monkeypatch.setattr(hub, "snapshot_download", give)
@@ -91,9 +100,15 @@ def test_a_model_of_the_hub(data, run, tmp_path, monkeypatch):
 
 
 def test_the_chat_template_of_a_model_wherever_it_is(data, run, tmp_path):
-    export(load_model(RunFolder.open(run).model), tmp_path / "out", tokenizer=load_tokenizer(data / "tokenizer"))
+    export(
+        load_model(RunFolder.open(run).model),
+        tmp_path / "out",
+        tokenizer=load_tokenizer(data / "tokenizer"),
+    )
     settings = tmp_path / "out" / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ old }}"}))
+    settings.write_text(
+        json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ old }}"})
+    )
     assert RunFolder.open(tmp_path / "out").template == "{{ old }}"
     (tmp_path / "out" / "chat_template.jinja").write_text("{{ new }}")
     assert RunFolder.open(tmp_path / "out").template == "{{ new }}"
@@ -103,7 +118,12 @@ def test_chats_leave_their_template_in_the_run(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer", ["some words"], 270, CHAT_CONTROLS)
     chats = (make_chat("a b", f"c {n}") for n in range(50))
     prepare_here(chats, tokenizer, tmp_path / "data" / "train", template="chatml")
-    train(write_run_file(tmp_path), tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")
+    train(
+        write_run_file(tmp_path),
+        tmp_path / "run",
+        "training.steps=2",
+        "training.schedule.warmup_steps=2",
+    )
     found = RunFolder.open(tmp_path / "run")
     assert "<|im_start|>" in found.template
     assert load_tokenizer(found.tokenizer).special_tokens["<|im_end|>"] in found.stop_ids
@@ -123,7 +143,9 @@ def test_rubbish(tmp_path):
 
 
 def test_a_folder_that_a_kill_left_half_made(data, tmp_path):
-    """The run file comes last: without it the folder is begun again, with a tokenizer that is whole."""
+    """The run file comes last: without it the folder is begun again, with a tokenizer that is
+    whole.
+    """
     make(data, tmp_path / "run")
     (tmp_path / "run" / RUN_FILE).unlink()
     (tmp_path / "run" / "tokenizer" / "tokenizer.json").write_text("{")
@@ -189,7 +211,10 @@ def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
 def test_a_setting_that_fits_only_later_leaves_a_folder_that_is_free(data, tmp_path):
     with pytest.raises(ConfigError, match="cannot be cut into 3"):
         train(data, tmp_path / "run", "training.micro_sequences=3")
-    assert len(train(data, tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2")) == 2
+    assert (
+        len(train(data, tmp_path / "run", "training.steps=2", "training.schedule.warmup_steps=2"))
+        == 2
+    )
 
 
 def test_folders_that_are_something_else_stay_as_they_are(data, tmp_path):

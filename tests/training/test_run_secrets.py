@@ -1,4 +1,6 @@
-"""A run on data behind a password keeps it out of its folder, its output, and what other tools get of the run file."""
+"""A run on data behind a password keeps it out of its folder, its output, and what other tools get
+of the run file.
+"""
 
 import shutil
 from pathlib import Path
@@ -29,7 +31,10 @@ def server(data, tmp_path, monkeypatch):
 def write_run(folder: Path, url: str, **training) -> Path:
     folder.mkdir()
     run = {
-        "data": {"sources": [{"path": url}], "loader": {"sequence_length": 64, "rows_per_step": 4, "seed": 1}},
+        "data": {
+            "sources": [{"path": url}],
+            "loader": {"sequence_length": 64, "rows_per_step": 4, "seed": 1},
+        },
         "model": {"layers": 1, "width": 16, "heads": 2},
         "training": {"steps": 2, "threads": 1, **training},
     }
@@ -45,7 +50,9 @@ def test_a_run_from_a_run_file(server, tmp_path, capsys, kind):
         trainer = make(given, tmp_path / "run", say=said.append, ranks=ranks)
         train_to_end(trainer, yaml.safe_load((given / "run.yaml").read_text()))
     kept = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
-    assert kept["data"]["sources"] == [{"path": f"http://127.0.0.1:{server.server_port}/{kind}/train"}]
+    assert kept["data"]["sources"] == [
+        {"path": f"http://127.0.0.1:{server.server_port}/{kind}/train"}
+    ]
     with Ranks(torch.device("cpu")) as ranks:
         make(given, tmp_path / "run", resume=True, say=said.append, ranks=ranks)
     assert not [line for line in said if "resumed with" in line]
@@ -59,7 +66,9 @@ def test_a_run_from_python(server, tmp_path, capsys):
     assert source.name == "train"
     model = ps.build_model(layers=1, width=16, heads=2, vocab_size=400)
     run = ps.train(model, loader, steps=2, output=tmp_path / "run", threads=1)
-    shown = "".join(map(repr, (source, ps.Source([server.signed("train")]), loader, loader.mixture, run)))
+    shown = "".join(
+        map(repr, (source, ps.Source([server.signed("train")]), loader, loader.mixture, run))
+    )
     shown += str(loader.explain(1)) + loader._repr_html_() + "".join(capsys.readouterr())
     assert (leaks(tmp_path), found_secrets(shown)) == ({}, [])
 

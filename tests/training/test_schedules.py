@@ -22,7 +22,9 @@ def test_wsd_by_hand():
 def test_the_default_warm_up_is_a_hundred_steps_or_a_tenth_of_a_short_run():
     schedule = ScheduleSettings(shape="constant")
     totals = (1, 5, 60, 2000)
-    steps_below_peak = {total: sum(schedule.share(step, total) < 1 for step in range(total)) for total in totals}
+    steps_below_peak = {
+        total: sum(schedule.share(step, total) < 1 for step in range(total)) for total in totals
+    }
     assert steps_below_peak == {1: 0, 5: 0, 60: 5, 2000: 99}
 
 
@@ -30,7 +32,9 @@ def test_linear_and_cosine_by_hand():
     linear = ScheduleSettings(shape="linear", warmup_steps=0, floor=0.2)
     assert [linear.share(step, 4) for step in range(5)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
     cosine = ScheduleSettings(shape="cosine", warmup_steps=0)
-    assert [cosine.share(step, 4) for step in (0, 1, 2, 4)] == pytest.approx([1, 0.5 + math.sqrt(0.5) / 2, 0.5, 0])
+    assert [cosine.share(step, 4) for step in (0, 1, 2, 4)] == pytest.approx(
+        [1, 0.5 + math.sqrt(0.5) / 2, 0.5, 0]
+    )
 
 
 @given(
@@ -54,7 +58,11 @@ def test_up_then_never_up_again_and_never_zero_while_training(shape, warmup, tot
 
 @pytest.mark.parametrize(
     ("wrong", "match"),
-    [({"shape": "step"}, "schedule.shape"), ({"warmup_steps": -1}, "warmup_steps"), ({"floor": 1.5}, "floor")],
+    [
+        ({"shape": "step"}, "schedule.shape"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"floor": 1.5}, "floor"),
+    ],
 )
 def test_wrong_settings_are_named(wrong, match):
     with pytest.raises(ConfigError, match=match):
@@ -63,7 +71,9 @@ def test_wrong_settings_are_named(wrong, match):
 
 @pytest.mark.parametrize(("total", "falls"), [(15, 4), (13, 3), (19, 5), (17, 4), (14, 4)])
 def test_wsd_falls_over_the_nearest_whole_number_of_steps(total, falls):
-    """A quarter of 15 steps is 3.75, of 13 it is 3.25, of 14 it is 3.5, which goes to the even 4."""
+    """A quarter of 15 steps is 3.75, of 13 it is 3.25, of 14 it is 3.5, which goes to the even
+    4.
+    """
     schedule = ScheduleSettings(shape="wsd", warmup_steps=0, decay=0.25)
     shares = [schedule.share(step, total) for step in range(total)]
     expected = [1.0] * (total - falls) + [1 - step / falls for step in range(falls)]

@@ -1,4 +1,6 @@
-"""Sharded parts by gloo: FSDP2 on two processes, read on two and on one; a failure in one process is one in each."""
+"""Sharded parts by gloo: FSDP2 on two processes, read on two and on one; a failure in one process
+is one in each.
+"""
 
 import pytest
 import torch

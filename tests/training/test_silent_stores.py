@@ -1,4 +1,6 @@
-"""Runs whose store does not answer any more: asked to stop, they save and end, and do not wait for it."""
+"""Runs whose store does not answer any more: asked to stop, they save and end, and do not wait for
+it.
+"""
 
 import signal
 import subprocess
@@ -49,8 +51,18 @@ def store(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "threads"), [("SIGINT", 1), ("SIGTERM", 2)])
 def test_a_run_ends_that_waits_for_a_silent_store(store, tmp_path, name, threads):
     (tmp_path / "run.yaml").write_text(textwrap.dedent(RUN_FILE).replace("THREADS", str(threads)))
-    words = [sys.executable, "-m", "penstock", "train", tmp_path / "run.yaml", "-o", tmp_path / "run"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=child_environment()) as process:
+    words = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "train",
+        tmp_path / "run.yaml",
+        "-o",
+        tmp_path / "run",
+    ]
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env=child_environment()
+    ) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, process)
         wait_for(lambda: store.count("00001.arrow"), process)

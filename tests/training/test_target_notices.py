@@ -1,5 +1,6 @@
-"""Before its first step a training says which rows have no target and which chats are cut; at its end, what it left
-out."""
+"""Before its first step a training says which rows have no target and which chats are cut; at its
+end, what it left out.
+"""
 
 import re
 
@@ -17,7 +18,9 @@ def chats(data, tmp_path_factory):
     documents = [[5] * 100] * 10 + [[3] * 20] * 30 + [[7] * 25] * 20
     spans = [[(90, 100, 1.0)]] * 10 + [[(10, 20, 1.0)]] * 30 + [[]] * 20
     tokenizer = ps.load_tokenizer(data / "tokenizer")
-    return ps.write_dataset(tmp_path_factory.mktemp("notices") / "chats", documents, spans=spans, tokenizer=tokenizer)
+    return ps.write_dataset(
+        tmp_path_factory.mktemp("notices") / "chats", documents, spans=spans, tokenizer=tokenizer
+    )
 
 
 def said_of(data, run, capsys, source, **options):
@@ -31,9 +34,18 @@ def test_it_says_so_at_the_start_and_at_the_end(data, chats, tmp_path, capsys):
     first, second, last = (
         next(number for number, line in enumerate(lines) if re.search(pattern, line))
         for pattern in (
-            r"^\d+ of \d+ rows at the beginning have no target, .* documents without a target: \d+ of source 'chats'",
-            r"^source 'chats': 10 of 60 documents with loss weights are longer than a row of 32 tokens; too_long: s",
-            r"^parts left out: \d+ of source chats \(of documents longer than a row, without a target after the cut\)$",
+            (
+                r"^\d+ of \d+ rows at the beginning have no target, .* documents without a target: "
+                r"\d+ of source 'chats'"
+            ),
+            (
+                r"^source 'chats': 10 of 60 documents with loss weights are longer than a row of "
+                r"32 tokens; too_long: s"
+            ),
+            (
+                r"^parts left out: \d+ of source chats \(of documents longer than a row, without a "
+                r"target after the cut\)$"
+            ),
         )
     )
     steps = [number for number, line in enumerate(lines) if "loss" in line and "step" in line]

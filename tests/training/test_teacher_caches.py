@@ -23,7 +23,16 @@ def teacher(tmp_path_factory):
 
 def cache(data, output, *arguments):
     """Call `penstock distill cache` as the command line does."""
-    words = ("cache", data / "run.yaml", "--output", output, "--device", "cpu", "--json", *arguments)
+    words = (
+        "cache",
+        data / "run.yaml",
+        "--output",
+        output,
+        "--device",
+        "cpu",
+        "--json",
+        *arguments,
+    )
     return json.loads(call_penstock(*words, app=app).stdout)
 
 
@@ -31,7 +40,9 @@ def section(where, **loss):
     return f"teacher={json.dumps({'teachers': [{**where, 'loss': loss}]})}"
 
 
-@pytest.mark.parametrize("loss", [{"kind": "p_kl", "top_k": 8, "temperature": 2.0}, {"kind": "alm"}])
+@pytest.mark.parametrize(
+    "loss", [{"kind": "p_kl", "top_k": 8, "temperature": 2.0}, {"kind": "alm"}]
+)
 def test_as_from_the_teacher_itself(data, tmp_path, teacher, loss):
     told = section({"model": str(teacher)}, **loss)
     said = cache(data, tmp_path / "cache", "--set", told, "--precision", "float32")
@@ -51,7 +62,9 @@ def test_half_precision_is_near(data, tmp_path, teacher):
     loss = {"kind": "p_kl", "top_k": 8}
     cache(data, tmp_path / "cache", "--teacher", teacher, "--top-k", 8)
     live = train(data, tmp_path / "live", section({"model": str(teacher)}, **loss), STEPS)
-    found = train(data, tmp_path / "cached", section({"cache": str(tmp_path / "cache")}, **loss), STEPS)
+    found = train(
+        data, tmp_path / "cached", section({"cache": str(tmp_path / "cache")}, **loss), STEPS
+    )
     assert values(found, "distillation") == pytest.approx(values(live, "distillation"), rel=1e-2)
 
 

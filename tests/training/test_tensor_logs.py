@@ -29,12 +29,19 @@ def train(run, model, settings, steps, **options) -> None:
 
 
 def lines(run) -> list[dict]:
-    return [json.loads(line) for line in (run / "tensors" / "statistics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (run / "tensors" / "statistics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_what_fits_the_patterns_in_the_steps_that_are_due(tmp_path):
     model = small()
-    train(tmp_path, model, TensorLogSettings(patterns=("0.weight", "grad.*.bias", "out.1"), every=2), range(1, 5))
+    train(
+        tmp_path,
+        model,
+        TensorLogSettings(patterns=("0.weight", "grad.*.bias", "out.1"), every=2),
+        range(1, 5),
+    )
     found = [(line["step"], line["name"]) for line in lines(tmp_path)]
     names = ["out.1", "0.weight", "grad.0.bias", "grad.2.bias"]
     assert found == [(step, name) for step in (2, 4) for name in names]
@@ -49,10 +56,17 @@ def test_what_fits_the_patterns_in_the_steps_that_are_due(tmp_path):
 
 def test_whole_tensors(tmp_path):
     model = small()
-    train(tmp_path, model, TensorLogSettings(patterns=("2.weight", "out.0"), every=3, full=True), range(1, 4))
+    train(
+        tmp_path,
+        model,
+        TensorLogSettings(patterns=("2.weight", "out.0"), every=3, full=True),
+        range(1, 4),
+    )
     found = load_file(tmp_path / "tensors" / "step-00000003.safetensors")
     torch.testing.assert_close(found["2.weight"], model[2].weight.detach(), rtol=0, atol=0)
-    torch.testing.assert_close(found["out.0"], model[0](torch.full((5, 3), 3.0)).detach(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        found["out.0"], model[0](torch.full((5, 3), 3.0)).detach(), rtol=0, atol=0
+    )
 
 
 def test_a_resumed_run_has_no_line_twice(tmp_path):

@@ -1,4 +1,6 @@
-"""The trainer in one process: what it learns, and that a run given up anywhere goes on to the last bit."""
+"""The trainer in one process: what it learns, and that a run given up anywhere goes on to the last
+bit.
+"""
 
 import itertools
 
@@ -38,7 +40,9 @@ def test_more_steps_for_a_run_that_is_done(data, tmp_path):
     shape = "training.schedule.shape=constant"
     train(data, tmp_path / "run", shape, "training.steps=6")
     assert len(train(data, tmp_path / "run", shape, resume=True)) == 12
-    assert losses(train(data, tmp_path / "run", shape, resume=True)) == losses(train(data, tmp_path / "other", shape))
+    assert losses(train(data, tmp_path / "run", shape, resume=True)) == losses(
+        train(data, tmp_path / "other", shape)
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,18 @@ pytestmark = pytest.mark.usefixtures("plain_torch")
 
 
 def held_out(data, **more):
-    return "{data: %s, every: 2%s}" % (data / "data" / "validation", "".join(f", {k}: {v}" for k, v in more.items()))  # noqa: UP031
+    return "{data: %s, every: 2%s}" % (  # noqa: UP031
+        data / "data" / "validation",
+        "".join(f", {k}: {v}" for k, v in more.items()),
+    )  # noqa: RUF100, UP031
 
 
 @pytest.fixture(scope="module")
 def evaluated(data, tmp_path_factory):
-    looks = f"training.evaluators={{held: {held_out(data)}, texts: {{kind: samples, every: 3, max_tokens: 5}}}}"
+    looks = (
+        f"training.evaluators={{held: {held_out(data)}, texts: {{kind: samples, every: 3, "
+        "max_tokens: 5}}"
+    )
     return train(data, tmp_path_factory.mktemp("evaluated") / "run", looks, "training.steps=7")
 
 
@@ -43,7 +49,9 @@ def test_they_come_at_their_intervals_and_at_the_end(evaluated):
 
 
 def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
-    looks = f"training.evaluators={{held: {held_out(data)}, texts: {{kind: samples, max_tokens: 5}}}}"
+    looks = (
+        f"training.evaluators={{held: {held_out(data)}, texts: {{kind: samples, max_tokens: 5}}}}"
+    )
     trainer = make(data, tmp_path / "run", looks)
     next(trainer.train())
     weights = [p.clone() for p in trainer.model.parameters()]
@@ -52,7 +60,10 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
         assert look(trainer.model, never) == look(trainer.model, never)
     assert torch.equal(torch.get_rng_state(), state)
     assert trainer.loader.state_dict() == place
-    assert all(torch.equal(p, w) and p.grad is None for p, w in zip(trainer.model.parameters(), weights, strict=True))
+    assert all(
+        torch.equal(p, w) and p.grad is None
+        for p, w in zip(trainer.model.parameters(), weights, strict=True)
+    )
 
 
 def test_a_model_is_looked_at_without_dropout(data, tmp_path):
@@ -80,7 +91,9 @@ def test_loss_and_bits_per_byte_by_hand(data, tmp_path):
             tokens = torch.as_tensor(dataset[number].tokens.astype("int64"))
             cache = trainer.model.new_cache(1, len(tokens))
             for now, after in itertools.pairwise(tokens):
-                logits = trainer.model.extend(now.view(1, 1), torch.ones(1, dtype=torch.int64), cache)
+                logits = trainer.model.extend(
+                    now.view(1, 1), torch.ones(1, dtype=torch.int64), cache
+                )
                 nats -= float(torch.log_softmax(logits[0].double(), 0)[after])
                 targets += 1
     [(_, look)] = trainer._evaluators.values()
@@ -141,7 +154,8 @@ def figures(data, tmp_path, setting, *assignments):
 def test_a_slice_is_those_documents_alone(data, tmp_path):
     whole = figures(data, tmp_path, "{data: DATA/validation}")
     first, rest = (
-        figures(data, tmp_path, f"{{data: DATA/validation, slice: {part}}}") for part in ("[0, 0.25]", "[0.25, 1]")
+        figures(data, tmp_path, f"{{data: DATA/validation, slice: {part}}}")
+        for part in ("[0, 0.25]", "[0.25, 1]")
     )
     assert 0 < first["targets"] < rest["targets"]
     assert first["targets"] + rest["targets"] == whole["targets"]
@@ -153,29 +167,41 @@ def test_a_slice_is_those_documents_alone(data, tmp_path):
 
 @pytest.mark.parametrize("too_long", ["split", "error", "drop", "truncate"])
 def test_bits_per_byte_is_of_whole_documents(data, tmp_path, too_long):
-    """Where long documents are left out or cut, the bytes that the manifest counts are not those of the targets."""
+    """Where long documents are left out or cut, the bytes that the manifest counts are not those of
+    the targets.
+    """
     length = 64 if too_long == "error" else 16
     look = f"{{sources: [{{path: DATA/validation, too_long: {too_long}}}]}}"
     found = figures(data, tmp_path, look, f"data.loader.sequence_length={length}")
     dataset = open_dataset(data / "data" / "validation")
-    whole = found["targets"] == sum(len(dataset[number].tokens) - 1 for number in range(len(dataset)))
+    whole = found["targets"] == sum(
+        len(dataset[number].tokens) - 1 for number in range(len(dataset))
+    )
     assert whole == (too_long in ("split", "error"))
     assert ("bits_per_byte" in found) == whole
 
 
 def test_an_objective_is_measured_by_its_tasks(data, tmp_path):
     plain = figures(data, tmp_path, "{data: DATA/validation}")
-    found = figures(data, tmp_path, "{data: DATA/validation, objective: {preset: ul2r, modes: null}}")
+    found = figures(
+        data, tmp_path, "{data: DATA/validation, objective: {preset: ul2r, modes: null}}"
+    )
     assert set(found) == {"loss", "targets", "loss.task.R", "loss.task.X", "loss.task.S"}
     assert found["targets"] < plain["targets"]
     assert min(found[f"loss.task.{task}"] for task in "RXS") <= found["loss"]
-    assert found == figures(data, tmp_path, "{data: DATA/validation, objective: {preset: ul2r, modes: null}}")
+    assert found == figures(
+        data, tmp_path, "{data: DATA/validation, objective: {preset: ul2r, modes: null}}"
+    )
 
 
 def test_a_mixture_has_the_loss_of_its_shares(data, tmp_path):
-    one, two = (figures(data, tmp_path, f"{{data: DATA/{name}}}") for name in ("validation", "train"))
+    one, two = (
+        figures(data, tmp_path, f"{{data: DATA/{name}}}") for name in ("validation", "train")
+    )
     both = figures(
-        data, tmp_path, "{sources: [{path: DATA/validation, share: 3}, {path: DATA/train, share: 1, name: more}]}"
+        data,
+        tmp_path,
+        "{sources: [{path: DATA/validation, share: 3}, {path: DATA/train, share: 1, name: more}]}",
     )
     assert set(both) == {"loss", "targets", "loss.source.validation", "loss.source.more"}
     assert both["targets"] == one["targets"] + two["targets"]
@@ -190,8 +216,16 @@ def test_several_prediction_heads_and_several_sources(data, tmp_path):
     both = "{sources: [{path: DATA/validation, share: 3}, {path: DATA/train, share: 1}]}"
     heads = "model.prediction_heads=2"
     found = figures(data, tmp_path, both, heads)
-    one, two = (figures(data, tmp_path, f"{{data: DATA/{name}}}", heads) for name in ("validation", "train"))
-    assert set(found) == {"loss", "targets", "loss.distance.2", "loss.source.validation", "loss.source.train"}
+    one, two = (
+        figures(data, tmp_path, f"{{data: DATA/{name}}}", heads) for name in ("validation", "train")
+    )
+    assert set(found) == {
+        "loss",
+        "targets",
+        "loss.distance.2",
+        "loss.source.validation",
+        "loss.source.train",
+    }
     assert found["loss.source.validation"] == pytest.approx(one["loss"], rel=1e-5)
     assert found["loss.source.train"] == pytest.approx(two["loss"], rel=1e-5)
     assert found["loss"] == pytest.approx((3 * one["loss"] + two["loss"]) / 4, rel=1e-5)
@@ -201,7 +235,10 @@ def test_several_prediction_heads_and_several_sources(data, tmp_path):
 
 
 def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
-    look = f"{{held: {{sources: [{{path: {data}/data/validation}}, {{path: {data}/data/train}}], every: 2}}}}"
+    look = (
+        f"{{held: {{sources: [{{path: {data}/data/validation}}, {{path: {data}/data/train}}], "
+        "every: 2}}"
+    )
     records = train(data, tmp_path / "run", f"training.evaluators={look}", "training.steps=3")
     assert [record["step"] for record in records if "held/loss.source.train" in record] == [2, 3]
 
@@ -214,18 +251,48 @@ def test_parts_of_an_evaluation_are_in_the_records(data, tmp_path):
             r"evaluators.a: .*needs data, .*, or sources; found both",
         ),
         ("{a: {}}", r"evaluators.a: .*needs data, a dataset folder, or sources; found neither"),
-        ("{a: {sources: [{path: x}], slice: [0, 0.5]}}", r"slice and objective go with data; give each of the sources"),
-        ("{a: {sources: [{path: x}], objective: ul2r}}", r"slice and objective go with data; give each of the sources"),
-        ("{a: {sources: [{path: x, share: 0}]}}", r"source 'x' has share 0 and .*; expected a share above 0"),
-        ("{a: {sources: [{path: x, max_epochs: 2}]}}", r"max_epochs 2.*; expected .* no max_epochs, as each document"),
-        ("{a: {kind: samples, slice: [0, 0.5]}}", r"slice goes with kind loss, and this one's is samples; leave slice"),
-        ("{a: {kind: task, task: {name: mmlu}, sources: [{path: x}]}}", r"sources goes with kind loss, .* is task"),
-        ("{a: {kind: task, task: {name: mmlu}, objective: ul2r}}", r"objective goes with kind loss, .* is task"),
-        ("{a: {kind: samples, data: x}}", r"data goes with kind loss, .* leave data out, or set kind to loss"),
+        (
+            "{a: {sources: [{path: x}], slice: [0, 0.5]}}",
+            r"slice and objective go with data; give each of the sources",
+        ),
+        (
+            "{a: {sources: [{path: x}], objective: ul2r}}",
+            r"slice and objective go with data; give each of the sources",
+        ),
+        (
+            "{a: {sources: [{path: x, share: 0}]}}",
+            r"source 'x' has share 0 and .*; expected a share above 0",
+        ),
+        (
+            "{a: {sources: [{path: x, max_epochs: 2}]}}",
+            r"max_epochs 2.*; expected .* no max_epochs, as each document",
+        ),
+        (
+            "{a: {kind: samples, slice: [0, 0.5]}}",
+            r"slice goes with kind loss, and this one's is samples; leave slice",
+        ),
+        (
+            "{a: {kind: task, task: {name: mmlu}, sources: [{path: x}]}}",
+            r"sources goes with kind loss, .* is task",
+        ),
+        (
+            "{a: {kind: task, task: {name: mmlu}, objective: ul2r}}",
+            r"objective goes with kind loss, .* is task",
+        ),
+        (
+            "{a: {kind: samples, data: x}}",
+            r"data goes with kind loss, .* leave data out, or set kind to loss",
+        ),
         ("{a: {data: x, prompts: [a]}}", r"prompts goes with kind samples, and this one's is loss"),
         ("{a: {data: x, slice: [0.5, 0.1]}}", r"slice must be fractions 0 ≤ begin < end ≤ 1"),
-        ("{a: {data: x, objective: ul3}}", r"evaluators.a.objective: found 'ul3', expected 'causal', 'infill'"),
-        ("{a: {sources: [{path: x, shore: 1}]}}", r"evaluators.a.sources.0.shore: unknown key; did you mean 'share'"),
+        (
+            "{a: {data: x, objective: ul3}}",
+            r"evaluators.a.objective: found 'ul3', expected 'causal', 'infill'",
+        ),
+        (
+            "{a: {sources: [{path: x, shore: 1}]}}",
+            r"evaluators.a.sources.0.shore: unknown key; did you mean 'share'",
+        ),
     ],
 )
 def test_sources_of_an_evaluator_that_mean_nothing(data, tmp_path, look, message):
@@ -238,8 +305,13 @@ def test_a_joined_corpus_is_measured_as_the_whole(data, tmp_path):
     (tmp_path / "parts").mkdir()
     for name in ("train", "validation"):
         (tmp_path / "parts" / name).symlink_to(data / "data" / name)
-    one, two = (figures(data, tmp_path, f"{{data: DATA/{name}}}") for name in ("train", "validation"))
-    for joined in ("{data: PARTS/*}", "{sources: [{path: [DATA/train, DATA/validation], share: tokens}]}"):
+    one, two = (
+        figures(data, tmp_path, f"{{data: DATA/{name}}}") for name in ("train", "validation")
+    )
+    for joined in (
+        "{data: PARTS/*}",
+        "{sources: [{path: [DATA/train, DATA/validation], share: tokens}]}",
+    ):
         both = figures(data, tmp_path, joined.replace("PARTS", str(tmp_path / "parts")))
         assert both["targets"] == one["targets"] + two["targets"]
         nats = sum(part["loss"] * part["targets"] for part in (one, two))
@@ -264,7 +336,8 @@ def stop_in(monkeypatch, calls):
 
 def with_held(data, every, steps=4):
     held, more = (
-        f"{name}: {{data: {data / 'data' / 'validation'}, every: {every}, rows: 5}}" for name in ("held", "more")
+        f"{name}: {{data: {data / 'data' / 'validation'}, every: {every}, rows: 5}}"
+        for name in ("held", "more")
     )
     return f"training.evaluators={{{held}, {more}}}", f"training.steps={steps}"
 
@@ -272,7 +345,10 @@ def with_held(data, every, steps=4):
 def plain(records):
     """What a run tells without its times."""
     timed = ("seconds", "wait_seconds", "seconds_left", "tokens_per_second")
-    return [{name: one for name, one in record.items() if not name.endswith(timed)} for record in records]
+    return [
+        {name: one for name, one in record.items() if not name.endswith(timed)}
+        for record in records
+    ]
 
 
 @pytest.mark.parametrize("every", [2, 4])
@@ -310,7 +386,11 @@ def test_a_long_evaluation_says_how_far_it_is(data, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluators.time, "monotonic", lambda: now[0])
     model = make(data, tmp_path / "run").model
     held = HeldOutLoss(
-        str(data / "data" / "validation"), sequence_length=64, tokenizer=None, model=model, ranks=Ranks(model.device)
+        str(data / "data" / "validation"),
+        sequence_length=64,
+        tokenizer=None,
+        model=model,
+        ranks=Ranks(model.device),
     )
 
     def later():
@@ -319,11 +399,18 @@ def test_a_long_evaluation_says_how_far_it_is(data, tmp_path, monkeypatch):
 
     quiet = held(model)
     assert (
-        evaluators.evaluate({"held": (1, held)}, ["held"], model, later, said.append)[0]["held/loss"] == quiet["loss"]
+        evaluators.evaluate({"held": (1, held)}, ["held"], model, later, said.append)[0][
+            "held/loss"
+        ]
+        == quiet["loss"]
     )
     first = re.fullmatch(r"held: (\d+)% · 0:12 elapsed · (\d+):(\d+) left", said[0])
     assert 0 < int(first[1]) < 100
-    assert [line.split(" · ")[1] for line in said] == ["0:12 elapsed", "0:24 elapsed", "0:48 elapsed"][: len(said)]
+    assert [line.split(" · ")[1] for line in said] == [
+        "0:12 elapsed",
+        "0:24 elapsed",
+        "0:48 elapsed",
+    ][: len(said)]
     shares = [int(re.search(r"(\d+)%", line)[1]) for line in said]
     assert shares == sorted(shares)
 

@@ -1,4 +1,6 @@
-"""What a run can train: rows in parts, several target distances, LoRA, denoising, models of transformers."""
+"""What a run can train: rows in parts, several target distances, LoRA, denoising, models of
+transformers.
+"""
 
 import math
 
@@ -36,7 +38,9 @@ def test_each_target_distance_has_its_own_denominator(data, tmp_path):
             tensors = twin.model.tensors(row)
             logits = twin.model.logits(twin.model(tensors)[distance])
             targets = tensors.targets[distance]
-            nats = nats + torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+            nats = nats + torch.nn.functional.cross_entropy(
+                logits, targets, reduction="sum", ignore_index=-100
+            )
             counts += int((targets != -100).sum())
         total = total + weight * nats / counts
         if distance == 0:
@@ -48,7 +52,10 @@ def test_each_target_distance_has_its_own_denominator(data, tmp_path):
 
 
 def test_z_loss_moves_gradients_and_not_the_loss_that_is_told(data, tmp_path):
-    plain, moved = (next(make(data, tmp_path / str(z), FOUR, f"training.z_loss={z}").train()) for z in (0.0, 0.1))
+    plain, moved = (
+        next(make(data, tmp_path / str(z), FOUR, f"training.z_loss={z}").train())
+        for z in (0.0, 0.1)
+    )
     assert moved["loss"] == plain["loss"]
     assert moved["gradient_norm"] != pytest.approx(plain["gradient_norm"], rel=1e-3)
 
@@ -57,11 +64,17 @@ def test_lora_trains_its_matrices_only(data, tmp_path):
     trainer = make(data, tmp_path / "run", FOUR, "training.lora={rank: 2}")
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     records = list(trainer.train())
-    changed = {name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, before[name])}
+    changed = {
+        name
+        for name, weight in trainer.model.state_dict().items()
+        if not torch.equal(weight, before[name])
+    }
     assert changed == {name for name in before if ".lora_" in name}
     assert records[-1]["loss"] < records[0]["loss"]
     kept = load_model(RunFolder.open(tmp_path / "run").model).state_dict()
-    assert all(torch.equal(kept[name], weight) for name, weight in trainer.model.state_dict().items())
+    assert all(
+        torch.equal(kept[name], weight) for name, weight in trainer.model.state_dict().items()
+    )
 
 
 def test_denoising_with_prefixes(data, tmp_path):
@@ -99,7 +112,9 @@ def test_the_trained_model_is_what_the_run_keeps(data, tmp_path):
     kept = load_model(run.model)
     step = next(iter(make(data, tmp_path / "other").loader))
     with torch.no_grad():
-        mine, its = (row_loss(model, step[0], step.loss_denominators).loss for model in (trainer.model, kept))
+        mine, its = (
+            row_loss(model, step[0], step.loss_denominators).loss for model in (trainer.model, kept)
+        )
     assert torch.equal(mine, its)
     assert run.step == 4
 

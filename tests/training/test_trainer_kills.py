@@ -1,4 +1,6 @@
-"""Training processes that are killed or stopped: nothing is lost, and the losses are those of an uninterrupted run."""
+"""Training processes that are killed or stopped: nothing is lost, and the losses are those of an
+uninterrupted run.
+"""
 
 import signal
 import subprocess
@@ -49,13 +51,15 @@ KILLING = """
     for _ in range(KILLS):
         assert child(chance.randint(1, 4)) == signal.SIGPROF, "it ended before it was killed"
     assert child(0) == 0
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_killed_again_and_again(data, tmp_path):
     script = tmp_path / "killing.py"
-    script.write_text(textwrap.dedent(KILLING).replace("KILLS", str(KILLS)).replace("STEPS", str(STEPS)))
+    script.write_text(
+        textwrap.dedent(KILLING).replace("KILLS", str(KILLS)).replace("STEPS", str(STEPS))
+    )
     run_python(script, data, tmp_path / "killed", check=True)
     due = train(data, tmp_path / "whole", f"training.steps={STEPS}")
     found = read_metrics(tmp_path / "killed")
@@ -66,10 +70,16 @@ def test_killed_again_and_again(data, tmp_path):
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(data, tmp_path, name):
-    options = ("training.steps=200000", "training.checkpoints.every=199999", "training.schedule.shape=constant")
+    options = (
+        "training.steps=200000",
+        "training.checkpoints.every=199999",
+        "training.schedule.shape=constant",
+    )
     words = [sys.executable, "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run"]
     words += [word for option in options for word in ("--set", option)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=child_environment()) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env=child_environment()
+    ) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, process)
         process.send_signal(getattr(signal, name))

@@ -1,4 +1,6 @@
-"""Two processes by gloo, copied and sharded (FSDP2): the losses of one; checkpoints of one on two and of two on one."""
+"""Two processes by gloo, copied and sharded (FSDP2): the losses of one; checkpoints of one on two
+and of two on one.
+"""
 
 import json
 
@@ -53,13 +55,14 @@ SCRIPT = """
     print(json.dumps(refused), flush=True)
     # Gloo's threads may still hold tensors, and abort an interpreter that ends (pytorch/pytorch#179291).
     os._exit(0)
-"""
+"""  # noqa: E501
 STEPS = "training.steps=6"
 BLOCKS = (
     "model.layers=3",
     (
-        "model.blocks={full: {qk_norm: true}, delta: {mixer: gated_delta}, sparse: {experts: 3, balance: 0.3}, "
-        "either: {mixer: stochastic, choices: [full, delta], main: full, experts: 4, balance: 0.3}}"
+        "model.blocks={full: {qk_norm: true}, delta: {mixer: gated_delta}, sparse: {experts: "
+        "3, balance: 0.3}, either: {mixer: stochastic, choices: [full, delta], main: full, "
+        "experts: 4, balance: 0.3}}"
     ),
     "model.pattern=[either, sparse]",
 )
@@ -91,24 +94,36 @@ def records(runs, name: str):
 @pytest.mark.parametrize(
     "name",
     [
-        "copied", "sharded", "sharded then copied", "copied then sharded", "sharded then one", "copied then one",
-        "one then sharded", "one then copied",
+        "copied",
+        "sharded",
+        "sharded then copied",
+        "copied then sharded",
+        "sharded then one",
+        "copied then one",
+        "one then sharded",
+        "one then copied",
     ],
-)  # fmt: skip
+)
 def test_it_trains_what_one_process_does(runs, name):
     due, found = records(runs, "one"), records(runs, name)
     assert values(found, "step") == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(values(found), values(due), rtol=1e-6)
-    np.testing.assert_allclose(values(found, "gradient_norm"), values(due, "gradient_norm"), rtol=1e-4)
+    np.testing.assert_allclose(
+        values(found, "gradient_norm"), values(due, "gradient_norm"), rtol=1e-4
+    )
     assert values(found, "tokens") == values(due, "tokens")
     for step in (2, 5):
         assert found[step]["held/loss"] == pytest.approx(due[step]["held/loss"], rel=1e-6)
-        assert found[step]["held/bits_per_byte"] == pytest.approx(due[step]["held/bits_per_byte"], rel=1e-6)
+        assert found[step]["held/bits_per_byte"] == pytest.approx(
+            due[step]["held/bits_per_byte"], rel=1e-6
+        )
         assert found[step]["held/targets"] == due[step]["held/targets"]
 
 
 def test_several_target_distances(runs):
-    np.testing.assert_allclose(values(records(runs, "three heads")), values(records(runs, "heads of one")), rtol=1e-6)
+    np.testing.assert_allclose(
+        values(records(runs, "three heads")), values(records(runs, "heads of one")), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["blocks copied", "blocks sharded"])
@@ -132,8 +147,18 @@ def test_refusals_are_those_of_all_ranks(runs):
 
 def test_torchrun_with_rows_that_do_not_divide_ends(data, tmp_path):
     uneven = "data.loader.rows_per_step=3"
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "penstock")
-    found = run_python(*torchrun, "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven)
+    torchrun = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "penstock",
+    )
+    found = run_python(
+        *torchrun, "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven
+    )
     assert found.returncode != 0
     assert "rows_per_step" in found.stderr
     assert not (tmp_path / "run").exists()

@@ -38,7 +38,9 @@ def test_folders_that_hold_something(data, tmp_path):
 
 
 def test_resume_where_nothing_is(data, tmp_path):
-    """A job that is always started with --resume begins a new run, and one that was killed early begins again."""
+    """A job that is always started with --resume begins a new run, and one that was killed early
+    begins again.
+    """
     for _ in range(2):
         assert make(data, tmp_path / "run", resume=True).loader.step == 0
 
@@ -58,7 +60,9 @@ def test_resume_with_another_order(data, tmp_path):
         train(data, tmp_path / "run", "data.loader.seed=2", resume=True)
 
 
-@pytest.mark.parametrize("assignment", ["model.width=32", "model.layers=1", "training.lora={rank: 2}"])
+@pytest.mark.parametrize(
+    "assignment", ["model.width=32", "model.layers=1", "training.lora={rank: 2}"]
+)
 def test_resume_with_another_model(data, tmp_path, assignment):
     train(data, tmp_path / "run", until=3)
     with pytest.raises(StateError, match=r"step-00000002.*resume"):
@@ -66,7 +70,8 @@ def test_resume_with_another_model(data, tmp_path, assignment):
 
 
 @pytest.mark.parametrize(
-    "changed", ["model.heads=4", "model.rope_theta=500", "model.norm_eps=0.1", "model.sliding_window=8"]
+    "changed",
+    ["model.heads=4", "model.rope_theta=500", "model.norm_eps=0.1", "model.sliding_window=8"],
 )
 def test_resume_with_a_model_of_the_same_shapes(data, tmp_path, changed):
     train(data, tmp_path / "run", until=3)
@@ -99,8 +104,16 @@ def test_resume_with_another_optimizer(data, tmp_path):
 def test_what_is_overridden_on_resuming_is_told(data, tmp_path):
     train(data, tmp_path / "run", until=3)
     said: list[str] = []
-    train(data, tmp_path / "run", "training.optimizer.learning_rate=0.02", resume=True, say=said.append)
-    assert any("resumed with training.optimizer.learning_rate: 0.02; it was 0.01" in line for line in said)
+    train(
+        data,
+        tmp_path / "run",
+        "training.optimizer.learning_rate=0.02",
+        resume=True,
+        say=said.append,
+    )
+    assert any(
+        "resumed with training.optimizer.learning_rate: 0.02; it was 0.01" in line for line in said
+    )
 
 
 def test_fewer_steps_than_are_done(data, tmp_path):
@@ -118,21 +131,32 @@ def test_a_loss_that_is_no_number(data, tmp_path):
 
 def test_data_that_ends_too_early(data, tmp_path):
     ends = ("data.loader.rows_per_step=16", "data.sources.0.max_epochs=1")
-    with pytest.raises(ConfigError, match=r"the sources ended after \d+ steps, before 90; lower steps"):
+    with pytest.raises(
+        ConfigError, match=r"the sources ended after \d+ steps, before 90; lower steps"
+    ):
         train(data, tmp_path / "run", "training.steps=90", *ends)
 
 
 def test_what_was_trained_until_the_data_ended_is_saved(data, tmp_path):
-    ends = ("data.loader.rows_per_step=16", "data.sources.0.max_epochs=1", "training.checkpoints.every=1000")
+    ends = (
+        "data.loader.rows_per_step=16",
+        "data.sources.0.max_epochs=1",
+        "training.checkpoints.every=1000",
+    )
     with pytest.raises(ConfigError, match="All that was trained is saved"):
         train(data, tmp_path / "run", "training.steps=90", *ends)
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
 
 
 def test_what_was_trained_until_a_step_cannot_be_made_is_saved(data, tmp_path):
-    """A document that is refused is found when its window is planned, here at the change of shares."""
+    """A document that is refused is found when its window is planned, here at the change of
+    shares.
+    """
     path = data / "data" / "train"
-    sources = f"data.sources=[{{path: {path}, name: web}}, {{path: {path}, name: long, share: 0, too_long: error}}]"
+    sources = (
+        f"data.sources=[{{path: {path}, name: web}}, {{path: {path}, name: long, share: 0, "
+        "too_long: error}]"
+    )
     change = "data.changes=[{step: 4, shares: {web: 0, long: 1}}]"
     rare = ("data.loader.sequence_length=16", "training.checkpoints.every=1000", "training.steps=9")
     said: list[str] = []
@@ -146,7 +170,9 @@ def test_what_was_trained_until_a_step_cannot_be_made_is_saved(data, tmp_path):
 
 @pytest.mark.parametrize("where", ["model", "evaluator"])
 def test_what_was_trained_before_an_error_is_saved(data, tmp_path, where):
-    """A row that the model refuses, or a look at it that fails; the run then goes on to the last bit."""
+    """A row that the model refuses, or a look at it that fails; the run then goes on to the last
+    bit.
+    """
     rare, said = ("training.checkpoints.every=1000", "training.steps=6"), []
     trainer = make(data, tmp_path / "run", *rare, say=said.append)
     given, loader = trainer.model.tensors, trainer.loader
@@ -165,7 +191,9 @@ def test_what_was_trained_before_an_error_is_saved(data, tmp_path, where):
     del trainer
     due = 3 if where == "model" else 4
     assert said[-1] == f"saved after step {due}, before the error"
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{due:08}"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        f"step-{due:08}"
+    ]
     rest = train(data, tmp_path / "run", *rare, resume=True)
     assert losses(rest) == losses(train(data, tmp_path / "whole", *rare))[due:]
 

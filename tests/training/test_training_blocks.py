@@ -1,4 +1,6 @@
-"""Experts and stochastic blocks in training: their loss and their draws follow the step, not the rows of a pass."""
+"""Experts and stochastic blocks in training: their loss and their draws follow the step, not the
+rows of a pass.
+"""
 
 import pytest
 import torch
@@ -21,8 +23,9 @@ def published(monkeypatch):
 
 JOINED = (
     (
-        "model.blocks={full: {}, near: {sliding_window: 8, qk_norm: true}, sparse: {experts: 3, balance: 0.3}, "
-        "either: {mixer: stochastic, choices: [full, near], main: full, experts: 4, balance: 0.3}}"
+        "model.blocks={full: {}, near: {sliding_window: 8, qk_norm: true}, sparse: {experts: "
+        "3, balance: 0.3}, either: {mixer: stochastic, choices: [full, near], main: full, "
+        "experts: 4, balance: 0.3}}"
     ),
     "model.pattern=[either, sparse]",
 )
@@ -34,15 +37,23 @@ def whole(data, tmp_path_factory):
 
 
 def test_single_rows_give_the_same(data, tmp_path):
-    joined, single = (train(data, tmp_path / str(n), STEPS, *JOINED, f"training.rows_per_pass={n}") for n in (4, 1))
+    joined, single = (
+        train(data, tmp_path / str(n), STEPS, *JOINED, f"training.rows_per_pass={n}")
+        for n in (4, 1)
+    )
     for figure in ("loss", "gradient_norm", "experts.evenness"):
         assert values(single, figure) == pytest.approx(values(joined, figure), rel=1e-4)
-    assert losses(single) != losses(joined), "another order of additions rounds otherwise: were rows joined?"
+    assert losses(single) != losses(joined), (
+        "another order of additions rounds otherwise: were rows joined?"
+    )
 
 
 def test_rows_in_parts_give_the_same(data, tmp_path):
     """States and their gradients cross the cuts."""
-    recurrent = ("model.blocks={full: {}, delta: {mixer: gated_delta}}", "model.pattern=[delta, full]")
+    recurrent = (
+        "model.blocks={full: {}, delta: {mixer: gated_delta}}",
+        "model.pattern=[delta, full]",
+    )
     whole, cut = (
         train(
             data,
@@ -56,7 +67,9 @@ def test_rows_in_parts_give_the_same(data, tmp_path):
     )
     for figure in ("loss", "gradient_norm"):
         assert values(cut, figure) == pytest.approx(values(whole, figure), rel=1e-4)
-    assert losses(whole) != losses(cut), "another order of additions rounds otherwise: were rows cut?"
+    assert losses(whole) != losses(cut), (
+        "another order of additions rounds otherwise: were rows cut?"
+    )
 
 
 def test_it_resumes_to_the_last_bit(data, tmp_path, whole):
@@ -69,7 +82,9 @@ def test_the_loss_evens_out_the_use_of_experts(data, tmp_path):
     one = "model.pattern=[sparse]"
     found = {}
     for balance in (0, 3):
-        blocks = f"model.blocks={{sparse: {{experts: 6, experts_per_token: 1, balance: {balance}}}}}"
+        blocks = (
+            f"model.blocks={{sparse: {{experts: 6, experts_per_token: 1, balance: {balance}}}}}"
+        )
         records = train(data, tmp_path / str(balance), "training.steps=30", blocks, one)
         found[balance] = values(records, "experts.evenness")
     assert found[0][0] == pytest.approx(found[3][0], rel=1e-3)
@@ -92,7 +107,11 @@ def test_another_seed_draws_others(data, tmp_path, whole):
 @pytest.mark.filterwarnings("ignore")  # of torch._dynamo itself
 def test_compiled_blocks_give_the_same(data, tmp_path, whole, monkeypatch):
     compile = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compile(self, backend="eager", **options))
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda self, **options: compile(self, backend="eager", **options),
+    )
     found = train(data, tmp_path / "run", STEPS, *BLOCKS, "training.compile=true")
     torch._dynamo.reset()
     assert values(found) == pytest.approx(values(whole), rel=1e-4)
@@ -101,7 +120,11 @@ def test_compiled_blocks_give_the_same(data, tmp_path, whole, monkeypatch):
 def test_parts_of_rows_are_refused(data, tmp_path):
     with pytest.raises(ConfigError, match=r"documents.*set micro_sequences.*1"):
         make(
-            data, tmp_path / "run", "training.micro_sequences=2", "model.blocks={a: {experts: 3}}", "model.pattern=[a]"
+            data,
+            tmp_path / "run",
+            "training.micro_sequences=2",
+            "model.blocks={a: {experts: 3}}",
+            "model.pattern=[a]",
         )
 
 
@@ -116,7 +139,12 @@ def test_published_kernels_by_name(data, tmp_path, published, caplog):
     assert "recurrent fla torch" in said["bits"]
     with caplog.at_level("INFO", "penstock.models"):
         found = train(data, tmp_path / "run", *named)
-    assert caplog.text.count("recurrent operations: causal_convolution by fla, gated_delta_rule by fla") == 1
+    assert (
+        caplog.text.count(
+            "recurrent operations: causal_convolution by fla, gated_delta_rule by fla"
+        )
+        == 1
+    )
     assert published
     published.clear()
     plain = train(data, tmp_path / "plain", STEPS, *RECURRENT)
@@ -128,9 +156,15 @@ def test_published_kernels_by_name(data, tmp_path, published, caplog):
     ("given", "says"),
     [
         (("training.recurrent=flash",), r"training\.recurrent"),
-        (("training.recurrent=[fla, fla]",), r"training\.recurrent must be one or several of torch, fla"),
+        (
+            ("training.recurrent=[fla, fla]",),
+            r"training\.recurrent must be one or several of torch, fla",
+        ),
         (("training.recurrent=[]",), r"training\.recurrent must be one or several of torch, fla"),
-        (("training.recurrent=fla",), r"training\.recurrent: .*'fla' .*(not installed: pip install|runs on cuda only)"),
+        (
+            ("training.recurrent=fla",),
+            r"training\.recurrent: .*'fla' .*(not installed: pip install|runs on cuda only)",
+        ),
         (
             ("training.recurrent=mamba_ssm", "training.micro_sequences=2"),
             r"mamba_ssm carries no states between the parts of a row; set micro_sequences to 1",

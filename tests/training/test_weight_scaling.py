@@ -1,4 +1,6 @@
-"""Loss weights mean one thing: all of them times c leave every normalised loss and gradient equal, or are refused."""
+"""Loss weights mean one thing: all of them times c leave every normalised loss and gradient equal,
+or are refused.
+"""
 
 import itertools
 import json
@@ -20,14 +22,21 @@ from penstock.integrations.trl.preferences import pairs_of_document
 from penstock.learn.training import path_training
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.evaluators import HeldOutLoss
-from penstock.learn.training.path_settings import LABEL_KINDS, PAIR_KINDS, PolicySettings, PreferenceSettings
+from penstock.learn.training.path_settings import (
+    LABEL_KINDS,
+    PAIR_KINDS,
+    PolicySettings,
+    PreferenceSettings,
+)
 from penstock.learn.training.path_training import PathTraining
 from penstock.learn.training.settings import TrainSettings
 
 VOCAB, CPU = 61, Ranks(torch.device("cpu"))
 SCALES = st.floats(1e-4, 1e3).filter(lambda c: abs(c - 1) > 1e-3)
 FEW = settings(
-    deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=10,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 number = itertools.count()
 ONE_STEP = ("training.steps=1", "training.schedule.warmup_steps=1")
@@ -37,9 +46,15 @@ def documents(folder, scale, vocabulary=VOCAB):
     """Documents whose tokens have weights of their own, all times a number."""
     random = np.random.default_rng(0)
     rows = [random.integers(0, vocabulary, n) for n in (9, 14, 5, 20, 11, 7)]
-    weights = [np.where(random.random(len(row)) < 0.3, 0, random.random(len(row)) + 0.1) * scale for row in rows]
+    weights = [
+        np.where(random.random(len(row)) < 0.3, 0, random.random(len(row)) + 0.1) * scale
+        for row in rows
+    ]
     return ps.write_dataset(
-        folder / f"d{next(number)}", rows, spans=[weight_spans(one) for one in weights], vocab_size=vocabulary
+        folder / f"d{next(number)}",
+        rows,
+        spans=[weight_spans(one) for one in weights],
+        vocab_size=vocabulary,
     )
 
 
@@ -49,15 +64,23 @@ def one_source(dataset):
 
 
 @FEW
-@given(scale=SCALES, z_loss=st.sampled_from([0.0, 0.1]), heads=st.sampled_from([1, 2]), joined=st.booleans())
+@given(
+    scale=SCALES,
+    z_loss=st.sampled_from([0.0, 0.1]),
+    heads=st.sampled_from([1, 2]),
+    joined=st.booleans(),
+)
 def test_cross_entropy(tmp_path_factory, scale, z_loss, heads, joined):
     found = []
     for c in (1.0, scale):
         model = tiny_model(VOCAB, dtype=torch.float64, prediction_heads=heads)
         loader = ps.Loader(
-            one_source(documents(tmp_path_factory.mktemp("d"), c)), sequence_length=32, rows_per_step=3,
-            requirements=model.requirements(), threads=0,
-        )  # fmt: skip
+            one_source(documents(tmp_path_factory.mktemp("d"), c)),
+            sequence_length=32,
+            rows_per_step=3,
+            requirements=model.requirements(),
+            threads=0,
+        )
         step = next(iter(loader))
         rows = [step] if joined else list(step)
         given = () if joined else (step.loss_denominators,)
@@ -65,7 +88,10 @@ def test_cross_entropy(tmp_path_factory, scale, z_loss, heads, joined):
         for loss in losses:
             loss.backward()
         found.append(
-            (sum(loss.item() for loss in losses), torch.cat([one.grad.flatten() for one in model.parameters()]))
+            (
+                sum(loss.item() for loss in losses),
+                torch.cat([one.grad.flatten() for one in model.parameters()]),
+            )
         )
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
     # Weights are float32.
@@ -78,11 +104,14 @@ def test_the_held_out_loss(tmp_path_factory, scale):
     model = tiny_model(VOCAB)
     found = [
         HeldOutLoss(
-            one_source(documents(tmp_path_factory.mktemp("d"), c)), sequence_length=32, tokenizer=None, model=model,
+            one_source(documents(tmp_path_factory.mktemp("d"), c)),
+            sequence_length=32,
+            tokenizer=None,
+            model=model,
             ranks=CPU,
         )(model)["loss"]
         for c in (1.0, scale)
-    ]  # fmt: skip
+    ]
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
@@ -94,7 +123,9 @@ def teacher(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["kl", "p_kl", "h_kl", "alm", "uld"])
 def test_distillation(data, tmp_path, teacher, kind):
     tokenizer = ps.open_dataset(data / "data" / "train").loaded_tokenizer
-    texts = [[one.tokens, one.loss_weights] for one in ps.open_dataset(data / "data" / "train")[:40]]
+    texts = [
+        [one.tokens, one.loss_weights] for one in ps.open_dataset(data / "data" / "train")[:40]
+    ]
     random = np.random.default_rng(0)
     drawn = [random.choice([0.0, 0.4, 1.0], len(tokens)) for tokens, _ in texts]
     found = []
@@ -106,7 +137,9 @@ def test_distillation(data, tmp_path, teacher, kind):
         )  # fmt: skip
         # A teacher of the same tokenizer for kl: a model of the same folder, untrained.
         model = str(teacher) if kind != "kl" else str(_same(data, tmp_path))
-        section = json.dumps({"teachers": [{"model": model, "loss": {"kind": kind}}], "cross_entropy": 0.5})
+        section = json.dumps(
+            {"teachers": [{"model": model, "loss": {"kind": kind}}], "cross_entropy": 0.5}
+        )
         trainer = make(write_run_file(folder), folder / "run", f"teacher={section}", *ONE_STEP)
         found.append(next(iter(trainer.train())))
     for name in ("loss", "distillation", "gradient_norm"):
@@ -121,11 +154,18 @@ def _same(data, folder):
 
 
 def answers(folder, scale, *, share=True, once=False):
-    """Groups of answers, some of which are equal or begin alike, with all that the kinds of losses need."""
+    """Groups of answers, some of which are equal or begin alike, with all that the kinds of losses
+    need.
+    """
     trees = []
     for group in range(6):
         prompt = [group + 1, 3, 4]
-        paths = [[*prompt, 6, 7, 8], [*prompt, 6, 7, 9, group + 10], [*prompt, 6, 7, 8], [*prompt, 5]]
+        paths = [
+            [*prompt, 6, 7, 8],
+            [*prompt, 6, 7, 9, group + 10],
+            [*prompt, 6, 7, 8],
+            [*prompt, 5],
+        ]
         trees.append(
             build_tree(
                 paths,
@@ -140,15 +180,22 @@ def answers(folder, scale, *, share=True, once=False):
             )
         )
     return ps.write_dataset(
-        folder / f"a{next(number)}", [one.tokens for one in trees], trees=[one.tree for one in trees],
-        spans=[weight_spans(one.loss_weights) for one in trees], vocab_size=VOCAB,
-    )  # fmt: skip
+        folder / f"a{next(number)}",
+        [one.tokens for one in trees],
+        trees=[one.tree for one in trees],
+        spans=[weight_spans(one.loss_weights) for one in trees],
+        vocab_size=VOCAB,
+    )
 
 
 def first_step(dataset, **chosen):
     model = tiny_model(VOCAB, dtype=torch.float64).double()
     loader = ps.Loader(
-        one_source(dataset), sequence_length=64, rows_per_step=3, requirements=model.requirements(), threads=0
+        one_source(dataset),
+        sequence_length=64,
+        rows_per_step=3,
+        requirements=model.requirements(),
+        threads=0,
     )
     training = PathTraining(model, loader, TrainSettings(**chosen), CPU.device)
     with torch.no_grad():
@@ -164,13 +211,18 @@ def first_step(dataset, **chosen):
 
 POLICIES = {
     f"{kind} {normalise}": {
-        "policy": PolicySettings(kind=kind, normalise=normalise, kl=0.1, length=9 if normalise == "constant" else None)
+        "policy": PolicySettings(
+            kind=kind, normalise=normalise, kl=0.1, length=9 if normalise == "constant" else None
+        )
     }
     for kind in ("clip", "cispo")
     for normalise in ("sequence", "token", "constant")
 }
 COMPARED = {
-    **{kind: {"preference": PreferenceSettings(kind=kind, sft_weight=0.3)} for kind in (*PAIR_KINDS, *LABEL_KINDS)},
+    **{
+        kind: {"preference": PreferenceSettings(kind=kind, sft_weight=0.3)}
+        for kind in (*PAIR_KINDS, *LABEL_KINDS)
+    },
     **POLICIES,
 }
 
@@ -185,7 +237,9 @@ def test_whole_answers_have_weights_of_0_and_1(tmp_path_factory, scale, name, sh
 
 @pytest.mark.parametrize("share", [True, False])
 def test_pairs_for_trl_have_weights_of_0_and_1(tmp_path, share):
-    assert sum(len(list(pairs_of_document(one))) for one in answers(tmp_path, 1.0, share=share)) == 30
+    assert (
+        sum(len(list(pairs_of_document(one))) for one in answers(tmp_path, 1.0, share=share)) == 30
+    )
     for one in answers(tmp_path, 0.5, share=share):
         with pytest.raises(ConfigError, match=r"loss weight 0\.5"):
             next(pairs_of_document(one))
@@ -210,7 +264,10 @@ def test_all_ranks_stop_where_one_has_a_wrong_weight(tmp_path, monkeypatch):
     """None waits for the other, and all say what was found."""
     monkeypatch.setattr(path_training, "in_step", failing_elsewhere)
     model = tiny_model(VOCAB)
-    cases = (1.0, DistributedError, "rank 1 failed"), (0.5, ConfigError, "^(?!rank 1).*loss weight 0.5")
+    cases = (
+        (1.0, DistributedError, "rank 1 failed"),
+        (0.5, ConfigError, "^(?!rank 1).*loss weight 0.5"),
+    )
     for scale, error, reason in cases:
         loader = ps.Loader(
             one_source(answers(tmp_path, scale)), sequence_length=64, rows_per_step=3,
@@ -234,8 +291,12 @@ def test_shared_tokens_count_once_for_each_answer_however_they_are_stored(tmp_pa
 
 
 def test_the_mean_over_tokens_is_over_those_that_are_trained(tmp_path):
-    """Slow twin of `normalise: token` on policy: each answer apart, its tokens counted one by one."""
-    loss, _ = first_step(answers(tmp_path, 1.0, once=True), policy=PolicySettings(normalise="token", scale="none"))
+    """Slow twin of `normalise: token` on policy: each answer apart, its tokens counted one by
+    one.
+    """
+    loss, _ = first_step(
+        answers(tmp_path, 1.0, once=True), policy=PolicySettings(normalise="token", scale="none")
+    )
     total = tokens = 0.0
     for group in range(6):
         rewards = np.array([1.0, 0.0, 1.0, 0.3 * group])

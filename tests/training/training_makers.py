@@ -1,4 +1,6 @@
-"""Little runs for the tests of the trainer: data, run files, trainers in this process, and processes that train."""
+"""Little runs for the tests of the trainer: data, run files, trainers in this process, and
+processes that train.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -37,7 +39,9 @@ training:
 def make_data(folder: Path, number: int = 300, seed: int = 0) -> Path:
     """`train`, `validation`, the tokenizer and a run file of a dataset of made-up sentences."""
     tokenizer = tiny_tokenizer(folder / "tokenizer", make_texts(300), 340, ["[NLU]", *SENTINELS])
-    prepare_here(iter(make_texts(number, seed)), tokenizer, folder / "data", validation=0.2, keep_text=True)
+    prepare_here(
+        iter(make_texts(number, seed)), tokenizer, folder / "data", validation=0.2, keep_text=True
+    )
     return write_run_file(folder)
 
 
@@ -79,7 +83,12 @@ def make(
 
 
 def train(
-    data: Path, run: Path, *assignments: str, resume: bool = False, until: int | None = None, **options: Any
+    data: Path,
+    run: Path,
+    *assignments: str,
+    resume: bool = False,
+    until: int | None = None,
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """Train, and all records of the run; given up without a word after step `until`."""
     trainer = make(data, run, *assignments, resume=resume, **options)

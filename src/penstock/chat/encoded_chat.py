@@ -1,4 +1,6 @@
-"""A conversation as it is trained: tokens, loss weights, the text of each token, and the certificate."""
+"""A conversation as it is trained: tokens, loss weights, the text of each token, and the
+certificate.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,7 +38,9 @@ class EncodedChat:
     is_control: Bool
     """Which tokens are control tokens, bool [tokens]."""
     messages: IntArray
-    """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1: the template's."""
+    """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1:
+    the template's.
+    """
     roles: tuple[str, ...]
     """Role of each message."""
     certificate: Certificate
@@ -51,20 +55,28 @@ class EncodedChat:
         if self.evidence is None and not self.roles:
             return tuple("" if weight else WRITTEN for weight in self.loss_weights)
         if self.evidence is None:
-            raise ConfigError("this chat was not made by a ChatEncoder, which knows why its tokens are not trained")
+            raise ConfigError(
+                "this chat was not made by a ChatEncoder, which knows why its tokens are not "
+                "trained"
+            )
         found = reasons_of(*self.evidence)
         for _, place in self.images:
             found[place.begin : place.end] = [IMAGE] * (place.end - place.begin)
         # One that was appended comes last.
         found += [BEHIND] * (len(self.tokens) - len(found))
-        return tuple("" if weight else why for why, weight in zip(found, self.loss_weights, strict=True))
+        return tuple(
+            "" if weight else why for why, weight in zip(found, self.loss_weights, strict=True)
+        )
 
     @property
     def trained_text(self) -> tuple[tuple[int, str], ...]:
         """(message, text) of each stretch of trained tokens, in order."""
         edges = np.flatnonzero(np.diff(np.concatenate([[0], self.loss_weights != 0, [0]]))).tolist()
         return tuple(
-            (int(self.messages[(first + last - 1) // 2]), self.text[int(self.begins[first]) : int(self.ends[last - 1])])
+            (
+                int(self.messages[(first + last - 1) // 2]),
+                self.text[int(self.begins[first]) : int(self.ends[last - 1])],
+            )
             for first, last in zip(edges[::2], edges[1::2], strict=True)
         )
 
@@ -72,7 +84,10 @@ class EncodedChat:
         """One line, however long the chat: counts, no numbers of arrays."""
         trained = int(np.count_nonzero(self.loss_weights))
         verdict = ", ".join(problem.kind for problem in self.certificate.problems) or "proven"
-        return f"EncodedChat({len(self.roles)} messages, {len(self.tokens)} tokens, {trained} trained; {verdict})"
+        return (
+            f"EncodedChat({len(self.roles)} messages, {len(self.tokens)} tokens, {trained} "
+            f"trained; {verdict})"
+        )
 
     def _repr_html_(self) -> str:
         """Notebook view: the text with its trained tokens marked, and what the certificate says."""

@@ -1,4 +1,5 @@
-"""Conversations to tokens with loss weights and a certificate: render with provenance, encode, weigh, check.
+"""Conversations to tokens with loss weights and a certificate: render with provenance, encode,
+weigh, check.
 
 A conversation that fails a check is an error. A token is trained only if its author is known.
 """
@@ -51,8 +52,8 @@ _REWRITES = ("rewritten", "context_differs")
 """Kinds of problems that `on_rewrite="split"` splits a conversation for."""
 
 _NOT_OF_THE_MASK = (
-    "; variables of the template come with it: template=ps.chat.load_template(…, enable_thinking=False); how a record "
-    "is read: ps.chat.read_conversation"
+    "; variables of the template come with it: template=ps.chat.load_template(…, "
+    "enable_thinking=False); how a record is read: ps.chat.read_conversation"
 )
 
 
@@ -68,15 +69,17 @@ class _Draft(NamedTuple):
 
 @final
 class ChatEncoder:
-    """Encodes conversations with one tokenizer, template and settings; create it once for all conversations.
+    """Encodes conversations with one tokenizer, template and settings; create it once for all
+    conversations.
 
     Args:
         tokenizer: The tokenizer.
         template: The chat template.
         mask_settings: Which parts of a conversation are trained.
-        boundaries: Role boundaries to check the masks with; empty: those of the template's family, if it is known.
-        takes_media: Accept conversations with images, audio or video, because the caller adds them to the rows; False:
-            refuse them.
+        boundaries: Role boundaries to check the masks with; empty: those of the template's family,
+            if it is known.
+        takes_media: Accept conversations with images, audio or video, because the caller adds them
+            to the rows; False: refuse them.
         processor: Says what stands for images; None: conversations with images are refused.
 
     Raises:
@@ -93,7 +96,11 @@ class ChatEncoder:
         takes_media: bool = False,
         processor: Processor | None = None,
     ) -> None:
-        self.tokenizer, self.template, self.mask_settings = tokenizer, template, mask_settings or MaskSettings()
+        self.tokenizer, self.template, self.mask_settings = (
+            tokenizer,
+            template,
+            mask_settings or MaskSettings(),
+        )
         self.processor = processor
         self._declared = resolve(boundaries, tokenizer) if boundaries else ()
         self._takes_media = takes_media
@@ -103,11 +110,21 @@ class ChatEncoder:
         self._refuse_idle_settings()
 
     def _refuse_idle_settings(self) -> None:
-        """Refuse a setting for terminators other than EOS where the template ends all turns with EOS."""
+        """Refuse a setting for terminators other than EOS where the template ends all turns with
+        EOS.
+        """
         settings = self.mask_settings
-        if settings.on_merged_prompt == "split" and (self.tokenizer.adds_space or self.processor is not None):
-            reason = "the tokenizer puts a space before each text" if self.tokenizer.adds_space else "with images"
-            raise ConfigError(f"on_merged_prompt: split is not possible: {reason}; set it to report or error")
+        if settings.on_merged_prompt == "split" and (
+            self.tokenizer.adds_space or self.processor is not None
+        ):
+            reason = (
+                "the tokenizer puts a space before each text"
+                if self.tokenizer.adds_space
+                else "with images"
+            )
+            raise ConfigError(
+                f"on_merged_prompt: split is not possible: {reason}; set it to report or error"
+            )
         if settings.train_on_eot in (None, settings.train_on_eos) or self._eos_text is None:
             return
         plain = MaskSettings(on_missing_terminator="allow")
@@ -115,30 +132,38 @@ class ChatEncoder:
             {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
         )
         try:
-            [chat] = ChatEncoder(self.tokenizer, self.template, plain).encode_batch([cast(Conversation, asked)])[0]
+            [chat] = ChatEncoder(self.tokenizer, self.template, plain).encode_batch(
+                [cast(Conversation, asked)]
+            )[0]
         except RecordError:
             return
         ends = {text.strip() for _, text, _ in chat.certificate.terminators}
         if ends == {self._eos_text}:
             raise ConfigError(
-                f"train_on_eot is {settings.train_on_eot}, but chat template {self.template.name} ends turns with "
-                f"{self._eos_text}, which is the tokenizer's EOS: train_on_eos decides about it"
+                f"train_on_eot is {settings.train_on_eot}, but chat template "
+                f"{self.template.name} ends turns with {self._eos_text}, which is the "
+                "tokenizer's EOS: train_on_eos decides about it"
             )
 
     def encode(self, conversation: Conversation) -> list[EncodedChat]:
-        """One conversation as one document; with on_rewrite "split" and a rewriting template, one for each reply."""
+        """One conversation as one document; with on_rewrite "split" and a rewriting template, one
+        for each reply.
+        """
         return self.encode_batch([conversation])[0]
 
     def encode_batch(self, conversations: Sequence[Conversation]) -> list[list[EncodedChat]]:
         """Conversations, each as one or several documents; certificates may contain errors.
 
         Raises:
-            RecordError: The template refuses a conversation, or it contains media; names its origin.
+            RecordError: The template refuses a conversation, or it contains media; names its
+                origin.
             TokenizerError: A text cannot be encoded.
         """
         if any(conversation.written for conversation in conversations):
             return [
-                [encode_written(one, self.tokenizer, one.unread)] if one.written else self.encode_batch([one])[0]
+                [encode_written(one, self.tokenizer, one.unread)]
+                if one.written
+                else self.encode_batch([one])[0]
                 for one in conversations
             ]
         if not conversations:
@@ -151,12 +176,17 @@ class ChatEncoder:
     def _encode_drafts(self, drafts: Sequence[_Draft]) -> list[list[EncodedChat]]:
         """Rendered conversations as tokens with loss weights and certificates."""
         texts = [draft.rendered for draft in drafts]
-        authors = [find_authors(draft.conversation, draft.rendered, self.mask_settings) for draft in drafts]
+        authors = [
+            find_authors(draft.conversation, draft.rendered, self.mask_settings) for draft in drafts
+        ]
         literals = [one.may_be_control(self.mask_settings) for one in authors]
         encoded, places = self._encode_texts(drafts, literals)
         merged = [self._merged(draft, text) for draft, text in zip(drafts, encoded, strict=True)]
         if self.mask_settings.on_merged_prompt == "split":
-            encoded = [self._split_at(*each) for each in zip(drafts, encoded, literals, merged, strict=True)]
+            encoded = [
+                self._split_at(*each)
+                for each in zip(drafts, encoded, literals, merged, strict=True)
+            ]
             merged = [() for _ in drafts]
         decisions = [
             decide(
@@ -195,7 +225,9 @@ class ChatEncoder:
                 ),
                 appended=(self._eos_text or "") if self._must_append(mask, draft.turns) else None,
             )
-            done.append(self._split(draft.conversation, self._finish(evidence, found), mask.trained))
+            done.append(
+                self._split(draft.conversation, self._finish(evidence, found), mask.trained)
+            )
         return done
 
     def _encode_texts(
@@ -204,19 +236,31 @@ class ChatEncoder:
         """Tokens of rendered conversations, and the tokens of each image."""
         texts, forged = [draft.rendered.text for draft in drafts], self.mask_settings.allow_forged
         if self.processor is None:
-            return encode_rendered_batch(self.tokenizer, texts, literals, allow_forged=forged), [[] for _ in drafts]
+            return encode_rendered_batch(self.tokenizer, texts, literals, allow_forged=forged), [
+                [] for _ in drafts
+            ]
         expanded = []
         for draft, text, literal in zip(drafts, texts, literals, strict=True):
             noun = NOUNS[self.processor.medium]
-            layouts = [self.processor.layout(image.size) for image in images_of(draft.conversation.messages)]
+            layouts = [
+                self.processor.layout(image.size)
+                for image in images_of(draft.conversation.messages)
+            ]
             try:
                 expanded.append(expand(text, literal, self.processor.placeholder, layouts, noun))
             except ConversationError as error:
-                raise ConversationError(f"{draft.conversation.origin or 'conversation'}: {error}") from error
+                raise ConversationError(
+                    f"{draft.conversation.origin or 'conversation'}: {error}"
+                ) from error
         encoded = encode_rendered_batch(
-            self.tokenizer, [one.text for one in expanded], [one.literal for one in expanded], allow_forged=forged
+            self.tokenizer,
+            [one.text for one in expanded],
+            [one.literal for one in expanded],
+            allow_forged=forged,
         )
-        both = [restore(text, one, self.processor) for text, one in zip(encoded, expanded, strict=True)]
+        both = [
+            restore(text, one, self.processor) for text, one in zip(encoded, expanded, strict=True)
+        ]
         return [text for text, _ in both], [places for _, places in both]
 
     def _merged(self, draft: _Draft, encoded: EncodedText) -> tuple[int, ...]:
@@ -226,7 +270,11 @@ class ChatEncoder:
         borders: dict[int, int] = {}
         for message in draft.trained:
             turn = draft.turns.get(message)
-            if turn is not None and draft.conversation.messages[message]["role"] == "assistant" and turn.begin:
+            if (
+                turn is not None
+                and draft.conversation.messages[message]["role"] == "assistant"
+                and turn.begin
+            ):
                 borders.setdefault(turn.begin, message)
         found = merged_borders(encoded, draft.rendered.text, sorted(borders), self._encode_stretch)
         return tuple(borders[border] for border in found)
@@ -239,17 +287,25 @@ class ChatEncoder:
             self._stretches[text] = self.tokenizer.encode(text).tolist()
         return self._stretches[text]
 
-    def _split_at(self, draft: _Draft, encoded: EncodedText, literal: Any, merged: Sequence[int]) -> EncodedText:
+    def _split_at(
+        self, draft: _Draft, encoded: EncodedText, literal: Any, merged: Sequence[int]
+    ) -> EncodedText:
         """The tokens of a conversation, ended where the prompts for some replies end."""
         if not merged:
             return encoded
         borders = [draft.turns[message].begin for message in merged]
         forged = self.mask_settings.allow_forged
-        return encode_cut(self.tokenizer, draft.rendered.text, literal, borders, allow_forged=forged)
+        return encode_cut(
+            self.tokenizer, draft.rendered.text, literal, borders, allow_forged=forged
+        )
 
     def _scan(self, encoded: Sequence[EncodedText]) -> Sequence[Bool | None]:
-        """Tokens that the role boundaries train, for each conversation of a batch; None where there are none."""
-        roles = {boundary.role for boundary in self.boundaries} & set(self.mask_settings.roles_to_train)
+        """Tokens that the role boundaries train, for each conversation of a batch; None where there
+        are none.
+        """
+        roles = {boundary.role for boundary in self.boundaries} & set(
+            self.mask_settings.roles_to_train
+        )
         if not roles or not encoded:
             return [None] * len(encoded)
         rows = Ragged.from_rows([text.ids for text in encoded], np.uint32)
@@ -257,7 +313,9 @@ class ChatEncoder:
         return [weights[row] != 0 for row in range(len(encoded))]
 
     def _render(self, conversation: Conversation, *, prompted: bool = False) -> _Draft:
-        """A conversation as text, with its turns; `prompted`: with the prompt for its last turn before that turn."""
+        """A conversation as text, with its turns; `prompted`: with the prompt for its last turn
+        before that turn.
+        """
         try:
             conversation, rendered = render_form(conversation, self.template, self._stops)
             trained = trained_messages(conversation, self.mask_settings)
@@ -271,10 +329,14 @@ class ChatEncoder:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
         return _Draft(conversation, rendered, trained, turns)
 
-    def _turns(self, conversation: Conversation, rendered: Rendered, trained: Sequence[int]) -> dict[int, Turn]:
+    def _turns(
+        self, conversation: Conversation, rendered: Rendered, trained: Sequence[int]
+    ) -> dict[int, Turn]:
         messages = conversation.messages
         replies = [number for number in trained if messages[number]["role"] == "assistant"]
-        whole = RenderedConversation(self.template, rendered, messages, conversation.tools, conversation.variables)
+        whole = RenderedConversation(
+            self.template, rendered, messages, conversation.tools, conversation.variables
+        )
         return find_turns(whole, replies)
 
     def _finish(self, evidence: Evidence, places: Sequence[ImagePlace] = ()) -> EncodedChat:
@@ -290,7 +352,11 @@ class ChatEncoder:
             turn = evidence.turns[mask.trained[-1]]
             weights = np.where((begins >= turn.end) & (owners == turn.message), own_weight, weights)
             weights, control = np.append(weights, own_weight), np.append(control, True)
-            begins, ends, owners = np.append(begins, at), np.append(ends, at), np.append(owners, mask.trained[-1])
+            begins, ends, owners = (
+                np.append(begins, at),
+                np.append(ends, at),
+                np.append(owners, mask.trained[-1]),
+            )
         return EncodedChat(
             tokens=tokens,
             loss_weights=weights,
@@ -301,7 +367,9 @@ class ChatEncoder:
             messages=owners,
             roles=tuple(message["role"] for message in evidence.conversation.messages),
             certificate=certify(evidence),
-            images=tuple(zip(images_of(evidence.conversation.messages), places, strict=True)) if places else (),
+            images=tuple(zip(images_of(evidence.conversation.messages), places, strict=True))
+            if places
+            else (),
             evidence=(evidence, self._eos_text),
         )
 
@@ -316,15 +384,21 @@ class ChatEncoder:
         last = mask.trained[-1]
         if self.tokenizer.eos_id is None:
             raise ConfigError(
-                f"on_missing_terminator is append, but the tokenizer {self.tokenizer.name} has no EOS; set it to error "
-                "or allow"
+                f"on_missing_terminator is append, but the tokenizer {self.tokenizer.name} "
+                "has no EOS; set it to error or allow"
             )
         return last == max(turns) and last not in mask.terminators
 
-    def _split(self, conversation: Conversation, chat: EncodedChat, trained: Sequence[int]) -> list[EncodedChat]:
-        """The conversation as one document, or one for each trained reply if the template rewrites any."""
+    def _split(
+        self, conversation: Conversation, chat: EncodedChat, trained: Sequence[int]
+    ) -> list[EncodedChat]:
+        """The conversation as one document, or one for each trained reply if the template rewrites
+        any.
+        """
         if self.mask_settings.on_merged_prompt == "error":
-            merged = [problem for problem in chat.certificate.problems if problem.kind == "merged_prompt"]
+            merged = [
+                problem for problem in chat.certificate.problems if problem.kind == "merged_prompt"
+            ]
             if merged:
                 raise ConversationError(f"{conversation.origin or 'conversation'}: {merged[0]}")
         rewritten = [problem for problem in chat.certificate.problems if problem.kind in _REWRITES]
@@ -334,9 +408,16 @@ class ChatEncoder:
             raise ConversationError(f"{conversation.origin or 'conversation'}: {rewritten[0]}")
         settings = replace(self.mask_settings, mask_history=True, on_rewrite="report")
         alone = ChatEncoder(self.tokenizer, self.template, settings, processor=self.processor)
-        replies = [message for message in trained if conversation.messages[message]["role"] == "assistant"]
+        replies = [
+            message for message in trained if conversation.messages[message]["role"] == "assistant"
+        ]
         heads = [conversation.head(message + 1) for message in replies]
-        return [chat for [chat] in alone._encode_drafts([alone._render(head, prompted=True) for head in heads])]
+        return [
+            chat
+            for [chat] in alone._encode_drafts(
+                [alone._render(head, prompted=True) for head in heads]
+            )
+        ]
 
     @cached_property
     def _family(self) -> Family | None:
@@ -350,7 +431,8 @@ class ChatEncoder:
 
     @cached_property
     def boundaries(self) -> tuple[ResolvedBoundary, ...]:
-        """Role boundaries that masks are checked with: the declared ones, or those of the template's family.
+        """Role boundaries that masks are checked with: the declared ones, or those of the
+        template's family.
 
         Empty if the family is unknown or the tokenizer lacks its markers.
         """
@@ -387,14 +469,15 @@ def encode(
     Args:
         conversation: A list of messages, a record of any layout, or a `Conversation`.
         tokenizer: A tokenizer, or where to load it from.
-        template: A chat template, or where to load it from; by default, and with "auto", the one that came with the
-            tokenizer.
+        template: A chat template, or where to load it from; by default, and with "auto", the one
+            that came with the tokenizer.
         tools: JSON schemas of functions, for a list of messages; a record has its own.
         strict: Raise if the certificate contains an error; False: return it for inspection.
         mask_settings: See `MaskSettings`.
 
     Raises:
-        ConversationError: The conversation cannot be read or rendered, or its certificate contains an error.
+        ConversationError: The conversation cannot be read or rendered, or its certificate contains
+            an error.
         ConfigError: A setting is unknown or out of range.
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
@@ -409,11 +492,14 @@ def encode(
     if len(chats) != 1:
         raise ConversationError(
             f"the conversation became {len(chats)} documents, one for each reply; "
-            "ps.chat.ChatEncoder(tokenizer, template, mask_settings).encode(conversation) returns them all"
+            "ps.chat.ChatEncoder(tokenizer, template, mask_settings).encode(conversation) "
+            "returns them all"
         )
     errors = [problem for problem in chats[0].certificate.problems if problem.is_error]
     if strict and errors:
-        raise ConversationError(f"{conversation.origin or 'conversation'}: {'; '.join(map(str, errors))}")
+        raise ConversationError(
+            f"{conversation.origin or 'conversation'}: {'; '.join(map(str, errors))}"
+        )
     return chats[0]
 
 
@@ -424,5 +510,7 @@ def _read(given: JsonMapping | Sequence[JsonMapping], tools: Any) -> Conversatio
         raise ConversationError("the conversation is empty: give at least one message")
     read = read_conversation(record if tools is None else {**record, "tools": list(tools)})
     if isinstance(read, list):
-        raise ConversationError(f"the record holds {len(read)} conversations; encode them one by one")
+        raise ConversationError(
+            f"the record holds {len(read)} conversations; encode them one by one"
+        )
     return read

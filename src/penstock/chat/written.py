@@ -1,7 +1,7 @@
 """Documents that records write out: segments of text and token ids, encoded without a template.
 
-Each segment is encoded by itself, as axolotl does, so that no token spans two of them; control text in it becomes
-control tokens, because whoever writes segments writes the markers.
+Each segment is encoded by itself, as axolotl does, so that no token spans two of them; control text
+in it becomes control tokens, because whoever writes segments writes the markers.
 """
 
 import numpy as np
@@ -19,7 +19,9 @@ Part = tuple[str, UInt32, IntArray, IntArray]
 """Text, ids, and the first character of each token and one after its last."""
 
 
-def encode_written(conversation: Conversation, tokenizer: Tokenizer, unread: tuple[str, ...] = ()) -> EncodedChat:
+def encode_written(
+    conversation: Conversation, tokenizer: Tokenizer, unread: tuple[str, ...] = ()
+) -> EncodedChat:
     """A document that a record writes out, as it is.
 
     Raises:
@@ -29,7 +31,11 @@ def encode_written(conversation: Conversation, tokenizer: Tokenizer, unread: tup
     parts: list[Part] = []
     weights: list[Float32] = []
     for piece in conversation.written:
-        part = _of_text(piece.text, tokenizer) if piece.text is not None else _of_ids(piece, tokenizer, conversation)
+        part = (
+            _of_text(piece.text, tokenizer)
+            if piece.text is not None
+            else _of_ids(piece, tokenizer, conversation)
+        )
         parts.append(part)
         given = np.asarray(piece.weights, np.float32)
         weights.append(np.broadcast_to(given, len(part[1])) if len(given) == 1 else given)
@@ -37,13 +43,19 @@ def encode_written(conversation: Conversation, tokenizer: Tokenizer, unread: tup
     tokens = np.concatenate([part[1] for part in parts])
     own = np.concatenate(weights)
     is_trained = bool((own[1:] != 0).any())
-    untrained = [] if is_trained else [Problem("nothing_trained", -1, "no token is trained: the record says so")]
+    untrained = (
+        []
+        if is_trained
+        else [Problem("nothing_trained", -1, "no token is trained: the record says so")]
+    )
     control = np.isin(tokens, np.array(list(tokenizer.special_tokens.values()), np.uint32))
     return EncodedChat(
         tokens=tokens,
         loss_weights=own,
         text="".join(part[0] for part in parts),
-        begins=np.concatenate([part[2] + start for part, start in zip(parts, starts, strict=False)]),
+        begins=np.concatenate(
+            [part[2] + start for part, start in zip(parts, starts, strict=False)]
+        ),
         ends=np.concatenate([part[3] + start for part, start in zip(parts, starts, strict=False)]),
         is_control=control,
         messages=np.full(len(tokens), -1, np.int64),
@@ -69,8 +81,9 @@ def _of_ids(piece: Piece, tokenizer: Tokenizer, conversation: Conversation) -> P
     ids = np.array(piece.ids, np.uint32)
     if len(ids) and ids.max() >= tokenizer.vocab_size:
         raise ConversationError(
-            f"{conversation.origin or 'record'}: input_ids has {ids.max()}; the vocabulary of {tokenizer.name} has "
-            f"{tokenizer.vocab_size:,} ids; were they made with another tokenizer?"
+            f"{conversation.origin or 'record'}: input_ids has {ids.max()}; the vocabulary of "
+            f"{tokenizer.name} has {tokenizer.vocab_size:,} ids; were they made with another "
+            "tokenizer?"
         )
     # A character of several tokens belongs to the last of them.
     whole = tokenizer.decode(ids)
@@ -82,7 +95,9 @@ def _of_ids(piece: Piece, tokenizer: Tokenizer, conversation: Conversation) -> P
 
 
 def _places(tokenizer: Tokenizer, ids: UInt32, whole: str) -> tuple[IntArray, IntArray]:
-    """Characters of tokens whose texts do not add up, from the texts of their beginnings, token by token."""
+    """Characters of tokens whose texts do not add up, from the texts of their beginnings, token by
+    token.
+    """
     ends, text, begin = [], "", 0
     for at in range(len(ids)):
         shown = tokenizer.decode(ids[begin : at + 1])

@@ -1,4 +1,6 @@
-"""Tools for every room: errors, paths and locks, arrays, compilation of kernels, random keys, terminals."""
+"""Tools for every room: errors, paths and locks, arrays, compilation of kernels, random keys,
+terminals.
+"""
 
 from penstock.core.lazy_imports import public_names
 

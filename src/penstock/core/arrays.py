@@ -1,9 +1,10 @@
 """Types of arrays for signatures: a dtype by name, with a shape.
 
-A signature says `Annotated[Int64, "rows 2"]`. mypy and editors see the dtype; the shape, in jaxtyping's words, is for
-readers and for a test that runs whole loaders with each array held against its annotation. At run time nothing is
-checked and nothing costs time. The same word twice in one signature is the same size; `_` is any size, and "" a scalar.
-Records name their dtype before the shape: `Annotated[Records, PIECE, "pieces"]`.
+A signature says `Annotated[Int64, "rows 2"]`. mypy and editors see the dtype; the shape, in
+jaxtyping's words, is for readers and for a test that runs whole loaders with each array held
+against its annotation. At run time nothing is checked and nothing costs time. The same word twice
+in one signature is the same size; `_` is any size, and "" a scalar. Records name their dtype before
+the shape: `Annotated[Records, PIECE, "pieces"]`.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Conversions between Arrow and NumPy arrays, without a copy where possible.
 
-pyarrow's own conversions (`pyarrow.array`, `numpy.asarray` of an Arrow array, `fill_null`, `empty_table`) import pandas
-if it is installed, which takes 0.2 s in each process.
+pyarrow's own conversions (`pyarrow.array`, `numpy.asarray` of an Arrow array, `fill_null`,
+`empty_table`) import pandas if it is installed, which takes 0.2 s in each process.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,14 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> np.ndarray[Any, Any]:
     if not len(array):
         return np.empty(0, dtype)
     cast = array.cast(kind) if kind != array.type else array
-    values: np.ndarray[Any, Any] = np.frombuffer(cast.buffers()[1], dtype)[cast.offset : cast.offset + len(cast)]
-    return np.where(to_numpy(array.is_valid()), values, np.array(null, dtype)) if array.null_count else values
+    values: np.ndarray[Any, Any] = np.frombuffer(cast.buffers()[1], dtype)[
+        cast.offset : cast.offset + len(cast)
+    ]
+    return (
+        np.where(to_numpy(array.is_valid()), values, np.array(null, dtype))
+        if array.null_count
+        else values
+    )
 
 
 def from_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
@@ -33,7 +39,9 @@ def from_texts(texts: Sequence[str]) -> pa.LargeStringArray:
     data = [text.encode() for text in texts]
     offsets = np.zeros(len(data) + 1, np.int64)
     np.cumsum([len(one) for one in data], out=offsets[1:])
-    return pa.LargeStringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(b"".join(data)))
+    return pa.LargeStringArray.from_buffers(
+        len(data), pa.py_buffer(offsets), pa.py_buffer(b"".join(data))
+    )
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:

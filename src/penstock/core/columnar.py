@@ -1,8 +1,8 @@
 """Objects of columnar formats (Arrow, Parquet, `datasets`, pandas, NumPy) as plain Python values.
 
-In such a format all objects of a column have the same fields, so one that lacks a field gets a null there. An object
-that was stored as JSON text or as a map has just the fields that it was written with; if one of them is null, it
-becomes an `OwnNulls`, so that the two kinds of nulls stay apart.
+In such a format all objects of a column have the same fields, so one that lacks a field gets a null
+there. An object that was stored as JSON text or as a map has just the fields that it was written
+with; if one of them is null, it becomes an `OwnNulls`, so that the two kinds of nulls stay apart.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,11 @@ def has_none(value: Mapping[Any, Any]) -> bool:
 
 
 def as_plain(value: object) -> Any:
-    """A value with lists for NumPy arrays, dicts for other mappings, and Python's numbers for NumPy's, at any depth.
+    """A value with lists for NumPy arrays, dicts for other mappings, and Python's numbers for
+    NumPy's, at any depth.
 
-    Arrays of numbers stay what they are where they are pictures or sounds: with several dimensions, or under the name
-    of a medium. What holds none of these is returned itself, not a copy.
+    Arrays of numbers stay what they are where they are pictures or sounds: with several dimensions,
+    or under the name of a medium. What holds none of these is returned itself, not a copy.
     """
     return _plain(value, is_medium=False)
 
@@ -50,5 +51,7 @@ def _plain(value: object, *, is_medium: bool) -> Any:
 
 
 def _changed(value: dict[Any, Any]) -> dict[Any, Any]:
-    items = {key: _plain(item, is_medium=str(key).startswith(_MEDIA)) for key, item in value.items()}
+    items = {
+        key: _plain(item, is_medium=str(key).startswith(_MEDIA)) for key, item in value.items()
+    }
     return value if all(items[key] is item for key, item in value.items()) else items

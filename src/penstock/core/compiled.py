@@ -1,12 +1,12 @@
 """Compiles all kernels, and gives them access to memory-mapped bytes.
 
-`kernel` is `numba.njit` with the options that all our kernels need: cached on disk, so that only the first run on a
-machine compiles; without the GIL, so that threads fill rows in parallel; with NumPy's error model, so that a division
-does not cost a branch.
+`kernel` is `numba.njit` with the options that all our kernels need: cached on disk, so that only
+the first run on a machine compiles; without the GIL, so that threads fill rows in parallel; with
+NumPy's error model, so that a division does not cost a branch.
 
-Kernels get memory-mapped shards as plain addresses (uint64), because one compiled function must work for any number of
-files. `view_*` turn an address into an array inside a kernel. They check nothing: callers keep the mapping alive and
-stay inside it.
+Kernels get memory-mapped shards as plain addresses (uint64), because one compiled function must
+work for any number of files. `view_*` turn an address into an array inside a kernel. They check
+nothing: callers keep the mapping alive and stay inside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ from penstock.core.system import refuse_windows
 refuse_windows()
 if numba.config.DISABLE_JIT:
     raise ConfigError(
-        "NUMBA_DISABLE_JIT is set, so nothing is compiled, and the kernels of penstock exist only compiled; "
-        "unset it: unset NUMBA_DISABLE_JIT"
+        "NUMBA_DISABLE_JIT is set, so nothing is compiled, and the kernels of penstock exist "
+        "only compiled; unset it: unset NUMBA_DISABLE_JIT"
     )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -50,7 +50,10 @@ def kernel(function: Function) -> Function:
 
 def inline_kernel(function: Function) -> Function:
     """Compile a function that kernels call in their inner loops; LLVM inlines it."""
-    return cast(Function, _Part(function, targetoptions={**_PART, "forceinline": True}, pipeline_class=_PartCompiler))
+    return cast(
+        Function,
+        _Part(function, targetoptions={**_PART, "forceinline": True}, pipeline_class=_PartCompiler),
+    )
 
 
 def kernel_part(function: Function) -> Function:
@@ -59,7 +62,9 @@ def kernel_part(function: Function) -> Function:
 
 
 def from_python(part: Function) -> Function:
-    """A kernel of its own for a function that is also a part of others: without their call's way through the part."""
+    """A kernel of its own for a function that is also a part of others: without their call's way
+    through the part.
+    """
     return cast(Function, cast(Any, part).from_python)
 
 
@@ -80,9 +85,9 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 class _Part(CPUDispatcher):  # type: ignore[misc]
     """A function that kernels call, compiled as a part of each.
 
-    Numba would also optimise it as a whole, make machine code of it and wrap it for Python, and then only link its
-    first form into the kernels: half of the time that they take to compile. A call from Python compiles a kernel of its
-    own.
+    Numba would also optimise it as a whole, make machine code of it and wrap it for Python, and
+    then only link its first form into the kernels: half of the time that they take to compile. A
+    call from Python compiles a kernel of its own.
     """
 
     def __call__(self, *arguments: Any) -> Any:
@@ -117,7 +122,9 @@ class _LowerPart(NativeLowering):  # type: ignore[misc]
     _name = "penstock_lower_part"
 
     def run_pass(self, state: Any) -> bool:
-        library = state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        library = state.library = _PartLibrary(
+            state.targetctx.codegen(), state.func_id.func_qualname
+        )
         state.flags.no_compile = True
         super().run_pass(state)
         library._ensure_finalized()
@@ -135,16 +142,22 @@ class _LowerPart(NativeLowering):  # type: ignore[misc]
 class _PartCompiler(Compiler):  # type: ignore[misc]
     def define_pipelines(self) -> list[Any]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        manager.passes[:] = [(_LowerPart if one is NativeLowering else one, text) for one, text in manager.passes]
+        manager.passes[:] = [
+            (_LowerPart if one is NativeLowering else one, text) for one, text in manager.passes
+        ]
         manager._finalized = False
         manager.finalize()
         return [manager]
 
 
-def _array_at(context: Any, builder: Any, kind: types.Array, address: Any, shape: Sequence[Any]) -> Any:
+def _array_at(
+    context: Any, builder: Any, kind: types.Array, address: Any, shape: Sequence[Any]
+) -> Any:
     """An array over `address`, C-contiguous and without reference counting."""
     array = make_array(kind)(context, builder)
-    item = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    item = context.get_constant(
+        types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    )
     strides: list[Any] = []
     step = item
     for size in reversed(shape):
@@ -157,7 +170,9 @@ def _array_at(context: Any, builder: Any, kind: types.Array, address: Any, shape
 
 
 def viewer(dtype: Any) -> Any:
-    """For kernels: shows memory as an array of numbers or records: address (uint64), length (int64) → array."""
+    """For kernels: shows memory as an array of numbers or records: address (uint64), length (int64)
+    → array.
+    """
     kind = types.Array(from_dtype(np.dtype(dtype)), 1, "C")
 
     def view(typing_context, address, length):
@@ -181,35 +196,44 @@ view_f64 = viewer(np.float64)
 
 @intrinsic
 def view_array(typing_context, address, shape, dtype):
-    """The memory at an address (uint64) as an array of a shape (tuple), without Numba's reference counting."""
+    """The memory at an address (uint64) as an array of a shape (tuple), without Numba's reference
+    counting.
+    """
     kind = types.Array(dtype.dtype, len(shape), "C")
 
     def codegen(context, builder, signature, arguments):
-        return _array_at(context, builder, kind, arguments[0], cgutils.unpack_tuple(builder, arguments[1]))
+        return _array_at(
+            context, builder, kind, arguments[0], cgutils.unpack_tuple(builder, arguments[1])
+        )
 
     return kind(types.uint64, types.UniTuple(types.intp, len(shape)), dtype), codegen
 
 
 @intrinsic
 def bare(typing_context, array):
-    """The same memory as an array without Numba's reference counting, for inner loops that slice a lot.
+    """The same memory as an array without Numba's reference counting, for inner loops that slice a
+    lot.
 
-    Slicing a counted array costs two atomic additions, as much as copying a short document. The caller's array must
-    outlive the result: a kernel's arguments do, and an array that the kernel makes does up to `keep_alive`. The array
-    must be contiguous.
+    Slicing a counted array costs two atomic additions, as much as copying a short document. The
+    caller's array must outlive the result: a kernel's arguments do, and an array that the kernel
+    makes does up to `keep_alive`. The array must be contiguous.
     """
     kind = types.Array(array.dtype, array.ndim, "C")
 
     def codegen(context, builder, signature, arguments):
         given = make_array(array)(context, builder, arguments[0])
-        return _array_at(context, builder, kind, given.data, cgutils.unpack_tuple(builder, given.shape))
+        return _array_at(
+            context, builder, kind, given.data, cgutils.unpack_tuple(builder, given.shape)
+        )
 
     return kind(array), codegen
 
 
 @intrinsic
 def keep_alive(typing_context, array):
-    """Does nothing, but counts as a use: Numba frees an array that a kernel made after its last use."""
+    """Does nothing, but counts as a use: Numba frees an array that a kernel made after its last
+    use.
+    """
 
     def codegen(context, builder, signature, arguments):
         return context.get_dummy_value()
@@ -218,7 +242,9 @@ def keep_alive(typing_context, array):
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Address of the first byte of `array`, which the caller must keep alive while a kernel uses it."""
+    """Address of the first byte of `array`, which the caller must keep alive while a kernel uses
+    it.
+    """
     return int(array.__array_interface__["data"][0])
 
 

@@ -3,7 +3,9 @@
 import warnings
 
 _WARNED: set[str] = set()
-"""Names that this process has warned of. Python's own filter asks for the line, so a loop over files warns often."""
+"""Names that this process has warned of. Python's own filter asks for the line, so a loop over
+files warns often.
+"""
 
 
 def warn_deprecated(old: str, *, use: str, since: str, until: str) -> None:

@@ -15,8 +15,9 @@
     ├── IsolationError  (RuntimeError)       a model lets documents of one row see each other
     └── MissingExtraError (ImportError)      an optional dependency is not installed; names the pip command
 
-A message says where, what was found, what was expected, and the cure. URLs in it have no user info and no query.
-"""
+A message says where, what was found, what was expected, and the cure. URLs in it have no user info
+and no query.
+"""  # noqa: E501
 
 import re
 from collections.abc import Iterator
@@ -45,11 +46,15 @@ class RecordError(PenstockError, ValueError):
 
 
 class ConversationError(RecordError):
-    """A record cannot be read as a conversation; names the index of the message at fault, from 0, if there is one."""
+    """A record cannot be read as a conversation; names the index of the message at fault, from 0,
+    if there is one.
+    """
 
 
 class DamagedFileError(RecordError):
-    """A file of the input cannot be read to its end: it was cut, is damaged, or changed while it was read."""
+    """A file of the input cannot be read to its end: it was cut, is damaged, or changed while it
+    was read.
+    """
 
 
 class TokenizerError(PenstockError, ValueError):
@@ -93,18 +98,24 @@ class MissingExtraError(PenstockError, ImportError):
     def __init__(self, package: str, extra: str | None = None) -> None:
         """Args: `extra` that brings the package; None: the package is installed by its own name."""
         if extra is None:
-            super().__init__(f"{package} is not installed, and this needs it: pip install {package}")
+            super().__init__(
+                f"{package} is not installed, and this needs it: pip install {package}"
+            )
         else:
-            super().__init__(f"{package} is not installed; it comes with the extra: pip install 'penstock[{extra}]'")
+            super().__init__(
+                f"{package} is not installed; it comes with the extra: pip install "
+                f"'penstock[{extra}]'"
+            )
 
 
 @contextmanager
 def record_errors(what: str) -> Iterator[None]:
-    """Turn whatever another library raises about a record into a RecordError, `what` and its reason.
+    """Turn whatever another library raises about a record into a RecordError, `what` and its
+    reason.
 
-    For calls into libraries that read bytes of strangers, and for nothing else: what they raise for damage is written
-    down nowhere, and differs between versions. Errors of our own pass unchanged, as does what is no `Exception`
-    (KeyboardInterrupt, SystemExit).
+    For calls into libraries that read bytes of strangers, and for nothing else: what they raise for
+    damage is written down nowhere, and differs between versions. Errors of our own pass unchanged,
+    as does what is no `Exception` (KeyboardInterrupt, SystemExit).
 
     Args:
         what: Where the record is at fault, such as "the image is damaged".
@@ -119,8 +130,14 @@ def record_errors(what: str) -> Iterator[None]:
 
 def reason_of(error: Exception) -> str:
     """Message of another library's exception in one line, the same in every run."""
-    text = " ".join(_OBJECT.sub("", str(getattr(error, "strerror", None) or error)).split())[:_LONGEST_REASON]
+    text = " ".join(_OBJECT.sub("", str(getattr(error, "strerror", None) or error)).split())[
+        :_LONGEST_REASON
+    ]
     name = type(error).__name__
     if not text:
         return "out of memory" if isinstance(error, MemoryError) else name
-    return text if isinstance(error, OSError | ValueError | SyntaxError | RuntimeError) else f"{name}: {text}"
+    return (
+        text
+        if isinstance(error, OSError | ValueError | SyntaxError | RuntimeError)
+        else f"{name}: {text}"
+    )

@@ -1,8 +1,10 @@
-"""Folders and paths: a path of this machine, a URL or a name on the hub, and one process at a time in a folder.
+"""Folders and paths: a path of this machine, a URL or a name on the hub, and one process at a time
+in a folder.
 
 Locations of files: a path on this machine, or a URL of a store that fsspec reads.
 
-Locks a folder for one process at a time; the system releases the lock when its holders end, however they end.
+Locks a folder for one process at a time; the system releases the lock when its holders end, however
+they end.
 """
 
 import os
@@ -27,8 +29,11 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _HUB_REASONS = {
     "LocalEntryNotFoundError": "the hub cannot be reached, so it may be there or not",
     "OfflineModeIsEnabled": "the hub may not be asked, because HF_HUB_OFFLINE is set",
-    "RepositoryNotFoundError": "the hub has nothing by that name, or it is private: log in with `hf auth login`",
-    "GatedRepoError": "the hub gives it only to those who accepted its terms: do so on its page, and `hf auth login`",
+    "RepositoryNotFoundError": "the hub has nothing by that name, or it is private: log in with `hf auth login`",  # noqa: E501
+    "GatedRepoError": (
+        "the hub gives it only to those who accepted its terms: do so on its page, and `hf auth "
+        "login`"
+    ),
     "RevisionNotFoundError": "the hub has it, but not this revision",
 }
 """Errors of huggingface_hub → their meaning for a name that a user gave."""
@@ -43,7 +48,9 @@ def is_url(location: str | os.PathLike[str]) -> bool:
 
 
 def normal_url(location: str | os.PathLike[str]) -> str:
-    """A URL as users write it, whether or not it has been through `Path`; without a slash at its end."""
+    """A URL as users write it, whether or not it has been through `Path`; without a slash at its
+    end.
+    """
     text = os.fspath(location)
     # The path of a local file begins with a slash of its own.
     slashes = ":///" if text.startswith(("file:", "local:")) else "://"
@@ -56,7 +63,8 @@ def base_name(location: str | os.PathLike[str]) -> str:
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Where copies of remote datasets are kept: as given, else `PENSTOCK_CACHE`, else in the user's cache folder.
+    """Where copies of remote datasets are kept: as given, else `PENSTOCK_CACHE`, else in the user's
+    cache folder.
 
     Raises:
         ConfigError: It is a URL.
@@ -76,7 +84,8 @@ def may_be_of_hub(name: str) -> bool:
 
 
 def hub_copy(name: str, wanted: Sequence[str], revision: str | None = None) -> Path:
-    """The folder in the hub's cache with some files of a repository; fetched where they are not there yet.
+    """The folder in the hub's cache with some files of a repository; fetched where they are not
+    there yet.
 
     Args:
         name: On the hub.
@@ -98,7 +107,9 @@ def hub_copy(name: str, wanted: Sequence[str], revision: str | None = None) -> P
             "the hub gives nothing by that name: "
             f"{type(error).__name__}: {(without_secrets(str(error)).splitlines() or [''])[0]}"
         )
-        raise FormatError(f"{name}: no such file or folder here{_near(name)}, and {reason}") from plain_cause(error)
+        raise FormatError(
+            f"{name}: no such file or folder here{_near(name)}, and {reason}"
+        ) from plain_cause(error)
 
 
 def _near(name: str) -> str:
@@ -123,8 +134,9 @@ def local_path(location: str | os.PathLike[str], what: str) -> Path:
     """
     if is_url(location):
         raise ConfigError(
-            f"{shown_url(normal_url(location))}: is a URL, but {what} must be a local path; write to a local folder "
-            "and copy it to the store (`penstock copy` copies datasets); to read it, copy it here or mount the store"
+            f"{shown_url(normal_url(location))}: is a URL, but {what} must be a local path; "
+            "write to a local folder and copy it to the store (`penstock copy` copies "
+            "datasets); to read it, copy it here or mount the store"
         )
     return Path(location)
 
@@ -138,8 +150,8 @@ def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
         doing: What holders do to the folder, for the message to others: "preparing".
 
     Returns:
-        A file descriptor: the folder is locked until it and all its copies are closed. On a file system without locks
-        it locks nothing.
+        A file descriptor: the folder is locked until it and all its copies are closed. On a file
+        system without locks it locks nothing.
 
     Raises:
         OutputError: Another process holds the lock, or the file cannot be created.
@@ -150,7 +162,9 @@ def lock_folder(folder: Path, file: Path, *, doing: str) -> int:
             file.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise OutputError(f"{file}: cannot write: {error.strerror}; choose another folder") from error
+            raise OutputError(
+                f"{file}: cannot write: {error.strerror}; choose another folder"
+            ) from error
         if _take(lock) and _is_there(lock, file):
             break
         message = _held(folder, lock, doing)
@@ -172,13 +186,16 @@ def _take(lock: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # Some network file systems are mounted without locks; refusing to work there would not help.
+        # Some network file systems are mounted without locks; refusing to work there would not
+        # help.
         return True
     return True
 
 
 def _is_there(lock: int, file: Path) -> bool:
-    """Whether the locked file still has its name: its previous holder may have removed it at the end."""
+    """Whether the locked file still has its name: its previous holder may have removed it at the
+    end.
+    """
     try:
         return os.path.samestat(os.fstat(lock), os.stat(file))
     except FileNotFoundError:
@@ -210,5 +227,10 @@ def _held(folder: Path, lock: int, doing: str) -> str:
     holder = os.pread(lock, 64, 0).decode(errors="replace").strip() or "unknown"
     ranks = ""
     if doing == "preparing" and os.environ.get("WORLD_SIZE", "1") != "1":
-        ranks = "; of several ranks, let one prepare before the others read, or prepare before torchrun"
-    return f"{folder}: process {holder} is {doing} into it; wait until it ends, or choose another folder{ranks}"
+        ranks = (
+            "; of several ranks, let one prepare before the others read, or prepare before torchrun"
+        )
+    return (
+        f"{folder}: process {holder} is {doing} into it; wait until it ends, or choose another "
+        f"folder{ranks}"
+    )

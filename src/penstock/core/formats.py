@@ -1,7 +1,8 @@
-"""The formats on disk: how each file names its format and version, and how other versions are refused.
+"""The formats on disk: how each file names its format and version, and how other versions are
+refused.
 
-A file says which format it has in one of three spellings. New formats use `"fields"`; the others are kept, so that
-files of every release stay readable and equal byte for byte.
+A file says which format it has in one of three spellings. New formats use `"fields"`; the others
+are kept, so that files of every release stay readable and equal byte for byte.
 
 | `spelling` | what is written |
 |---|---|
@@ -25,7 +26,9 @@ class Format:
     name: str
     """Name in files, such as "penstock dataset"."""
     version: int
-    """The version that is written; it rises when an older penstock could not read the file correctly."""
+    """The version that is written; it rises when an older penstock could not read the file
+    correctly.
+    """
     reads: tuple[int, ...] = ()
     """Older versions that can still be read."""
     spelling: Literal["fields", "number", "text"] = "fields"
@@ -74,19 +77,27 @@ class Format:
             error: The class of the error.
 
         Raises:
-            FormatError: The file has another format, or a version that is not read; of class `error`.
+            FormatError: The file has another format, or a version that is not read; of class
+                `error`.
         """
         found = self.found_in(value)
         if found is None:
             expected = ", ".join(f"{name} {one!r}" for name, one in self.fields().items())
             given = value.get("format")
-            raise error(f"{where}: not a {self._kind}: its format is {given!r}, expected {expected}; {cure}")
+            raise error(
+                f"{where}: not a {self._kind}: its format is {given!r}, expected {expected}; {cure}"
+            )
         if found == self.version or found in self.reads:
             return found
-        first = "upgrade penstock" if found > self.version else "use the version of penstock that wrote it"
+        first = (
+            "upgrade penstock"
+            if found > self.version
+            else "use the version of penstock that wrote it"
+        )
         known = " and ".join(map(str, (*self.reads, self.version)))
         raise error(
-            f"{where}: {self._kind} format version {found}, but this penstock reads version {known}; {first}, or {cure}"
+            f"{where}: {self._kind} format version {found}, but this penstock reads version "
+            f"{known}; {first}, or {cure}"
         )
 
 
@@ -98,8 +109,9 @@ CHECKPOINT = Format("penstock checkpoint", 1, spelling="number")
 CONTINUED = Format("penstock continued run", 1, spelling="number")
 LOADER_STATE = Format("penstock loader state", 2, spelling="number")
 PREPARATION = Format("penstock preparation", 1)
-"""Part of the identity of prepared parts: rises when `prepare` gives other bytes for the same settings, so that old
-parts are not mixed with new ones."""
+"""Part of the identity of prepared parts: rises when `prepare` gives other bytes for the same
+settings, so that old parts are not mixed with new ones.
+"""
 KERNEL = Format("penstock kernel", 1)
 """Part of the names of compiled kernels: rises when older files can no longer be read."""
 PLACE = Format("penstock place in the data", 1, spelling="number")

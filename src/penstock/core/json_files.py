@@ -1,4 +1,6 @@
-"""JSON that strangers wrote, read with errors by name, and JSON with their texts in it, which can be read back."""
+"""JSON that strangers wrote, read with errors by name, and JSON with their texts in it, which can
+be read back.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,9 @@ from penstock.core.errors import ConfigError, FormatError, PenstockError
 from penstock.core.json_values import JsonObject
 
 
-def parse_json(content: str | bytes, where: str | Path, error: type[PenstockError] = FormatError) -> Any:
+def parse_json(
+    content: str | bytes, where: str | Path, error: type[PenstockError] = FormatError
+) -> Any:
     """The value of a JSON text.
 
     Args:
@@ -22,7 +26,9 @@ def parse_json(content: str | bytes, where: str | Path, error: type[PenstockErro
     try:
         return json.loads(content)
     except RecursionError:
-        raise error(f"{where}: is nested too deeply; expected settings that a person could read") from None
+        raise error(
+            f"{where}: is nested too deeply; expected settings that a person could read"
+        ) from None
     except ValueError as problem:
         raise error(f"{where}: is not JSON: {problem}; copy it again") from None
 
@@ -31,7 +37,8 @@ def read_object(path: Path, error: type[PenstockError] = FormatError) -> JsonObj
     """The object in a JSON file.
 
     Raises:
-        PenstockError: The file cannot be read, is not JSON, is nested too deeply, or holds something else.
+        PenstockError: The file cannot be read, is not JSON, is nested too deeply, or holds
+            something else.
     """
     try:
         content = path.read_bytes()

@@ -1,7 +1,8 @@
 """A dataclass from a JSON object that a stranger may have written.
 
-The object must have exactly the fields of the dataclass, each of its type. Integers must fit 64 bits, floats must be
-finite, `true` is not a number, and text must be valid Unicode. The caller checks what the values mean.
+The object must have exactly the fields of the dataclass, each of its type. Integers must fit 64
+bits, floats must be finite, `true` is not a number, and text must be valid Unicode. The caller
+checks what the values mean.
 """
 
 import math
@@ -12,15 +13,21 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 Record = TypeVar("Record")
 
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
 
 
 def record_of(kind: type[Record], value: object, where: str = "") -> Record:
     """A dataclass from a JSON object.
 
     Args:
-        kind: The dataclass; its fields are of int, float, bool, str, None, Literal, tuples, dicts by name, dataclasses,
-            or Any.
+        kind: The dataclass; its fields are of int, float, bool, str, None, Literal, tuples, dicts
+            by name, dataclasses, or Any.
         value: The result of `json.loads`.
         where: Path to the value, for messages: "shards[3]".
 
@@ -33,7 +40,12 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
     if wrong := sorted({field.name for field in known} ^ set(value)):
         state = "unknown" if wrong[0] in value else "missing"
         raise ValueError(f"{_below(where, wrong[0])}: {state}")
-    return kind(**{field.name: _typed(field.type, value[field.name], _below(where, field.name)) for field in known})
+    return kind(
+        **{
+            field.name: _typed(field.type, value[field.name], _below(where, field.name))
+            for field in known
+        }
+    )
 
 
 def _typed(kind: object, value: object, where: str) -> Any:
@@ -46,19 +58,31 @@ def _typed(kind: object, value: object, where: str) -> Any:
         fits = next((each for each in arguments if _fits(each, value)), arguments[0])
         return _typed(fits, value, where)
     if origin is tuple:
-        if not isinstance(value, list) or (arguments[-1] is not ... and len(value) != len(arguments)):
+        if not isinstance(value, list) or (
+            arguments[-1] is not ... and len(value) != len(arguments)
+        ):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
         kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        if set(kinds) == {int} and all(type(one) is int and -(2**63) <= one < 2**64 for one in value):
+        if set(kinds) == {int} and all(
+            type(one) is int and -(2**63) <= one < 2**64 for one in value
+        ):
             return tuple(value)
-        return tuple(_typed(each, one, f"{where}[{i}]") for i, (each, one) in enumerate(zip(kinds, value, strict=True)))
+        return tuple(
+            _typed(each, one, f"{where}[{i}]")
+            for i, (each, one) in enumerate(zip(kinds, value, strict=True))
+        )
     if origin is dict:
         if not isinstance(value, dict):
             raise ValueError(f"{where}: expected an object, found {_shown(value)}")
-        return {_typed(str, name, where): _typed(arguments[1], one, _below(where, name)) for name, one in value.items()}
+        return {
+            _typed(str, name, where): _typed(arguments[1], one, _below(where, name))
+            for name, one in value.items()
+        }
     if origin is Literal:
         if value not in arguments:
-            raise ValueError(f"{where}: expected one of {', '.join(arguments)}, found {_shown(value)}")
+            raise ValueError(
+                f"{where}: expected one of {', '.join(arguments)}, found {_shown(value)}"
+            )
         return value
     if is_dataclass(kind):
         return record_of(kind, value, where)  # type: ignore[arg-type]
@@ -82,10 +106,15 @@ def _fits(kind: object, value: object) -> bool:
         return type(value) is int and -(2**63) <= value < 2**64
     if kind is float:
         return (
-            isinstance(value, int | float) and type(value) is not bool and abs(value) < 2**63 and math.isfinite(value)
+            isinstance(value, int | float)
+            and type(value) is not bool
+            and abs(value) < 2**63
+            and math.isfinite(value)
         )
     if kind is str:
-        return isinstance(value, str) and not any(0xD800 <= ord(character) < 0xE000 for character in value)
+        return isinstance(value, str) and not any(
+            0xD800 <= ord(character) < 0xE000 for character in value
+        )
     return type(value) is kind
 
 

@@ -1,13 +1,16 @@
-"""Where compiled kernels are kept: one file for each kernel, signature and CPU, named by all that its code depends on.
+"""Where compiled kernels are kept: one file for each kernel, signature and CPU, named by all that
+its code depends on.
 
-A file's name has a hash of the sources of the kernel's module and of those that it takes functions from, of the
-constants that they use, of the signature, the CPU, the versions of Python, Numba and llvmlite, and Numba's settings.
-So a stale or foreign file is never read: its name differs; and a change elsewhere compiles nothing again. Its contents
-carry their own checksum, and are written at once, so several processes may compile the same kernel. (Numba's own cache
-asks only whether the kernel's own file has changed, by its time, and keeps an index that processes overwrite.)
+A file's name has a hash of the sources of the kernel's module and of those that it takes functions
+from, of the constants that they use, of the signature, the CPU, the versions of Python, Numba and
+llvmlite, and Numba's settings. So a stale or foreign file is never read: its name differs; and a
+change elsewhere compiles nothing again. Its contents carry their own checksum, and are written at
+once, so several processes may compile the same kernel. (Numba's own cache asks only whether the
+kernel's own file has changed, by its time, and keeps an index that processes overwrite.)
 
-Wheels bring files compiled for a common CPU level (`SHIPPED`), made by `tests/packaging/ship_kernels.py`. They are used
-where the CPU has all features of that level, and never written.
+Wheels bring files compiled for a common CPU level (`SHIPPED`), made by
+`tests/packaging/ship_kernels.py`. They are used where the CPU has all features of that level, and
+never written.
 """
 
 import gc
@@ -41,19 +44,31 @@ SHIPPED = PACKAGE / "kernels"
 """Kernels that a wheel brings; not in a checkout."""
 KEPT = 4
 """Files of a kernel and signature that are kept, of different sources."""
-_CODE_SETTINGS = ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML")
+_CODE_SETTINGS = (
+    "OPT",
+    "BOUNDSCHECK",
+    "DEBUGINFO_DEFAULT",
+    "LOOP_VECTORIZE",
+    "SLP_VECTORIZE",
+    "USING_SVML",
+)
 """Settings of Numba (`NUMBA_OPT`, …) that change what it compiles."""
 COMPILED = "penstock.core.compiled"
 _ENDING = ".kernel"
 _DIGEST_BYTES = 16
 
 LEVELS = {
-    "x86_64": ("x86-64-v3", "avx avx2 bmi bmi2 cx16 f16c fma lzcnt movbe popcnt sahf sse3 sse4.1 sse4.2 ssse3 xsave"),
+    "x86_64": (
+        "x86-64-v3",
+        "avx avx2 bmi bmi2 cx16 f16c fma lzcnt movbe popcnt sahf sse3 sse4.1 sse4.2 ssse3 xsave",
+    ),
     "aarch64": ("generic", "neon"),
     "arm64": ("apple-m1", ""),
 }
-"""Machine → (CPU name in LLVM of the code that wheels bring, the features that a CPU needs to run it). x86-64-v3 is
-defined in the x86-64 psABI, version 1.0, section 3.1.1; all ARM Macs are at least an M1."""
+"""Machine → (CPU name in LLVM of the code that wheels bring, the features that a CPU needs to run
+it). x86-64-v3 is defined in the x86-64 psABI, version 1.0, section 3.1.1; all ARM Macs are at least
+an M1.
+"""
 
 
 def cache_folder() -> Path | None:
@@ -68,7 +83,9 @@ def cache_folder() -> Path | None:
 def _first_writable(chosen: str) -> Path | None:
     home = Path.home() / "Library/Caches" if sys.platform == "darwin" else Path.home() / ".cache"
     user = Path(os.environ.get("XDG_CACHE_HOME") or home) / "penstock" / "kernels"
-    for folder in [Path(chosen) / "penstock"] if chosen else [PACKAGE / "__pycache__" / "kernels", user]:
+    for folder in (
+        [Path(chosen) / "penstock"] if chosen else [PACKAGE / "__pycache__" / "kernels", user]
+    ):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
@@ -118,7 +135,8 @@ class KernelCache(_Cache):  # type: ignore[misc]
         """Compiled code for a signature; None: nothing that can be used."""
         if not self._enabled:
             return None
-        # Numba's own cache calls `target.refresh()`, which does this, and imports what only compiling needs (0.3 s).
+        # Numba's own cache calls `target.refresh()`, which does this, and imports what only
+        # compiling needs (0.3 s).
         rtsys.initialize(target)
         for path in self._files(signature, target.codegen().magic_tuple()):
             try:
@@ -154,27 +172,48 @@ class KernelCache(_Cache):  # type: ignore[misc]
             yield SHIPPED / self._name(signature, (cpu[0], level, ""))
 
     def _name(self, signature: Any, cpu: tuple[str, ...]) -> str:
-        """kernel-platform-sources-signature.kernel; only the third part changes when penstock does."""
+        """kernel-platform-sources-signature.kernel; only the third part changes when penstock
+        does.
+        """
         chosen = [str(getattr(numba.config, name, None)) for name in _CODE_SETTINGS]
-        made_with = (*cpu, platform.python_version_tuple()[:2], numba.__version__, llvmlite.__version__, chosen)
-        parts = (_digest(repr(made_with)), _digest(fingerprint(self._function)), _digest(repr(signature)))
+        made_with = (
+            *cpu,
+            platform.python_version_tuple()[:2],
+            numba.__version__,
+            llvmlite.__version__,
+            chosen,
+        )
+        parts = (
+            _digest(repr(made_with)),
+            _digest(fingerprint(self._function)),
+            _digest(repr(signature)),
+        )
         name = f"{self._function.__module__.removeprefix('penstock.')}.{self._function.__name__}"
         return "-".join([name, *(part.hex()[:12] for part in parts)]) + _ENDING
 
     def _forget_others(self, path: Path) -> None:
-        """Delete what other sources of the same kernel left, except the newest: versions may share a folder."""
+        """Delete what other sources of the same kernel left, except the newest: versions may share
+        a folder.
+        """
         name, made_with, _, signature = path.name.rsplit("-", 3)
-        there = sorted(path.parent.glob(f"{name}-{made_with}-*-{signature}"), key=lambda old: old.stat().st_mtime_ns)
+        there = sorted(
+            path.parent.glob(f"{name}-{made_with}-*-{signature}"),
+            key=lambda old: old.stat().st_mtime_ns,
+        )
         for old in there[:-KEPT]:
             old.unlink(missing_ok=True)
 
 
 def _digest(data: bytes | str) -> bytes:
-    return hashlib.blake2b(data.encode() if isinstance(data, str) else data, digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(
+        data.encode() if isinstance(data, str) else data, digest_size=_DIGEST_BYTES
+    ).digest()
 
 
 def fingerprint(function: FunctionType) -> str:
-    """A hash of all that a kernel's code depends on: its module, those that it takes code from, and constants."""
+    """A hash of all that a kernel's code depends on: its module, those that it takes code from, and
+    constants.
+    """
     closure = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
     code = (function.__code__.co_code, function.__code__.co_firstlineno, closure)
     return _digest(repr([KERNEL.version, _modules(function.__module__), code])).hex()
@@ -208,8 +247,16 @@ def code_modules(module: str) -> set[str]:
             continue
         seen.add(name)
         for value in vars(sys.modules[name]).values() if name != COMPILED else ():
-            other = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
-            if isinstance(value, Dispatcher) or other.startswith("penstock.") or other.endswith("kernels"):
+            other = (
+                value.__name__
+                if isinstance(value, ModuleType)
+                else str(getattr(value, "__module__", ""))
+            )
+            if (
+                isinstance(value, Dispatcher)
+                or other.startswith("penstock.")
+                or other.endswith("kernels")
+            ):
                 waiting.append(other)
     return seen
 
@@ -222,7 +269,8 @@ def _as_text(value: Any) -> Iterator[str]:
 
 
 class _Compiling(event.Listener):  # type: ignore[misc]
-    """Says once that kernels are compiled, and does without garbage collection meanwhile, which takes a third.
+    """Says once that kernels are compiled, and does without garbage collection meanwhile, which
+    takes a third.
 
     Compiling makes hundreds of thousands of objects that live until its end.
     """
@@ -253,7 +301,10 @@ class _Compiling(event.Listener):  # type: ignore[misc]
         folder = cache_folder()
         later = f"later starts read them from {folder}"
         if folder is None:
-            later = "and so at every start, as they can be kept nowhere; set NUMBA_CACHE_DIR to a folder for them"
+            later = (
+                "and so at every start, as they can be kept nowhere; set NUMBA_CACHE_DIR to a "
+                "folder for them"
+            )
         print(f"penstock: compiling kernels (5 to 30 s); {later}", file=sys.stderr, flush=True)
 
 

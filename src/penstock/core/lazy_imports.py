@@ -1,6 +1,7 @@
 """Public names of a room: which ones `dir` shows, and which are imported on first use.
 
-A room imports eagerly what every user of it needs. Names that need an extra, or much time to import, are lazy:
+A room imports eagerly what every user of it needs. Names that need an extra, or much time to
+import, are lazy:
 
 ```python
 if TYPE_CHECKING:                                       # for editors and type checkers
@@ -11,8 +12,8 @@ else:
 __all__ = ["TrainSettings", "Trainer"]                  # eager and lazy names
 ```
 
-`else` keeps `__getattr__` from type checkers, so that they still report a misspelt name. A room whose names are all
-eager has `__dir__ = public_names(__name__)`.
+`else` keeps `__getattr__` from type checkers, so that they still report a misspelt name. A room
+whose names are all eager has `__dir__ = public_names(__name__)`.
 """
 
 import sys
@@ -46,13 +47,15 @@ def lazy(
         modules: Lazy name → the module, relative to the room, that the name is itself.
 
     Returns:
-        `__getattr__`, which raises MissingExtraError if a module needs a package that is not installed, and
-        AttributeError for an unknown name; and `__dir__`, see `public_names`.
+        `__getattr__`, which raises MissingExtraError if a module needs a package that is not
+        installed, and AttributeError for an unknown name; and `__dir__`, see `public_names`.
     """
 
     def find(name: str) -> Any:
         if name not in names and name not in modules:
-            raise AttributeError(f"module {room!r} has no attribute {name!r}", name=name, obj=sys.modules[room])
+            raise AttributeError(
+                f"module {room!r} has no attribute {name!r}", name=name, obj=sys.modules[room]
+            )
         try:
             if name in modules:
                 return import_module(f"{room}.{modules[name]}")
@@ -66,7 +69,8 @@ def lazy(
 
 
 def short_addresses(package: str, modules: Mapping[str, str]) -> None:
-    """Let imports find modules by their short public names: `penstock.objectives` for `penstock.plan.objectives`.
+    """Let imports find modules by their short public names: `penstock.objectives` for
+    `penstock.plan.objectives`.
 
     Both names give one and the same module, also for what lies in it.
 
@@ -74,17 +78,25 @@ def short_addresses(package: str, modules: Mapping[str, str]) -> None:
         package: Name of the package.
         modules: Short name → the module, relative to the package.
     """
-    longer = {f"{package}.{short}": f"{package}.{full}" for short, full in modules.items() if short != full}
+    longer = {
+        f"{package}.{short}": f"{package}.{full}"
+        for short, full in modules.items()
+        if short != full
+    }
     sys.meta_path.insert(0, _ShortAddresses(longer))
 
 
 class _ShortAddresses(MetaPathFinder, Loader):
-    """Finds a module under another name; asked first, since `__path__` of the module would give a second copy."""
+    """Finds a module under another name; asked first, since `__path__` of the module would give a
+    second copy.
+    """
 
     def __init__(self, longer: Mapping[str, str]) -> None:
         self._longer = longer
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
         short = ".".join(fullname.split(".")[:2])
         return ModuleSpec(fullname, self) if short in self._longer else None
 
@@ -95,13 +107,17 @@ class _ShortAddresses(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It ran under its own name; what the import system wrote over its `__spec__` is put back."""
+        """It ran under its own name; what the import system wrote over its `__spec__` is put
+        back.
+        """
         if module.__spec__ is not None:
             module.__spec__ = module.__spec__.loader_state
 
 
 def public_names(room: str) -> Callable[[], list[str]]:
-    """A room's `__dir__`: what `__all__` lists, without what the room imports for itself; and names like `__doc__`."""
+    """A room's `__dir__`: what `__all__` lists, without what the room imports for itself; and names
+    like `__doc__`.
+    """
 
     def names() -> list[str]:
         door = vars(sys.modules[room])
@@ -111,7 +127,9 @@ def public_names(room: str) -> Callable[[], list[str]]:
 
 
 def require(package: str) -> None:
-    """Raise MissingExtraError, with the pip command, if a package that a plain install brings is missing here."""
+    """Raise MissingExtraError, with the pip command, if a package that a plain install brings is
+    missing here.
+    """
     if find_spec(package) is None:
         raise MissingExtraError(package)
 

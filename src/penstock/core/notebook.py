@@ -1,7 +1,7 @@
 """How objects show themselves in notebooks: tables of facts, rows as strips, marked text.
 
-Plain HTML and inline SVG: nothing is fetched, nothing runs, all text is escaped. Colours are half transparent, so that
-they suit light and dark themes.
+Plain HTML and inline SVG: nothing is fetched, nothing runs, all text is escaped. Colours are half
+transparent, so that they suit light and dark themes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,12 +32,16 @@ def card(title: str, facts: Iterable[tuple[str, object]], *parts: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table with a heading for each column."""
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>" for row in rows)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row) + "</tr>"
+        for row in rows
+    )
     return f"<table><tr>{titles}</tr>{lines}</table>"
 
 
 def row_strip(documents: "np.ndarray[Any, Any]", trained: "Bool", used: int) -> str:
-    """A packed row as a strip: documents in alternating colours, full where tokens are trained, pale where not.
+    """A packed row as a strip: documents in alternating colours, full where tokens are trained,
+    pale where not.
 
     Args:
         documents: int [T], the number of each slot's document.
@@ -48,7 +52,9 @@ def row_strip(documents: "np.ndarray[Any, Any]", trained: "Bool", used: int) -> 
     edges = np.linspace(0, slots, min(slots, _COLUMNS) + 1).astype(np.int64)
     shares = np.add.reduceat(trained.astype(np.float64), edges[:-1]) / np.diff(edges)
     looks = [
-        None if begin >= used else (_COLOURS[int(documents[begin]) % 2], 0.25 + 0.75 * round(float(share) * 4) / 4)
+        None
+        if begin >= used
+        else (_COLOURS[int(documents[begin]) % 2], 0.25 + 0.75 * round(float(share) * 4) / 4)
         for begin, share in zip(edges[:-1].tolist(), shares, strict=True)
     ]
     boxes = []
@@ -60,20 +66,26 @@ def row_strip(documents: "np.ndarray[Any, Any]", trained: "Bool", used: int) -> 
             first = column
     return (
         f'<svg viewBox="0 0 {slots} 1" preserveAspectRatio="none" role="img" '
-        'style="width:100%;height:14px;margin:2px 0;border:1px solid #8886">' + "".join(boxes) + "</svg>"
+        'style="width:100%;height:14px;margin:2px 0;border:1px solid #8886">'
+        + "".join(boxes)
+        + "</svg>"
     )
 
 
 def _box(begin: int, end: int, colour: str, opacity: float) -> str:
-    return f'<rect x="{begin}" y="0" width="{end - begin}" height="1" fill="{colour}" fill-opacity="{opacity:g}"/>'
+    return (
+        f'<rect x="{begin}" y="0" width="{end - begin}" height="1" fill="{colour}" '
+        f'fill-opacity="{opacity:g}"/>'
+    )
 
 
 def bars(counts: Sequence[int], labels: Sequence[str]) -> str:
     """A histogram: one bar a count, its label and count as a tooltip."""
     most = max(max(counts, default=0), 1)
     boxes = "".join(
-        f'<rect x="{i}" y="{1 - count / most:.4f}" width=".9" height="{count / most:.4f}" fill="{_COLOURS[0]}" '
-        f'fill-opacity=".75"><title>{escape(label)}: {count}</title></rect>'
+        f'<rect x="{i}" y="{1 - count / most:.4f}" width=".9" height="{count / most:.4f}" '
+        f'fill="{_COLOURS[0]}" fill-opacity=".75"><title>{escape(label)}: '
+        f"{count}</title></rect>"
         for i, (count, label) in enumerate(zip(counts, labels, strict=True))
     )
     return (
@@ -90,18 +102,24 @@ def curve(values: Sequence[float], label: str) -> str:
     points = " ".join(f"{i},{(high - value) / height:.4f}" for i, value in enumerate(shown))
     return (
         f'<svg viewBox="0 0 {max(len(shown) - 1, 1)} 1" preserveAspectRatio="none" role="img" '
-        f'style="width:320px;max-width:100%;height:80px"><title>{escape(label)}: {low:g} to {high:g}</title>'
-        f'<polyline points="{points}" fill="none" stroke="{_COLOURS[0]}" stroke-width="2" '
-        'vector-effect="non-scaling-stroke"/></svg>'
+        f'style="width:320px;max-width:100%;height:80px"><title>{escape(label)}: {low:g} to '
+        f'{high:g}</title><polyline points="{points}" fill="none" stroke="{_COLOURS[0]}" '
+        'stroke-width="2" vector-effect="non-scaling-stroke"/></svg>'
     )
 
 
 def marked_text(pieces: Iterable[tuple[str, float]]) -> str:
-    """Text whose trained pieces have a background: (text, loss weight) one after another; long text is cut."""
+    """Text whose trained pieces have a background: (text, loss weight) one after another; long text
+    is cut.
+    """
     shown, left = [], _SHOWN_CHARACTERS
     for text, weight in pieces:
         part = escape(text[:left])
-        shown.append(f'<span style="background:#3fa34d55" title="{weight:g}">{part}</span>' if weight else part)
+        shown.append(
+            f'<span style="background:#3fa34d55" title="{weight:g}">{part}</span>'
+            if weight
+            else part
+        )
         left -= len(text)
         if left < 0:
             shown.append(" …")

@@ -1,4 +1,6 @@
-"""Ragged arrays: lists of different lengths in two flat arrays, so that a thousand documents are not objects."""
+"""Ragged arrays: lists of different lengths in two flat arrays, so that a thousand documents are
+not objects.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +16,8 @@ from penstock.core.arrays import Int64
 class Ragged:
     """`num_rows` arrays of different lengths, end to end.
 
-    Row i is `values[offsets[i]:offsets[i + 1]]`, a view. `offsets` is int64 [num_rows + 1], starts at 0 and never
-    decreases; its last entry is `len(values)`.
+    Row i is `values[offsets[i]:offsets[i + 1]]`, a view. `offsets` is int64 [num_rows + 1], starts
+    at 0 and never decreases; its last entry is `len(values)`.
     """
 
     values: np.ndarray[Any, np.dtype[Any]]

@@ -1,11 +1,14 @@
-"""Randomness as a function of place: a key is a hash of where it is used, never of what was drawn before.
+"""Randomness as a function of place: a key is a hash of where it is used, never of what was drawn
+before.
 
-`key_for(seed, "shuffle", "web", epoch)` returns the same 64 bits on every machine, in every process, in any order of
-calls. Kernels derive further keys with `mix`, which has full avalanche: each bit of the input flips each bit of the
-output about half of the time, so neighbouring places have unrelated keys.
+`key_for(seed, "shuffle", "web", epoch)` returns the same 64 bits on every machine, in every
+process, in any order of calls. Kernels derive further keys with `mix`, which has full avalanche:
+each bit of the input flips each bit of the output about half of the time, so neighbouring places
+have unrelated keys.
 
-Kernels that need many numbers for one document draw them from `philox`, a counter-based generator: word `i` is a
-function of (key, purpose, i) alone, in arithmetic that is the same with 32-bit integers.
+Kernels that need many numbers for one document draw them from `philox`, a counter-based generator:
+word `i` is a function of (key, purpose, i) alone, in arithmetic that is the same with 32-bit
+integers.
 
 All integers are unsigned: in Numba, int64 mixed with uint64 silently becomes float64.
 
@@ -39,8 +42,8 @@ def key_for(seed: int, *place: str | int) -> int:
 
     Args:
         seed: The run's seed, any integer.
-        place: What is drawn and where: a purpose, then names and numbers from coarse to fine. Types matter: `1` and
-            `"1"` are different places.
+        place: What is drawn and where: a purpose, then names and numbers from coarse to fine. Types
+            matter: `1` and `"1"` are different places.
 
     Returns:
         An integer in [0, 2^64).
@@ -51,7 +54,9 @@ def key_for(seed: int, *place: str | int) -> int:
 
 @inline_kernel
 def mix(key, value):
-    """Fold one more number into a key (uint64, uint64 → uint64): SplitMix64's finaliser, Steele et al. 2014."""
+    """Fold one more number into a key (uint64, uint64 → uint64): SplitMix64's finaliser, Steele et
+    al. 2014.
+    """
     z = key + (value + np.uint64(1)) * INCREMENT
     z = (z ^ (z >> _SHIFT_30)) * MULTIPLIER_1
     z = (z ^ (z >> _SHIFT_27)) * MULTIPLIER_2
@@ -74,7 +79,9 @@ def mix_array(keys: object, values: object) -> UInt64:
 
 @inline_kernel
 def philox_rounds(c0, c1, c2, c3, k0, k1):
-    """Philox4x32-10 (Salmon et al. 2011): four words of a counter and a key, each 32 bits in a uint64."""
+    """Philox4x32-10 (Salmon et al. 2011): four words of a counter and a key, each 32 bits in a
+    uint64.
+    """
     for _ in range(10):
         product_1 = c0 * PHILOX_MULTIPLIER_1
         product_2 = c2 * PHILOX_MULTIPLIER_2
@@ -89,20 +96,24 @@ def philox_rounds(c0, c1, c2, c3, k0, k1):
 
 @inline_kernel
 def philox(block, purpose, key):
-    """Four random words, each below 2^32 in a uint64: word number i of a purpose is word i % 4 of block i // 4.
+    """Four random words, each below 2^32 in a uint64: word number i of a purpose is word i % 4 of
+    block i // 4.
 
     The counter is (block, purpose, 0, 0), the key its low and high 32 bits.
     """
     zero = np.uint64(0)
     key = np.uint64(key)
-    return philox_rounds(np.uint64(block), np.uint64(purpose), zero, zero, key & LOW_32, key >> _SHIFT_32)
+    return philox_rounds(
+        np.uint64(block), np.uint64(purpose), zero, zero, key & LOW_32, key >> _SHIFT_32
+    )
 
 
 @inline_kernel
 def below(word, bound):
     """Map a word below 2^32 to a number in [0, bound), bound at most 2^32; uint64.
 
-    Each number's probability is 1 / bound up to a relative error of bound / 2^32: 1 in 65,536 for a bound of 65,536.
+    Each number's probability is 1 / bound up to a relative error of bound / 2^32: 1 in 65,536 for a
+    bound of 65,536.
     """
     return (np.uint64(word) * np.uint64(bound)) >> _SHIFT_32
 

@@ -1,11 +1,12 @@
-"""Differences between operating systems, and a message about files that are cut while they are mapped.
+"""Differences between operating systems, and a message about files that are cut while they are
+mapped.
 
-penstock runs on Linux and macOS; on Windows, within WSL. Features that only Linux has are looked up where they are
-used, and are either not needed or refused with a message.
+penstock runs on Linux and macOS; on Windows, within WSL. Features that only Linux has are looked up
+where they are used, and are either not needed or refused with a message.
 
-The system ends a process that reads a mapping past its file's end. The signal, SIGBUS, cannot be turned into an
-exception, but before the process ends by it, `explain_cut_files` reports which file was cut. This costs nothing until a
-fault occurs; then it checks the size of every mapped file.
+The system ends a process that reads a mapping past its file's end. The signal, SIGBUS, cannot be
+turned into an exception, but before the process ends by it, `explain_cut_files` reports which file
+was cut. This costs nothing until a fault occurs; then it checks the size of every mapped file.
 """
 
 import ctypes
@@ -31,13 +32,19 @@ handlers: list[object] = []
 
 
 def refuse_windows() -> None:
-    """Raise a `ConfigError` on Windows, where files are mapped, locked and shared among processes differently."""
+    """Raise a `ConfigError` on Windows, where files are mapped, locked and shared among processes
+    differently.
+    """
     if sys.platform == "win32":
-        raise ConfigError("penstock runs on Linux and macOS; on Windows, install WSL and run it there")
+        raise ConfigError(
+            "penstock runs on Linux and macOS; on Windows, install WSL and run it there"
+        )
 
 
 def usable_processors() -> int:
-    """Number of processors that this process may use, at least one; all of them if the system does not say."""
+    """Number of processors that this process may use, at least one; all of them if the system does
+    not say.
+    """
     try:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on macOS
@@ -58,14 +65,20 @@ def too_many_files(error: BaseException | None) -> str:
             limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             if code == errno.ENFILE or limit == resource.RLIM_INFINITY:
                 return "close files, or raise the system's limit of open files (sysctl fs.file-max)"
-            above = f"up to {most:,}" if most not in (limit, resource.RLIM_INFINITY) else "as root above that"
+            above = (
+                f"up to {most:,}"
+                if most not in (limit, resource.RLIM_INFINITY)
+                else "as root above that"
+            )
             return f"raise the limit of open files, which is {limit:,} (ulimit -n, {above})"
         error = error.__cause__ or error.__context__
     return ""
 
 
 def mapping_limit() -> int:
-    """How many mappings a process may have; the usual number of Linux where the system does not say."""
+    """How many mappings a process may have; the usual number of Linux where the system does not
+    say.
+    """
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_bytes())
     except (OSError, ValueError):  # not on macOS
@@ -76,14 +89,17 @@ def mappings_cure() -> str:
     """Why no more files can be mapped, and what to do."""
     limit = mapping_limit()
     return (
-        f"the system refuses one more mapping; a process may have {limit:,} (vm.max_map_count), and {len(mapped):,} "
-        f"files are mapped here; raise it (sysctl -w vm.max_map_count={4 * limit}), or prepare again into fewer "
-        "shards; if far fewer are mapped, the limit is that of this process's memory (ulimit -v)"
+        f"the system refuses one more mapping; a process may have {limit:,} "
+        f"(vm.max_map_count), and {len(mapped):,} files are mapped here; raise it (sysctl -w "
+        f"vm.max_map_count={4 * limit}), or prepare again into fewer shards; if far fewer are "
+        "mapped, the limit is that of this process's memory (ulimit -v)"
     )
 
 
 def limit_cure(error: OSError) -> str:
-    """The cure, if a file cannot be read or mapped because of a limit of this machine; empty: that is not why."""
+    """The cure, if a file cannot be read or mapped because of a limit of this machine; empty: that
+    is not why.
+    """
     return mappings_cure() if error.errno == errno.ENOMEM else too_many_files(error)
 
 
@@ -98,12 +114,13 @@ class MappedFile(Protocol):
 def explain_cut_files(*, traces: bool = True) -> None:
     """Report on standard error which mapped file was cut, before this process ends by SIGBUS.
 
-    Called when the first file is mapped. A handler that another library installed (`faulthandler`, PyTorch's workers)
-    gets the signal afterwards, as without this; where the program itself handles or ignores SIGBUS, it is left alone.
+    Called when the first file is mapped. A handler that another library installed (`faulthandler`,
+    PyTorch's workers) gets the signal afterwards, as without this; where the program itself handles
+    or ignores SIGBUS, it is left alone.
 
     Args:
-        traces: Also enable Python's `faulthandler`, unless it is, which then shows where each thread was. The command
-            line does; your own program may.
+        traces: Also enable Python's `faulthandler`, unless it is, which then shows where each
+            thread was. The command line does; your own program may.
     """
     if not hasattr(signal, "SIGBUS"):
         return
@@ -116,8 +133,9 @@ def explain_cut_files(*, traces: bool = True) -> None:
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
     def explain(number: int) -> None:
-        # Runs in the thread that read the mapping, at that instruction: in a kernel or in NumPy, never during memory
-        # allocation. So Python may run here. The previous handler gets the signal again afterwards.
+        # Runs in the thread that read the mapping, at that instruction: in a kernel or in NumPy,
+        # never during memory allocation. So Python may run here. The previous handler gets the
+        # signal again afterwards.
         try:
             for line in cut_files():
                 os.write(2, f"penstock: {line}\n".encode("utf-8", "backslashreplace"))
@@ -140,7 +158,8 @@ def cut_files() -> list[str]:
             continue  # a removed file keeps its bytes as long as it is mapped
         if size < file.size:
             found.append(
-                f"{file.path}: has {size} bytes, but had {file.size} when it was opened: it was cut, or overwritten in "
-                "place, while it was in use; restore a copy (`penstock verify` checks a dataset), then start again"
+                f"{file.path}: has {size} bytes, but had {file.size} when it was opened: it "
+                "was cut, or overwritten in place, while it was in use; restore a copy "
+                "(`penstock verify` checks a dataset), then start again"
             )
     return found

@@ -1,10 +1,11 @@
 """Output to a terminal: text without control characters, and the progress of long work.
 
-File names, records and texts may contain any character. Everything that penstock shows goes through `visible` or a
-console made here, so no data can move the cursor, clear the screen or hide text.
+File names, records and texts may contain any character. Everything that penstock shows goes through
+`visible` or a console made here, so no data can move the cursor, clear the screen or hide text.
 
-Progress is a live bar in a terminal, an occasional plain line elsewhere, and nothing if it is disabled. It goes to
-standard error, so that standard output stays machine-readable. `rich` is imported only when a bar is drawn.
+Progress is a live bar in a terminal, an occasional plain line elsewhere, and nothing if it is
+disabled. It goes to standard error, so that standard output stays machine-readable. `rich` is
+imported only when a bar is drawn.
 """
 
 import sys
@@ -24,7 +25,8 @@ PLAIN_SECONDS = 10.0
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""`text` on one line: marks for line ends and tabs, escapes such as `\x1b` for other unprintable characters.
+    r"""`text` on one line: marks for line ends and tabs, escapes such as `\x1b` for other
+    unprintable characters.
 
     Args:
         text: Any text.
@@ -70,7 +72,8 @@ class Progress:
         total: Amount of work, in `unit`; None: unknown.
         unit: "B" shows amounts as bytes; any other word is shown as it is.
         enabled: False shows nothing.
-        rates: Figure → unit of its rate per second, shown next to the bar (for example `{"tokens": "tok/s"}`).
+        rates: Figure → unit of its rate per second, shown next to the bar (for example `{"tokens":
+            "tok/s"}`).
     """
 
     def __init__(
@@ -102,7 +105,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
             self._live.update(self._task, completed=self.done, note=self.note())
@@ -136,11 +142,17 @@ class Progress:
         self._shown, self._said = time.monotonic(), self.done
         seconds = self._shown - self._started
         share = (
-            f"{100 * self.done / self.total:3.0f}%" if self.total else f"{short_number(self.done)}{self.unit}".strip()
+            f"{100 * self.done / self.total:3.0f}%"
+            if self.total
+            else f"{short_number(self.done)}{self.unit}".strip()
         )
         note = self.note()
         times = elapsed_and_left(seconds, self.done / self.total if self.total else None)
-        print(f"{self.title}: {share}{' · ' + note if note else ''} · {times}", file=sys.stderr, flush=True)
+        print(
+            f"{self.title}: {share}{' · ' + note if note else ''} · {times}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _make_bar(self) -> Any:
         from rich.console import Console
@@ -165,9 +177,13 @@ def time_columns() -> tuple[Any, ...]:
 
 
 def elapsed_and_left(seconds: float, share: float | None) -> str:
-    """`0:11 elapsed · 1:12 left`, the latter from the share that is done, 0 to 1; None: it is not known."""
+    """`0:11 elapsed · 1:12 left`, the latter from the share that is done, 0 to 1; None: it is not
+    known.
+    """
     elapsed = f"{clock(seconds)} elapsed"
-    return f"{elapsed} · {clock(seconds / share - seconds)} left" if share and share < 1 else elapsed
+    return (
+        f"{elapsed} · {clock(seconds / share - seconds)} left" if share and share < 1 else elapsed
+    )
 
 
 def short_number(value: float) -> str:

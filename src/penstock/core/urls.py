@@ -1,17 +1,20 @@
-"""URLs as text: without user info, query and fragment, which may be secrets. The full URL is used only to open.
+"""URLs as text: without user info, query and fragment, which may be secrets. The full URL is used
+only to open.
 
-`shown_url` is the one way in which a URL becomes text that is stored or that people see. `Address` holds a full URL and
-is text only in that form. `without_secrets` cleans the messages of other libraries, and `quoted` what is quoted from
-records.
+`shown_url` is the one way in which a URL becomes text that is stored or that people see. `Address`
+holds a full URL and is text only in that form. `without_secrets` cleans the messages of other
+libraries, and `quoted` what is quoted from records.
 
 Rules:
 
-- Web addresses (http, https) end at the first `?` or `#`. In the keys of other stores these are ordinary characters, so
-  there only a tail such as `?name=value` is cut off. Paths of this machine stay as they are.
-- User info is cut off, except where the text before `@` names what is read: the container of `abfs://`, the repository
-  of `github://`, the revision of `hf://`.
-- `url_key` identifies what a URL reads. It ignores parameters that are secrets by their names, so a URL that was signed
-  again is the same. Others may select the content (`?id=1` and `?id=2`), so a hash of them is part of the key.
+- Web addresses (http, https) end at the first `?` or `#`. In the keys of other stores these are
+  ordinary characters, so there only a tail such as `?name=value` is cut off. Paths of this machine
+  stay as they are.
+- User info is cut off, except where the text before `@` names what is read: the container of
+  `abfs://`, the repository of `github://`, the revision of `hf://`.
+- `url_key` identifies what a URL reads. It ignores parameters that are secrets by their names, so a
+  URL that was signed again is the same. Others may select the content (`?id=1` and `?id=2`), so a
+  hash of them is part of the key.
 """
 
 import base64
@@ -45,24 +48,41 @@ _OWNERS = ("abfs", "abfss", "wasb", "wasbs", "github", "gitlab", "git", "hf")
 """Protocols whose text before `@` is no secret, but names what is read."""
 
 _SECRET = re.compile(
-    r"x-(?:amz|goog|oss|cos|obs|tos|ms|bz)-.*|q-(?:sign|ak|key|header|url).*"
-    r"|.*(?:signature|secret|passw|credential).*|(?!.*(?:page|next|continuation|start|cursor|sync)).*token"
-    r"|key|(?:api|access|account|auth|secret|shared|sas|signing|subscription|private|client|app|user)[-_.]?key(?:[-_]?id)?"
-    r"|(?:aws|oss)[-_]?access[-_]?key[-_]?id|google[-_]?access[-_]?id|key[-_]pair[-_]id"
-    r"|session(?:[-_]?(?:id|key))?|oauth.*|auth|authorization|bearer|policy|expir(?:es?|y|ation)|sig|sign|hmac|jwt|pwd"
-    r"|pass|hdn(?:ts|ea|tl)"
+    r"x-(?:amz|goog|oss|cos|obs|tos|ms|bz)-.*|q-(?:sign|ak|key|header|url).*|.*(?:signature|secret|passw|credential).*|(?!.*(?:page|next|continuation|start|cursor|sync)).*token|key|(?:api|access|account|auth|secret|shared|sas|signing|subscription|private|client|app|user)[-_.]?key(?:[-_]?id)?|(?:aws|oss)[-_]?access[-_]?key[-_]?id|google[-_]?access[-_]?id|key[-_]pair[-_]id|session(?:[-_]?(?:id|key))?|oauth.*|auth|authorization|bearer|policy|expir(?:es?|y|ation)|sig|sign|hmac|jwt|pwd|pass|hdn(?:ts|ea|tl)"
 )
 """Names of parameters, in lower case, that hold a secret, or belong to a signature."""
 _SIGNED = {
-    "sv", "sp", "se", "st", "ss", "srt", "spr", "sr", "si", "sip", "sdd", "ses", "skoid", "sktid", "skt", "ske", "sks",
-    "skv", "saoid", "suoid", "scid", "hash-algorithm",
-}  # fmt: skip
+    "sv",
+    "sp",
+    "se",
+    "st",
+    "ss",
+    "srt",
+    "spr",
+    "sr",
+    "si",
+    "sip",
+    "sdd",
+    "ses",
+    "skoid",
+    "sktid",
+    "skt",
+    "ske",
+    "sks",
+    "skv",
+    "saoid",
+    "suoid",
+    "scid",
+    "hash-algorithm",
+}
 """Names that belong to a signature, where there is one: of Azure, and of CloudFront."""
 _DRESS = re.compile(r"response-.*|rsc[cdelt]")
 """Names that change the headers of an answer, not its content."""
 _KINDS = (FileNotFoundError, PermissionError, TimeoutError, ConnectionError)
 _SHORTEST = 4
-"""Characters of the shortest secret that is removed from a text wherever it stands: a shorter one is part of words."""
+"""Characters of the shortest secret that is removed from a text wherever it stands: a shorter one
+is part of words.
+"""
 
 
 @final
@@ -92,7 +112,9 @@ class _Parts:
         return f"{self.start}{self.rest}"
 
     def parameters(self, *, fragment: bool) -> Iterator[tuple[str, str]]:
-        """Name in lower case and value of each parameter, as written; of the fragment, too, if asked for."""
+        """Name in lower case and value of each parameter, as written; of the fragment, too, if
+        asked for.
+        """
         tail = self.tail
         if not fragment and self.protocol in _WEB:
             tail = tail.partition("#")[0]
@@ -111,7 +133,11 @@ class _Parts:
     def selection(self) -> list[str]:
         """The parameters that may select what is read, in order of their names."""
         found = list(self.parameters(fragment=False))
-        kept = [pair for pair in found if not _is_secret(pair[0], found) and not _DRESS.fullmatch(pair[0])]
+        kept = [
+            pair
+            for pair in found
+            if not _is_secret(pair[0], found) and not _DRESS.fullmatch(pair[0])
+        ]
         return sorted(f"{name}={unquote_plus(value)}" for name, value in kept)
 
 
@@ -130,9 +156,12 @@ class Address:
 
 
 def shown_url(location: str | os.PathLike[str]) -> str:
-    """A URL as it is stored and shown: without user info, query and fragment. A path of this machine stays as it is."""
+    """A URL as it is stored and shown: without user info, query and fragment. A path of this
+    machine stays as it is.
+    """
     return "::".join(
-        link if (parts := _parse(link)) is None else parts.shown for link in _LINKS.split(os.fspath(location))
+        link if (parts := _parse(link)) is None else parts.shown
+        for link in _LINKS.split(os.fspath(location))
     )
 
 
@@ -142,7 +171,8 @@ def url_selection(location: str | os.PathLike[str]) -> str:
     Two URLs with the same `shown_url` and hash read the same.
     """
     chosen = [
-        parts.selection if (parts := _parse(link)) is not None else [] for link in _LINKS.split(os.fspath(location))
+        parts.selection if (parts := _parse(link)) is not None else []
+        for link in _LINKS.split(os.fspath(location))
     ]
     if not any(chosen):
         return ""
@@ -150,7 +180,9 @@ def url_selection(location: str | os.PathLike[str]) -> str:
 
 
 def url_key(location: str | os.PathLike[str]) -> str:
-    """Identity of what a URL reads: a URL that was signed again has the same key. It holds no secret."""
+    """Identity of what a URL reads: a URL that was signed again has the same key. It holds no
+    secret.
+    """
     selection = url_selection(location)
     return f"{shown_url(location)}#{selection}" if selection else shown_url(location)
 
@@ -170,7 +202,9 @@ def user_info(location: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 
 def fsspec_arguments(location: str) -> tuple[str, dict[str, str]]:
-    """Argument of fsspec that opens a full URL: s3fs would take user info for a part of a bucket's name."""
+    """Argument of fsspec that opens a full URL: s3fs would take user info for a part of a bucket's
+    name.
+    """
     found = user_info(location) if location.startswith(("s3://", "s3a://")) else None
     parts = _parse(location)
     if found is None or parts is None:
@@ -186,7 +220,13 @@ def found_below(location: str, found: str) -> str:
         found: The URL that the store's library gives it, often without the host or the user info.
     """
     above, below = _parse(location), _parse(found)
-    if above is None or below is None or "::" in location or below.user or above.protocol != below.protocol:
+    if (
+        above is None
+        or below is None
+        or "::" in location
+        or below.user
+        or above.protocol != below.protocol
+    ):
         return found
     user, bare = f"{above.user}@" if above.user else "", ":///"
     if not below.start.endswith(bare):
@@ -220,7 +260,9 @@ def without_secrets(text: str, *locations: str) -> str:
 
 def shown_urls(text: str) -> str:
     """A text with each URL in it as `shown_url` shows it."""
-    return _IN_TEXT.sub(lambda found: _shown_in_text(found[0]), text) if _may_have_url(text) else text
+    return (
+        _IN_TEXT.sub(lambda found: _shown_in_text(found[0]), text) if _may_have_url(text) else text
+    )
 
 
 def shown_values(value: object) -> Any:
@@ -233,17 +275,23 @@ def shown_values(value: object) -> Any:
 
 
 def quoted(text: str) -> str:
-    """A text that is quoted, with each URL in it that `has_secrets` as `shown_url` shows it; all else stays."""
+    """A text that is quoted, with each URL in it that `has_secrets` as `shown_url` shows it; all
+    else stays.
+    """
     if not _may_have_url(text):
         return text
-    return _IN_TEXT.sub(lambda found: _shown_in_text(found[0]) if has_secrets(_plain(found[0])) else found[0], text)
+    return _IN_TEXT.sub(
+        lambda found: _shown_in_text(found[0]) if has_secrets(_plain(found[0])) else found[0], text
+    )
 
 
 def plain_cause(error: BaseException, *locations: str) -> BaseException:
-    """An exception of another library as the cause of ours: a traceback prints its text, and those behind it.
+    """An exception of another library as the cause of ours: a traceback prints its text, and those
+    behind it.
 
     Returns:
-        The exception itself; where its text or that of one behind it holds a secret, one of a standard kind without it.
+        The exception itself; where its text or that of one behind it holds a secret, one of a
+        standard kind without it.
     """
     behind: BaseException | None = error
     while behind is not None:
@@ -302,7 +350,8 @@ def _without_user(rest: str, protocol: str) -> tuple[str, str]:
     if "@" in host:
         user, _, host_only = host.rpartition("@")
         return user, host_only + rest[len(host) :]
-    # A password may hold `/`, `?` or `#` that should have been escaped: then what looks like a port is no number.
+    # A password may hold `/`, `?` or `#` that should have been escaped: then what looks like a port
+    # is no number.
     port = host.rpartition(":")[2] if ":" in host and not host.startswith("[") else ""
     if port and not port.isdecimal() and "@" in rest:
         user, _, left = rest.rpartition("@")
@@ -318,7 +367,9 @@ def _is_secret(name: str, others: list[tuple[str, str]]) -> bool:
 
 
 def _secrets_of(location: str) -> list[str]:
-    """Secrets that no text may hold, longest first: user info and query, whole and in pieces, in all spellings."""
+    """Secrets that no text may hold, longest first: user info and query, whole and in pieces, in
+    all spellings.
+    """
     found: list[str] = []
     for parts in _all_parts(location):
         if parts.user:
@@ -330,7 +381,9 @@ def _secrets_of(location: str) -> list[str]:
         if parts.tail:
             found += _spellings(parts.tail)
             found += [spelt for _, value in parts.secrets for spelt in _spellings(value)]
-            others = [value for _, value in parts.parameters(fragment=True) if len(value) >= 2 * _SHORTEST]
+            others = [
+                value for _, value in parts.parameters(fragment=True) if len(value) >= 2 * _SHORTEST
+            ]
             found += [spelt for value in others for spelt in _spellings(value)]
     return sorted({one for one in found if len(one) >= _SHORTEST}, key=len, reverse=True)
 

@@ -1,12 +1,14 @@
-"""Loops over short runs of numbers as explicit vector code, independent of the compiler's own vectorisation.
+"""Loops over short runs of numbers as explicit vector code, independent of the compiler's own
+vectorisation.
 
-Documents end anywhere, so most runs that the fill writes are short and of unpredictable length. A compiler's own vector
-code handles the last items of a run one by one, which can cost as much as the rest; here they are one masked store. A
-vector is one cache line of the output; LLVM splits it for processors with shorter vectors.
+Documents end anywhere, so most runs that the fill writes are short and of unpredictable length. A
+compiler's own vector code handles the last items of a run one by one, which can cost as much as the
+rest; here they are one masked store. A vector is one cache line of the output; LLVM splits it for
+processors with shorter vectors.
 
-Kernels call these functions with one-dimensional contiguous arrays that do not overlap. Nothing outside the arrays is
-read or written. `copy_line` and `find_bytes` take addresses, and always access a whole cache line, which the caller
-must have room for.
+Kernels call these functions with one-dimensional contiguous arrays that do not overlap. Nothing
+outside the arrays is read or written. `copy_line` and `find_bytes` take addresses, and always
+access a whole cache line, which the caller must have room for.
 """
 
 from collections.abc import Callable
@@ -52,7 +54,9 @@ def _lanes(kind: Any) -> int:
 
 def _constants(item: Any, values: Any) -> Any:
     values = list(values)
-    return ir.Constant(ir.VectorType(item, len(values)), [ir.Constant(item, value) for value in values])
+    return ir.Constant(
+        ir.VectorType(item, len(values)), [ir.Constant(item, value) for value in values]
+    )
 
 
 def _splat(builder: Any, value: Any, lanes: int) -> Any:
@@ -82,21 +86,30 @@ def _first(builder: Any, count: Any, lanes: int) -> Any:
 
 
 def _keep_short(builder: Any) -> None:
-    """Keep LLVM from unrolling the enclosing loop, with empty inline assembly, which adds no instruction.
+    """Keep LLVM from unrolling the enclosing loop, with empty inline assembly, which adds no
+    instruction.
 
-    Numba optimises twice, and each time eight vectors become one iteration. Documents end anywhere, so the remainder is
-    then mispredicted in three loops instead of one (3 % of the fill, 7 % in int32, measured).
+    Numba optimises twice, and each time eight vectors become one iteration. Documents end anywhere,
+    so the remainder is then mispredicted in three loops instead of one (3 % of the fill, 7 % in
+    int32, measured).
     """
     builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "", side_effect=True), [])
 
 
-def _write(context: Any, builder: Any, kind: Any, array: Any, make: Callable[[Any, Any], Any]) -> Any:
-    """Write a whole array: make(place, mask or None) returns the vector of the items from `place` on."""
+def _write(
+    context: Any, builder: Any, kind: Any, array: Any, make: Callable[[Any, Any], Any]
+) -> Any:
+    """Write a whole array: make(place, mask or None) returns the vector of the items from `place`
+    on.
+    """
     out, size = _parts(context, builder, kind, array)
     lanes, align, place = _lanes(kind), _item_bytes(kind), ir.IntType(32)
     rest = builder.and_(size, size.type(lanes - 1))
     whole = builder.sub(size, rest)
-    with cgutils.for_range_slice(builder, size.type(0), whole, size.type(lanes), size.type) as (at, _):
+    with cgutils.for_range_slice(builder, size.type(0), whole, size.type(lanes), size.type) as (
+        at,
+        _,
+    ):
         vector = make(at, None)
         builder.store(vector, _at(builder, out, at, vector.type), align=align)
         _keep_short(builder)
@@ -112,7 +125,9 @@ def _write(context: Any, builder: Any, kind: Any, array: Any, make: Callable[[An
 def _copy(typing_context, source, out):
     _require_rows(source, out)
     read, written = source.dtype, out.dtype
-    if read != written and not (isinstance(read, types.Integer) and isinstance(written, types.Integer)):
+    if read != written and not (
+        isinstance(read, types.Integer) and isinstance(written, types.Integer)
+    ):
         raise TypingError(f"cannot copy {read} into {written}")
 
     def codegen(context, builder, signature, arguments):
@@ -127,7 +142,9 @@ def _copy(typing_context, source, out):
                 items = builder.load(pointer, align=align)
             else:
                 nothing = ir.Constant(vector, None)
-                items = _masked(builder, "load", vector, vector, [pointer, ir.IntType(32)(align), mask, nothing])
+                items = _masked(
+                    builder, "load", vector, vector, [pointer, ir.IntType(32)(align), mask, nothing]
+                )
             if read == written or read.bitwidth == written.bitwidth:
                 return items
             if read.bitwidth > written.bitwidth:
@@ -176,7 +193,9 @@ def _bytes_at(builder: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_line(typing_context, source, out):
-    """Copy `CACHE_LINE` bytes from one address (uint64) to another; all are read before any is written."""
+    """Copy `CACHE_LINE` bytes from one address (uint64) to another; all are read before any is
+    written.
+    """
 
     def codegen(context, builder, signature, arguments):
         read, written = (_bytes_at(builder, address) for address in arguments)
@@ -188,7 +207,8 @@ def copy_line(typing_context, source, out):
 
 @intrinsic
 def find_bytes(typing_context, source, below, one, other):
-    """Which of the `CACHE_LINE` bytes at an address (uint64) are less than `below`, or equal `one` or `other`.
+    """Which of the `CACHE_LINE` bytes at an address (uint64) are less than `below`, or equal `one`
+    or `other`.
 
     Returns:
         uint64, bit k for byte k.
@@ -209,7 +229,9 @@ def find_bytes(typing_context, source, below, one, other):
 
 @inline_kernel
 def copy_into(source, out):
-    """Copy the first len(out) items of `source`, which has at least as many; integers are converted as in C."""
+    """Copy the first len(out) items of `source`, which has at least as many; integers are converted
+    as in C.
+    """
     _copy(source, out)
 
 

@@ -1,7 +1,8 @@
 """Reads YAML within bounds: bytes, depth, and the number of values after expanding aliases.
 
-A file of 700 bytes can expand to 10⁹ values (`*name`, "billion laughs"), and 5,000 brackets to a nesting that crashes
-any reader. Both are refused before any value is made. Stricter than YAML, all keys must be text.
+A file of 700 bytes can expand to 10⁹ values (`*name`, "billion laughs"), and 5,000 brackets to a
+nesting that crashes any reader. Both are refused before any value is made. Stricter than YAML, all
+keys must be text.
 """
 
 from pathlib import Path
@@ -36,9 +37,14 @@ def read_yaml(path: str | Path) -> tuple[yaml.Node | None, Any]:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); expected a YAML file") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); expected a YAML file"
+        ) from error
     if len(data) > MOST_BYTES:
-        raise ConfigError(f"{path}: is larger than {MOST_BYTES >> 20} MiB; expected a YAML file that a person wrote")
+        raise ConfigError(
+            f"{path}: is larger than {MOST_BYTES >> 20} MiB; expected a YAML file that a "
+            "person wrote"
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -61,7 +67,8 @@ def parse_yaml(text: str, where: str, *, lines: bool = True) -> tuple[yaml.Node 
     except RecursionError:
         raise ConfigError(f"{where}: {_TOO_DEEP}") from None
     except Exception as error:
-        # PyYAML makes values with Python's own functions, which may raise anything: `!!int x`, `!!timestamp x`.
+        # PyYAML makes values with Python's own functions, which may raise anything: `!!int x`,
+        # `!!timestamp x`.
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark and lines else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -95,7 +102,9 @@ def write_yaml(value: object, where: str, *, width: int = 80) -> str:
 
 @final
 class _Bounds:
-    """Refuses a tree that is too deep, too large after expansion, or contains itself; visits each node once."""
+    """Refuses a tree that is too deep, too large after expansion, or contains itself; visits each
+    node once.
+    """
 
     def __init__(self, where: str, lines: bool) -> None:
         self._where, self._lines = where, lines
@@ -116,7 +125,11 @@ class _Bounds:
         if levels >= DEEPEST:
             self._refuse(node, _TOO_DEEP)
         if values > MOST_VALUES:
-            self._refuse(node, f"has {values:,} values with aliases (*name) expanded; expected at most {MOST_VALUES:,}")
+            self._refuse(
+                node,
+                f"has {values:,} values with aliases (*name) expanded; expected at most "
+                f"{MOST_VALUES:,}",
+            )
         self._open.remove(id(node))
         self._known[id(node)] = values, levels + 1
         return values, levels + 1

@@ -1,4 +1,6 @@
-"""From raw files to datasets: readers of raw formats, shards of documents, and the preparation that makes them."""
+"""From raw files to datasets: readers of raw formats, shards of documents, and the preparation that
+makes them.
+"""
 
 from penstock.core.lazy_imports import public_names
 

@@ -1,8 +1,10 @@
-"""Targets for trainers that know labels and nothing else: what these cannot express is refused by name.
+"""Targets for trainers that know labels and nothing else: what these cannot express is refused by
+name.
 
-A label says which token is predicted, or −100. So there are no weights but 0 and 1, one target for each slot, and no
-attention but causal attention within documents. Everything that can be seen when a loader is made is refused then, the
-rest when a row has it. Cost: a pass or two of NumPy over the row.
+A label says which token is predicted, or −100. So there are no weights but 0 and 1, one target for
+each slot, and no attention but causal attention within documents. Everything that can be seen when
+a loader is made is refused then, the rest when a row has it. Cost: a pass or two of NumPy over the
+row.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,8 @@ class PlainTargets:
     Args:
         who: Name of the trainer, for errors.
         fractional: Whether it weighs targets by any number.
-        cuts: Whether it keeps a target that lies in another row than its slot, where a document was cut.
+        cuts: Whether it keeps a target that lies in another row than its slot, where a document was
+            cut.
     """
 
     def __init__(self, who: str, *, fractional: bool = False, cuts: bool = True) -> None:
@@ -40,18 +43,19 @@ class PlainTargets:
         who, wanted = self._who, loader.requirements
         if source := loader.bidirectional_source:
             raise ConfigError(
-                f"{who}: the objective of source {source!r} has bidirectional prefixes, which it would read causally; "
-                "set bidirectional=False"
+                f"{who}: the objective of source {source!r} has bidirectional prefixes, which "
+                "it would read causally; set bidirectional=False"
             )
         if (wanted.target_distances or 1) > 1:
             raise ConfigError(
-                f"{who} trains one target for each slot, but the loader gives {wanted.target_distances}; leave out "
-                "target_distances"
+                f"{who} trains one target for each slot, but the loader gives "
+                f"{wanted.target_distances}; leave out target_distances"
             )
         if loader.blank_image is not None:
             raise ConfigError(
-                f"{who}: documents of the loader have images, which these batches do not have; train them with "
-                "ps.train or penstock.huggingface.Trainer, or prepare without images (media: drop)"
+                f"{who}: documents of the loader have images, which these batches do not "
+                "have; train them with ps.train or penstock.huggingface.Trainer, or prepare "
+                "without images (media: drop)"
             )
         self._check_sources(loader)
 
@@ -59,10 +63,14 @@ class PlainTargets:
         who, slots = self._who, loader.settings.sequence_length
         values = loader.path_values
         for source, corpus in zip(loader.mixture.sources, loader.datasets, strict=True):
-            if values[source.name] is not None and (loader.requirements.trees or loader.has_compared(source.name)):
+            if values[source.name] is not None and (
+                loader.requirements.trees or loader.has_compared(source.name)
+            ):
                 raise ConfigError(
-                    f"{who}: documents of source {source.name!r} are trees, or answers that are better or worse, which "
-                    'token by token would all be trained; train them with ps.train(preference={"kind": "dpo"}), or '
+                    f"{who}: documents of source {source.name!r} are trees, or answers that are "
+                    f"better or worse, which "
+                    "token by token would all be trained; train them with "
+                    'ps.train(preference={"kind": "dpo"}), or '
                     "with penstock.trl.DPOTrainer"
                 )
             if not self._fractional and corpus.table.weight_sums is not None:
@@ -70,11 +78,16 @@ class PlainTargets:
             longest = loader.settings.document_tokens(source) or slots
             cut = source.too_long in (None, "split") and corpus.longest > longest
             if not self._cuts and (cut or loader.settings.packing == "concat"):
-                why = "packing='concat' cuts" if loader.settings.packing == "concat" else "too_long='split' would cut"
+                why = (
+                    "packing='concat' cuts"
+                    if loader.settings.packing == "concat"
+                    else "too_long='split' would cut"
+                )
                 raise ConfigError(
-                    f"{who} drops the target at the end of each part of a document that is cut, and {why} documents of "
-                    f"source {source.name!r} (the longest has {corpus.longest:,} tokens, a row {longest:,}); take "
-                    "another packing and Source(too_long='drop'), 'truncate' or 'keep_end', or longer rows"
+                    f"{who} drops the target at the end of each part of a document that is "
+                    f"cut, and {why} documents of source {source.name!r} (the longest has "
+                    f"{corpus.longest:,} tokens, a row {longest:,}); take another packing and "
+                    "Source(too_long='drop'), 'truncate' or 'keep_end', or longer rows"
                 )
 
     def of(self, row: ModelInput) -> tuple[Annotated[Int64, "slots"], Any]:
@@ -86,8 +99,13 @@ class PlainTargets:
         Raises:
             ConfigError: The row has what labels do not express.
         """
-        if row.reach is not None or (row.prefix_lengths is not None and (row.prefix_lengths > 1).any()):
-            raise ConfigError(f"{self._who}: the row has trees or bidirectional prefixes, which it would read causally")
+        if row.reach is not None or (
+            row.prefix_lengths is not None and (row.prefix_lengths > 1).any()
+        ):
+            raise ConfigError(
+                f"{self._who}: the row has trees or bidirectional prefixes, which it would "
+                "read causally"
+            )
         targets = row.targets[0].astype(np.int64)
         if row.loss_weights is None:
             return targets, (targets != IGNORE).astype(np.float32)
@@ -105,7 +123,9 @@ _FRACTIONAL = (
 
 
 def empty_row(row: ModelInput) -> ModelInput:
-    """A row of padding, which is one document, with the same fields as a row without trees and images."""
+    """A row of padding, which is one document, with the same fields as a row without trees and
+    images.
+    """
     slots = row.sequence_length
     borders = row.cu_seqlens
     if borders is not None:
@@ -135,6 +155,7 @@ def require_fields(who: str, loaders: Mapping[str, Loader], *names: str) -> None
     for label, loader in loaders.items():
         if missing := [name for name in names if not getattr(loader.requirements, name)]:
             raise ConfigError(
-                f"{who}: rows of {label} have no {' and no '.join(missing)}; make the loader without requirements, or "
-                f"with InputRequirements({', '.join(f'{name}=True' for name in names)})"
+                f"{who}: rows of {label} have no {' and no '.join(missing)}; make the loader "
+                "without requirements, or with "
+                f"InputRequirements({', '.join(f'{name}=True' for name in names)})"
             )

@@ -1,4 +1,6 @@
-"""What a model learns from and is measured by: training, distillation, generation and evaluation."""
+"""What a model learns from and is measured by: training, distillation, generation and
+evaluation.
+"""
 
 from penstock.core.lazy_imports import public_names
 

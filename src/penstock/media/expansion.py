@@ -1,7 +1,9 @@
-"""What stands for images in a text: a template's placeholders become the layouts of the images, before encoding.
+"""What stands for images in a text: a template's placeholders become the layouts of the images,
+before encoding.
 
-The text that stands for an image is the processor's (see `penstock.media.processor`). It takes the placeholder's place
-in the text that is encoded. A placeholder that a message typed is ordinary text.
+The text that stands for an image is the processor's (see `penstock.media.processor`). It takes the
+placeholder's place in the text that is encoded. A placeholder that a message typed is ordinary
+text.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,9 @@ class ExpandedText:
     literal: Bool
     """Which characters the template or a layout wrote, bool [characters]."""
     begins: Int64
-    """Begin of each character in the rendered text, int64 [characters]; of those of an image, its placeholder's."""
+    """Begin of each character in the rendered text, int64 [characters]; of those of an image, its
+    placeholder's.
+    """
     ends: Int64
     image: Int64
     """Number of the image that each character belongs to, int64 [characters]; −1: none."""
@@ -49,7 +53,9 @@ class ExpandedText:
         return found
 
 
-def expand(text: str, literal: Bool, placeholder: str, layouts: Sequence[Layout], noun: str = "image") -> ExpandedText:
+def expand(
+    text: str, literal: Bool, placeholder: str, layouts: Sequence[Layout], noun: str = "image"
+) -> ExpandedText:
     """Put layouts into a text.
 
     Args:
@@ -70,12 +76,14 @@ def expand(text: str, literal: Bool, placeholder: str, layouts: Sequence[Layout]
         at = text.find(placeholder, at + len(placeholder))
     if len(places) != len(layouts):
         raise ConversationError(
-            f"the template writes {placeholder!r} {len(places)} times for {len(layouts)} {noun}s; take the template "
-            "that comes with the processor"
+            f"the template writes {placeholder!r} {len(places)} times for {len(layouts)} "
+            f"{noun}s; take the template that comes with the processor"
         )
     pieces, flags, begins, ends, owners = [], [], [], [], []
     last = 0
-    for number, (place, layout) in enumerate(zip([*places, len(text)], [*layouts, None], strict=True)):
+    for number, (place, layout) in enumerate(
+        zip([*places, len(text)], [*layouts, None], strict=True)
+    ):
         pieces.append(text[last:place])
         flags.append(literal[last:place])
         begins.append(np.arange(last, place))
@@ -98,8 +106,11 @@ def expand(text: str, literal: Bool, placeholder: str, layouts: Sequence[Layout]
     )
 
 
-def joint_difference(processor: Processor, text: str, tokens: Sequence[int], pictures: Sequence[Any]) -> str | None:
-    """How the tokens of a conversation differ from the processor's own for text and pictures together.
+def joint_difference(
+    processor: Processor, text: str, tokens: Sequence[int], pictures: Sequence[Any]
+) -> str | None:
+    """How the tokens of a conversation differ from the processor's own for text and pictures
+    together.
 
     Args:
         processor: The processor.
@@ -114,10 +125,11 @@ def joint_difference(processor: Processor, text: str, tokens: Sequence[int], pic
     if expected == found:
         return None
     at = next(
-        (n for n, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
+        (n for n, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
+        min(len(expected), len(found)),
     )
     return (
-        f"the processor {processor.name} encodes text and {NOUNS[processor.medium]}s together differently: from token "
-        f"{at} on "
-        f"{expected[at : at + 5]} of {len(expected)}, here {found[at : at + 5]} of {len(found)}"
+        f"the processor {processor.name} encodes text and {NOUNS[processor.medium]}s together "
+        f"differently: from token {at} on {expected[at : at + 5]} of {len(expected)}, here "
+        f"{found[at : at + 5]} of {len(found)}"
     )

@@ -1,11 +1,13 @@
-"""What a medium is, by its header: sizes, frames, rate and length, as they will be when it is decoded.
+"""What a medium is, by its header: sizes, frames, rate and length, as they will be when it is
+decoded.
 
-Slots are planned and limits are applied with these numbers, before any work is done; decoders compare their results
-with them. So there is one function for all media, and a test compares it with the decoded result for every format.
+Slots are planned and limits are applied with these numbers, before any work is done; decoders
+compare their results with them. So there is one function for all media, and a test compares it with
+the decoded result for every format.
 
-Which way up an image is stands in its metadata, and Pillow's `getexif` says it: the same that turns the pixels. Two
-traps are closed here. Pillow turns a TIFF as it loads it, and newer versions report its size already turned. And it
-reads what follows the pixels of a PNG only after decoding them.
+Which way up an image is stands in its metadata, and Pillow's `getexif` says it: the same that turns
+the pixels. Two traps are closed here. Pillow turns a TIFF as it loads it, and newer versions report
+its size already turned. And it reads what follows the pixels of a PNG only after decoding them.
 """
 
 import io
@@ -23,11 +25,14 @@ FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000"
 """Names of Pillow's readers that may see the bytes; an MPO is a JPEG with more than one picture."""
 ANIMATED = ("GIF", "WEBP", "PNG")
 """Videos that Pillow reads."""
-CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf,h264,hevc,m4v,mxf,nut"
-"""Other videos: names of FFmpeg's readers. Playlists and lists of files are not among them, because their content would
-decide which files and URLs are opened."""
+CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf,h264,hevc,m4v,mxf,nut"  # noqa: E501
+"""Other videos: names of FFmpeg's readers. Playlists and lists of files are not among them, because
+their content would decide which files and URLs are opened.
+"""
 _SAYS_WHERE = {"mp4", "avi"}
-"""Containers with a list of their frames, so that one that ends too early was cut; streams may begin anywhere."""
+"""Containers with a list of their frames, so that one that ends too early was cut; streams may
+begin anywhere.
+"""
 
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101
 """Tags of EXIF and TIFF."""
@@ -155,7 +160,10 @@ def _orientation(image: Any, data: bytes) -> Any:
     """The number from 1 to 8 by which Pillow will turn an image, if it has one."""
     from PIL import Image
 
-    if image.format == "PNG" and (metadata := with_late_metadata(data, image.is_animated)) is not None:
+    if (
+        image.format == "PNG"
+        and (metadata := with_late_metadata(data, image.is_animated)) is not None
+    ):
         try:
             image = Image.open(io.BytesIO(metadata), formats=["PNG"])
         except Exception:
@@ -166,7 +174,9 @@ def _orientation(image: Any, data: bytes) -> Any:
 
 
 def settle_metadata(image: Any) -> None:
-    """Read the EXIF of an image once. Where it is damaged Pillow raises now, and from then on takes what it read."""
+    """Read the EXIF of an image once. Where it is damaged Pillow raises now, and from then on takes
+    what it read.
+    """
     from PIL import Image
 
     with suppress(Exception):
@@ -185,17 +195,26 @@ def open_film(data: bytes) -> Any:
     except ImportError as error:
         raise MissingExtraError("av", "video") from error
     with record_errors(f"not a video that can be read ({len(data):,} bytes)"):
-        return av.open(io.BytesIO(data), options={"format_whitelist": CONTAINERS, "protocol_whitelist": "none"})
+        return av.open(
+            io.BytesIO(data), options={"format_whitelist": CONTAINERS, "protocol_whitelist": "none"}
+        )
 
 
 def _header_of_film(data: bytes) -> Header:
-    """Its packets are counted, each of which is a frame: a container's own number may be missing or wrong."""
-    with open_film(data) as file, record_errors(f"not a video that can be read ({len(data):,} bytes)"):
+    """Its packets are counted, each of which is a frame: a container's own number may be missing or
+    wrong.
+    """
+    with (
+        open_film(data) as file,
+        record_errors(f"not a video that can be read ({len(data):,} bytes)"),
+    ):
         if not file.streams.video:
             raise RecordError("the video has no pictures, or ends before them")
         stream, found = file.streams.video[0], 0
         for packet in file.demux(stream):
             found += packet.size > 0
             if packet.is_corrupt and _SAYS_WHERE & set(file.format.name.split(",")):
-                raise RecordError(f"the video is damaged: it ends within its frame {found - 1:,}; it was cut")
+                raise RecordError(
+                    f"the video is damaged: it ends within its frame {found - 1:,}; it was cut"
+                )
         return Header(frames=found, height=stream.height, width=stream.width)

@@ -1,8 +1,9 @@
 """Images: files become RGB pictures, decoded once, by Pillow, with their orientation applied.
 
-The size that decides a document's slots and the pixels that a model sees must come from the same picture. So there is
-one decoder, and transformers' processors get its pictures, not files. Pillow reads neither more nor less because of
-this: formats are those of `penstock.media.header`, and nothing is fetched here.
+The size that decides a document's slots and the pixels that a model sees must come from the same
+picture. So there is one decoder, and transformers' processors get its pictures, not files. Pillow
+reads neither more nor less because of this: formats are those of `penstock.media.header`, and
+nothing is fetched here.
 """
 
 import math
@@ -29,50 +30,65 @@ class ImageSettings:
     """Which images are accepted, and how they become RGB."""
 
     probe: Literal["decode", "header"] = "decode"
-    """How preparation looks at an image. decode: all of it, so that a truncated file is found now. header: its size
-    only, which is fast; damage is then found in training, as an error."""
+    """How preparation looks at an image. decode: all of it, so that a truncated file is found now.
+    header: its size only, which is fast; damage is then found in training, as an error.
+    """
 
     alpha: Literal["white", "black", "ignore", "error"] = "white"
-    """Transparent images: put on white or black; use the colours stored under the transparency; or reject."""
+    """Transparent images: put on white or black; use the colours stored under the transparency; or
+    reject.
+    """
 
     animated: Literal["first", "error"] = "first"
     """Images with several frames: use the first one, or reject."""
 
     max_pixels: int = 89_478_485
-    """Reject images with more pixels, before they are decoded; by default where Pillow warns of decompression bombs. In
-    a GIF, WebP or PNG file that is read as a video, all its frames count together."""
+    """Reject images with more pixels, before they are decoded; by default where Pillow warns of
+    decompression bombs. In a GIF, WebP or PNG file that is read as a video, all its frames count
+    together.
+    """
 
     min_pixels: int = 1
     """Reject images with fewer pixels."""
 
     video_frames: int = 0
-    """Frames of a video that become images, one after another, evenly spread; all if it has fewer. 0: videos are
-    refused."""
+    """Frames of a video that become images, one after another, evenly spread; all if it has fewer.
+    0: videos are refused.
+    """
 
     max_video_pixels: int = 1 << 34
-    """Reject other videos whose frames have more pixels together, before they are decoded: by default 10 minutes of
-    1280x720, or 4.5 minutes of 1920x1080, at 30 frames a second."""
+    """Reject other videos whose frames have more pixels together, before they are decoded: by
+    default 10 minutes of 1280x720, or 4.5 minutes of 1920x1080, at 30 frames a second.
+    """
 
     max_seconds: float = 3600.0
-    """Reject longer sounds, before they are decoded, also where the model's processor would read them."""
+    """Reject longer sounds, before they are decoded, also where the model's processor would read
+    them.
+    """
 
     shrink_pixels: int | None = None
-    """Make images with more pixels smaller, in proportion, before the model's processor sees them; counted. So sources
-    of one mixture may have images of different detail. None: the processor alone decides."""
+    """Make images with more pixels smaller, in proportion, before the model's processor sees them;
+    counted. So sources of one mixture may have images of different detail. None: the processor
+    alone decides.
+    """
 
     max_ratio: float = 200.0
     """Reject images whose longer side is more than this many times the shorter one."""
 
     image_folder: str | None = None
-    """Folder or URL that relative paths of images begin at; None: the folder of the record's file."""
+    """Folder or URL that relative paths of images begin at; None: the folder of the record's
+    file.
+    """
 
     image_storage: Literal["copy", "reference"] = "copy"
-    """copy: the images' bytes are stored next to the shards, each once a shard. reference: path and digest only, so the
-    files must stay where they are; those that are part of a record are copied."""
+    """copy: the images' bytes are stored next to the shards, each once a shard. reference: path and
+    digest only, so the files must stay where they are; those that are part of a record are copied.
+    """
 
     verify_all: bool = False
-    """Compare every conversation with the processor's own encoding of text and images together, id for id; False: the
-    first ones of each block."""
+    """Compare every conversation with the processor's own encoding of text and images together, id
+    for id; False: the first ones of each block.
+    """
 
     def __post_init__(self) -> None:
         choices = {
@@ -83,10 +99,13 @@ class ImageSettings:
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}"
+                )
         if not 1 <= self.min_pixels <= self.max_pixels:
             raise ConfigError(
-                f"min_pixels ({self.min_pixels}) and max_pixels ({self.max_pixels}) must be 1 or more, in this order"
+                f"min_pixels ({self.min_pixels}) and max_pixels ({self.max_pixels}) must be 1 "
+                "or more, in this order"
             )
         for name in ("max_video_pixels", "max_seconds"):
             if not getattr(self, name) > 0:
@@ -99,18 +118,26 @@ class ImageSettings:
             raise ConfigError(f"max_ratio must be 1 or more; got {self.max_ratio}")
 
     def describe(self) -> JsonObject:
-        """Every setting, as plain JSON values; newer ones only where they are not at their defaults.
+        """Every setting, as plain JSON values; newer ones only where they are not at their
+        defaults.
 
         A URL is without what is secret in it.
         """
         defaults = {one.name: one.default for one in fields(self) if one.name in _NEWER}
-        plain = {name: value for name, value in asdict(self).items() if defaults.get(name, ...) != value}
-        return plain | {"image_folder": None if self.image_folder is None else url_key(self.image_folder)}
+        plain = {
+            name: value for name, value in asdict(self).items() if defaults.get(name, ...) != value
+        }
+        return plain | {
+            "image_folder": None if self.image_folder is None else url_key(self.image_folder)
+        }
 
     @property
     def decoding(self) -> JsonObject:
         """The settings that decide the pixels of an accepted image."""
-        return {"alpha": self.alpha, **({"shrink_pixels": self.shrink_pixels} if self.shrink_pixels else {})}
+        return {
+            "alpha": self.alpha,
+            **({"shrink_pixels": self.shrink_pixels} if self.shrink_pixels else {}),
+        }
 
 
 def read_size(data: bytes, settings: ImageSettings) -> tuple[int, int]:
@@ -152,8 +179,9 @@ def read_picture(data: bytes, settings: ImageSettings) -> Any:
     picture = _decoded(image, data, settings)
     if (picture.height, picture.width) != expected:
         raise RecordError(
-            f"the image ({image.format}) is damaged: its header says {expected[1]}x{expected[0]} pixels, and "
-            f"{picture.width}x{picture.height} were decoded"
+            f"the image ({image.format}) is damaged: its header says "
+            f"{expected[1]}x{expected[0]} pixels, and {picture.width}x{picture.height} were "
+            "decoded"
         )
     height, width = shrunk(expected, settings)
     if (height, width) == expected:
@@ -192,11 +220,19 @@ def _accepted(settings: ImageSettings) -> str:
 
 
 def check_picture(picture: Any, settings: ImageSettings) -> None:
-    """Refuse a picture of Pillow that is too large, before it is loaded, or whose pixels have no known range."""
+    """Refuse a picture of Pillow that is too large, before it is loaded, or whose pixels have no
+    known range.
+    """
     if picture.width * picture.height > settings.max_pixels:
-        raise RecordError(f"the image has {picture.width}x{picture.height} pixels; accepted are {_accepted(settings)}")
+        raise RecordError(
+            f"the image has {picture.width}x{picture.height} pixels; accepted are "
+            f"{_accepted(settings)}"
+        )
     if picture.mode in ("I", "F"):
-        raise RecordError(f"the image has 32-bit numbers for pixels (mode {picture.mode}), whose range is not known")
+        raise RecordError(
+            f"the image has 32-bit numbers for pixels (mode {picture.mode}), whose range is "
+            "not known"
+        )
 
 
 def _frames_of(image: object) -> int:
@@ -208,14 +244,18 @@ def _checked_size(image: Any, data: bytes, settings: ImageSettings) -> tuple[int
     """(height, width) of the upright picture, if the settings accept it."""
     width, height = image.size
     if width * height < settings.min_pixels:
-        raise RecordError(f"the image has {width}x{height} pixels; accepted are {_accepted(settings)}")
+        raise RecordError(
+            f"the image has {width}x{height} pixels; accepted are {_accepted(settings)}"
+        )
     if width * height > _MOST_PIXELS.get(image.format, math.inf) * len(data):
         raise RecordError(
-            f"the image ({image.format}) is damaged: its header says {width}x{height} pixels, more than its "
-            f"{len(data):,} bytes can hold"
+            f"the image ({image.format}) is damaged: its header says {width}x{height} pixels, "
+            f"more than its {len(data):,} bytes can hold"
         )
     if max(width, height) > settings.max_ratio * min(width, height):
-        raise RecordError(f"the image is too elongated: {width}x{height}; max_ratio is {settings.max_ratio:g}")
+        raise RecordError(
+            f"the image is too elongated: {width}x{height}; max_ratio is {settings.max_ratio:g}"
+        )
     return upright_size(image, data)
 
 
@@ -239,6 +279,8 @@ def _as_rgb(image: Any, alpha: str) -> Any:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if _is_transparent(image) and alpha in ("white", "black"):
         whole = image.convert("RGBA")
-        ground = Image.new("RGBA", whole.size, (255, 255, 255, 255) if alpha == "white" else (0, 0, 0, 255))
+        ground = Image.new(
+            "RGBA", whole.size, (255, 255, 255, 255) if alpha == "white" else (0, 0, 0, 255)
+        )
         return Image.alpha_composite(ground, whole).convert("RGB")
     return image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")

@@ -24,7 +24,9 @@ class Layout:
     slots: int
     """Number of tokens that become parts of the image: the slots of its features."""
     patches: int
-    """Patches that the vision tower reads, its unit of work; where the processor makes none, squares of 16 x 16."""
+    """Patches that the vision tower reads, its unit of work; where the processor makes none,
+    squares of 16 x 16.
+    """
 
 
 def pattern_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -33,7 +35,9 @@ def pattern_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def collapse(text: str, names: Iterable[str]) -> tuple[str, tuple[int, ...]]:
-    """A text with each run of one of the names written once, and the lengths of the runs, in order."""
+    """A text with each run of one of the names written once, and the lengths of the runs, in
+    order.
+    """
     counts: list[int] = []
     parts: list[str] = []
     at, last = 0, ""

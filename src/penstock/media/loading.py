@@ -1,4 +1,6 @@
-"""Images of records: a path, a URL, base64 or bytes become an image with its size and digest, kept or read again."""
+"""Images of records: a path, a URL, base64 or bytes become an image with its size and digest, kept
+or read again.
+"""
 
 import base64
 import binascii
@@ -32,9 +34,23 @@ from penstock.media.videos import read_frames, spread
 
 DIGEST_BYTES = 16
 _VALUES = (
-    "image", "path", "url", "base64", "data", "bytes", "image_url", "audio", "audio_url", "input_audio", "source",
-    "file", "file_name", "video", "video_url", "frames",
-)  # fmt: skip
+    "image",
+    "path",
+    "url",
+    "base64",
+    "data",
+    "bytes",
+    "image_url",
+    "audio",
+    "audio_url",
+    "input_audio",
+    "source",
+    "file",
+    "file_name",
+    "video",
+    "video_url",
+    "frames",
+)
 """Fields of a part or of a struct that hold an image, or lead to one."""
 _MOST_BYTES = 1 << 30
 """Of one image's file."""
@@ -44,7 +60,9 @@ _DEFAULTS = ImageSettings()
 
 
 def digest_of(data: bytes) -> bytes:
-    """What identifies the bytes of an image: the first 16 bytes of SHA-256, for which CPUs have instructions."""
+    """What identifies the bytes of an image: the first 16 bytes of SHA-256, for which CPUs have
+    instructions.
+    """
     return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
@@ -83,23 +101,32 @@ class LoadedImage:
             return self.data
         data = read_bytes(self.address or self.origin)
         if digest_of(data) != self.digest:
-            raise RecordError(f"{self.origin}: the image changed while it was prepared; run it again")
+            raise RecordError(
+                f"{self.origin}: the image changed while it was prepared; run it again"
+            )
         return data
 
     def reference(self) -> bytes:
         """What is stored where the image is not: where it is, as JSON."""
         where = {"path": self.origin}
         if self.within is not None:
-            where = {"path": str(self.within["file"]), "begin": self.within["begin"], "size": self.within["size"]}
+            where = {
+                "path": str(self.within["file"]),
+                "begin": self.within["begin"],
+                "size": self.within["size"],
+            }
         return json.dumps(where, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
     def check_reference(self) -> None:
         """Refuse an image that cannot be read again by what is stored of its URL.
 
         Raises:
-            RecordError: Its URL has secrets, which are not stored, or does not lead to it without its query.
+            RecordError: Its URL has secrets, which are not stored, or does not lead to it without
+                its query.
         """
-        given = self.within["file"] if self.within is not None else Address(self.address or self.origin)
+        given = (
+            self.within["file"] if self.within is not None else Address(self.address or self.origin)
+        )
         full = given.full if isinstance(given, Address) else str(given)
         shown = shown_url(full)
         if full == shown or (self.is_embedded and self.within is None):
@@ -107,19 +134,21 @@ class LoadedImage:
         cure = "store the image itself: image_storage copy (--image-storage copy)"
         if has_secrets(full):
             raise RecordError(
-                f"{shown}: its URL has user info or a signature, which is not stored, so the image could not be read "
-                f"again for training; {cure}"
+                f"{shown}: its URL has user info or a signature, which is not stored, so the "
+                f"image could not be read again for training; {cure}"
             )
         if not self._leads_here(shown):
             raise RecordError(
-                f"{shown}: URLs are stored without their query, and without it this one does not lead to the image; "
-                f"{cure}"
+                f"{shown}: URLs are stored without their query, and without it this one does "
+                f"not lead to the image; {cure}"
             )
 
     def _leads_here(self, shown: str) -> bool:
         """Whether the image can be read by its URL as it is stored."""
         try:
-            begin, size = (0, None) if self.within is None else (self.within["begin"], self.within["size"])
+            begin, size = (
+                (0, None) if self.within is None else (self.within["begin"], self.within["size"])
+            )
             return digest_of(read_bytes(shown, begin, size)) == self.digest
         except RecordError:
             return False
@@ -140,13 +169,18 @@ class Room:
 
 
 def load_image(
-    value: object, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+    value: object,
+    folder: str,
+    settings: ImageSettings,
+    processor: Processor | None = None,
+    room: Room | None = None,
 ) -> LoadedImage:
     """Look at an image of a record.
 
     Args:
-        value: A path, a URL, a data URL, bytes, a picture of Pillow; or a mapping with one of these, as in a part of a
-            content, or in a column of images of the Hub (`{"bytes": …, "path": …}`).
+        value: A path, a URL, a data URL, bytes, a picture of Pillow; or a mapping with one of
+            these, as in a part of a content, or in a column of images of the Hub (`{"bytes": …,
+            "path": …}`).
         folder: Where relative paths begin.
         settings: Which images are accepted.
         processor: The model's, which reads them; None: any of images.
@@ -158,7 +192,9 @@ def load_image(
     noun = NOUNS["image" if processor is None else processor.medium]
     origin, data = find_image(value, folder, settings, noun)
     content = read_bytes(origin, noun=noun) if data is None else data
-    size_of, decode = (read_size, read_picture) if processor is None else (processor.size, processor.read)
+    size_of, decode = (
+        (read_size, read_picture) if processor is None else (processor.size, processor.read)
+    )
     try:
         size = size_of(content, settings)
         if settings.probe == "decode":
@@ -186,7 +222,11 @@ def load_image(
 
 
 def load_frames(
-    value: object, folder: str, settings: ImageSettings, processor: Processor | None = None, room: Room | None = None
+    value: object,
+    folder: str,
+    settings: ImageSettings,
+    processor: Processor | None = None,
+    room: Room | None = None,
 ) -> list[LoadedImage]:
     """Look at some frames of a video of a record, as images.
 
@@ -203,7 +243,9 @@ def load_frames(
     while isinstance(value, Mapping) and "bytes" not in value:
         given = [value[name] for name in _VALUES if value.get(name)]
         if len(given) != 1:
-            raise RecordError(f"a video needs one of {', '.join(_VALUES)}; found {', '.join(map(str, value))}")
+            raise RecordError(
+                f"a video needs one of {', '.join(_VALUES)}; found {', '.join(map(str, value))}"
+            )
         [value] = given
     if isinstance(value, list | tuple):
         chosen = [value[number] for number in spread(len(value), settings.video_frames)]
@@ -224,7 +266,9 @@ def _within(value: object) -> JsonMapping | None:
     while isinstance(value, Mapping):
         if isinstance(found := value.get("within"), Mapping):
             return found
-        value = next((value[name] for name in _VALUES if isinstance(value.get(name), Mapping)), None)
+        value = next(
+            (value[name] for name in _VALUES if isinstance(value.get(name), Mapping)), None
+        )
     return None
 
 
@@ -248,7 +292,11 @@ def find_image(
     for _ in range(_DEEPEST):
         if not isinstance(value, Mapping):
             return _found(value, folder, settings, noun)
-        given = {name: value[name] for name in _VALUES if value.get(name) is not None and value.get(name) != ""}
+        given = {
+            name: value[name]
+            for name in _VALUES
+            if value.get(name) is not None and value.get(name) != ""
+        }
         content = given.get("bytes")
         if content is not None and set(given) <= {"bytes", "path"}:
             return str(given.get("path", "")), _as_bytes(content, noun)
@@ -262,7 +310,9 @@ def find_image(
     raise RecordError(f"{_a(noun)} lies more than {_DEEPEST} fields deep")
 
 
-def _found(value: object, folder: str, settings: ImageSettings, noun: str) -> tuple[str, bytes | None]:
+def _found(
+    value: object, folder: str, settings: ImageSettings, noun: str
+) -> tuple[str, bytes | None]:
     """As `find_image`, for what is no mapping."""
     if isinstance(value, bytes | bytearray | memoryview):
         return "", bytes(value)
@@ -276,7 +326,9 @@ def _found(value: object, folder: str, settings: ImageSettings, noun: str) -> tu
         return _located(value, folder, noun), None
     if hasattr(value, "save") and hasattr(value, "getexif"):
         return "", _as_png(value, settings)
-    raise RecordError(f"{_a(noun)} is {quoted(repr(value)):.60}; expected a path, a URL, base64 or bytes")
+    raise RecordError(
+        f"{_a(noun)} is {quoted(repr(value)):.60}; expected a path, a URL, base64 or bytes"
+    )
 
 
 def _a(noun: str) -> str:
@@ -300,16 +352,23 @@ def _as_bytes(content: Any, noun: str) -> bytes:
         return _from_base64(content, noun)
     try:
         # Not `bytes(content)`, to which a number is a length.
-        return bytes(content) if isinstance(content, list | tuple) else memoryview(content).tobytes()
+        return (
+            bytes(content) if isinstance(content, list | tuple) else memoryview(content).tobytes()
+        )
     except (TypeError, ValueError):
         shown = f"{content!r:.60}"
-    raise RecordError(f"{_a(noun)} has the bytes {shown}; expected bytes, base64, or a list of numbers from 0 to 255")
+    raise RecordError(
+        f"{_a(noun)} has the bytes {shown}; expected bytes, base64, or a list of numbers from "
+        "0 to 255"
+    )
 
 
 def _from_data_url(text: str, noun: str) -> bytes:
     head, comma, body = text.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise RecordError(f"{_a(noun)}'s data URL begins {text[:40]!r}; expected data:{noun}/…;base64,…")
+        raise RecordError(
+            f"{_a(noun)}'s data URL begins {text[:40]!r}; expected data:{noun}/…;base64,…"
+        )
     return _from_base64(body, noun)
 
 
@@ -327,7 +386,11 @@ def _as_png(picture: Any, settings: ImageSettings) -> bytes:
         # Before its metadata is read: Pillow turns some pictures as it loads them.
         picture.load()
         out = io.BytesIO()
-        kept = picture if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else picture.convert("RGB")
+        kept = (
+            picture
+            if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+            else picture.convert("RGB")
+        )
         kept.save(out, "PNG", exif=picture.getexif().tobytes() if len(picture.getexif()) else b"")
         return out.getvalue()
 
@@ -356,9 +419,14 @@ def read_bytes(path: str, begin: int = 0, size: int | None = None, *, noun: str 
         raise
     except Exception as error:  # each store has an error tree of its own
         reason = without_secrets(reason_of(error), path)
-        raise RecordError(f"{shown_url(path)}: the {noun} cannot be read: {reason}") from plain_cause(error, path)
+        raise RecordError(
+            f"{shown_url(path)}: the {noun} cannot be read: {reason}"
+        ) from plain_cause(error, path)
     if len(data) > _MOST_BYTES or (size is not None and len(data) < size):
-        raise RecordError(f"{shown_url(path)}: {len(data):,} bytes could be read, expected {size or 'at most 1 GiB'}")
+        raise RecordError(
+            f"{shown_url(path)}: {len(data):,} bytes could be read, expected "
+            f"{size or 'at most 1 GiB'}"
+        )
     return data
 
 
@@ -366,13 +434,17 @@ def _check_file(path: str, size: int | None, noun: str) -> None:
     """Refuse what would never end or is too large, before it is opened."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        raise RecordError(f"{path}: the {noun} cannot be read: it is no file, but a device or a pipe")
+        raise RecordError(
+            f"{path}: the {noun} cannot be read: it is no file, but a device or a pipe"
+        )
     if size is None and found.st_size > _MOST_BYTES:
         raise RecordError(f"{path}: the {noun} has {found.st_size:,} bytes, expected at most 1 GiB")
 
 
 def folder_of(file: str, settings: ImageSettings) -> str:
-    """Where relative paths of the images of a record begin: `file` is the path or full URL that the record is in."""
+    """Where relative paths of the images of a record begin: `file` is the path or full URL that the
+    record is in.
+    """
     if settings.image_folder is not None:
         return settings.image_folder
     if is_url(file):
@@ -390,11 +462,15 @@ def read_reference(stored: bytes) -> bytes:
     try:
         found = json.loads(stored)
         path, begin, size = found["path"], found.get("begin", 0), found.get("size")
-        is_reference = isinstance(path, str) and _is_place(begin) and (size is None or _is_place(size))
+        is_reference = (
+            isinstance(path, str) and _is_place(begin) and (size is None or _is_place(size))
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_reference = False
     if not is_reference:
-        raise CorruptionError(f"not a reference to an image: {stored[:60]!r}; restore the file, or prepare again")
+        raise CorruptionError(
+            f"not a reference to an image: {stored[:60]!r}; restore the file, or prepare again"
+        )
     return read_bytes(path, begin, size)
 
 
@@ -420,7 +496,11 @@ class ImageLoader:
     @property
     def frames(self) -> Callable[[Any], list[LoadedImage]] | None:
         """What looks at videos; None: they are refused."""
-        return self._frames if self.settings.video_frames and self.processor.medium == "image" else None
+        return (
+            self._frames
+            if self.settings.video_frames and self.processor.medium == "image"
+            else None
+        )
 
     def _frames(self, value: object) -> list[LoadedImage]:
         return load_frames(value, self.folder, self.settings, self.processor, self.room)

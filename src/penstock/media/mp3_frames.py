@@ -1,7 +1,7 @@
 """Frames of an MP3, counted by their headers: how many samples it has, and whether it was cut.
 
-Source: ISO/IEC 11172-3, 2.4.1.3, and 13818-3 for the headers. The first frame may hold, instead of samples, how many
-frames follow: the tags Xing, Info and VBRI.
+Source: ISO/IEC 11172-3, 2.4.1.3, and 13818-3 for the headers. The first frame may hold, instead of
+samples, how many frames follow: the tags Xing, Info and VBRI.
 """
 
 import struct
@@ -37,7 +37,10 @@ def end_of_tags(data: bytes) -> int:
     """Where the ID3 tags at the beginning of a file end."""
     at = 0
     while data[at : at + 3] == b"ID3" and at + 10 <= len(data):
-        size = sum((byte & 0x7F) << shift for byte, shift in zip(data[at + 6 : at + 10], (21, 14, 7, 0), strict=True))
+        size = sum(
+            (byte & 0x7F) << shift
+            for byte, shift in zip(data[at + 6 : at + 10], (21, 14, 7, 0), strict=True)
+        )
         at += 10 + size + (10 if data[at + 5] & 0x10 else 0)
     return at
 
@@ -64,7 +67,9 @@ def count_samples(data: bytes, at: int) -> tuple[int, bool]:
         samples += frame.samples if count >= 0 else 0
         count, at = count + 1, at + frame.size
     if count < (promised or 0):
-        raise RecordError(f"the sound is damaged: it has {count:,} of {promised:,} frames, so it was cut")
+        raise RecordError(
+            f"the sound is damaged: it has {count:,} of {promised:,} frames, so it was cut"
+        )
     return samples, promised is not None
 
 
@@ -82,7 +87,9 @@ def _frame_at(data: bytes, at: int) -> _Frame | None:
 
 
 def _promised_frames(frame: bytes) -> int | None:
-    """How many frames follow the first one, if it says so instead of holding samples; 0: it does not say how many."""
+    """How many frames follow the first one, if it says so instead of holding samples; 0: it does
+    not say how many.
+    """
     at = next((at for name in (b"Xing", b"Info") if (at := frame.find(name, 4, 48)) >= 0), None)
     if at is not None and len(frame) >= at + 12:
         flags, number = struct.unpack_from(">II", frame, at + 4)

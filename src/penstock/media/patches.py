@@ -1,7 +1,9 @@
-"""A small processor of images that needs no model and no transformers: each image becomes one square of patches.
+"""A small processor of images that needs no model and no transformers: each image becomes one
+square of patches.
 
-For the reference transformer with vision, so that training on images can be read, tried and tested from nothing. The
-image is resized to a square, and its patches follow each other row by row, one slot for each.
+For the reference transformer with vision, so that training on images can be read, tried and tested
+from nothing. The image is resized to a square, and its patches follow each other row by row, one
+slot for each.
 """
 
 import hashlib
@@ -22,11 +24,11 @@ from penstock.tokenizers.loading import load_tokenizer
 
 SETTINGS = "patch_processor.json"
 TEMPLATE = (
-    "{%- for message in messages -%}{{ '<|im_start|>' + message.role + '\\n' }}"
-    "{%- if message.content is string -%}{{ message.content }}{%- else -%}{%- for part in message.content -%}"
-    "{%- if part.type == 'image' -%}{{ image_token }}{%- else -%}{{ part.text }}{%- endif -%}{%- endfor -%}"
-    "{%- endif -%}{{ '<|im_end|>\\n' }}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+    "{%- for message in messages -%}{{ '<|im_start|>' + message.role + '\\n' }}{%- if "
+    "message.content is string -%}{{ message.content }}{%- else -%}{%- for part in "
+    "message.content -%}{%- if part.type == 'image' -%}{{ image_token }}{%- else -%}{{ "
+    "part.text }}{%- endif -%}{%- endfor -%}{%- endif -%}{{ '<|im_end|>\\n' }}{%- endfor "
+    "-%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 """ChatML with images; `image_token` is the processor's."""
 
@@ -39,7 +41,8 @@ class PatchProcessor:
         tokenizer: It has a control token for images.
         image_size: Side of the square in pixels, a multiple of `patch`.
         patch: Side of a patch in pixels.
-        image_token: The control token that stands for an image in a text, and for each of its patches in a row.
+        image_token: The control token that stands for an image in a text, and for each of its
+            patches in a row.
 
     Raises:
         ConfigError: The tokenizer has no such token, or sizes do not fit.
@@ -51,15 +54,22 @@ class PatchProcessor:
     medium: Literal["image", "audio"] = "image"
 
     def __init__(
-        self, tokenizer: Tokenizer, *, image_size: int = 64, patch: int = 16, image_token: str = "<image>"
+        self,
+        tokenizer: Tokenizer,
+        *,
+        image_size: int = 64,
+        patch: int = 16,
+        image_token: str = "<image>",
     ) -> None:
         if image_token not in tokenizer.special_tokens:
             raise ConfigError(
-                f"the tokenizer {tokenizer.name} has no control token {image_token!r}; train one that has: "
-                f"train_tokenizer(…, special_tokens=[{image_token!r}])"
+                f"the tokenizer {tokenizer.name} has no control token {image_token!r}; train "
+                f"one that has: train_tokenizer(…, special_tokens=[{image_token!r}])"
             )
         if patch < 1 or image_size < patch or image_size % patch:
-            raise ConfigError(f"image_size {image_size} must be a multiple of patch {patch}, and both 1 or more")
+            raise ConfigError(
+                f"image_size {image_size} must be a multiple of patch {patch}, and both 1 or more"
+            )
         self.tokenizer, self.name = tokenizer, self.kind
         self.image_size, self.patch, self.placeholder = image_size, patch, image_token
         self.slot_id = tokenizer.special_tokens[image_token]
@@ -73,14 +83,18 @@ class PatchProcessor:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
             return cls(load_tokenizer(folder), **settings)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{folder / SETTINGS}: not the settings of a processor: {error}") from error
+            raise ConfigError(
+                f"{folder / SETTINGS}: not the settings of a processor: {error}"
+            ) from error
 
     def save(self, folder: str | Path) -> None:
         """Write its settings and its tokenizer to a folder, which is made if need be."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder)
-        (folder / SETTINGS).write_text(json.dumps(self._settings, indent=2) + "\n", encoding="utf-8")
+        (folder / SETTINGS).write_text(
+            json.dumps(self._settings, indent=2) + "\n", encoding="utf-8"
+        )
 
     @property
     def _settings(self) -> JsonObject:

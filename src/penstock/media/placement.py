@@ -1,9 +1,10 @@
-"""Images put into messages, which are plain dicts: each becomes a part where a content refers to it.
+"""Images put into messages, which are plain dicts: each becomes a part where a content refers to
+it.
 
-An image may be a part of a content (`{"type": "image", "image": …}`, `image_url`, …), or in a field of the message or
-of the record, in the order in which the contents refer to it: with parts of type image that hold nothing, or with
-`<image>` in texts (LLaVA, LLaMA-Factory, ms-swift). Afterwards each image is a part
-`{"type": "image", "image": LoadedImage}`.
+An image may be a part of a content (`{"type": "image", "image": …}`, `image_url`, …), or in a field
+of the message or of the record, in the order in which the contents refer to it: with parts of type
+image that hold nothing, or with `<image>` in texts (LLaVA, LLaMA-Factory, ms-swift). Afterwards
+each image is a part `{"type": "image", "image": LoadedImage}`.
 """
 
 import re
@@ -61,7 +62,9 @@ class MediaPlacer:
         self._placeholder = re.compile(rf"<({medium}|video)>\n?" if frames else rf"<({medium})>\n?")
 
     def message(self, number: int, message: JsonObject, *, has_ranges: bool) -> JsonObject:
-        """A message with its images as parts; `has_ranges`: weights of it count characters of its texts."""
+        """A message with its images as parts; `has_ranges`: weights of it count characters of its
+        texts.
+        """
         where = f"{self.where}: message {number}"
         fields = media_fields(message) if len(message) > 2 else {}
         own = self.of_fields(fields, where)
@@ -72,15 +75,19 @@ class MediaPlacer:
             content = self._cut(content, source, where) if source else content
             if not isinstance(content, str) and has_ranges:
                 raise ConversationError(
-                    f"{where}: a text with ranges of characters has <{self._medium}> in it; give its "
-                    f"{NOUNS[self._medium]}s as parts"
+                    f"{where}: a text with ranges of characters has <{self._medium}> in it; "
+                    f"give its {NOUNS[self._medium]}s as parts"
                 )
         elif isinstance(content, list | tuple):
             content = [made for part in content for made in self._part(part, source, where)]
         if own:
             parts = [part for value in own for part in self._made(value, where)]
             own.clear()
-            text = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+            text = (
+                [{"type": "text", "text": content}]
+                if isinstance(content, str)
+                else list(content or ())
+            )
             content = parts + text
         return {**kept, "content": content}
 
@@ -100,8 +107,14 @@ class MediaPlacer:
         kind = part["type"]
         is_video = self._frames is not None and "video" in kind
         if not is_video and _OTHERS[self._medium].search(kind):
-            raise ConversationError(f'{where}: a part of type "{part["type"]}"; {_ONLY[self._medium]}')
-        rest = {name: value for name, value in part.items() if name not in ("type", "text") and value is not None}
+            raise ConversationError(
+                f'{where}: a part of type "{part["type"]}"; {_ONLY[self._medium]}'
+            )
+        rest = {
+            name: value
+            for name, value in part.items()
+            if name not in ("type", "text") and value is not None
+        }
         if rest:
             return self._made(_Video(rest) if is_video else rest, where)
         return self._made(self._next(source, is_video, where), where)
@@ -126,13 +139,18 @@ class MediaPlacer:
         if not source:
             one = "a video" if is_video else {"image": "an image", "audio": "a sound"}[self._medium]
             raise ConversationError(f"{where} refers to {one} that the record does not have")
-        return source.pop(next((at for at, one in enumerate(source) if isinstance(one, _Video) == is_video), 0))
+        return source.pop(
+            next((at for at, one in enumerate(source) if isinstance(one, _Video) == is_video), 0)
+        )
 
     def _made(self, value: object, where: str) -> list[JsonObject]:
         """The part of an image, or those of a video's frames."""
         try:
             if isinstance(value, _Video) and self._frames is not None:
-                return [{"type": self._medium, self._medium: frame} for frame in self._frames(value.value)]
+                return [
+                    {"type": self._medium, self._medium: frame}
+                    for frame in self._frames(value.value)
+                ]
             return [{"type": self._medium, self._medium: self._load(value)}]
         except RecordError as error:
             raise ConversationError(f"{where}: {error}") from error
@@ -143,8 +161,14 @@ class MediaPlacer:
         for name, value in fields.items():
             is_video = self._frames is not None and "video" in name.lower()
             if not is_video and _OTHERS[self._medium].search(name):
-                raise ConversationError(f'{where} has media in its field "{name}"; {_ONLY[self._medium]}')
-            values = [one for one in value if one is not None] if isinstance(value, list | tuple) else [value]
+                raise ConversationError(
+                    f'{where} has media in its field "{name}"; {_ONLY[self._medium]}'
+                )
+            values = (
+                [one for one in value if one is not None]
+                if isinstance(value, list | tuple)
+                else [value]
+            )
             found += [_Video(one) for one in values] if is_video else values
         return found
 

@@ -1,4 +1,5 @@
-"""What Pillow does not say about a PNG: metadata that follows its pixels, and whether all of its pixels are there.
+"""What Pillow does not say about a PNG: metadata that follows its pixels, and whether all of its
+pixels are there.
 
 Source: the PNG specification, third edition, sections 5 (chunks) and 8.1 (interlacing).
 """
@@ -18,14 +19,25 @@ _METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 _NAME = re.compile(rb"\w{4}")
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Type of colour → numbers of a pixel."""
-_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""First column and row, and steps between columns and rows, of the passes of an interlaced image."""
+_PASSES = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
+"""First column and row, and steps between columns and rows, of the passes of an interlaced
+image.
+"""
 _STEP = 1 << 20
 """Bytes that are decompressed at once."""
 
 
 def with_late_metadata(data: bytes, is_animated: bool) -> bytes | None:
-    """A PNG file without pixels, with the metadata that follows them before them; None: no metadata follows.
+    """A PNG file without pixels, with the metadata that follows them before them; None: no metadata
+    follows.
 
     Args:
         data: The bytes of a file.
@@ -39,11 +51,16 @@ def with_late_metadata(data: bytes, is_animated: bool) -> bytes | None:
             pixels = pixels or begin - 8
         elif pixels and name in _METADATA:
             late.append(_chunk(name, data[begin : begin + size]))
-    return b"".join([data[:pixels], *late, _chunk(b"IDAT", b""), _chunk(b"IEND", b"")]) if late else None
+    return (
+        b"".join([data[:pixels], *late, _chunk(b"IDAT", b""), _chunk(b"IEND", b"")])
+        if late
+        else None
+    )
 
 
 def check_pixels(image: Any, data: bytes) -> None:
-    """Refuse a PNG whose compressed pixels end before its last row: Pillow leaves the rest 0 without a word.
+    """Refuse a PNG whose compressed pixels end before its last row: Pillow leaves the rest 0
+    without a word.
 
     Args:
         image: Decoded by Pillow.
@@ -66,8 +83,8 @@ def check_pixels(image: Any, data: bytes) -> None:
         left -= len(more)
     if left > 0:
         raise RecordError(
-            f"the image (PNG, {image.width}x{image.height}) is damaged: it has {expected - left:,} bytes of pixels, "
-            f"expected {expected:,}"
+            f"the image (PNG, {image.width}x{image.height}) is damaged: it has "
+            f"{expected - left:,} bytes of pixels, expected {expected:,}"
         )
 
 

@@ -1,12 +1,15 @@
-"""Processors of transformers, asked for one image at a time: its place in the text, and the arrays of its pixels.
+"""Processors of transformers, asked for one image at a time: its place in the text, and the arrays
+of its pixels.
 
-Which text stands for an image depends on its size alone, and each processor of transformers knows it: the text that it
-puts in the place of the template's placeholder (`ProcessorMixin.replace_image_token`). A blank image of the same size
-gives the same text, so it is made once a size. The text is put into the rendered conversation before it is encoded,
-because its ends may merge with their neighbours ("\\n\\n" in Gemma 3); runs of one token are encoded as a single one
-and repeated afterwards, which gives the same ids much faster.
+Which text stands for an image depends on its size alone, and each processor of transformers knows
+it: the text that it puts in the place of the template's placeholder
+(`ProcessorMixin.replace_image_token`). A blank image of the same size gives the same text, so it is
+made once a size. The text is put into the rendered conversation before it is encoded, because its
+ends may merge with their neighbours ("\\n\\n" in Gemma 3); runs of one token are encoded as a
+single one and repeated afterwards, which gives the same ids much faster.
 
-The arrays of an image do not depend on other images. Those of several are joined as the processor itself joins them.
+The arrays of an image do not depend on other images. Those of several are joined as the processor
+itself joins them.
 """
 
 import hashlib
@@ -70,7 +73,9 @@ class Processor(Protocol):
 
     @property
     def repeated(self) -> Mapping[str, int]:
-        """Tokens that stand in runs: text → id. Among them are the markers of rows and tiles of some models."""
+        """Tokens that stand in runs: text → id. Among them are the markers of rows and tiles of
+        some models.
+        """
 
     @property
     def slot_id(self) -> int:
@@ -78,7 +83,9 @@ class Processor(Protocol):
 
     @property
     def has_grids(self) -> bool:
-        """Whether its arrays have the images' patches in time, height and width, from which positions follow."""
+        """Whether its arrays have the images' patches in time, height and width, from which
+        positions follow.
+        """
 
     @property
     def merge(self) -> int:
@@ -122,16 +129,24 @@ class HuggingFaceProcessor:
 
     def __init__(self, inner: Any, name: str = "") -> None:
         self.inner, self.name = inner, name or type(inner).__name__
-        sees = getattr(inner, "image_processor", None) is not None and getattr(inner, "image_token", None)
-        hears = getattr(inner, "_audio_processor", None) is not None and getattr(inner, "audio_token", None)
+        sees = getattr(inner, "image_processor", None) is not None and getattr(
+            inner, "image_token", None
+        )
+        hears = getattr(inner, "_audio_processor", None) is not None and getattr(
+            inner, "audio_token", None
+        )
         if not sees and not hears:
-            raise ConfigError(f"the processor {self.name} reads no images or sounds; give that of a model that does")
+            raise ConfigError(
+                f"the processor {self.name} reads no images or sounds; give that of a model "
+                "that does"
+            )
         self.medium: Medium = "image" if sees else "audio"
         asked = "_process_images" if sees else "_process_audio"
         if not hasattr(inner, asked) or (hears and not sees and not _says_length(inner)):
             raise ConfigError(
-                f"the processor {self.name} ({type(inner).__name__}) cannot say what stands for one {self.medium}; "
-                "update transformers to 5.23 or newer, or take another model"
+                f"the processor {self.name} ({type(inner).__name__}) cannot say what stands "
+                f"for one {self.medium}; update transformers to 5.23 or newer, or take "
+                "another model"
             )
         self.layout = lru_cache(SIZES)(self._layout)
 
@@ -180,19 +195,29 @@ class HuggingFaceProcessor:
 
     @cached_property
     def repeated(self) -> Mapping[str, int]:
-        """Tokens that stand in runs: text → id. Among them are the markers of rows and tiles of some models."""
+        """Tokens that stand in runs: text → id. Among them are the markers of rows and tiles of
+        some models.
+        """
         tokenizer = self.inner.tokenizer
         if self.medium == "audio":
             return {self.placeholder: int(tokenizer.convert_tokens_to_ids(self.placeholder))}
         ids = [one for one in getattr(self.inner, "image_token_ids", None) or () if one is not None]
         names = {tokenizer.convert_ids_to_tokens(one) for one in ids}
-        named = (getattr(self.inner, "img_patch_token", None), getattr(tokenizer, "image_token", None))
+        named = (
+            getattr(self.inner, "img_patch_token", None),
+            getattr(tokenizer, "image_token", None),
+        )
         names |= {self.placeholder, *(str(one) for one in named if one)}
-        return {str(name): int(tokenizer.convert_tokens_to_ids(name)) for name in sorted(filter(None, names))}
+        return {
+            str(name): int(tokenizer.convert_tokens_to_ids(name))
+            for name in sorted(filter(None, names))
+        }
 
     @cached_property
     def slot_id(self) -> int:
-        """The token whose embeddings the model replaces by features of the image: the most frequent of a layout."""
+        """The token whose embeddings the model replaces by features of the image: the most frequent
+        of a layout.
+        """
         if self.medium == "audio":
             return self.repeated[self.placeholder]
         text, counts, _ = self._expanded(_TYPICAL)
@@ -203,7 +228,9 @@ class HuggingFaceProcessor:
 
     @cached_property
     def has_grids(self) -> bool:
-        """Whether its arrays have the images' patches in time, height and width, from which positions follow."""
+        """Whether its arrays have the images' patches in time, height and width, from which
+        positions follow.
+        """
         return "image_grid_thw" in self.inner.model_input_names
 
     @property
@@ -212,7 +239,8 @@ class HuggingFaceProcessor:
         return f"{type(self.inner).__name__} {type(_pixels_or_samples(self.inner)).__name__}"
 
     def patches_of(self, arrays: JsonMapping) -> int:
-        """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16 pixels.
+        """Patches of the images in these arrays; where the processor makes none, squares of 16 x 16
+        pixels.
 
         Of sounds, frames.
         """
@@ -243,12 +271,22 @@ class HuggingFaceProcessor:
         """
         text, counts, patches = self._expanded(size)
         names = self._repeated_pattern.findall(text)
-        slots = sum(count for name, count in zip(names, counts, strict=True) if self.repeated[name] == self.slot_id)
+        slots = sum(
+            count
+            for name, count in zip(names, counts, strict=True)
+            if self.repeated[name] == self.slot_id
+        )
         return Layout(text, counts, slots, patches)
 
     def _expanded(self, size: Size) -> tuple[str, tuple[int, ...], int]:
-        """The text that stands for an image, with its runs collapsed, their lengths, and the image's patches."""
-        what = f"an image of {size[1]}x{size[0]}" if self.medium == "image" else f"a sound of {size[1]:,} samples"
+        """The text that stands for an image, with its runs collapsed, their lengths, and the
+        image's patches.
+        """
+        what = (
+            f"an image of {size[1]}x{size[0]}"
+            if self.medium == "image"
+            else f"a sound of {size[1]:,} samples"
+        )
         with record_errors(f"the processor {self.name} refuses {what}"):
             arrays, texts = self._process(self.blank(size))
             text, counts = collapse(texts[0] if texts else self.placeholder, self.repeated)
@@ -263,7 +301,11 @@ class HuggingFaceProcessor:
         with record_errors(f"the processor {self.name} refuses the {NOUNS[self.medium]}"):
             found, _ = self._process(picture)
             names = set(self.inner.model_input_names) | {"pixel_values"}
-            return {name: _as_numpy(value) for name, value in found.items() if name in names and _is_array(value)}
+            return {
+                name: _as_numpy(value)
+                for name, value in found.items()
+                if name in names and _is_array(value)
+            }
 
     def _process(self, picture: Any) -> tuple[JsonMapping, list[str]]:
         if self.medium == "audio":
@@ -271,20 +313,31 @@ class HuggingFaceProcessor:
             heard: tuple[JsonMapping, list[str]] = self.inner._process_audio([picture], **rate)
             return heard
         images = [[picture]] if self.is_nested else [picture]
-        result: tuple[JsonMapping, list[str]] = self.inner._process_images(images, **self._image_arguments)
+        result: tuple[JsonMapping, list[str]] = self.inner._process_images(
+            images, **self._image_arguments
+        )
         return result
 
     @cached_property
     def is_nested(self) -> bool:
         """Whether the processor wants a list of images for each text."""
-        return type(self.inner).__name__ in ("Idefics2Processor", "Idefics3Processor", "SmolVLMProcessor")
+        return type(self.inner).__name__ in (
+            "Idefics2Processor",
+            "Idefics3Processor",
+            "SmolVLMProcessor",
+        )
 
     @cached_property
     def _image_arguments(self) -> JsonMapping:
-        merged = self.inner._merge_kwargs(tokenizer_init_kwargs=self.inner.tokenizer.init_kwargs, return_tensors="pt")
+        merged = self.inner._merge_kwargs(
+            tokenizer_init_kwargs=self.inner.tokenizer.init_kwargs, return_tensors="pt"
+        )
         given: JsonObject = dict(merged["images_kwargs"])
         if "use_image_special_tokens" in inspect.signature(self.inner._process_images).parameters:
-            given.setdefault("use_image_special_tokens", merged["text_kwargs"].get("use_image_special_tokens", True))
+            given.setdefault(
+                "use_image_special_tokens",
+                merged["text_kwargs"].get("use_image_special_tokens", True),
+            )
         return given
 
     @cached_property
@@ -292,7 +345,8 @@ class HuggingFaceProcessor:
         return pattern_of(self.repeated)
 
     def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
-        """Ids of a rendered conversation with these pictures, as transformers encodes them together.
+        """Ids of a rendered conversation with these pictures, as transformers encodes them
+        together.
 
         Raises:
             RecordError: The processor refuses them.
@@ -300,7 +354,9 @@ class HuggingFaceProcessor:
         given: JsonObject = {"images": list(pictures)} if pictures else {}
         if pictures and self.medium == "audio":
             given = {"audio": list(pictures), "sampling_rate": self._rate}
-        with record_errors(f"the processor {self.name} refuses the text with its {NOUNS[self.medium]}s"):
+        with record_errors(
+            f"the processor {self.name} refuses the text with its {NOUNS[self.medium]}s"
+        ):
             found = self.inner(text=[text], add_special_tokens=False, **given)["input_ids"][0]
             return [int(one) for one in found]
 
@@ -310,7 +366,8 @@ class HuggingFaceProcessor:
 
 
 def load_processor(path: str | Path) -> Processor:
-    """The processor of a model's folder, or by its name on the Hub; or one of our own (`PatchProcessor`).
+    """The processor of a model's folder, or by its name on the Hub; or one of our own
+    (`PatchProcessor`).
 
     Raises:
         ConfigError: There is none, or it reads no images.
@@ -341,7 +398,11 @@ def fingerprint_of(inner: Any) -> str:
         "processor": type(inner).__name__,
         "image_processor": type(image).__name__.removesuffix("Fast").removesuffix("Pil"),
         "settings": image.to_dict(),
-        "own": {name: value for name, value in inner.to_dict().items() if isinstance(value, int | float | str)},
+        "own": {
+            name: value
+            for name, value in inner.to_dict().items()
+            if isinstance(value, int | float | str)
+        },
     }
     settings["own"].pop("chat_template", None)
     content = json.dumps(settings, sort_keys=True, default=str)
@@ -367,9 +428,9 @@ def _base_of(inner: Any) -> Any:
 def join_arrays(images: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Arrays of several images as the processor gives them for all at once.
 
-    They follow each other along the first axis, or the second where the first is the text's (Idefics 3, SmolVLM: pixels
-    `[1, tiles, 3, height, width]`; Llama 3.2 Vision: `[1, images, tiles, 3, height, width]`); the other axes are padded
-    at their ends with zeros to the largest.
+    They follow each other along the first axis, or the second where the first is the text's
+    (Idefics 3, SmolVLM: pixels `[1, tiles, 3, height, width]`; Llama 3.2 Vision: `[1, images,
+    tiles, 3, height, width]`); the other axes are padded at their ends with zeros to the largest.
     """
     joined = {}
     for name in dict.fromkeys(name for image in images for name in image):

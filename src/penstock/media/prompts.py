@@ -52,7 +52,9 @@ class PromptImages:
             RecordError: The processor refuses a picture.
         """
         tokens = np.asarray(ids, np.int64)
-        slots = tuple(begin + np.flatnonzero(tokens[begin:end] == processor.slot_id) for begin, end in places)
+        slots = tuple(
+            begin + np.flatnonzero(tokens[begin:end] == processor.slot_id) for begin, end in places
+        )
         arrays = tuple(processor.arrays(picture) for picture in pictures)
         positions = None
         if processor.has_grids:
@@ -74,26 +76,46 @@ class PromptImages:
 
     @property
     def shift(self) -> int:
-        """What is added to the index of a token after the prompt to get its position in time, height and width."""
-        return 0 if self.positions is None else int(self.positions[1:].max()) + 1 - self.positions.shape[2]
+        """What is added to the index of a token after the prompt to get its position in time,
+        height and width.
+        """
+        return (
+            0
+            if self.positions is None
+            else int(self.positions[1:].max()) + 1 - self.positions.shape[2]
+        )
 
     def floor(self, place: int) -> int:
         """The last place up to `place` that is not within an image."""
-        return next((begin for begin, end in zip(self.begins, self.ends, strict=True) if begin < place < end), place)
+        return next(
+            (
+                begin
+                for begin, end in zip(self.begins, self.ends, strict=True)
+                if begin < place < end
+            ),
+            place,
+        )
 
     def ceiling(self, place: int) -> int:
         """The first place from `place` that is not within an image."""
-        return next((end for begin, end in zip(self.begins, self.ends, strict=True) if begin < place < end), place)
+        return next(
+            (end for begin, end in zip(self.begins, self.ends, strict=True) if begin < place < end),
+            place,
+        )
 
     def keyed(self, ids: Sequence[int]) -> list[int]:
-        """The prompt's ids with a number below 0 for tokens of an image, so that equal numbers mean equal images."""
+        """The prompt's ids with a number below 0 for tokens of an image, so that equal numbers mean
+        equal images.
+        """
         keys = list(ids)
         for begin, end, digest in zip(self.begins, self.ends, self.digests, strict=True):
             keys[begin:end] = [-1 - int.from_bytes(digest[:8], "little")] * (end - begin)
         return keys
 
     def part(self, begin: int, end: int) -> RowMedia:
-        """The images among some tokens of the prompt and of what was written after it, counted from `begin`."""
+        """The images among some tokens of the prompt and of what was written after it, counted from
+        `begin`.
+        """
         inside = [number for number, at in enumerate(self.begins) if begin <= at < end]
         positions = None
         if self.positions is not None:
@@ -104,7 +126,9 @@ class PromptImages:
         return RowMedia(
             begins=np.array([self.begins[number] - begin for number in inside], np.int32),
             ends=np.array([self.ends[number] - begin for number in inside], np.int32),
-            slots=np.concatenate([np.empty(0, np.int64), *(self.slots[number] - begin for number in inside)]),
+            slots=np.concatenate(
+                [np.empty(0, np.int64), *(self.slots[number] - begin for number in inside)]
+            ),
             documents=np.zeros(len(inside), np.int32),
             patches=np.zeros(len(inside), np.int32),
             arrays=join_arrays([self.arrays[number] for number in inside]) if inside else {},

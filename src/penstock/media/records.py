@@ -1,9 +1,11 @@
-"""Media in records, as plain dicts: the parts and fields of messages that hold images, sounds or videos.
+"""Media in records, as plain dicts: the parts and fields of messages that hold images, sounds or
+videos.
 
-Records hold media as parts of a content (`{"type": "image", …}`), as fields of a message (`images`), or as fields of
-the record, with placeholders such as `<image>` in the texts (LLaVA, LLaMA-Factory, ms-swift). A `Conversation` keeps
-all three. Text encoding rejects them with `refuse_media`, because the template would write a placeholder for an image
-that the model never sees.
+Records hold media as parts of a content (`{"type": "image", …}`), as fields of a message
+(`images`), or as fields of the record, with placeholders such as `<image>` in the texts (LLaVA,
+LLaMA-Factory, ms-swift). A `Conversation` keeps all three. Text encoding rejects them with
+`refuse_media`, because the template would write a placeholder for an image that the model never
+sees.
 """
 
 import re
@@ -13,7 +15,17 @@ from functools import cache
 from penstock.core.errors import ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
 
-MEDIA_TYPES = ("image", "video", "audio", "input_image", "input_audio", "input_video", "file", "input_file", "document")
+MEDIA_TYPES = (
+    "image",
+    "video",
+    "audio",
+    "input_image",
+    "input_audio",
+    "input_video",
+    "file",
+    "input_file",
+    "document",
+)
 """Prefixes of the types of parts that are not text; templates of multimodal models know them."""
 
 _FIELD = re.compile(
@@ -30,7 +42,9 @@ def is_media_field(name: str) -> bool:
 
 def media_fields(item: JsonMapping) -> JsonObject:
     """Fields of a record, message or part that hold media, without empty ones."""
-    return {name: value for name, value in item.items() if is_media_field(str(name)) and _holds(value)}
+    return {
+        name: value for name, value in item.items() if is_media_field(str(name)) and _holds(value)
+    }
 
 
 def find_media(messages: Sequence[JsonMapping]) -> Iterator[tuple[int, str, int]]:
@@ -47,7 +61,9 @@ def find_media(messages: Sequence[JsonMapping]) -> Iterator[tuple[int, str, int]
             yield index, f'its field "{name}" holds media', count_media(value)
 
 
-def refuse_media(messages: Sequence[JsonMapping], attachments: JsonMapping, origin: str = "") -> None:
+def refuse_media(
+    messages: Sequence[JsonMapping], attachments: JsonMapping, origin: str = ""
+) -> None:
     """Raise if a conversation that is to be encoded as text holds media.
 
     Args:
@@ -63,9 +79,9 @@ def refuse_media(messages: Sequence[JsonMapping], attachments: JsonMapping, orig
         found = f'the record\'s field "{next(iter(attachments))}" holds media'
     if found is not None:
         raise ConversationError(
-            f"{f'{origin}: ' if origin else ''}{found}; images need the processor of a model that reads them "
-            "(processor), and audio and video are not supported here; or train the text alone (media: drop), or remove "
-            "such records"
+            f"{f'{origin}: ' if origin else ''}{found}; images need the processor of a model "
+            "that reads them (processor), and audio and video are not supported here; or "
+            "train the text alone (media: drop), or remove such records"
         )
 
 
@@ -81,7 +97,9 @@ def _holds(value: object) -> bool:
         return any(_holds(item) for item in value.values())
     if isinstance(value, list | tuple):
         return any(_holds(item) for item in value)
-    return not (value is None or isinstance(value, bool) or (isinstance(value, str | bytes) and not value))
+    return not (
+        value is None or isinstance(value, bool) or (isinstance(value, str | bytes) and not value)
+    )
 
 
 def count_media(value: object) -> int:

@@ -1,4 +1,6 @@
-"""Images of a row: the arrays that a vision tower reads, the slots that its features fill, and positions in 2-D."""
+"""Images of a row: the arrays that a vision tower reads, the slots that its features fill, and
+positions in 2-D.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +17,8 @@ from penstock.media.processor import Processor, join_arrays
 class BlankImage:
     """A small blank image and its tokens, as a document of its own.
 
-    A model that gets it next to a row without images runs its vision tower, so that all its parameters have gradients
-    (zeros) on every rank; without, DDP raises and FSDP waits for ever.
+    A model that gets it next to a row without images runs its vision tower, so that all its
+    parameters have gradients (zeros) on every rank; without, DDP raises and FSDP waits for ever.
     """
 
     tokens: Annotated[Int64, "tokens"]
@@ -27,12 +29,16 @@ class BlankImage:
 def blank_image(processor: Processor) -> BlankImage:
     """A blank image as a model with this processor gets it."""
     blank = processor.blank()
-    layout = processor.layout((1, len(blank)) if processor.medium == "audio" else (blank.height, blank.width))
+    layout = processor.layout(
+        (1, len(blank)) if processor.medium == "audio" else (blank.height, blank.width)
+    )
     tokens = np.full(layout.slots, processor.slot_id, np.int64)
     arrays = processor.arrays(blank)
     positions = None
     if processor.has_grids:
-        spatial = grid_positions(np.arange(layout.slots), layout.slots, arrays["image_grid_thw"], processor.merge)
+        spatial = grid_positions(
+            np.arange(layout.slots), layout.slots, arrays["image_grid_thw"], processor.merge
+        )
         positions = np.concatenate([np.arange(layout.slots)[None], spatial])[:, None]
     return BlankImage(tokens=tokens, arrays=arrays, positions=positions)
 
@@ -53,33 +59,54 @@ class RowMedia:
     patches: Annotated[Int32, "images"]
     """[n] patches of each, the vision tower's unit of work."""
     arrays: Mapping[str, Array]
-    """Name → what the model's processor gives for the images together, such as `pixel_values`; empty without images."""
+    """Name → what the model's processor gives for the images together, such as `pixel_values`;
+    empty without images.
+    """
     positions: Annotated[Int64, "4 1 slots"] | None
-    """[4, 1, T] position of each slot in its document: of the text, then in time, height and width, where the arrays
-    have grids (`image_grid_thw`); else None. Source: M-RoPE, Qwen2-VL, arXiv 2409.12191."""
+    """[4, 1, T] position of each slot in its document: of the text, then in time, height and width,
+    where the arrays have grids (`image_grid_thw`); else None. Source: M-RoPE, Qwen2-VL, arXiv
+    2409.12191.
+    """
     digests: tuple[bytes, ...]
     """Of each image's original bytes."""
     blank: BlankImage
     keys: tuple[bytes, ...] = ()
-    """Of each image's arrays: digests of its bytes and of how they are processed; empty: not known."""
+    """Of each image's arrays: digests of its bytes and of how they are processed; empty: not
+    known.
+    """
 
     def __len__(self) -> int:
         return len(self.begins)
 
     def __repr__(self) -> str:
         """One line: counts, and the arrays' shapes and dtypes; no numbers of arrays."""
-        arrays = ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in self.arrays.items())
-        return f"RowMedia({len(self)} images in {len(self.slots)} slots, {self.patches.sum()} patches; {arrays})"
+        arrays = ", ".join(
+            f"{name} {value.dtype}{list(value.shape)}" for name, value in self.arrays.items()
+        )
+        return (
+            f"RowMedia({len(self)} images in {len(self.slots)} slots, {self.patches.sum()} "
+            f"patches; {arrays})"
+        )
 
     def without_images(self) -> "RowMedia":
         """The same of a row of padding: no images."""
         none, places = np.empty(0, np.int32), None
         if self.positions is not None:
-            places = np.broadcast_to(np.arange(self.positions.shape[2]), self.positions.shape).copy()
+            places = np.broadcast_to(
+                np.arange(self.positions.shape[2]), self.positions.shape
+            ).copy()
         return replace(
-            self, begins=none, ends=none, slots=np.empty(0, np.int64), documents=none, patches=none, arrays={},
-            positions=places, digests=(), keys=(),
-        )  # fmt: skip
+            self,
+            begins=none,
+            ends=none,
+            slots=np.empty(0, np.int64),
+            documents=none,
+            patches=none,
+            arrays={},
+            positions=places,
+            digests=(),
+            keys=(),
+        )
 
     @staticmethod
     def join(rows: "Sequence[RowMedia]", slots: int, documents: Sequence[int]) -> "RowMedia":
@@ -94,14 +121,18 @@ class RowMedia:
         before = np.cumsum([0, *documents[:-1]]).tolist()
         positions = None
         if rows[0].positions is not None:
-            positions = np.concatenate([row.positions for row in rows if row.positions is not None], axis=2)
+            positions = np.concatenate(
+                [row.positions for row in rows if row.positions is not None], axis=2
+            )
         return RowMedia(
             begins=_joined([row.begins for row in rows], begins),
             ends=_joined([row.ends for row in rows], begins),
             slots=_joined([row.slots for row in rows], begins),
             documents=_joined([row.documents for row in rows], before),
             patches=_joined([row.patches for row in rows], [0] * len(rows)),
-            arrays=join_arrays([row.arrays for row in rows if len(row)]) if any(map(len, rows)) else {},
+            arrays=join_arrays([row.arrays for row in rows if len(row)])
+            if any(map(len, rows))
+            else {},
             positions=positions,
             digests=tuple(digest for row in rows for digest in row.digests),
             keys=tuple(key for row in rows for key in row.keys),
@@ -110,7 +141,9 @@ class RowMedia:
 
 
 def _joined(parts: Sequence[Array], shifts: Sequence[int]) -> Any:
-    return np.concatenate([part + np.array(shift, part.dtype) for part, shift in zip(parts, shifts, strict=True)])
+    return np.concatenate(
+        [part + np.array(shift, part.dtype) for part, shift in zip(parts, shifts, strict=True)]
+    )
 
 
 def grid_positions(
@@ -121,8 +154,8 @@ def grid_positions(
 ) -> Annotated[Int64, "3 tokens"]:
     """Positions of one document's tokens in time, height and width.
 
-    Text counts on in all three. All features of an image share one time index; rows and columns count from the end of
-    the preceding text, and text resumes after the largest index.
+    Text counts on in all three. All features of an image share one time index; rows and columns
+    count from the end of the preceding text, and text resumes after the largest index.
 
     Args:
         slots: Slots of the images' features in the document, image after image.

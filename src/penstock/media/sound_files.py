@@ -1,8 +1,9 @@
 """Files of sounds: rate, channels and length as their headers say, and whether all of it is there.
 
-libsndfile gives what is left of a file that was cut, or skips a damaged page, without a word. So containers are walked
-here before anything is decoded: samples must not end behind the file, pages of Ogg must be whole, in order and as their
-checksums say, and frames of MP3 must be as many as its first one says.
+libsndfile gives what is left of a file that was cut, or skips a damaged page, without a word. So
+containers are walked here before anything is decoded: samples must not end behind the file, pages
+of Ogg must be whole, in order and as their checksums say, and frames of MP3 must be as many as its
+first one says.
 """
 
 import io
@@ -47,7 +48,8 @@ def sound_file(data: bytes) -> SoundFile:
     """The header of a sound.
 
     Raises:
-        RecordError: It is no sound of a known format, cut, damaged, empty, or its rate is not plausible.
+        RecordError: It is no sound of a known format, cut, damaged, empty, or its rate is not
+            plausible.
         MissingExtraError: soundfile is needed, and not installed.
     """
     begin = end_of_tags(data)
@@ -72,12 +74,17 @@ def sound_file(data: bytes) -> SoundFile:
 def _checked(found: SoundFile) -> SoundFile:
     if not RATES[0] <= found.rate <= RATES[1]:
         raise RecordError(
-            f"the sound's header says {found.rate:,} samples a second; expected {RATES[0]:,} to {RATES[1]:,}"
+            f"the sound's header says {found.rate:,} samples a second; expected {RATES[0]:,} "
+            f"to {RATES[1]:,}"
         )
     if not 1 <= found.channels <= MOST_CHANNELS:
-        raise RecordError(f"the sound has {found.channels:,} channels; expected 1 to {MOST_CHANNELS}")
+        raise RecordError(
+            f"the sound has {found.channels:,} channels; expected 1 to {MOST_CHANNELS}"
+        )
     if found.frames >= _UNKNOWN_LENGTH:
-        raise RecordError("the sound's header does not say how long it is; convert it once more, into a file")
+        raise RecordError(
+            "the sound's header does not say how long it is; convert it once more, into a file"
+        )
     if found.frames < 1:
         raise RecordError("the sound is empty")
     return found
@@ -108,7 +115,9 @@ class _Chunks(NamedTuple):
         return data.startswith(self.begins) and (not self.kinds or data[8:12] in self.kinds)
 
     def walk(self, data: bytes) -> Iterator[tuple[bytes, int, int]]:
-        """(first four letters of the name, first byte of the content, its bytes) of each chunk that has a head."""
+        """(first four letters of the name, first byte of the content, its bytes) of each chunk that
+        has a head.
+        """
         head, at = self.name_bytes + struct.calcsize(self.size), self.first
         while at + head <= len(data):
             (size,) = struct.unpack_from(self.size, data, at + self.name_bytes)
@@ -138,7 +147,9 @@ def _checked_chunks(data: bytes, chunks: _Chunks) -> Places:
         if name == chunks.samples:
             break
         if number > _MOST_CHUNKS:
-            raise RecordError(f"the sound is damaged: it has more than {_MOST_CHUNKS:,} chunks before its samples")
+            raise RecordError(
+                f"the sound is damaged: it has more than {_MOST_CHUNKS:,} chunks before its samples"
+            )
     else:
         raise RecordError("the sound is damaged: it has no chunk with samples, or ends before it")
     if size == 0xFFFFFFFF and b"ds64" in places:
@@ -155,21 +166,25 @@ def _check_end(data: bytes, begin: int, size: int) -> None:
     there = max(len(data) - begin, 0)
     if not 0 <= size <= there:
         raise RecordError(
-            f"the sound is damaged: its header says {size:,} bytes of samples, and {there:,} are there; it was cut, or "
-            "written to a pipe"
+            f"the sound is damaged: its header says {size:,} bytes of samples, and {there:,} "
+            "are there; it was cut, or written to a pipe"
         )
 
 
 _PCM, _EXTENSIBLE = 1, 0xFFFE
 _SUBTYPE = bytes.fromhex("000000001000800000aa00389b71")
-"""End of the identifier of a format in an extensible header of WAV; its first two bytes are the format."""
+"""End of the identifier of a format in an extensible header of WAV; its first two bytes are the
+format.
+"""
 
 
 def _plain_wave(data: bytes, places: Places) -> SoundFile | None:
     """A WAV with whole numbers, which needs no other package; None: it has other samples."""
     begin, size = places.get(b"fmt ", (0, 0))
     if size < 16 or begin + 16 > len(data):
-        raise RecordError("the sound is damaged: its header does not say how its samples are stored")
+        raise RecordError(
+            "the sound is damaged: its header does not say how its samples are stored"
+        )
     kind, channels, rate, _, block, bits = struct.unpack_from("<HHIIHH", data, begin)
     if kind == _EXTENSIBLE and size >= 40 and data[begin + 26 : begin + 40] == _SUBTYPE:
         (kind,) = struct.unpack_from("<H", data, begin + 24)
@@ -179,7 +194,13 @@ def _plain_wave(data: bytes, places: Places) -> SoundFile | None:
     if not 1 <= width <= 4:
         raise RecordError(f"the sound is damaged: {bits} bits a sample; expected 8, 16, 24 or 32")
     begin, size = places[b"data"]
-    return SoundFile(frames=size // (width * max(channels, 1)), rate=rate, channels=channels, width=width, begin=begin)
+    return SoundFile(
+        frames=size // (width * max(channels, 1)),
+        rate=rate,
+        channels=channels,
+        width=width,
+        begin=begin,
+    )
 
 
 # All others.
@@ -191,25 +212,31 @@ def open_sound(data: bytes) -> Any:
         import soundfile
     except (ImportError, OSError) as error:
         raise MissingExtraError("soundfile", "audio") from error
-    with record_errors(f"not a sound that can be read ({len(data):,} bytes that begin {data[:8]!r})"):
+    with record_errors(
+        f"not a sound that can be read ({len(data):,} bytes that begin {data[:8]!r})"
+    ):
         return soundfile.SoundFile(io.BytesIO(data))
 
 
 def _by_libsndfile(data: bytes) -> SoundFile:
     with open_sound(data) as file, record_errors("the sound's header is damaged"):
-        return SoundFile(frames=int(file.frames), rate=int(file.samplerate), channels=int(file.channels))
+        return SoundFile(
+            frames=int(file.frames), rate=int(file.samplerate), channels=int(file.channels)
+        )
 
 
 def _mp3(data: bytes, begin: int) -> SoundFile:
-    """The header of an MP3, with its true length: without a tag that says it, libsndfile guesses by the file's size."""
+    """The header of an MP3, with its true length: without a tag that says it, libsndfile guesses by
+    the file's size.
+    """
     samples, is_promised = count_samples(data, begin)
     found = _by_libsndfile(data)
     if not is_promised and found.frames >= samples:
         return replace(found, frames=samples)
     if not samples - _MOST_TRIMMED <= found.frames <= samples:
         raise RecordError(
-            f"the sound is damaged, or its header gives no length: {samples:,} samples are in its frames, and "
-            f"{found.frames:,} would be decoded; convert it to FLAC or WAV"
+            f"the sound is damaged, or its header gives no length: {samples:,} samples are in "
+            f"its frames, and {found.frames:,} would be decoded; convert it to FLAC or WAV"
         )
     return found
 
@@ -217,7 +244,9 @@ def _mp3(data: bytes, begin: int) -> SoundFile:
 # Ogg: RFC 3533, section 6.
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-"""Each byte with its bits in reverse order: Ogg's checksum is that of zlib, read from the other end."""
+"""Each byte with its bits in reverse order: Ogg's checksum is that of zlib, read from the other
+end.
+"""
 _PAGE = struct.Struct("<4sBBqIIIB")
 """Name, version, flags, position, stream, number, checksum, number of sizes that follow."""
 _LAST_PAGE = 4
@@ -230,20 +259,26 @@ def _page_checksum(page: bytes) -> int:
 
 
 def _check_pages(data: bytes, at: int) -> None:
-    """Refuse an Ogg file that was cut, or in which a page is damaged or missing; `at` is its first page."""
+    """Refuse an Ogg file that was cut, or in which a page is damaged or missing; `at` is its first
+    page.
+    """
     following, unfinished = dict[int, int](), set[int]()
     while data[at : at + 4] == b"OggS":
         end = _end_of_page(data, at)
         _, _, flags, _, stream, number, checksum, _ = _PAGE.unpack_from(data, at)
         if checksum != _page_checksum(data[at:end]):
-            raise RecordError(f"the sound is damaged: its page at byte {at:,} differs from its checksum")
+            raise RecordError(
+                f"the sound is damaged: its page at byte {at:,} differs from its checksum"
+            )
         if number != following.get(stream, number):
             raise RecordError(f"the sound is damaged: a page is missing before byte {at:,}")
         following[stream] = number + 1 & 0xFFFFFFFF
         unfinished = unfinished - {stream} if flags & _LAST_PAGE else unfinished | {stream}
         at = end
     if unfinished:
-        raise RecordError(f"the sound is damaged: its pages end at byte {at:,} without a last one, so it was cut")
+        raise RecordError(
+            f"the sound is damaged: its pages end at byte {at:,} without a last one, so it was cut"
+        )
 
 
 def _end_of_page(data: bytes, at: int) -> int:

@@ -1,9 +1,10 @@
 """Sounds: files become one channel of float32 samples at the rate that a model's processor expects.
 
-WAV files with whole numbers need no other package. Other formats (FLAC, Ogg, MP3, …) need the package soundfile, and
-another rate needs soxr; both come with the extra `audio`. Nothing is fetched here. A sound's length is checked by its
-header, before anything is decoded; it is decoded in blocks, so that no header makes this allocate more than the file
-holds; and each sample is looked at.
+WAV files with whole numbers need no other package. Other formats (FLAC, Ogg, MP3, …) need the
+package soundfile, and another rate needs soxr; both come with the extra `audio`. Nothing is fetched
+here. A sound's length is checked by its header, before anything is decoded; it is decoded in
+blocks, so that no header makes this allocate more than the file holds; and each sample is looked
+at.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from penstock.media.sound_files import SoundFile, open_sound, sound_file
 
 Samples = Float32
 LOUDEST = 32.0
-"""Largest sample that is believed, where 1.0 is full scale; files of floats may exceed that, by a little."""
+"""Largest sample that is believed, where 1.0 is full scale; files of floats may exceed that, by a
+little.
+"""
 _FULL_SCALE = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
 """Bytes of a sample → what stands for 1.0."""
 _BLOCK = 1 << 18
@@ -44,14 +47,19 @@ def _accepted(header: Header, rate: int, longest: int, longest_seconds: float) -
     samples = header.samples(rate)
     if header.seconds > longest_seconds:
         raise RecordError(
-            f"the sound has {header.seconds:,.1f} s, and at most {longest_seconds:,.1f} s are accepted (max_seconds)"
+            f"the sound has {header.seconds:,.1f} s, and at most {longest_seconds:,.1f} s are "
+            "accepted (max_seconds)"
         )
     if samples > longest:
         raise RecordError(
-            f"the sound has {samples / rate:.1f} s, and the processor reads at most {longest / rate:.1f} s; cut it"
+            f"the sound has {samples / rate:.1f} s, and the processor reads at most "
+            f"{longest / rate:.1f} s; cut it"
         )
     if not samples:
-        raise RecordError(f"the sound is too short: {header.frames} samples at {header.rate:,} Hz are none at {rate:,}")
+        raise RecordError(
+            f"the sound is too short: {header.frames} samples at {header.rate:,} Hz are none "
+            f"at {rate:,}"
+        )
     return samples
 
 
@@ -68,8 +76,8 @@ def read_sound(data: bytes, rate: int, longest: int, longest_seconds: float = np
         float32 [samples], from −1 to 1, the mean of the channels; as many as `sound_size` says.
 
     Raises:
-        RecordError: It is no sound of a known format; or it is damaged, cut, empty or too long; or a sample is not a
-            number, or not one of a sound.
+        RecordError: It is no sound of a known format; or it is damaged, cut, empty or too long; or
+            a sample is not a number, or not one of a sound.
     """
     found = sound_file(data)
     expected = _accepted(header_of_sound(found), rate, longest, longest_seconds)
@@ -77,7 +85,9 @@ def read_sound(data: bytes, rate: int, longest: int, longest_seconds: float = np
     if found.rate != rate:
         mono = _resampled(mono, found.rate, rate)
     if len(mono) != expected:
-        raise RecordError(f"the sound is damaged: {len(mono):,} samples at {rate:,} Hz, expected {expected:,}")
+        raise RecordError(
+            f"the sound is damaged: {len(mono):,} samples at {rate:,} Hz, expected {expected:,}"
+        )
     return np.ascontiguousarray(mono)
 
 
@@ -90,20 +100,24 @@ def _mono(data: bytes, found: SoundFile) -> Samples:
         parts.append(block.mean(axis=1, dtype=np.float32))
     if done != found.frames:
         raise RecordError(
-            f"the sound is damaged: {done:,} samples could be decoded, and its header says {found.frames:,}; it was cut"
+            f"the sound is damaged: {done:,} samples could be decoded, and its header says "
+            f"{found.frames:,}; it was cut"
         )
     return np.concatenate(parts)
 
 
 def _check_samples(block: Samples, begin: int) -> None:
-    """Refuse samples that are no numbers, or far from full scale; `begin` is the place of the first one."""
+    """Refuse samples that are no numbers, or far from full scale; `begin` is the place of the first
+    one.
+    """
     # A comparison with NaN is False.
     if float(block.min()) >= -LOUDEST and float(block.max()) <= LOUDEST:
         return
     place, channel = np.argwhere(~(np.abs(block) <= LOUDEST))[0].tolist()
     raise RecordError(
-        f"the sound is damaged: sample {begin + place:,} of channel {channel} is {block[place, channel]:g}; expected "
-        f"numbers from -1 to 1, and never beyond {LOUDEST:g}"
+        f"the sound is damaged: sample {begin + place:,} of channel {channel} is "
+        f"{block[place, channel]:g}; expected numbers from -1 to 1, and never beyond "
+        f"{LOUDEST:g}"
     )
 
 
@@ -113,7 +127,9 @@ def _blocks_of_wave(data: bytes, found: SoundFile) -> Iterator[Samples]:
         size = min(count, found.frames - first) * found.channels
         begin = found.begin + first * found.channels * found.width
         whole = _whole_numbers(data[begin : begin + size * found.width], found.width)
-        yield (whole.astype(np.float32) / np.float32(_FULL_SCALE[found.width])).reshape(-1, found.channels)
+        yield (whole.astype(np.float32) / np.float32(_FULL_SCALE[found.width])).reshape(
+            -1, found.channels
+        )
 
 
 def _whole_numbers(raw: bytes, width: int) -> np.ndarray[Any, Any]:
@@ -129,12 +145,15 @@ def _whole_numbers(raw: bytes, width: int) -> np.ndarray[Any, Any]:
 
 def _blocks_of_others(data: bytes, found: SoundFile) -> Iterator[Samples]:
     with open_sound(data) as file, record_errors("the sound is damaged"):
-        # The last bits of an MP3 depend on the steps in which it is read. Its frames were counted, so one step is safe.
+        # The last bits of an MP3 depend on the steps in which it is read. Its frames were counted,
+        # so one step is safe.
         count = found.frames if file.format == "MP3" else max(1, _BLOCK // found.channels)
         left = found.frames
         if file.seekable():
             file.seek(0)
-        while left > 0 and len(block := file.read(min(count, left), dtype="float32", always_2d=True)):
+        while left > 0 and len(
+            block := file.read(min(count, left), dtype="float32", always_2d=True)
+        ):
             left -= len(block)
             yield block
 

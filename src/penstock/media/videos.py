@@ -1,8 +1,9 @@
 """Videos as frames: some frames, evenly spread, become images.
 
-Animated GIF, WebP and PNG files are read by Pillow; other formats (MP4, WebM, …) need PyAV, with the extra `video`. All
-frames of a video are decoded up to the last one that is taken, so its pixels are counted by its header first, and again
-while it is decoded: frames may be larger than the header says.
+Animated GIF, WebP and PNG files are read by Pillow; other formats (MP4, WebM, …) need PyAV, with
+the extra `video`. All frames of a video are decoded up to the last one that is taken, so its pixels
+are counted by its header first, and again while it is decoded: frames may be larger than the header
+says.
 """
 
 import io
@@ -17,7 +18,9 @@ _DEFAULTS = ImageSettings()
 
 
 def spread(total: int, count: int) -> list[int]:
-    """Which of `total` frames to take: the middles of `count` stretches of equal length; all, if there are fewer."""
+    """Which of `total` frames to take: the middles of `count` stretches of equal length; all, if
+    there are fewer.
+    """
     count = min(total, count)
     return [(2 * number + 1) * total // (2 * count) for number in range(count)]
 
@@ -34,7 +37,8 @@ def read_frames(data: bytes, count: int, settings: ImageSettings = _DEFAULTS) ->
         The frames as PNG files, in order.
 
     Raises:
-        RecordError: It is no video of a known format, or damaged, or has more pixels than the settings accept.
+        RecordError: It is no video of a known format, or damaged, or has more pixels than the
+            settings accept.
         MissingExtraError: PyAV is needed, and not installed.
     """
     header = read_header(data, "video")
@@ -68,15 +72,16 @@ class _Pixels:
         if count > self._most:
             frames, (height, width) = self._header.frames, self._header.size
             raise RecordError(
-                f"the video has {frames:,} frames of {width}x{height} pixels; accepted are {self._most:,} pixels "
-                f"together ({self._setting})"
+                f"the video has {frames:,} frames of {width}x{height} pixels; accepted are "
+                f"{self._most:,} pixels together ({self._setting})"
             )
 
     def check_frame(self, width: int, height: int, settings: ImageSettings) -> None:
         """Refuse a frame that would be refused as an image."""
         if width * height > settings.max_pixels:
             raise RecordError(
-                f"the video has frames of {width}x{height} pixels; accepted are {settings.max_pixels:,} (max_pixels)"
+                f"the video has frames of {width}x{height} pixels; accepted are "
+                f"{settings.max_pixels:,} (max_pixels)"
             )
 
 
@@ -92,10 +97,15 @@ def _by_pillow(image: Any, wanted: list[int], pixels: _Pixels) -> list[bytes]:
     return taken
 
 
-def _by_av(data: bytes, wanted: Collection[int], pixels: _Pixels, settings: ImageSettings) -> tuple[int, list[bytes]]:
+def _by_av(
+    data: bytes, wanted: Collection[int], pixels: _Pixels, settings: ImageSettings
+) -> tuple[int, list[bytes]]:
     """The number of frames that can be decoded, and some of them."""
     taken, found, done = [], 0, 0
-    with open_film(data) as file, record_errors(f"not a video that can be read ({len(data):,} bytes)"):
+    with (
+        open_film(data) as file,
+        record_errors(f"not a video that can be read ({len(data):,} bytes)"),
+    ):
         for frame in file.decode(video=0):
             pixels.check_frame(frame.width, frame.height, settings)
             done += frame.width * frame.height

@@ -1,7 +1,8 @@
-"""Models in torch: a readable transformer over packed rows, and any model of transformers with the same interface.
+"""Models in torch: a readable transformer over packed rows, and any model of transformers with the
+same interface.
 
-Their attention keeps documents apart and supports prefixes. This room needs the extra `train`. Settings can be read
-without torch; everything else is imported on first use.
+Their attention keeps documents apart and supports prefixes. This room needs the extra `train`.
+Settings can be read without torch; everything else is imported on first use.
 """
 
 from typing import TYPE_CHECKING

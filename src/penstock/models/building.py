@@ -1,4 +1,6 @@
-"""Any model behind one door: built from settings, from a folder of transformers, from code; or given as a module."""
+"""Any model behind one door: built from settings, from a folder of transformers, from code; or
+given as a module.
+"""
 
 import sys
 from typing import Any
@@ -33,7 +35,8 @@ def build_model(
     """Make a model that is ready to train, with initial weights or from a folder of transformers.
 
     Args:
-        settings: Settings of a transformer, or "hf:path", or "module:function" of your own code (see `own_model`).
+        settings: Settings of a transformer, or "hf:path", or "module:function" of your own code
+            (see `own_model`).
         vocab_size: Number of ids of the tokenizer; the model has at least as many.
         device: Target device.
         dtype: Dtype of the weights; None: float32, or float64 if the settings compute in it.
@@ -52,8 +55,8 @@ def build_model(
         wrapped = load_huggingface(path, device=device, dtype=dtype or torch.float32)
         if vocab_size > wrapped.vocab_size:
             raise ConfigError(
-                f"{path}: the model has embeddings for {wrapped.vocab_size} ids and the tokenizer has {vocab_size}; "
-                "prepare the data with the model's tokenizer"
+                f"{path}: the model has embeddings for {wrapped.vocab_size} ids and the "
+                f"tokenizer has {vocab_size}; prepare the data with the model's tokenizer"
             )
         return wrapped
     settings = settings.with_vocabulary(vocab_size)
@@ -63,11 +66,13 @@ def build_model(
     return model
 
 
-def _own(code: str, vocab_size: int, seed: int, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
+def _own(
+    code: str, vocab_size: int, seed: int, device: torch.device | str, dtype: torch.dtype | None
+) -> LanguageModel:
     if not is_own_code(code):
         raise ConfigError(
-            f"model {code!r} is unknown; give the settings of a transformer, hf:path, from:RUN, or module:function of "
-            "your own code"
+            f"model {code!r} is unknown; give the settings of a transformer, hf:path, "
+            "from:RUN, or module:function of your own code"
         )
     return build_own(code, vocab_size, seed).to(device=device, dtype=dtype or torch.float32)
 
@@ -82,8 +87,9 @@ def as_language_model(model: object) -> LanguageModel:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model: found {model!r}, expected a model of ps.load_model or ps.build_model, one of transformers, or a "
-            "torch.nn.Module with vocab_size, forward(row) and logits(hidden)"
+            f"model: found {model!r}, expected a model of ps.load_model or ps.build_model, "
+            "one of transformers, or a torch.nn.Module with vocab_size, forward(row) and "
+            "logits(hidden)"
         )
     if all(hasattr(model, name) for name in _DOOR):
         ready: Any = model

@@ -1,13 +1,14 @@
 """The cache of sequences during generation: their keys and values in slots of a fixed capacity.
 
-`Cache` stores rotated keys and never modifies them: a sequence grows at its end, and rotary positions count from its
-beginning, so nothing ever moves. `clear` frees a sequence's place for another; `copy` gives one sequence the beginning
-of another. Memory: 2 × layers × sequences × capacity × kv_heads × head_width numbers at most. On the CPU the system
-provides a page when it is first written, so memory follows what was stored; on a GPU all sequences have room for the
-longest so far, doubled when it is full.
+`Cache` stores rotated keys and never modifies them: a sequence grows at its end, and rotary
+positions count from its beginning, so nothing ever moves. `clear` frees a sequence's place for
+another; `copy` gives one sequence the beginning of another. Memory: 2 × layers × sequences ×
+capacity × kv_heads × head_width numbers at most. On the CPU the system provides a page when it is
+first written, so memory follows what was stored; on a GPU all sequences have room for the longest
+so far, doubled when it is full.
 
-The cost of a step follows the tokens attended: sequences in adjacent slots share a call of the attention only where
-that costs less than a call for each.
+The cost of a step follows the tokens attended: sequences in adjacent slots share a call of the
+attention only where that costs less than a call for each.
 """
 
 import math
@@ -27,13 +28,16 @@ from penstock.models.attention.softcap import capped_attention
 from penstock.models.recurrent.borders import Borders
 
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads, dim]."""
+"""(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads,
+dim].
+"""
 
 FIRST_ROOM = 256
 """GPU: tokens for which each sequence has room at first."""
 CALL_BYTES_CPU, CALL_BYTES_GPU = 200_000, 30_000_000
-"""Keys and values that are read in the time that one more call of the attention takes: about 15 µs, at 13 GB/s on a
-core, at 2 TB/s on a GPU (not measured)."""
+"""Keys and values that are read in the time that one more call of the attention takes: about 15 µs,
+at 13 GB/s on a core, at 2 TB/s on a GPU (not measured).
+"""
 
 
 class SequenceCache(Protocol):
@@ -54,7 +58,9 @@ class SequenceCache(Protocol):
         """Make a sequence the first `length` tokens of another."""
 
     def kept(self, sequence: int, length: int) -> int:
-        """How many of the first `length` tokens of a sequence can be kept, or copied, without the others."""
+        """How many of the first `length` tokens of a sequence can be kept, or copied, without the
+        others.
+        """
 
 
 @final
@@ -90,13 +96,16 @@ class Cache:
             head_width: Numbers of a head.
             device: Where it is kept.
             dtype: Of keys and values.
-            windows: For each layer, the maximum tokens that a token sees, including itself, or None; empty: no limits.
+            windows: For each layer, the maximum tokens that a token sees, including itself, or
+                None; empty: no limits.
             softcap: Scores are kept within ± this number; None: they are as they come.
-            recurrent: Whether other layers keep states, which know a sequence only at its full length.
+            recurrent: Whether other layers keep states, which know a sequence only at its full
+                length.
         """
         self._recurrent, self._softcap = recurrent, softcap
         self._states: dict[int, tuple[Tensor, ...]] = {}
-        # Each head's keys lie side by side: attention reads them a third faster than token by token.
+        # Each head's keys lie side by side: attention reads them a third faster than token by
+        # token.
         self._shape = (layers, sequences, kv_heads, head_width)
         self._device, self._dtype = device, dtype
         self._windows = tuple(windows) or (None,) * layers
@@ -109,14 +118,16 @@ class Cache:
         self._slack = call_bytes // token_bytes
 
     def _new(self, room: int) -> Tensor:
-        """Zeros [layers, sequences, kv_heads, room, head_width]: 0 times uninitialised memory (NaN) would not be 0."""
+        """Zeros [layers, sequences, kv_heads, room, head_width]: 0 times uninitialised memory (NaN)
+        would not be 0.
+        """
         layers, sequences, kv_heads, head_width = self._shape
         shape = (max(layers, 1), sequences, kv_heads, room, head_width)
         if self._device.type != "cpu":
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
-        return torch.frombuffer(_zeros_on_demand(math.prod(shape) * self._dtype.itemsize), dtype=self._dtype).view(
-            shape
-        )
+        return torch.frombuffer(
+            _zeros_on_demand(math.prod(shape) * self._dtype.itemsize), dtype=self._dtype
+        ).view(shape)
 
     def reserve(self, longest: int) -> None:
         """Make room for sequences of up to `longest` tokens."""
@@ -145,14 +156,17 @@ class Cache:
         self.lengths[target] = length
 
     def kept(self, sequence: int, length: int) -> int:
-        """How many of the first `length` tokens of a sequence can be kept, or copied, without the others."""
+        """How many of the first `length` tokens of a sequence can be kept, or copied, without the
+        others.
+        """
         return length if not self._recurrent or length == int(self.lengths[sequence]) else 0
 
     def _require(self, sequence: int, length: int) -> None:
         if self.kept(sequence, length) != length:
             raise ConfigError(
-                f"sequence {sequence} of the cache has recurrent states after {int(self.lengths[sequence])} tokens, "
-                f"which cannot be cut back to {length}; read it again"
+                f"sequence {sequence} of the cache has recurrent states after "
+                f"{int(self.lengths[sequence])} tokens, which cannot be cut back to {length}; "
+                "read it again"
             )
 
     def clear(self, sequence: int) -> None:
@@ -186,22 +200,27 @@ class Cache:
 
 
 def _zeros_on_demand(size_bytes: int) -> mmap.mmap:
-    """Zeros that the system provides page by page, when they are first used; torch.zeros would write all at once.
+    """Zeros that the system provides page by page, when they are first used; torch.zeros would
+    write all at once.
 
     Raises:
         ConfigError: The system does not promise as much memory.
     """
     # Not shared with processes that are forked, which is the default.
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    private = (
+        {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    )
     try:
         empty = mmap.mmap(-1, size_bytes, **private)
     except OSError as error:
         raise ConfigError(
-            f"the cache of keys and values could need {size_bytes / 1e9:,.1f} GB twice, which the system does not "
-            f"provide: {error.strerror}; lower the context length, or the number of sequences at a time"
+            f"the cache of keys and values could need {size_bytes / 1e9:,.1f} GB twice, which "
+            f"the system does not provide: {error.strerror}; lower the context length, or the "
+            "number of sequences at a time"
         ) from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        # A huge page holds the places of several heads: one token in each would take all of the memory.
+        # A huge page holds the places of several heads: one token in each would take all of the
+        # memory.
         empty.madvise(mmap.MADV_NOHUGEPAGE)
     return empty
 
@@ -214,7 +233,8 @@ def check_copy(held: Tensor, source: int, length: int) -> None:
     """
     if not 0 <= length <= int(held[source]):
         raise ConfigError(
-            f"sequence {source} of the cache has {int(held[source])} tokens, cannot copy the first {length}"
+            f"sequence {source} of the cache has {int(held[source])} tokens, cannot copy the "
+            f"first {length}"
         )
 
 
@@ -226,12 +246,17 @@ def shorten(held: Tensor, sequence: int, length: int) -> None:
     """
     before = int(held[sequence])
     if not 0 <= length <= before:
-        raise ConfigError(f"sequence {sequence} of the cache has {before} tokens, cannot keep the first {length}")
+        raise ConfigError(
+            f"sequence {sequence} of the cache has {before} tokens, cannot keep the first {length}"
+        )
     held[sequence] = length
 
 
-def check_growth(held: Tensor, capacity: int, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> Tensor:
-    """Check the arguments of `Cache.growth`; returns the sequence of each row, int64 [B] on the CPU.
+def check_growth(
+    held: Tensor, capacity: int, tokens: Tensor, lengths: Tensor, sequences: Tensor | None
+) -> Tensor:
+    """Check the arguments of `Cache.growth`; returns the sequence of each row, int64 [B] on the
+    CPU.
 
     Args:
         held: int64 [sequences]: stored tokens of each.
@@ -248,13 +273,15 @@ def check_growth(held: Tensor, capacity: int, tokens: Tensor, lengths: Tensor, s
             f"{list(tokens.shape)}, lengths {list(lengths.shape)} and {len(chosen)} sequences"
         )
     if not bool(((lengths >= 0) & (lengths <= tokens.shape[1])).all()):
-        raise ConfigError(f"lengths must be 0 to {tokens.shape[1]}, the width of tokens; got {lengths.tolist()}")
+        raise ConfigError(
+            f"lengths must be 0 to {tokens.shape[1]}, the width of tokens; got {lengths.tolist()}"
+        )
     ends = held[chosen] + lengths
     if int(ends.max()) > capacity:
         worst = int(ends.argmax())
         raise ConfigError(
-            f"sequence {int(chosen[worst])} would have {int(ends[worst])} tokens, but the capacity of the cache is "
-            f"{capacity}; make it larger, or shorten the prompt"
+            f"sequence {int(chosen[worst])} would have {int(ends[worst])} tokens, but the "
+            f"capacity of the cache is {capacity}; make it larger, or shorten the prompt"
         )
     return chosen
 
@@ -274,7 +301,9 @@ class Call:
     """Of the new tokens of a row; the others are padding."""
     causal: bool
     mask: Tensor | None
-    """bool [rows, 1, queries, keys]: which keys are seen; None: all, or up to each query's own (`causal`)."""
+    """bool [rows, 1, queries, keys]: which keys are seen; None: all, or up to each query's own
+    (`causal`).
+    """
 
 
 @final
@@ -294,11 +323,14 @@ class Growth:
         past = list(zip(sequences.tolist(), starts.tolist(), lengths.tolist(), strict=True))
         calls = _single_tokens if width == 1 else _texts
         self._calls = {window: list(calls(cache, past, window)) for window in set(cache._windows)}
-        # Padding has the position of the last token: tables of positions end at the capacity, and some rotary
-        # frequencies depend on the highest position of the batch.
+        # Padding has the position of the last token: tables of positions end at the capacity, and
+        # some rotary frequencies depend on the highest position of the batch.
         self.positions = places.minimum((starts + lengths - 1).clamp(min=0)[:, None]).to(device)
         """int64 [B, n]: position of each token in its sequence."""
-        self.last = (torch.arange(len(sequences), device=device), (lengths - 1).clamp(min=0).to(device))
+        self.last = (
+            torch.arange(len(sequences), device=device),
+            (lengths - 1).clamp(min=0).to(device),
+        )
         """Index of each row's last token in [B, n]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -313,13 +345,20 @@ class Growth:
             if softcap is not None:
                 mask = call.mask
                 if call.causal:
-                    mask = torch.ones(queries.shape[2], seen_keys.shape[2], dtype=torch.bool, device=q.device).tril()
+                    mask = torch.ones(
+                        queries.shape[2], seen_keys.shape[2], dtype=torch.bool, device=q.device
+                    ).tril()
                 found = capped_attention(queries, seen_keys, seen_values, mask, softcap)
                 out[call.rows, call.queries] = found.transpose(1, 2)
                 continue
             found = scaled_dot_product_attention(
-                queries, seen_keys, seen_values, attn_mask=call.mask, is_causal=call.causal, enable_gqa=grouped
-            )  # fmt: skip
+                queries,
+                seen_keys,
+                seen_values,
+                attn_mask=call.mask,
+                is_causal=call.causal,
+                enable_gqa=grouped,
+            )
             out[call.rows, call.queries] = found.transpose(1, 2)
         return out
 
@@ -327,7 +366,9 @@ class Growth:
 
     @property
     def borders(self) -> Borders:
-        """The new tokens of each row, as a document: this and the following are the `Carried` of recurrent blocks."""
+        """The new tokens of each row, as a document: this and the following are the `Carried` of
+        recurrent blocks.
+        """
         if self._borders is None:
             self._borders = Borders([0, *self._lengths.cumsum(0).tolist()], self._cache._device)
         return self._borders
@@ -362,7 +403,9 @@ class Growth:
     def parts(self, images: Sequence[PromptImages | None]) -> list[RowMedia | None]:
         """The images among each row's new tokens; None: its prompt has none."""
         rows = zip(images, self._starts.tolist(), self._lengths.tolist(), strict=True)
-        return [None if one is None else one.part(start, start + count) for one, start, count in rows]
+        return [
+            None if one is None else one.part(start, start + count) for one, start, count in rows
+        ]
 
     def done(self) -> None:
         """Count the new tokens, after the last layer."""
@@ -389,13 +432,19 @@ def _texts(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:
                 mask &= keys > queries - window
             mask = mask[None, None]
         yield Call(
-            slice(row, row + 1), slice(sequence, sequence + 1), slice(first, end), slice(0, count), causal=plain,
+            slice(row, row + 1),
+            slice(sequence, sequence + 1),
+            slice(first, end),
+            slice(0, count),
+            causal=plain,
             mask=mask,
-        )  # fmt: skip
+        )
 
 
 def _single_tokens(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:
-    """Calls for rows of at most one new token: rows of adjacent slots together, unless they differ much in length."""
+    """Calls for rows of at most one new token: rows of adjacent slots together, unless they differ
+    much in length.
+    """
     for rows in _runs(past, cache._slack):
         ends = [past[row][1] + past[row][2] for row in rows]
         seen = window or max(ends)
@@ -406,13 +455,19 @@ def _single_tokens(cache: Cache, past: Past, window: int | None) -> Iterator[Cal
             mask = ((keys < own) & (keys >= own - seen))[:, None, None].to(cache._device)
         sequence = past[rows.start][0]
         yield Call(
-            slice(rows.start, rows.stop), slice(sequence, sequence + len(rows)), slice(first, last), slice(0, 1),
-            causal=False, mask=mask,
-        )  # fmt: skip
+            slice(rows.start, rows.stop),
+            slice(sequence, sequence + len(rows)),
+            slice(first, last),
+            slice(0, 1),
+            causal=False,
+            mask=mask,
+        )
 
 
 def _runs(past: Past, slack: int) -> Iterator[range]:
-    """Rows that share a call: adjacent slots with a new token, at most `slack` keys of padding for each call saved."""
+    """Rows that share a call: adjacent slots with a new token, at most `slack` keys of padding for
+    each call saved.
+    """
     run, longest, total = range(0), 0, 0
     for row, (sequence, start, count) in enumerate(past):
         end = start + count

@@ -1,7 +1,9 @@
-"""Exports a model in the Hugging Face layout (weights, tokenizer, template, stop ids), for transformers and vLLM.
+"""Exports a model in the Hugging Face layout (weights, tokenizer, template, stop ids), for
+transformers and vLLM.
 
-The folder also works with llama.cpp. `layouts` says which model of transformers a `Transformer` becomes. Only its first
-prediction head and the main mixers of stochastic blocks are exported. Logits are equal up to rounding.
+The folder also works with llama.cpp. `layouts` says which model of transformers a `Transformer`
+becomes. Only its first prediction head and the main mixers of stochastic blocks are exported.
+Logits are equal up to rounding.
 """
 
 import json
@@ -30,7 +32,9 @@ from penstock.models.theirs.model import HuggingFaceModel
 from penstock.tokenizers import Tokenizer
 
 EXPORT = "export.json"
-"""In an exported folder: the names of the files that `export` wrote, so that `overwrite` removes only those."""
+"""In an exported folder: the names of the files that `export` wrote, so that `overwrite` removes
+only those.
+"""
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 """Template variables that transformers fills in from its tokenizer."""
@@ -48,7 +52,8 @@ def export(
     facts: ModelFacts | None = None,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
-    """Write a folder that transformers' `from_pretrained` loads. It holds no absolute path, so it can be moved.
+    """Write a folder that transformers' `from_pretrained` loads. It holds no absolute path, so it
+    can be moved.
 
     Args:
         model: The model; its LoRA must be merged first.
@@ -58,8 +63,8 @@ def export(
         processor: Of the model's images; its files are exported too.
         template: Chat template; exported with the variables of its training as defaults.
         stop_ids: Tokens that end a generation; empty: EOS.
-        context_length: Maximum tokens of a text, a limit in transformers and vLLM. A limit of the base that this does
-            not shrink stays what it is.
+        context_length: Maximum tokens of a text, a limit in transformers and vLLM. A limit of the
+            base that this does not shrink stays what it is.
         facts: What the base says, and how texts begin; None: what the model's loader found.
 
     Returns:
@@ -67,18 +72,24 @@ def export(
 
     Raises:
         ConfigError: The model has LoRA that is not merged.
-        OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be made.
+        OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or
+            cannot be made.
         OSError: It cannot be written.
     """
     if model.lora is not None:
-        raise ConfigError("export: the model has LoRA that is not merged; call merge_lora(model) first")
+        raise ConfigError(
+            "export: the model has LoRA that is not merged; call merge_lora(model) first"
+        )
     if isinstance(model, Transformer) and model.vision is not None:
-        raise ConfigError("export: our vision tower has no layout that transformers knows; train hf:path instead")
+        raise ConfigError(
+            "export: our vision tower has no layout that transformers knows; train hf:path instead"
+        )
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
     facts = facts_of(model) if facts is None else facts
     with output_folder(Path(output), overwrite) as output:
-        # The model comes last, so that an incomplete folder has none; the processor first, as it has a tokenizer, too.
+        # The model comes last, so that an incomplete folder has none; the processor first, as it
+        # has a tokenizer, too.
         if processor is not None:
             processor.save(output)
         if tokenizer is not None:
@@ -92,8 +103,8 @@ def export(
         else:
             if not isinstance(model, HuggingFaceModel):
                 raise ConfigError(
-                    "export: a model of your own has no layout that transformers knows; read its weights from "
-                    "RUN/checkpoints/step-…/model/model.safetensors"
+                    "export: a model of your own has no layout that transformers knows; read "
+                    "its weights from RUN/checkpoints/step-…/model/model.safetensors"
                 )
             model.inner.save_pretrained(output)
             _shrink(output, context_length, facts)
@@ -104,7 +115,8 @@ def export(
 
 
 def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
-    """Names of the files of an earlier export that may be replaced; empty if the folder is new or empty.
+    """Names of the files of an earlier export that may be replaced; empty if the folder is new or
+    empty.
 
     Raises:
         OutputError: The folder holds an earlier export and `overwrite` is false, or other files.
@@ -120,19 +132,27 @@ def check_output(folder: Path, overwrite: bool) -> tuple[str, ...]:
         shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         raise OutputError(f"{folder}: holds other files ({shown}); name an empty or a new folder")
     if not overwrite:
-        raise OutputError(f"{folder}: holds an earlier export; choose another folder, or set overwrite to replace it")
+        raise OutputError(
+            f"{folder}: holds an earlier export; choose another folder, or set overwrite to "
+            "replace it"
+        )
     try:
         files = tuple(json.loads((folder / EXPORT).read_bytes())["files"])
         if all((folder / name).resolve().is_relative_to(folder.resolve()) for name in files):
             return files
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise OutputError(f"{folder / EXPORT}: is damaged, so the earlier export cannot be replaced; choose another folder")
+    raise OutputError(
+        f"{folder / EXPORT}: is damaged, so the earlier export cannot be replaced; choose "
+        "another folder"
+    )
 
 
 @contextmanager
 def output_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """The folder to write to; in place of an earlier export, one that replaces it once it is complete."""
+    """The folder to write to; in place of an earlier export, one that replaces it once it is
+    complete.
+    """
     earlier = check_output(folder, overwrite)
     if not earlier:
         with new_folder(folder) as place:
@@ -146,11 +166,15 @@ def output_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _replace(folder: Path, place: Path, earlier: Sequence[str]) -> None:
-    """Replace the files of an earlier export by those of `place`; can be repeated if it was killed meanwhile."""
+    """Replace the files of an earlier export by those of `place`; can be repeated if it was killed
+    meanwhile.
+    """
     files = _files(place)
     foreign = [name for name in files if name not in earlier and (folder / name).exists()]
     if foreign:
-        raise OutputError(f"{folder / foreign[0]}: was not written by the earlier export; choose another folder")
+        raise OutputError(
+            f"{folder / foreign[0]}: was not written by the earlier export; choose another folder"
+        )
     _write_names(folder, sorted({*earlier, *files}))
     for name in earlier:
         (folder / name).unlink(missing_ok=True)
@@ -161,7 +185,9 @@ def _replace(folder: Path, place: Path, earlier: Sequence[str]) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def _write_names(folder: Path, names: Sequence[str]) -> None:
@@ -173,13 +199,19 @@ def _notices(
 ) -> Iterator[str]:
     if facts.context_length is not None and context_length != facts.context_length:
         change = "shrunk" if context_length < facts.context_length else "raised"
-        yield f"the context is {change} to {context_length:,} tokens; the base reads {facts.context_length:,}"
+        yield (
+            f"the context is {change} to {context_length:,} tokens; the base reads "
+            f"{facts.context_length:,}"
+        )
     if (further := len(model.prediction_weights) - 1) > 0:
         yield f"{further} further prediction heads are left out: the layout does not support them"
     if isinstance(model, Transformer) and model.settings.is_stochastic:
         yield "stochastic blocks are exported with their main mixer; the other choices are left out"
     if isinstance(model, Transformer) and _only_recurrent(model.settings):
-        yield "no block has attention, so transformers generates without a cache (generation_config.json)"
+        yield (
+            "no block has attention, so transformers generates without a cache "
+            "(generation_config.json)"
+        )
     if tokenizer is not None and facts.begin_ids is not None:
         wanted, can = facts.begin_ids, tokenizer.beginning_with(facts.begin_ids).begin_ids
         if wanted != can:
@@ -187,13 +219,19 @@ def _notices(
             yield f"the model was trained on texts {has}; say so to the programs that use it"
     if tokenizer is not None and "tokenizer.json" not in tokenizer.source_bytes:
         files = ", ".join(tokenizer.source_bytes)
-        yield f"the vocabulary is {tokenizer.kind} ({files}), which penstock reads and transformers may not"
+        yield (
+            f"the vocabulary is {tokenizer.kind} ({files}), which penstock reads and transformers "
+            "may not"
+        )
 
 
 def template_text(template: Template) -> str:
     """A template's text, with defaults for its own variables."""
     own = {name: value for name, value in template.variables.items() if name not in _TOKENS}
-    return "".join(f"{{% set {n} = {n} if {n} is defined else {v!r} %}}" for n, v in own.items()) + template.source
+    return (
+        "".join(f"{{% set {n} = {n} if {n} is defined else {v!r} %}}" for n, v in own.items())
+        + template.source
+    )
 
 
 def _export_transformer(
@@ -204,7 +242,11 @@ def _export_transformer(
     context_length: int,
     facts: ModelFacts,
 ) -> None:
-    save_file(weights_of(model.settings, model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        weights_of(model.settings, model.state_dict()),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     config = config_of(model.settings, context_length, model.compute_dtype)
     _write_json(folder / "config.json", {**config, **facts.dropout, **_ids(tokenizer, stop_ids)})
 
@@ -218,15 +260,26 @@ def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
     }
 
 
-def _generation(tokenizer: Tokenizer | None, stop_ids: Sequence[int], facts: ModelFacts) -> dict[str, Any]:
-    """What the base says, with every id that ends a text, and the tokenizer's ids where the base has none."""
-    ids = {name: value for name, value in _ids(tokenizer, list(stop_ids)).items() if value is not None}
-    ends = all_ends(facts.generation, [one for one in [ids.get("eos_token_id")] if isinstance(one, int)] or stop_ids)
+def _generation(
+    tokenizer: Tokenizer | None, stop_ids: Sequence[int], facts: ModelFacts
+) -> dict[str, Any]:
+    """What the base says, with every id that ends a text, and the tokenizer's ids where the base
+    has none.
+    """
+    ids = {
+        name: value for name, value in _ids(tokenizer, list(stop_ids)).items() if value is not None
+    }
+    ends = all_ends(
+        facts.generation,
+        [one for one in [ids.get("eos_token_id")] if isinstance(one, int)] or stop_ids,
+    )
     return {**ids, **facts.generation, **({"eos_token_id": ends} if ends else {})}
 
 
 def _cached(settings: ModelSettings) -> dict[str, Any]:
-    """transformers' caches ask attention for the length of a text, so without attention there must be no cache."""
+    """transformers' caches ask attention for the length of a text, so without attention there must
+    be no cache.
+    """
     return {"use_cache": False} if _only_recurrent(settings) else {}
 
 
@@ -235,7 +288,9 @@ def _only_recurrent(settings: ModelSettings) -> bool:
     return all(kind.is_recurrent for kind in kinds)
 
 
-def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int, facts: ModelFacts) -> None:
+def export_tokenizer(
+    tokenizer: Tokenizer, folder: Path, context_length: int, facts: ModelFacts
+) -> None:
     """Write a tokenizer's files, and the settings that transformers reads next to them.
 
     Its own encoding then begins a text as the model's data do.
@@ -243,16 +298,26 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int, fa
     if facts.begin_ids is not None:
         tokenizer = tokenizer.beginning_with(facts.begin_ids)
     tokenizer.save(folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)  # the run's template is written instead
+    (folder / "chat_template.jinja").unlink(
+        missing_ok=True
+    )  # the run's template is written instead
     if "tokenizer.json" not in tokenizer.source_bytes:
         return
     texts = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
-    named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    named = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_id,
+        "pad_token": tokenizer.pad_id,
+    }
     own = json.loads(tokenizer.source_bytes.get("tokenizer_config.json", b"{}"))
     # The run's template goes into its own file; there must not be two.
     own.pop("chat_template", None)
     longest = own.get("model_max_length")
-    if facts.context_length is None or context_length > facts.context_length or not is_length(longest):
+    if (
+        facts.context_length is None
+        or context_length > facts.context_length
+        or not is_length(longest)
+    ):
         longest = context_length
     elif context_length < facts.context_length:
         longest = min(longest, context_length)
@@ -267,7 +332,9 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int, fa
 
 
 def _shrink(folder: Path, context_length: int, facts: ModelFacts) -> None:
-    """Write another context length than the base's into the `config.json` of a model of transformers."""
+    """Write another context length than the base's into the `config.json` of a model of
+    transformers.
+    """
     if facts.context_length in (None, context_length):
         return
     config = json.loads((folder / "config.json").read_bytes())
@@ -280,7 +347,9 @@ _PLACES = re.compile(r"(path|file|dir|folder|name)$")
 
 
 def remove_places(folder: Path) -> None:
-    """Remove absolute paths from the settings in an exported folder: others have nothing there, and need not know."""
+    """Remove absolute paths from the settings in an exported folder: others have nothing there, and
+    need not know.
+    """
     for path in folder.glob("*.json"):
         if path.name in ("tokenizer.json", EXPORT):
             continue
@@ -290,10 +359,14 @@ def remove_places(folder: Path) -> None:
         found = [
             name
             for name, value in settings.items()
-            if _PLACES.search(name) and isinstance(value, str) and (Path(value).is_absolute() or value.startswith("~"))
+            if _PLACES.search(name)
+            and isinstance(value, str)
+            and (Path(value).is_absolute() or value.startswith("~"))
         ]
         if found:
-            _write_json(path, {name: value for name, value in settings.items() if name not in found})
+            _write_json(
+                path, {name: value for name, value in settings.items() if name not in found}
+            )
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

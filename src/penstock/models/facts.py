@@ -1,9 +1,11 @@
-"""What a model's base says of itself, and what its training data have: kept in a run's folder, used wherever it is.
+"""What a model's base says of itself, and what its training data have: kept in a run's folder, used
+wherever it is.
 
-A base is a model that training began with: its folder says how many tokens it can read, how its texts are sampled and
-which ids end them. Its tokenizer says what begins a text; the data may differ from that (`add_bos`). All of it is
-written to `facts.json` when a run begins, and copied into its checkpoints, so neither the base nor the data are needed
-later. Reads only small JSON files; imports no torch.
+A base is a model that training began with: its folder says how many tokens it can read, how its
+texts are sampled and which ids end them. Its tokenizer says what begins a text; the data may differ
+from that (`add_bos`). All of it is written to `facts.json` when a run begins, and copied into its
+checkpoints, so neither the base nor the data are needed later. Reads only small JSON files; imports
+no torch.
 """
 
 import json
@@ -31,7 +33,9 @@ class ModelFacts:
     """See the module; what nobody said is empty."""
 
     begin_ids: tuple[int, ...] | None = None
-    """Ids before each text; None: those that the tokenizer's own encoding puts there (`Tokenizer.begin_ids`)."""
+    """Ids before each text; None: those that the tokenizer's own encoding puts there
+    (`Tokenizer.begin_ids`).
+    """
     context_length: int | None = None
     """Maximum tokens that the base says it reads; None: there is no base, or it does not say."""
     stop_ids: tuple[int, ...] = ()
@@ -52,34 +56,44 @@ class ModelFacts:
         """The facts of a model of transformers.
 
         Args:
-            config: As in `config.json`. Of a model that reads images, the settings of its text count.
+            config: As in `config.json`. Of a model that reads images, the settings of its text
+                count.
             generation: As in `generation_config.json`.
         """
         config = {**(config.get("text_config") or {}), **config}
         limits = [config.get(name) for name in MOST_POSITIONS]
         ends = generation.get("eos_token_id", config.get("eos_token_id"))
         listed = ends if isinstance(ends, list) else [ends]
-        rates = {name: value for name, value in config.items() if _DROPOUT.search(name) and _is_rate(value)}
+        rates = {
+            name: value
+            for name, value in config.items()
+            if _DROPOUT.search(name) and _is_rate(value)
+        }
         return cls(
             context_length=next((one for one in limits if is_length(one)), None),
             stop_ids=tuple(one for one in listed if isinstance(one, int)),
-            generation={name: value for name, value in generation.items() if name != "_from_model_config"},
+            generation={
+                name: value for name, value in generation.items() if name != "_from_model_config"
+            },
             dropout=rates,
         )
 
-    def with_data(self, datasets: Iterable[Corpus], say: Callable[[str], None] = lambda _: None) -> Self:
+    def with_data(
+        self, datasets: Iterable[Corpus], say: Callable[[str], None] = lambda _: None
+    ) -> Self:
         """The facts of a model that these datasets train: their texts begin as they do there.
 
         Args:
-            datasets: Of texts and of chats. Chats begin as their template says, which does not tell how texts do.
+            datasets: Of texts and of chats. Chats begin as their template says, which does not tell
+                how texts do.
             say: Called if texts of one dataset begin with BOS, and those of another do not.
         """
         found = {begin for one in datasets if (begin := _begin_of(one)) is not None}
         if len(found) > 1:
             own = "the base's" if self.begin_ids is not None else "the tokenizer's"
             say(
-                f"some sources have BOS before each document and others have none (add_bos); in use, texts begin by "
-                f"{own} own rule"
+                "some sources have BOS before each document and others have none (add_bos); "
+                f"in use, texts begin by {own} own rule"
             )
         return replace(self, begin_ids=found.pop()) if len(found) == 1 else self
 
@@ -106,9 +120,17 @@ class ModelFacts:
             found = json.loads(path.read_bytes())
             begin = found["begin_ids"]
             stops = tuple(int(one) for one in found["stop_ids"])
-            return cls(**{**found, "begin_ids": None if begin is None else tuple(map(int, begin)), "stop_ids": stops})
+            return cls(
+                **{
+                    **found,
+                    "begin_ids": None if begin is None else tuple(map(int, begin)),
+                    "stop_ids": stops,
+                }
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptionError(f"{path}: {error!r}; copy it back from a checkpoint of the run") from None
+            raise CorruptionError(
+                f"{path}: {error!r}; copy it back from a checkpoint of the run"
+            ) from None
 
 
 def facts_of(model: object) -> ModelFacts:

@@ -1,4 +1,6 @@
-"""Helpers for losses that take the gradient of a block of logits immediately, while it is still in the cache."""
+"""Helpers for losses that take the gradient of a block of logits immediately, while it is still in
+the cache.
+"""
 
 import torch
 from torch import Tensor
@@ -10,7 +12,9 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def leaves(result: Tensor) -> list[Tensor]:
-    """The parameters that `result` was computed from, in the fixed order in which the graph names them."""
+    """The parameters that `result` was computed from, in the fixed order in which the graph names
+    them.
+    """
     found: dict[int, Tensor] = {}
     seen, waiting = set(), [result.grad_fn]
     while waiting:

@@ -1,8 +1,9 @@
 """Features of images that a frozen vision tower gives again and again, kept in a folder.
 
-What a tower and its projector make of an image depends on their weights and the image alone, so with both frozen it is
-computed once. Features are kept one file an image, under a digest of the frozen weights, of the image's bytes and of
-how it is processed. Files are written whole or not at all; a damaged one is an error that names it.
+What a tower and its projector make of an image depends on their weights and the image alone, so
+with both frozen it is computed once. Features are kept one file an image, under a digest of the
+frozen weights, of the image's bytes and of how it is processed. Files are written whole or not at
+all; a damaged one is an error that names it.
 """
 
 import hashlib
@@ -21,7 +22,9 @@ from torch import Tensor
 from penstock.core.errors import ConfigError, CorruptionError
 
 Parts = list[Tensor]
-"""Features of one image: for the input, and for each layer that takes more of them; [slots or tiles, …, width]."""
+"""Features of one image: for the input, and for each layer that takes more of them; [slots or
+tiles, …, width].
+"""
 
 
 @final
@@ -40,8 +43,9 @@ class FeatureCache:
         trained = next((name for name, weight in weights.items() if weight.requires_grad), None)
         if trained is not None:
             raise ConfigError(
-                f"training.feature_cache: features of images depend on {trained}, which is trained; freeze the whole "
-                "vision tower and its projector (training.frozen), or leave it out"
+                f"training.feature_cache: features of images depend on {trained}, which is "
+                "trained; freeze the whole vision tower and its projector (training.frozen), "
+                "or leave it out"
             )
         self._folder, self._weights = Path(folder), weights
         self.hits = self.misses = 0
@@ -84,7 +88,9 @@ class FeatureCache:
             return list(whole)
         self.hits += 1
         found = [parts for key in keys if (parts := held[key]) is not None]
-        return [torch.cat([one[place] for one in found]).to(device) for place in range(len(found[0]))]
+        return [
+            torch.cat([one[place] for one in found]).to(device) for place in range(len(found[0]))
+        ]
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()
@@ -101,7 +107,9 @@ class FeatureCache:
             if stored.tolist() != _sum(parts):
                 raise ValueError("another checksum than was written")
         except (SafetensorError, KeyError, ValueError) as error:
-            raise CorruptionError(f"{path}: the features are damaged ({error}); delete the file") from error
+            raise CorruptionError(
+                f"{path}: the features are damaged ({error}); delete the file"
+            ) from error
         return parts
 
     def _write(self, key: bytes, parts: Parts) -> None:
@@ -109,23 +117,32 @@ class FeatureCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         save_file(
-            {**{str(number): part.contiguous() for number, part in enumerate(parts)}, "sum": torch.tensor(_sum(parts))},
+            {
+                **{str(number): part.contiguous() for number, part in enumerate(parts)},
+                "sum": torch.tensor(_sum(parts)),
+            },
             partial,
         )
         os.replace(partial, path)
 
 
 def features_of(outputs: Any) -> list[Tensor]:
-    """What a tower of transformers gives, as tensors: the input's features, then those of further layers."""
+    """What a tower of transformers gives, as tensors: the input's features, then those of further
+    layers.
+    """
     deep = getattr(outputs, "deepstack_features", None)
     return [_joined(part) for part in (outputs.pooler_output, *(deep or ()))]
 
 
 def as_outputs(outputs: Any, parts: Sequence[Tensor]) -> Any:
-    """Features in the form of other outputs of the same tower, as a model of transformers takes it for pixels."""
+    """Features in the form of other outputs of the same tower, as a model of transformers takes it
+    for pixels.
+    """
     deep = getattr(outputs, "deepstack_features", None) or ()
     further = [_like(before, part) for before, part in zip(deep, parts[1:], strict=True)]
-    return SimpleNamespace(pooler_output=_like(outputs.pooler_output, parts[0]), deepstack_features=further)
+    return SimpleNamespace(
+        pooler_output=_like(outputs.pooler_output, parts[0]), deepstack_features=further
+    )
 
 
 def _joined(part: Any) -> Tensor:
@@ -143,8 +160,8 @@ def _split(part: Tensor, slots: Sequence[int]) -> Sequence[Tensor]:
     counts = [count // each for count in slots]
     if sum(counts) != len(part) or any(count % each for count in slots):
         raise ConfigError(
-            f"training.feature_cache: the tower gives features {list(part.shape)} for images of {list(slots)} slots, "
-            "which cannot be told apart; leave it out"
+            f"training.feature_cache: the tower gives features {list(part.shape)} for images "
+            f"of {list(slots)} slots, which cannot be told apart; leave it out"
         )
     split: Sequence[Tensor] = part.split(counts)
     return split

@@ -1,12 +1,15 @@
-"""What every model offers to training and generation, and a row as torch tensors with its attention made ready.
+"""What every model offers to training and generation, and a row as torch tensors with its attention
+made ready.
 
 A row as torch tensors with its attention prepared: the input of a model's forward pass.
 
-The interface that training and generation use, common to our own model and to those of transformers.
+The interface that training and generation use, common to our own model and to those of
+transformers.
 
-It includes whether a model may see several documents in one row; each model decides that itself. Code that must pack
-rows (training, teachers) calls `require_packed_rows`. Code that can do without (scores, held-out losses) calls
-`most_packed`, and gives longer documents, or all of them, separate rows.
+It includes whether a model may see several documents in one row; each model decides that itself.
+Code that must pack rows (training, teachers) calls `require_packed_rows`. Code that can do without
+(scores, held-out losses) calls `most_packed`, and gives longer documents, or all of them, separate
+rows.
 """
 
 import logging
@@ -37,7 +40,8 @@ from penstock.plan.inputs.torch_tensors import to_torch, unknown_id
 class RowTensors:
     """One row on a device. T slots, D target distances.
 
-    Of a row that several ranks share, it has the T slots of this rank; `rule` and `source` are then those of the whole.
+    Of a row that several ranks share, it has the T slots of this rank; `rule` and `source` are then
+    those of the whole.
     """
 
     tokens: Tensor
@@ -49,12 +53,15 @@ class RowTensors:
     loss_weights: Tensor
     """float32 [D, T], 0 without a target."""
     attention: RowAttention
-    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional. With `window`."""
+    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional. With
+    `window`.
+    """
     rule: AttentionRule
     """Which slots each slot sees, without the sliding window."""
     window: int | None
-    """Maximum tokens that a token sees, including itself, in the layers with the smallest window; None: all before
-    it."""
+    """Maximum tokens that a token sees, including itself, in the layers with the smallest window;
+    None: all before it.
+    """
     source: ModelInput
     """The row itself."""
     windows: tuple[int | None, ...] = ()
@@ -95,7 +102,8 @@ class RowTensors:
             vocab_size: Number of known ids; None: ids are not checked.
 
         Raises:
-            ConfigError: The row lacks positions or has an unknown id, or the backend does not support the row.
+            ConfigError: The row lacks positions or has an unknown id, or the backend does not
+                support the row.
         """
         _check_row(row, vocab_size)
         rule = AttentionRule.of(row)
@@ -103,9 +111,16 @@ class RowTensors:
         place = torch.device(device)
 
         def attention(window: int | None) -> RowAttention:
-            return attention_of(rule, window, device=place, dtype=dtype, backend=backend, softcap=softcap)
+            return attention_of(
+                rule, window, device=place, dtype=dtype, backend=backend, softcap=softcap
+            )
 
-        return cls(**_moved(to_torch(row, place)), **_each(attention, window, windows), rule=rule, source=row)
+        return cls(
+            **_moved(to_torch(row, place)),
+            **_each(attention, window, windows),
+            rule=rule,
+            source=row,
+        )
 
     @classmethod
     def of_slice(
@@ -120,15 +135,18 @@ class RowTensors:
         softcap: float | None = None,
         vocab_size: int | None = None,
     ) -> Self:
-        """Move this rank's part of a row to a device; a model's `slice_tensors(part, group)` fills in the rest.
+        """Move this rank's part of a row to a device; a model's `slice_tensors(part, group)` fills
+        in the rest.
 
         Args:
             part: What `row.split` gives, of a row as for `of`.
-            group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension; None: all ranks.
+            group: The ranks that share the row: a process group, or a `DeviceMesh` of one
+                dimension; None: all ranks.
             device: The model's device.
             dtype: The model's compute dtype.
             backend: Attention backend of `slice_attention`.
-            windows: Maximum tokens that a token sees in each layer, None: all before it; empty: all in all layers.
+            windows: Maximum tokens that a token sees in each layer, None: all before it; empty: all
+                in all layers.
             softcap: As for `of`.
             vocab_size: As for `of`.
 
@@ -140,11 +158,23 @@ class RowTensors:
 
         def attention(window: int | None) -> RowAttention:
             return slice_attention(
-                part, group, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap
+                part,
+                group,
+                device=device,
+                dtype=dtype,
+                backend=backend,
+                window=window,
+                softcap=softcap,
             )
 
         moved = _moved(part.torch(torch.device(device)))
-        return cls(**moved, **_each(attention, None, windows), rule=part.rule, source=part.source, part=part)
+        return cls(
+            **moved,
+            **_each(attention, None, windows),
+            rule=part.rule,
+            source=part.source,
+            part=part,
+        )
 
 
 def _moved(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +189,9 @@ def _moved(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _each(
-    attention: Callable[[int | None], RowAttention], window: int | None, windows: tuple[int | None, ...]
+    attention: Callable[[int | None], RowAttention],
+    window: int | None,
+    windows: tuple[int | None, ...],
 ) -> dict[str, Any]:
     """Attention with each window that a layer has; `windows` takes the place of `window`."""
     if windows:
@@ -172,15 +204,19 @@ def _check_row(row: ModelInput, vocab_size: int | None) -> None:
     if vocab_size is not None:
         _check_ids(row, vocab_size)
     if row.positions is None:
-        raise ConfigError("the row has no positions; make the loader with the model's requirements()")
+        raise ConfigError(
+            "the row has no positions; make the loader with the model's requirements()"
+        )
 
 
 def _check_ids(row: ModelInput, vocab_size: int) -> None:
-    """Refuse unknown ids; torch's own error says neither where they are nor, on a GPU, what is wrong."""
+    """Refuse unknown ids; torch's own error says neither where they are nor, on a GPU, what is
+    wrong.
+    """
     if found := unknown_id(row, vocab_size):
         raise ConfigError(
-            f"{found}, but the model knows ids below {vocab_size}; the data were prepared with another "
-            "tokenizer: prepare them with the model's, or set model.vocab_size"
+            f"{found}, but the model knows ids below {vocab_size}; the data were prepared "
+            "with another tokenizer: prepare them with the model's, or set model.vocab_size"
         )
 
 
@@ -228,7 +264,8 @@ def require_packed_rows(model: "LanguageModel", slots: int, longest: int | None 
 
 
 def most_packed(model: "LanguageModel", slots: int) -> int:
-    """Maximum tokens in a row of several documents; 0: each document needs its own row, which is logged once.
+    """Maximum tokens in a row of several documents; 0: each document needs its own row, which is
+    logged once.
 
     Args:
         model: The model that gets the rows.
@@ -251,7 +288,9 @@ class LanguageModel(Protocol):
     """Rows of the embedding for entries that its tokenizer gained; None: none are known."""
 
     origin: str | None
-    """The run, folder or hub name that its weights came from; None: they are new, or it is not known."""
+    """The run, folder or hub name that its weights came from; None: they are new, or it is not
+    known.
+    """
 
     @property
     def uses_our_attention(self) -> bool:
@@ -259,7 +298,9 @@ class LanguageModel(Protocol):
 
     @property
     def divisible_rows(self) -> bool:
-        """Whether a row may be cut, or joined to others, at no cost: it takes attention as a function (`run`)."""
+        """Whether a row may be cut, or joined to others, at no cost: it takes attention as a
+        function (`run`).
+        """
 
     @property
     def vocab_size(self) -> int:
@@ -281,26 +322,35 @@ class LanguageModel(Protocol):
         """What a loader must provide for it."""
 
     def packing(self, slots: int) -> PackingVerdict:
-        """Whether documents may share a row of `slots` slots: only if each gives the same result as alone."""
+        """Whether documents may share a row of `slots` slots: only if each gives the same result as
+        alone.
+        """
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
-        """A row on the model's device, ready for its attention; refused if `packing` does not allow it."""
+        """A row on the model's device, ready for its attention; refused if `packing` does not allow
+        it.
+        """
 
     def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
-        """This rank's part of a row that the ranks of a group share; refused if the model mixes tokens otherwise than
-        by our attention."""
+        """This rank's part of a row that the ranks of a group share; refused if the model mixes
+        tokens otherwise than by our attention.
+        """
 
     def __call__(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width] of a row, for each target distance."""
 
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
-        """Say which training step comes: the run's seed, its number from 0, and its tokens on all ranks."""
+        """Say which training step comes: the run's seed, its number from 0, and its tokens on all
+        ranks.
+        """
 
     def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
         """Figures of the step, if the model has any; `total` sums numbers over all ranks."""
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
-        """Final hidden states [D, ..., width] of tokens int64 [...], with `attend` as the attention."""
+        """Final hidden states [D, ..., width] of tokens int64 [...], with `attend` as the
+        attention.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], float32 or wider."""
@@ -316,16 +366,22 @@ class LanguageModel(Protocol):
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
-        """Append new tokens to sequences of a `new_cache`; logits [B, vocab] after the last new token of each.
+        """Append new tokens to sequences of a `new_cache`; logits [B, vocab] after the last new
+        token of each.
 
-        `images`: of each row's prompt, whenever the row grows; new tokens may not begin or end within an image.
+        `images`: of each row's prompt, whenever the row grows; new tokens may not begin or end
+        within an image.
         """
 
     def expect_images(self, blank: BlankImage) -> None:
-        """Prepare for prompts with images, before `new_cache`; ConfigError: it reads none, or of another processor."""
+        """Prepare for prompts with images, before `new_cache`; ConfigError: it reads none, or of
+        another processor.
+        """
 
     def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
-        """Keep the features of images that a frozen tower gives; ConfigError: it has no tower, or trains it."""
+        """Keep the features of images that a frozen tower gives; ConfigError: it has no tower, or
+        trains it.
+        """
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert the weights, as `torch.nn.Module.to`."""
@@ -345,8 +401,8 @@ class LanguageModel(Protocol):
     def grow_vocabulary(self, size: int) -> int:
         """Give it embeddings and logits for `size` ids, in place, more than it has; without LoRA.
 
-        New rows are the mean of the old ones. Returns the number of rows before: the first new one. ConfigError: it is
-        a module of your own, or logits of old tokens would change.
+        New rows are the mean of the old ones. Returns the number of rows before: the first new one.
+        ConfigError: it is a module of your own, or logits of old tokens would change.
         """
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -1,7 +1,8 @@
-"""Code of the user's own, by name: `module:function` or `path/to/file.py:function`, as run files give it.
+"""Code of the user's own, by name: `module:function` or `path/to/file.py:function`, as run files
+give it.
 
-A module is imported as Python would import it, with the working directory among the places that are searched. A file is
-read once, and its path is relative to the working directory.
+A module is imported as Python would import it, with the working directory among the places that are
+searched. A file is read once, and its path is relative to the working directory.
 """
 
 import inspect
@@ -40,14 +41,17 @@ def load_own_code(given: object, where: str) -> Any:
         place, _, name = given.rpartition(":")
         if not is_own_code(given):
             raise ConfigError(
-                f"{where}: found {given!r}, expected module:function or path/to/file.py:function, such as "
-                "my_losses:focal"
+                f"{where}: found {given!r}, expected module:function or "
+                "path/to/file.py:function, such as my_losses:focal"
             )
         found: Any = _module(place, where)
         for part in name.split("."):
             if not hasattr(found, part):
                 public = [one for one in dir(found) if not one.startswith("_")]
-                raise ConfigError(f"{where}: {place} has no {part!r}; {did_you_mean(part, public, 'check the name')}")
+                raise ConfigError(
+                    f"{where}: {place} has no {part!r}; "
+                    f"{did_you_mean(part, public, 'check the name')}"
+                )
             found = getattr(found, part)
         return found
     return given
@@ -76,12 +80,15 @@ def check_signature(function: Any, where: str, parameters: Sequence[str]) -> Cal
     try:
         signature.bind(*parameters)
     except TypeError as error:
-        raise ConfigError(f"{where}: found a function {signature}, expected {expected}: {error}") from None
+        raise ConfigError(
+            f"{where}: found a function {signature}, expected {expected}: {error}"
+        ) from None
     return called
 
 
 def code_digest(given: object) -> str | None:
-    """Digest of the file that code of the user's own stands in; None: it is not the user's own, or has no file.
+    """Digest of the file that code of the user's own stands in; None: it is not the user's own, or
+    has no file.
 
     Args:
         given: `module:function`, `path/to/file.py:function`, or a function, class or object.
@@ -99,14 +106,18 @@ def code_digest(given: object) -> str | None:
     if str(getattr(found, "__module__", "")).partition(".")[0] in ("builtins", "penstock"):
         return None
     try:
-        return blake2b(Path(inspect.getsourcefile(found) or "").read_bytes(), digest_size=6).hexdigest()
+        return blake2b(
+            Path(inspect.getsourcefile(found) or "").read_bytes(), digest_size=6
+        ).hexdigest()
     except (OSError, TypeError):
         # Written in a notebook, or compiled.
         return None
 
 
 def name_of(given: object) -> str | None:
-    """`module:function` of an object that this name gives back; None for others, such as those of a script."""
+    """`module:function` of an object that this name gives back; None for others, such as those of a
+    script.
+    """
     module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None
@@ -133,7 +144,8 @@ def _module(place: str, where: str) -> ModuleType:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"{where}: there is no module {place!r}; install it, start in its folder, or give path/to/file.py:function"
+            f"{where}: there is no module {place!r}; install it, start in its folder, or give "
+            "path/to/file.py:function"
         ) from None
     finally:
         if added:
@@ -142,7 +154,9 @@ def _module(place: str, where: str) -> ModuleType:
 
 def _file_module(path: Path, where: str) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"{where}: there is no file {path}; the path is relative to the working directory")
+        raise ConfigError(
+            f"{where}: there is no file {path}; the path is relative to the working directory"
+        )
     whole = path.resolve()
     name = f"penstock_own_{path.stem}_{blake2b(str(whole).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:

@@ -1,8 +1,9 @@
 """A torch module of the user's own behind the door that all models have.
 
-Two methods and a number are enough (`OwnModule`); the rest is made of them. Whether documents may share a row is tried,
-not believed: logits of each document in a row must be those of the document alone. Texts are written without a cache,
-by reading the whole text again for each token: exact, and slow.
+Two methods and a number are enough (`OwnModule`); the rest is made of them. Whether documents may
+share a row is tried, not believed: logits of each document in a row must be those of the document
+alone. Texts are written without a cache, by reading the whole text again for each token: exact, and
+slow.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +37,9 @@ PREFIX = "module."
 class OwnModule(Protocol):
     """What a `torch.nn.Module` needs to be trained. T slots, D target distances.
 
-    It may also have `requirements()`, an `InputRequirements` with what a row must hold besides targets, loss weights,
-    positions and document borders; and `prediction_weights`, one number a target distance (by default one distance).
+    It may also have `requirements()`, an `InputRequirements` with what a row must hold besides
+    targets, loss weights, positions and document borders; and `prediction_weights`, one number a
+    target distance (by default one distance).
     """
 
     vocab_size: int
@@ -46,8 +48,9 @@ class OwnModule(Protocol):
     def forward(self, row: RowTensors) -> Tensor:
         """Final hidden states [T, width] of one row, or [D, T, width]; no document may see another.
 
-        `row.tokens` and `row.positions` are int64 [T]; `row.attention(q, k, v)` attends within documents, with q
-        [T, heads, dim], k and v [T, kv_heads, dim]. Rows also come with one document, of any length.
+        `row.tokens` and `row.positions` are int64 [T]; `row.attention(q, k, v)` attends within
+        documents, with q [T, heads, dim], k and v [T, kv_heads, dim]. Rows also come with one
+        document, of any length.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -60,7 +63,8 @@ class OwnModel(nn.Module):
 
     Args:
         module: Meets `OwnModule`.
-        code: `module:function` that makes it, where a run file names one; then a folder with its weights can be loaded.
+        code: `module:function` that makes it, where a run file names one; then a folder with its
+            weights can be loaded.
 
     Raises:
         ConfigError: The module lacks something, or has no weights.
@@ -80,11 +84,15 @@ class OwnModel(nn.Module):
     def forward(self, row: RowTensors) -> Tensor:
         """Final hidden states [D, T, width]."""
         hidden = self.module(row)
-        if not isinstance(hidden, Tensor) or hidden.ndim not in (2, 3) or hidden.shape[-2] != len(row.tokens):
+        if (
+            not isinstance(hidden, Tensor)
+            or hidden.ndim not in (2, 3)
+            or hidden.shape[-2] != len(row.tokens)
+        ):
             found = list(hidden.shape) if isinstance(hidden, Tensor) else repr(hidden)
             raise ConfigError(
-                f"{self._name}: forward gave {found}; expected hidden states [T, width] or [distances, T, width], with "
-                f"T = {len(row.tokens)}"
+                f"{self._name}: forward gave {found}; expected hidden states [T, width] or "
+                f"[distances, T, width], with T = {len(row.tokens)}"
             )
         return hidden if hidden.ndim == 3 else hidden[None]
 
@@ -120,7 +128,9 @@ class OwnModel(nn.Module):
         """Whether documents may share a row; tried once, on random tokens."""
         if self._verdict is None:
             try:
-                try_isolation(self, self._trial_logits, gradients=hasattr(self.module, "get_input_embeddings"))
+                try_isolation(
+                    self, self._trial_logits, gradients=hasattr(self.module, "get_input_embeddings")
+                )
                 if self.requirements().trees:
                     try_tree(self, self._trial_logits)
                 self._verdict = PackingVerdict(slots)
@@ -132,17 +142,25 @@ class OwnModel(nn.Module):
         return self.logits(self(self.tensors(row)))[0]
 
     def get_input_embeddings(self) -> Any:
-        """The module's embedding, or what stands for one: the isolation check reads the vocabulary off it."""
+        """The module's embedding, or what stands for one: the isolation check reads the vocabulary
+        off it.
+        """
         own = getattr(self.module, "get_input_embeddings", None)
         return nn.Embedding(self.vocab_size, 1, device="meta") if own is None else own()
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         """A row on the model's device."""
         return RowTensors.of(
-            row, device=self.device, dtype=self.compute_dtype, backend=backend, vocab_size=self.vocab_size
+            row,
+            device=self.device,
+            dtype=self.compute_dtype,
+            backend=backend,
+            vocab_size=self.vocab_size,
         )
 
-    def slice_tensors(self, part: RowSlice, group: object = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(
+        self, part: RowSlice, group: object = None, backend: str = "auto"
+    ) -> RowTensors:
         """Unsupported for user modules: we cannot tell whether only attention mixes tokens."""
         raise ConfigError(
             f"{self._name}: a module of your own gets no slices of rows; call slice_attention of "
@@ -169,11 +187,15 @@ class OwnModel(nn.Module):
 
     def expect_images(self, blank: BlankImage) -> None:
         """Unsupported for user modules."""
-        raise ConfigError(f"{self._name}: prompts with images are not supported for a module of your own")
+        raise ConfigError(
+            f"{self._name}: prompts with images are not supported for a module of your own"
+        )
 
     def cache_features(self, folder: str | Path, blank: BlankImage) -> None:
         """Unsupported for user modules."""
-        raise ConfigError(f"{self._name}: training.feature_cache is not supported for a module of your own")
+        raise ConfigError(
+            f"{self._name}: training.feature_cache is not supported for a module of your own"
+        )
 
     def _last_logits(self, text: Tensor) -> Tensor:
         if not len(text):
@@ -200,7 +222,8 @@ class OwnModel(nn.Module):
     def grow_vocabulary(self, size: int) -> int:
         """See `LanguageModel`: it cannot."""
         raise ConfigError(
-            f"model: a module of your own has {self.vocab_size} ids, and the data need {size}; give it more rows"
+            f"model: a module of your own has {self.vocab_size} ids, and the data need "
+            f"{size}; give it more rows"
         )
 
     @property
@@ -224,7 +247,8 @@ class OwnModel(nn.Module):
 
 
 def build_own(code: str, vocab_size: int, seed: int, where: str = "model") -> OwnModel:
-    """The module that code of the user's own makes: `function(vocab_size)`, or a class that is called so.
+    """The module that code of the user's own makes: `function(vocab_size)`, or a class that is
+    called so.
 
     Args:
         code: `module:function` or `path/to/file.py:function`.
@@ -243,7 +267,10 @@ def build_own(code: str, vocab_size: int, seed: int, where: str = "model") -> Ow
         raise ConfigError(f"{where}: {code} gave {module!r}, expected a torch.nn.Module")
     model = OwnModel(module, code)
     if model.vocab_size < vocab_size:
-        raise ConfigError(f"{where}: {code} made a model of {model.vocab_size} ids, and the data need {vocab_size}")
+        raise ConfigError(
+            f"{where}: {code} made a model of {model.vocab_size} ids, and the data need "
+            f"{vocab_size}"
+        )
     return model
 
 
@@ -263,16 +290,20 @@ def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) 
         return OwnModel(module, code)
     if code is None:
         raise FormatError(
-            f"{folder}: has the weights of {described.get('class')}, a module that was given as an object, and "
-            "a folder holds no code; make the module and load them by ps.load_model(folder, module=…)"
+            f"{folder}: has the weights of {described.get('class')}, a module that was given "
+            "as an object, and a folder holds no code; make the module and load them by "
+            "ps.load_model(folder, module=…)"
         )
     # Whoever copies a run from elsewhere does not expect that it runs code which came with it.
     shipped = [whole := folder.resolve(), *whole.parents[:3]]
     place = Path(code.rpartition(":")[0]).resolve()
-    if any(place.is_relative_to(one) for one in shipped if (one / "run.yaml").exists() or one == whole):
+    if any(
+        place.is_relative_to(one) for one in shipped if (one / "run.yaml").exists() or one == whole
+    ):
         raise FormatError(
-            f"{folder}: is made by code that came with it, {place}, which is not run; move the file out of the folder, "
-            "or load the weights by ps.load_model(folder, module=…)"
+            f"{folder}: is made by code that came with it, {place}, which is not run; move "
+            "the file out of the folder, or load the weights by ps.load_model(folder, "
+            "module=…)"
         )
     return build_own(code, described["vocab_size"], 0, str(folder))
 
@@ -292,9 +323,13 @@ def _check_module(module: nn.Module) -> None:
     name = type(module).__name__
     size = getattr(module, "vocab_size", None)
     if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"model {name}: vocab_size is {size!r}, expected the number of ids that it knows")
+        raise ConfigError(
+            f"model {name}: vocab_size is {size!r}, expected the number of ids that it knows"
+        )
     if not callable(getattr(module, "logits", None)):
-        raise ConfigError(f"model {name}: has no logits(hidden), which makes [..., vocab_size] of hidden states")
+        raise ConfigError(
+            f"model {name}: has no logits(hidden), which makes [..., vocab_size] of hidden states"
+        )
     check_signature(module.forward, f"model {name}: forward", ("row",))
     check_signature(module.logits, f"model {name}: logits", ("hidden",))
     if next(module.parameters(), None) is None:

@@ -1,10 +1,12 @@
-"""Saves and loads models: `model.safetensors`, `model.json` with the settings, and LoRA in `lora.safetensors`.
+"""Saves and loads models: `model.safetensors`, `model.json` with the settings, and LoRA in
+`lora.safetensors`.
 
-A folder may hold LoRA alone, with the place and the checksum of the base that it belongs to: checkpoints of a run are
-small so, and share one base.
+A folder may hold LoRA alone, with the place and the checksum of the base that it belongs to:
+checkpoints of a run are small so, and share one base.
 
-Saving is exact: weights are stored in their own dtype. Models of transformers are stored in their own layout, with a
-`model.json` that says so. Safe writing (temporary folder, fsync, rename, checksum) is the task of checkpoints.
+Saving is exact: weights are stored in their own dtype. Models of transformers are stored in their
+own layout, with a `model.json` that says so. Safe writing (temporary folder, fsync, rename,
+checksum) is the task of checkpoints.
 """
 
 import hashlib
@@ -63,7 +65,10 @@ def save_model(
     if base is None:
         described |= _save_base(model, output, without_lora(weights))
     else:
-        described |= {"kind": LORA_ALONE, "base": {"folder": base.folder, "checksum": base.checksum}}
+        described |= {
+            "kind": LORA_ALONE,
+            "base": {"folder": base.folder, "checksum": base.checksum},
+        }
     if model.new_rows is not None:
         described |= {"new_rows": asdict(model.new_rows)}
     if model.lora is not None and with_lora:
@@ -85,7 +90,9 @@ class Base:
 
 
 def base_checksum(weights: Mapping[str, Tensor]) -> str:
-    """Checksum of a model's weights without LoRA: their names, dtypes, shapes and bytes. About 1 GB/s."""
+    """Checksum of a model's weights without LoRA: their names, dtypes, shapes and bytes. About 1
+    GB/s.
+    """
     whole = hashlib.sha256()
     for name, weight in sorted(without_lora(weights).items()):
         whole.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
@@ -111,7 +118,10 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
 def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
     """Write the weights of a user module; returns its entry in `model.json`."""
     # A file holds no weight twice; one that has two names is written under both.
-    save_file({name.removeprefix(PREFIX): weight.clone() for name, weight in weights.items()}, folder / WEIGHTS)
+    save_file(
+        {name.removeprefix(PREFIX): weight.clone() for name, weight in weights.items()},
+        folder / WEIGHTS,
+    )
     return own_description(model)
 
 
@@ -130,7 +140,8 @@ def load_model(
         folder: Where the model is.
         device: Target device.
         dtype: Dtype of weights and computation; None: as stored.
-        module: Your own module, whose weights are in the folder; None: made by the code that the folder names.
+        module: Your own module, whose weights are in the folder; None: made by the code that the
+            folder names.
 
     Raises:
         FormatError: There is no model, its format is unknown, or its weights are quantised.
@@ -140,7 +151,9 @@ def load_model(
     folder = Path(folder)
     if not (folder / MODEL).is_file():
         if not (folder / "config.json").is_file():
-            raise FormatError(f"{folder}: has neither {MODEL} nor config.json; give the folder of a model")
+            raise FormatError(
+                f"{folder}: has neither {MODEL} nor config.json; give the folder of a model"
+            )
 
         if refusal(folder) is None:
             return import_llama(folder, device, dtype)
@@ -176,8 +189,8 @@ def _load_base(
         ) from None
     if base_checksum(model.state_dict()) != written["checksum"]:
         raise CorruptionError(
-            f"{place}: is not the model that the LoRA of {folder} was trained on: its weights have another checksum; "
-            "copy both again, from the same run"
+            f"{place}: is not the model that the LoRA of {folder} was trained on: its weights "
+            "have another checksum; copy both again, from the same run"
         )
     return model if (str(device), dtype) == ("cpu", None) else load_model(place, device, dtype)
 
@@ -201,7 +214,9 @@ def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> N
         ) from None
 
 
-def _load_huggingface(folder: Path, device: torch.device | str, dtype: torch.dtype | None) -> LanguageModel:
+def _load_huggingface(
+    folder: Path, device: torch.device | str, dtype: torch.dtype | None
+) -> LanguageModel:
     return load_huggingface(folder, device=device, dtype=dtype)
 
 
@@ -216,7 +231,9 @@ def _load_own(
     try:
         model.load_state_dict(own_weights(folder))
     except RuntimeError as error:
-        raise CorruptionError(f"{folder / WEIGHTS}: is of another module: {one_line(error)}") from None
+        raise CorruptionError(
+            f"{folder / WEIGHTS}: is of another module: {one_line(error)}"
+        ) from None
     refuse_not_finite(folder, model.named_parameters())
     return model.to(device=device, dtype=dtype)
 
@@ -230,7 +247,9 @@ def own_weights(folder: Path) -> dict[str, Tensor]:
     try:
         return {f"{PREFIX}{name}": weight for name, weight in load_file(folder / WEIGHTS).items()}
     except (OSError, SafetensorError) as error:
-        raise CorruptionError(f"{folder / WEIGHTS}: {one_line(error)}; copy the model again") from None
+        raise CorruptionError(
+            f"{folder / WEIGHTS}: {one_line(error)}; copy the model again"
+        ) from None
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -242,7 +261,8 @@ def _described(path: Path) -> dict[str, Any]:
     formats.MODEL.check(described, path, cure="save the model again")
     if kind not in (known := ("transformer", "huggingface", "own", LORA_ALONE)):
         raise FormatError(
-            f"{path}: the model's kind is {kind!r}, expected one of {', '.join(known)}; use the version that wrote it"
+            f"{path}: the model's kind is {kind!r}, expected one of {', '.join(known)}; use "
+            "the version that wrote it"
         )
     return described
 
@@ -252,7 +272,10 @@ def _load_transformer(
 ) -> Transformer:
     known = {field.name for field in fields(ModelSettings)}
     if unknown := sorted(set(written) - known):
-        raise FormatError(f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the version that wrote it")
+        raise FormatError(
+            f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the version that "
+            "wrote it"
+        )
     settings = ModelSettings.of(written)
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")
@@ -263,7 +286,8 @@ def _load_transformer(
         model.load_state_dict(weights)
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise CorruptionError(
-            f"{folder / WEIGHTS}: {one_line(error)}; copy the model again, or take another checkpoint"
+            f"{folder / WEIGHTS}: {one_line(error)}; copy the model again, or take another "
+            "checkpoint"
         ) from None
     refuse_not_finite(folder, model.named_parameters())
     return model

@@ -1,4 +1,6 @@
-"""The size and shape of a transformer, read from the section `model` of a run file. Imports no torch."""
+"""The size and shape of a transformer, read from the section `model` of a run file. Imports no
+torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +20,9 @@ MixerKind = Literal["attention", "gated_delta", "kimi_delta", "mamba", "stochast
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSettings:
-    """A vision tower: a small Vision Transformer over the patches of square images (`PatchProcessor`)."""
+    """A vision tower: a small Vision Transformer over the patches of square images
+    (`PatchProcessor`).
+    """
 
     image_token: int
     """Id of the token that stands for each patch of an image."""
@@ -37,11 +41,13 @@ class VisionSettings:
         for name in ("image_size", "patch", "layers", "width", "heads"):
             _check_count(f"vision.{name}", getattr(self, name))
         if not 0 <= self.image_token < MOST:
-            raise ConfigError(f"model.vision.image_token must be a token id, got {self.image_token!r}")
+            raise ConfigError(
+                f"model.vision.image_token must be a token id, got {self.image_token!r}"
+            )
         if self.image_size % self.patch or self.width % (2 * self.heads):
             raise ConfigError(
-                f"model.vision.image_size {self.image_size} must be a multiple of patch {self.patch}, and width "
-                f"{self.width} one of twice the heads {self.heads}"
+                f"model.vision.image_size {self.image_size} must be a multiple of patch "
+                f"{self.patch}, and width {self.width} one of twice the heads {self.heads}"
             )
 
     @property
@@ -61,10 +67,13 @@ class BlockSettings:
     """What a kind of block mixes tokens with, attention or a recurrence, and its experts."""
 
     mixer: MixerKind = "attention"
-    """`attention`, `gated_delta` (Gated DeltaNet), `kimi_delta` (with a decay per channel), `mamba` (Mamba-2), or
-    `stochastic` (one of several, drawn for each training step)."""
+    """`attention`, `gated_delta` (Gated DeltaNet), `kimi_delta` (with a decay per channel), `mamba`
+    (Mamba-2), or `stochastic` (one of several, drawn for each training step).
+    """
     sliding_window: int | None = None
-    """attention: maximum tokens that a token sees, including itself; None: all before it in its document."""
+    """attention: maximum tokens that a token sees, including itself; None: all before it in its
+    document.
+    """
     qk_norm: bool = False
     """attention: RMSNorm of each head of queries and keys before they are rotated, as in Qwen 3."""
     heads: int | None = None
@@ -76,7 +85,9 @@ class BlockSettings:
     convolution: int = 4
     """Recurrences: tokens that the short convolution sees, including the token itself."""
     choices: tuple[str, ...] = ()
-    """stochastic: names of the blocks whose mixers it draws from, by the seed, the step and the layer."""
+    """stochastic: names of the blocks whose mixers it draws from, by the seed, the step and the
+    layer.
+    """
     chances: tuple[float, ...] = ()
     """stochastic: how likely each of the choices is, in any unit; empty: all alike."""
     main: str | None = None
@@ -88,7 +99,9 @@ class BlockSettings:
     expert_width: int | None = None
     """Inner size of each expert; None: that of the model's SwiGLU."""
     balance: float = 0.01
-    """Factor of the experts' load-balancing loss, which is computed for each document by itself; 0: none."""
+    """Factor of the experts' load-balancing loss, which is computed for each document by itself; 0:
+    none.
+    """
 
     def __post_init__(self) -> None:
         if self.mixer not in get_args(MixerKind):
@@ -107,7 +120,8 @@ class BlockSettings:
             self._refuse(_OF_EXPERTS, "without experts")
         elif self.experts_per_token > self.experts:
             raise ConfigError(
-                f"model.blocks: experts_per_token {self.experts_per_token} is more than experts {self.experts}"
+                f"model.blocks: experts_per_token {self.experts_per_token} is more than "
+                f"experts {self.experts}"
             )
         if not 0 <= self.balance < float("inf"):
             raise ConfigError(f"model.blocks: balance must be 0 or more, got {self.balance!r}")
@@ -127,13 +141,18 @@ class BlockSettings:
     def _check_choices(self) -> None:
         if len(set(self.choices)) < max(2, len(self.choices)) or self.main not in self.choices:
             raise ConfigError(
-                "model.blocks: a stochastic mixer needs `choices`, the names of two or more blocks, and `main`, one of "
-                f"them; got choices {list(self.choices)} and main {self.main!r}"
+                "model.blocks: a stochastic mixer needs `choices`, the names of two or more "
+                f"blocks, and `main`, one of them; got choices {list(self.choices)} and main "
+                f"{self.main!r}"
             )
-        if len(self.shares) != len(self.choices) or not 0 < sum(self.shares) < float("inf") or min(self.shares) < 0:
+        if (
+            len(self.shares) != len(self.choices)
+            or not 0 < sum(self.shares) < float("inf")
+            or min(self.shares) < 0
+        ):
             raise ConfigError(
-                f"model.blocks: chances must be {len(self.choices)} numbers of 0 or more, one for each of the choices; "
-                f"got {list(self.chances)}"
+                f"model.blocks: chances must be {len(self.choices)} numbers of 0 or more, one "
+                f"for each of the choices; got {list(self.chances)}"
             )
 
     @property
@@ -153,7 +172,10 @@ class BlockSettings:
 
 
 _OF_RECURRENCE = {"heads", "head_width", "state_width", "convolution"}
-_OF_KIND = {"attention": {"sliding_window", "qk_norm"}, "stochastic": {"choices", "chances", "main"}}
+_OF_KIND = {
+    "attention": {"sliding_window", "qk_norm"},
+    "stochastic": {"choices", "chances", "main"},
+}
 _OF_EXPERTS = {"experts_per_token", "expert_width", "balance"}
 _DEFAULTS = {field.name: field.default for field in fields(BlockSettings)}
 
@@ -161,7 +183,9 @@ _DEFAULTS = {field.name: field.default for field in fields(BlockSettings)}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases."""
+    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no
+    biases.
+    """
 
     vocab_size: int | None = None
     """Rows of the embedding; None: the tokenizer's number of ids."""
@@ -184,21 +208,30 @@ class ModelSettings:
     tied: bool = True
     """Use the embedding as the output matrix too."""
     prediction_heads: int = 1
-    """Multi-token prediction: a position predicts the tokens at distances 1 to this number, each further distance with
-    one more block on the trunk. Only the first head is exported and used for generation."""
+    """Multi-token prediction: a position predicts the tokens at distances 1 to this number, each
+    further distance with one more block on the trunk. Only the first head is exported and used for
+    generation.
+    """
     prediction_weights: tuple[float, ...] = ()
     """How much each distance counts in the loss, one number per head; empty: 1 each."""
     sliding_window: int | None = None
     """Maximum tokens that a token sees, including itself; None: all before it in its document."""
     attention_softcap: float | None = None
-    """Keep scores of attention within ± this number, by softcap × tanh(score / softcap); None: they are as they come.
+    """Keep scores of attention within ± this number, by softcap × tanh(score / softcap); None: they
+    are as they come.
     """
     logit_softcap: float | None = None
-    """Keep logits within ± this number, by softcap × tanh(logits / softcap); None: they are as they come."""
+    """Keep logits within ± this number, by softcap × tanh(logits / softcap); None: they are as they
+    come.
+    """
     init_std: float = 0.02
-    """Standard deviation of initial weights; divided by √(2 × layers) for those that write to the residual stream."""
+    """Standard deviation of initial weights; divided by √(2 × layers) for those that write to the
+    residual stream.
+    """
     dtype: Dtype = "float32"
-    """Dtype of computation. Weights are kept in float32 for bfloat16 too; float64 is for exact comparisons."""
+    """Dtype of computation. Weights are kept in float32 for bfloat16 too; float64 is for exact
+    comparisons.
+    """
     vision: VisionSettings | None = None
     """A vision tower, for data with images; None: the model reads text only."""
     blocks: Mapping[str, BlockSettings] = field(default_factory=dict)
@@ -214,29 +247,40 @@ class ModelSettings:
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         if self.prediction_heads > MOST_DISTANCES:
-            raise ConfigError(f"model.prediction_heads must be at most {MOST_DISTANCES}, got {self.prediction_heads}")
+            raise ConfigError(
+                f"model.prediction_heads must be at most {MOST_DISTANCES}, got "
+                f"{self.prediction_heads}"
+            )
         for name in ("rope_theta", "norm_eps", "init_std", "attention_softcap", "logit_softcap"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"model.{name} must be above 0, got {getattr(self, name)!r}")
         if self.head_width is None and self.width % self.heads:
             raise ConfigError(
-                f"model.width {self.width} is not a multiple of model.heads {self.heads}; change one, or set head_width"
+                f"model.width {self.width} is not a multiple of model.heads {self.heads}; "
+                "change one, or set head_width"
             )
         if self.each_head % 2:
-            raise ConfigError(f"model.head_width must be even for rotary positions, got {self.each_head}")
+            raise ConfigError(
+                f"model.head_width must be even for rotary positions, got {self.each_head}"
+            )
         if self.heads % self.key_heads:
             raise ConfigError(f"model.kv_heads must divide heads {self.heads}, got {self.kv_heads}")
         if len(self.distance_weights) != self.prediction_heads or min(self.distance_weights) < 0:
             raise ConfigError(
-                f"model.prediction_weights must be {self.prediction_heads} numbers of 0 or more, one for each of the "
-                f"prediction_heads; got {list(self.prediction_weights)}"
+                f"model.prediction_weights must be {self.prediction_heads} numbers of 0 or "
+                "more, one for each of the prediction_heads; got "
+                f"{list(self.prediction_weights)}"
             )
         if self.dtype not in ("float32", "bfloat16", "float64"):
-            raise ConfigError(f"model.dtype must be float32, bfloat16 or float64, got {self.dtype!r}")
+            raise ConfigError(
+                f"model.dtype must be float32, bfloat16 or float64, got {self.dtype!r}"
+            )
 
     def _check_pattern(self) -> None:
         if bool(self.blocks) != bool(self.pattern):
-            raise ConfigError("model.blocks and model.pattern belong together; set both, or neither")
+            raise ConfigError(
+                "model.blocks and model.pattern belong together; set both, or neither"
+            )
         unknown = [name for name in self.pattern if name not in self.blocks]
         if unknown:
             known = ", ".join(self.blocks)
@@ -245,14 +289,21 @@ class ModelSettings:
         for choice, name in choices.items():
             if choice not in self.blocks or self.blocks[choice].choices:
                 raise ConfigError(
-                    f"model.blocks.{name}: {choice!r} must be one of model.blocks, and not a stochastic one"
+                    f"model.blocks.{name}: {choice!r} must be one of model.blocks, and not a "
+                    "stochastic one"
                 )
             if self.blocks[choice].experts is not None:
-                raise ConfigError(f"model.blocks.{name}: set experts there, not in its choice {choice!r}")
+                raise ConfigError(
+                    f"model.blocks.{name}: set experts there, not in its choice {choice!r}"
+                )
         if unused := sorted(set(self.blocks) - set(self.pattern) - choices.keys()):
-            raise ConfigError(f"model.blocks: {', '.join(unused)} does not occur in model.pattern; remove it")
+            raise ConfigError(
+                f"model.blocks: {', '.join(unused)} does not occur in model.pattern; remove it"
+            )
         if self.blocks and self.sliding_window is not None:
-            raise ConfigError("model.sliding_window and model.blocks cannot be combined; set it in a block")
+            raise ConfigError(
+                "model.sliding_window and model.blocks cannot be combined; set it in a block"
+            )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ModelSettings":
@@ -265,11 +316,18 @@ class ModelSettings:
             for name, block in (values.get("blocks") or {}).items()
         }
         pattern = tuple(values.get("pattern", ()))
-        given = {"vision": vision, "prediction_weights": weights, "blocks": blocks, "pattern": pattern}
+        given = {
+            "vision": vision,
+            "prediction_weights": weights,
+            "blocks": blocks,
+            "pattern": pattern,
+        }
         return cls(**{**values, **given})
 
     def block(self, layer: int) -> BlockSettings:
-        """What a block mixes tokens with; those of further prediction heads go on with the pattern."""
+        """What a block mixes tokens with; those of further prediction heads go on with the
+        pattern.
+        """
         if not self.pattern:
             return BlockSettings(sliding_window=self.sliding_window)
         return self.blocks[self.pattern[layer % len(self.pattern)]]
@@ -290,7 +348,9 @@ class ModelSettings:
         return any(block.choices for block in self.blocks.values())
 
     def mixers(self, kind: BlockSettings) -> tuple[BlockSettings, ...]:
-        """The ways in which a block mixes tokens: itself, or those of a stochastic one, its main one first."""
+        """The ways in which a block mixes tokens: itself, or those of a stochastic one, its main
+        one first.
+        """
         return tuple(self.blocks[name] for name in kind.ways) if kind.choices else (kind,)
 
     @property
@@ -307,7 +367,8 @@ class ModelSettings:
     def places(self) -> list[tuple[int, ...]]:
         """For each block, the numbers of its mixers among attentions, or among recurrences.
 
-        Main mixers have the first numbers, in the order of blocks: a cache has places for them only.
+        Main mixers have the first numbers, in the order of blocks: a cache has places for them
+        only.
         """
         ways = [self.mixers(self.block(layer)) for layer in range(self.num_blocks)]
         counts = {False: 0, True: 0}
@@ -324,7 +385,9 @@ class ModelSettings:
         """Settings of the blocks of the vision tower."""
         assert self.vision is not None
         own = self.vision
-        return ModelSettings(width=own.width, heads=own.heads, layers=own.layers, norm_eps=self.norm_eps)
+        return ModelSettings(
+            width=own.width, heads=own.heads, layers=own.layers, norm_eps=self.norm_eps
+        )
 
     @property
     def key_heads(self) -> int:
@@ -359,8 +422,8 @@ class ModelSettings:
         """
         if self.vocab_size is not None and self.vocab_size < vocab_size:
             raise ConfigError(
-                f"model.vocab_size {self.vocab_size} is less than the tokenizer's {vocab_size} ids; leave it out, or "
-                f"give {vocab_size} or more"
+                f"model.vocab_size {self.vocab_size} is less than the tokenizer's "
+                f"{vocab_size} ids; leave it out, or give {vocab_size} or more"
             )
         return replace(self, vocab_size=self.vocab_size or vocab_size)
 
@@ -371,7 +434,9 @@ class ModelSettings:
             ConfigError: `vocab_size` is not known yet.
         """
         if self.vocab_size is None:
-            raise ConfigError("model.vocab_size is not known yet; with_vocabulary(tokenizer.vocab_size) sets it")
+            raise ConfigError(
+                "model.vocab_size is not known yet; with_vocabulary(tokenizer.vocab_size) sets it"
+            )
         period = max(1, len(self.pattern))
         times, rest = divmod(self.num_blocks, period)
         blocks = [self._block_parameters(self.block(layer)) for layer in range(period)]
@@ -386,7 +451,9 @@ class ModelSettings:
 
     def _block_parameters(self, block: BlockSettings) -> int:
         mixers = sum(self._mixer_parameters(mixer) for mixer in self.mixers(block))
-        width = self.inner_width if block.experts is None else block.expert_width or self.inner_width
+        width = (
+            self.inner_width if block.experts is None else block.expert_width or self.inner_width
+        )
         router = 0 if block.experts is None else block.experts * self.width
         return mixers + 3 * self.width * width * (block.experts or 1) + router + 2 * self.width
 
@@ -398,7 +465,9 @@ class ModelSettings:
         values, steps = heads * width, heads * (width if block.mixer == "kimi_delta" else 1)
         convolved = values + 2 * block.state_width if block.mixer == "mamba" else 3 * values
         writes = 0 if block.mixer == "mamba" else heads
-        mixer = self.width * (convolved + 2 * values + steps + writes) + convolved * block.convolution
+        mixer = (
+            self.width * (convolved + 2 * values + steps + writes) + convolved * block.convolution
+        )
         # Biases of steps, rates of decay, the norm; what Mamba passes by.
         return mixer + steps + heads + (values + heads if block.mixer == "mamba" else width)
 

@@ -1,8 +1,8 @@
 """The cache of sequences whose keys alone would be wrong: their tokens, which are read again.
 
-`TextCache` stores tokens, for models that need more than keys and values. Each new token then reads its whole sequence
-again, alone: exact for every causal model, but slow. If keys are valid up to some length (`keys`), they are used up to
-that length; the tokens remain the reference.
+`TextCache` stores tokens, for models that need more than keys and values. Each new token then reads
+its whole sequence again, alone: exact for every causal model, but slow. If keys are valid up to
+some length (`keys`), they are used up to that length; the tokens remain the reference.
 """
 
 import copy
@@ -37,11 +37,15 @@ class TextCache:
     Attributes:
         lengths: int64 [sequences] on the CPU: number of stored tokens of each.
         capacity: Maximum tokens of a sequence.
-        keys: Keys and values of sequences up to its own capacity; None: none. It may lag behind, never be ahead.
-        states: Caches of transformers by sequence, by rising count of tokens; they may lag behind too.
+        keys: Keys and values of sequences up to its own capacity; None: none. It may lag behind,
+            never be ahead.
+        states: Caches of transformers by sequence, by rising count of tokens; they may lag behind
+            too.
     """
 
-    def __init__(self, sequences: int, capacity: int, device: torch.device, keys: Cache | None = None) -> None:
+    def __init__(
+        self, sequences: int, capacity: int, device: torch.device, keys: Cache | None = None
+    ) -> None:
         self._tokens = torch.zeros((sequences, capacity), dtype=torch.int64, device=device)
         self.lengths = torch.zeros(sequences, dtype=torch.int64)
         self.capacity, self.keys = capacity, keys
@@ -60,7 +64,9 @@ class TextCache:
         shorten(self.lengths, sequence, length)
         if self.keys is not None:
             self.keys.truncate(sequence, min(length, int(self.keys.lengths[sequence])))
-        self.states[sequence] = [state for state in self.states.get(sequence, []) if state.count <= length]
+        self.states[sequence] = [
+            state for state in self.states.get(sequence, []) if state.count <= length
+        ]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make a sequence the first `length` tokens of another.
@@ -81,7 +87,8 @@ class TextCache:
         return length
 
     def append(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> list[int]:
-        """Append new tokens, with the arguments of `Cache.growth`; returns the sequence of each row.
+        """Append new tokens, with the arguments of `Cache.growth`; returns the sequence of each
+        row.
 
         Raises:
             ConfigError: Shapes do not fit, or a sequence would exceed the capacity.

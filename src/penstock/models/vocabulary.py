@@ -1,7 +1,8 @@
 """New rows of an embedding and of a head, for entries that a tokenizer gained.
 
-New rows begin as the mean of the old ones, so that a new token is at first as likely as an average one, and no logit
-of an old token changes (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+New rows begin as the mean of the old ones, so that a new token is at first as likely as an average
+one, and no logit of an old token changes (Hewitt 2021, "Initializing New Word Embeddings for
+Pretrained Language Models").
 """
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 
 def with_mean_rows(weight: Tensor, size: int) -> Tensor:
-    """A matrix [rows, …], or a vector [rows], with rows up to `size`, which are the mean of the others."""
+    """A matrix [rows, …], or a vector [rows], with rows up to `size`, which are the mean of the
+    others.
+    """
     return torch.cat([weight, mean_row(weight).expand(size - len(weight), *weight.shape[1:])])
 
 

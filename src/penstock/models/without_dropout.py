@@ -1,8 +1,10 @@
-"""Runs a model as in training, but without anything random: dropout, jitter of routers, drawn mixers.
+"""Runs a model as in training, but without anything random: dropout, jitter of routers, drawn
+mixers.
 
-Where log-probabilities are compared, noise in one of them is a difference that nobody made: with dropout in the policy
-and none in the reference, the first step of DPO is not ln 2 (TRL has `disable_dropout` for this). Gradients flow as
-always, gradient checkpoints stay, and so does the balance loss of experts.
+Where log-probabilities are compared, noise in one of them is a difference that nobody made: with
+dropout in the policy and none in the reference, the first step of DPO is not ln 2 (TRL has
+`disable_dropout` for this). Gradients flow as always, gradient checkpoints stay, and so does the
+balance loss of experts.
 """
 
 from collections.abc import Iterator
@@ -16,15 +18,23 @@ from torch.nn.modules.dropout import _DropoutNd
 from penstock.models.ours.transformer import Transformer
 
 _NOISE = ("drop", "jitter_noise")
-"""Parts of the names under which modules keep their rates: attention_dropout, layerdrop, router_jitter_noise."""
+"""Parts of the names under which modules keep their rates: attention_dropout, layerdrop,
+router_jitter_noise.
+"""
 
 
 def random_parts(model: Any) -> list[str]:
-    """What `without_dropout` switches off in a model, each as its name and rate ("attn_dropout 0.1"), sorted.
+    """What `without_dropout` switches off in a model, each as its name and rate ("attn_dropout
+    0.1"), sorted.
 
-    A module of the user's own may call functional dropout with a rate that no attribute holds; that is not listed.
+    A module of the user's own may call functional dropout with a rate that no attribute holds; that
+    is not listed.
     """
-    found = {f"{name} {rate:g}" for path, module in model.named_modules() for name, rate in _rates(path, module)}
+    found = {
+        f"{name} {rate:g}"
+        for path, module in model.named_modules()
+        for name, rate in _rates(path, module)
+    }
     if isinstance(model, Transformer) and model.settings.is_stochastic:
         found.add("drawn mixers")
     return sorted(found)
@@ -34,7 +44,8 @@ def random_parts(model: Any) -> list[str]:
 def without_dropout(model: Any) -> Iterator[None]:
     """Inside, the model gives the same results each time, and a backward pass must end inside, too.
 
-    Ours stays in training mode, where it has a loss of its own, without drawing mixers. Others are in evaluation mode.
+    Ours stays in training mode, where it has a loss of its own, without drawing mixers. Others are
+    in evaluation mode.
     """
     modules: list[nn.Module] = list(model.modules())
     modes = [module.training for module in modules]
@@ -64,7 +75,9 @@ def without_dropout(model: Any) -> Iterator[None]:
 
 @contextmanager
 def evaluating(inner: Any) -> Iterator[None]:
-    """Evaluation mode without gradients within the block; each module has its own mode again afterwards."""
+    """Evaluation mode without gradients within the block; each module has its own mode again
+    afterwards.
+    """
     training = [(module, module.training) for module in inner.modules()]
     inner.eval()
     try:
@@ -76,7 +89,9 @@ def evaluating(inner: Any) -> Iterator[None]:
 
 
 def _must_train(module: nn.Module) -> bool:
-    """Whether a module does something in training mode that is needed: checkpoints, or a backward pass of cuDNN."""
+    """Whether a module does something in training mode that is needed: checkpoints, or a backward
+    pass of cuDNN.
+    """
     return module.training and (
         bool(getattr(module, "gradient_checkpointing", False)) or isinstance(module, nn.RNNBase)
     )

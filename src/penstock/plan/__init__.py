@@ -1,4 +1,6 @@
-"""From datasets to model inputs: which document comes next, how it is rewritten and packed, and the loader."""
+"""From datasets to model inputs: which document comes next, how it is rewritten and packed, and the
+loader.
+"""
 
 from penstock.core.lazy_imports import public_names
 

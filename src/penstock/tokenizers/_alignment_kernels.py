@@ -1,10 +1,13 @@
-"""Kernels of alignment: spelling ids, walking two tokenizations side by side, and finding each other again.
+"""Kernels of alignment: spelling ids, walking two tokenizations side by side, and finding each
+other again.
 
-A side is what `spell` writes: the bytes of its tokens end to end, where each token ends in them, and its part: TEXT, 0
-for a control token without a counterpart, else the bits of BOS and EOS and above them the number of its pair.
+A side is what `spell` writes: the bytes of its tokens end to end, where each token ends in them,
+and its part: TEXT, 0 for a control token without a counterpart, else the bits of BOS and EOS and
+above them the number of its pair.
 
-Costs: a walk reads each byte once. After a difference, the near search looks at no more than NEAR_REACH² / 2 places
-and the far search at 8 places per byte advanced, so time is linear in the bytes.
+Costs: a walk reads each byte once. After a difference, the near search looks at no more than
+NEAR_REACH² / 2 places and the far search at 8 places per byte advanced, so time is linear in the
+bytes.
 """
 
 import numpy as np
@@ -31,7 +34,9 @@ SPACE = 0x20
 HEAD_BYTES = 8
 """Bytes of a token that fit in one number."""
 OFFSET_AT, MOST_BYTES = 24, (1 << 23) - 1
-"""Layout of an entry: bit 0: it is not plain text; then 23 bits: number of bytes; from bit 24 on: where they begin."""
+"""Layout of an entry: bit 0: it is not plain text; then 23 bits: number of bytes; from bit 24 on:
+where they begin.
+"""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -67,7 +72,11 @@ def before(ends, i):
 @inline_kernel
 def _same_part(left, right):
     """Whether two control tokens are counterparts."""
-    return left > 0 and right > 0 and ((left & right & 3) != 0 or (left >= PAIRED and (left >> 2) == (right >> 2)))
+    return (
+        left > 0
+        and right > 0
+        and ((left & right & 3) != 0 or (left >= PAIRED and (left >> 2) == (right >> 2)))
+    )
 
 
 @inline_kernel
@@ -82,7 +91,9 @@ def _emit(student_bounds, teacher_bounds, kinds, count, i, i_end, j, j_end, kind
 
 
 @inline_kernel
-def _pair_controls(s_ids, s_parts, t_ids, t_parts, i, j, student_bounds, teacher_bounds, kinds, count):
+def _pair_controls(
+    s_ids, s_parts, t_ids, t_parts, i, j, student_bounds, teacher_bounds, kinds, count
+):
     """Pair the control tokens that stand at one place, in order; (i, j, count) after them."""
     i_end, j_end = i, j
     while i_end < len(s_ids) and s_parts[s_ids[i_end]] != TEXT:
@@ -92,7 +103,9 @@ def _pair_controls(s_ids, s_parts, t_ids, t_parts, i, j, student_bounds, teacher
     for x in range(i, i_end):
         for y in range(j, min(j_end, j + CONTROLS_AHEAD)):
             if _same_part(s_parts[s_ids[x]], t_parts[t_ids[y]]):
-                count = _emit(student_bounds, teacher_bounds, kinds, count, x, x + 1, y, y + 1, CONTROL)
+                count = _emit(
+                    student_bounds, teacher_bounds, kinds, count, x, x + 1, y, y + 1, CONTROL
+                )
                 j = y + 1
                 break
     return i_end, j_end, count
@@ -110,17 +123,32 @@ def _all_known(ids, size):
 
 @kernel
 def walk_plain(
-    s_ids, s_parts, s_data, s_entries, s_heads, s_spaced, t_ids, t_parts, t_data, t_entries, t_heads, t_spaced,
-    student_bounds, teacher_bounds, kinds,
-):  # fmt: skip
-    """The walk over text that is the same on both sides, straight from the tables; the number of chunks.
+    s_ids,
+    s_parts,
+    s_data,
+    s_entries,
+    s_heads,
+    s_spaced,
+    t_ids,
+    t_parts,
+    t_data,
+    t_entries,
+    t_heads,
+    t_spaced,
+    student_bounds,
+    teacher_bounds,
+    kinds,
+):
+    """The walk over text that is the same on both sides, straight from the tables; the number of
+    chunks.
 
     −1 in every special case, which `walk` handles. The chunks are those that `walk` would write.
 
     Args:
-        s_entries: Of each id of the student, where its bytes begin in `s_data`, how many they are, and whether it is
-            anything but plain text, packed; likewise `t_entries` of the teacher.
-        s_heads: Its first HEAD_BYTES bytes, so that most tokens are compared at once; likewise `t_heads`.
+        s_entries: Of each id of the student, where its bytes begin in `s_data`, how many they are,
+            and whether it is anything but plain text, packed; likewise `t_entries` of the teacher.
+        s_heads: Its first HEAD_BYTES bytes, so that most tokens are compared at once; likewise
+            `t_heads`.
     """
     n, m = len(s_ids), len(t_ids)
     i = j = count = 0
@@ -136,7 +164,10 @@ def walk_plain(
             )
             if i == s_last and j == t_last:
                 return -1  # a token of no bytes
-            s_starts, t_starts = s_starts or (s_spaced and i > s_last), t_starts or (t_spaced and j > t_last)
+            s_starts, t_starts = (
+                s_starts or (s_spaced and i > s_last),
+                t_starts or (t_spaced and j > t_last),
+            )
             continue
         first_i, first_j = i, j
         size = (x >> 1) & MOST_BYTES
@@ -200,8 +231,8 @@ def _agree(s_data, t_data, a, b):
 def _skip_prefix(s_data, t_data, a, b, s_may, t_may):
     """Where the text begins on both sides, after a space that a tokenizer put before it.
 
-    Such a tokenizer always adds a space, so a leading space is its own, unless the other side shows that it is not: ids
-    from the middle of a document begin with a space of the text.
+    Such a tokenizer always adds a space, so a leading space is its own, unless the other side shows
+    that it is not: ids from the middle of a document begin with a space of the text.
     """
     s_may = s_may and a < len(s_data) and s_data[a] == SPACE
     t_may = t_may and b < len(t_data) and t_data[b] == SPACE
@@ -223,20 +254,29 @@ def _skip_prefix(s_data, t_data, a, b, s_may, t_may):
 def _run(s_data, t_data, x, y, most):
     """Equal bytes from x and y on, `most` at most."""
     run = 0
-    while run < most and x + run < len(s_data) and y + run < len(t_data) and s_data[x + run] == t_data[y + run]:
+    while (
+        run < most
+        and x + run < len(s_data)
+        and y + run < len(t_data)
+        and s_data[x + run] == t_data[y + run]
+    ):
         run += 1
     return run
 
 
 @inline_kernel
 def _find_near(s_data, t_data, x0, y0):
-    """The nearest place after a difference where NEAR_RUN bytes agree, or all to the end of both; (−1, −1): none."""
+    """The nearest place after a difference where NEAR_RUN bytes agree, or all to the end of both;
+    (−1, −1): none.
+    """
     for distance in range(1, NEAR_REACH + 1):
         for dx in range(distance + 1):
             x, y = x0 + dx, y0 + distance - dx
             if x < len(s_data) and y < len(t_data):
                 run = _run(s_data, t_data, x, y, NEAR_RUN)
-                if run == NEAR_RUN or (run > 0 and x + run == len(s_data) and y + run == len(t_data)):
+                if run == NEAR_RUN or (
+                    run > 0 and x + run == len(s_data) and y + run == len(t_data)
+                ):
                     return x, y
     return -1, -1
 
@@ -252,7 +292,9 @@ def _bucket(data, at, size):
 
 @kernel
 def index_places(data, heads, links):
-    """Fill a hash table of all places that begin FAR_RUN bytes: in `heads` the first, in `links` the one after each."""
+    """Fill a hash table of all places that begin FAR_RUN bytes: in `heads` the first, in `links`
+    the one after each.
+    """
     heads[:] = -1
     for at in range(len(data) - FAR_RUN, -1, -1):
         bucket = _bucket(data, at, len(heads))
@@ -295,7 +337,9 @@ def _next_pair(s_ids, s_parts, t_ids, t_parts, i, j):
 
 @inline_kernel
 def _token_at(ends, ids, parts, low, i, place):
-    """Number of tokens, from `low` on, to reach byte `place`, including tokens without bytes there."""
+    """Number of tokens, from `low` on, to reach byte `place`, including tokens without bytes
+    there.
+    """
     while i > low and before(ends, i - 1) >= place:
         i -= 1
     while i < len(ends) and before(ends, i) < place:
@@ -307,9 +351,24 @@ def _token_at(ends, ids, parts, low, i, place):
 
 @kernel
 def walk(
-    s_ids, s_parts, s_data, s_ends, s_open, s_spaced, t_ids, t_parts, t_data, t_ends, t_open, t_spaced,
-    heads, links, student_bounds, teacher_bounds, kinds,
-):  # fmt: skip
+    s_ids,
+    s_parts,
+    s_data,
+    s_ends,
+    s_open,
+    s_spaced,
+    t_ids,
+    t_parts,
+    t_data,
+    t_ends,
+    t_open,
+    t_spaced,
+    heads,
+    links,
+    student_bounds,
+    teacher_bounds,
+    kinds,
+):
     """Walk both sides and write the finest chunks; (number of chunks, how it ended).
 
     Args:
@@ -317,8 +376,10 @@ def walk(
         s_data: Bytes of its tokens, end to end; `s_ends`: where each ends.
         s_open: Whether a chunk may end after each token.
         s_spaced: Whether the tokenizer puts a space before a text; likewise `t_…` of the teacher.
-        heads: Table of `index_places` of `t_data`, and `links`; where they are empty, stop at the first difference.
-        student_bounds: Written, as many rows as the shorter side has tokens; likewise `teacher_bounds` and `kinds`.
+        heads: Table of `index_places` of `t_data`, and `links`; where they are empty, stop at the
+            first difference.
+        student_bounds: Written, as many rows as the shorter side has tokens; likewise
+            `teacher_bounds` and `kinds`.
     """
     n, m = len(s_ends), len(t_ends)
     i = j = count = 0
@@ -331,14 +392,19 @@ def walk(
             continue
         first_i, first_j = i, j
         a, b = before(s_ends, i), before(t_ends, j)
-        s_starts, t_starts = i == 0 or s_parts[s_ids[i - 1]] != TEXT, j == 0 or t_parts[t_ids[j - 1]] != TEXT
+        s_starts, t_starts = (
+            i == 0 or s_parts[s_ids[i - 1]] != TEXT,
+            j == 0 or t_parts[t_ids[j - 1]] != TEXT,
+        )
         a, b = _skip_prefix(s_data, t_data, a, b, s_spaced and s_starts, t_spaced and t_starts)
         u = v = same = 0  # bytes taken on both sides, and how many of them are compared
         kind, apart = EXACT, False
         while True:
             s_closed, t_closed = i == first_i or s_open[i - 1], j == first_j or t_open[j - 1]
             if u == v and s_closed and t_closed and (u > 0 or apart):
-                count = _emit(student_bounds, teacher_bounds, kinds, count, first_i, i, first_j, j, kind)
+                count = _emit(
+                    student_bounds, teacher_bounds, kinds, count, first_i, i, first_j, j, kind
+                )
                 break
             if u < v or (u == v and (not s_closed or t_closed)):
                 if i == n:
@@ -375,7 +441,9 @@ def walk(
                 x, y = _find_far(s_data, t_data, a + same, b + same, heads, links)
             if x < 0:
                 i, j = _next_pair(s_ids, s_parts, t_ids, t_parts, i, j)
-                count = _emit(student_bounds, teacher_bounds, kinds, count, first_i, i, first_j, j, DIFFERENT)
+                count = _emit(
+                    student_bounds, teacher_bounds, kinds, count, first_i, i, first_j, j, DIFFERENT
+                )
                 break
             a, b, same = x, y, 0
             i = _token_at(s_ends, s_ids, s_parts, first_i, i, x)

@@ -1,4 +1,5 @@
-"""Kernel of the alignment by strings: dynamic programming over tokens, in a band around the diagonal.
+"""Kernel of the alignment by strings: dynamic programming over tokens, in a band around the
+diagonal.
 
 Costs: at most CELLS cells per call, each up to 2 × LONGEST steps: 10 ms.
 """
@@ -21,14 +22,21 @@ def _band(i, rows, columns, width):
 
 @inline_kernel
 def _match_ending(s_data, s_ends, s_open, i0, i, t_data, t_ends, t_open, j0, j):
-    """(tokens, tokens, bytes) of the shortest match that ends before tokens i and j; 0 bytes: none."""
+    """(tokens, tokens, bytes) of the shortest match that ends before tokens i and j; 0 bytes:
+    none.
+    """
     if not s_open[i - 1] or not t_open[j - 1]:
         return 0, 0, 0
     s_end, t_end = s_ends[i - 1], t_ends[j - 1]
     p, q = 1, 1
     while p <= LONGEST and q <= LONGEST and i - p >= i0 and j - q >= j0:
         u, v = s_end - before(s_ends, i - p), t_end - before(t_ends, j - q)
-        if u > 0 and u == v and (i - p == 0 or s_open[i - p - 1]) and (j - q == 0 or t_open[j - q - 1]):
+        if (
+            u > 0
+            and u == v
+            and (i - p == 0 or s_open[i - p - 1])
+            and (j - q == 0 or t_open[j - q - 1])
+        ):
             for k in range(1, u + 1):
                 if s_data[s_end - k] != t_data[t_end - k]:
                     return 0, 0, 0
@@ -41,12 +49,16 @@ def _match_ending(s_data, s_ends, s_open, i0, i, t_data, t_ends, t_open, j0, j):
 
 
 @kernel
-def match_tokens(s_data, s_ends, s_open, i0, i1, t_data, t_ends, t_open, j0, j1, scores, moves, sizes, found):
+def match_tokens(
+    s_data, s_ends, s_open, i0, i1, t_data, t_ends, t_open, j0, j1, scores, moves, sizes, found
+):
     """The matches of tokens i0:i1 with tokens j0:j1, in order, that agree in most bytes; how many.
 
     Args:
-        scores: Scratch, int32 [rows + 1, band]; likewise `moves`, uint8, and `sizes`, uint8 [rows + 1, band, 2].
-        found: Written from its end backwards, int32 [matches, 4]: ranges of the student's and the teacher's tokens.
+        scores: Scratch, int32 [rows + 1, band]; likewise `moves`, uint8, and `sizes`, uint8 [rows +
+            1, band, 2].
+        found: Written from its end backwards, int32 [matches, 4]: ranges of the student's and the
+            teacher's tokens.
     """
     rows, columns, width = i1 - i0, j1 - j0, scores.shape[1]
     for r in range(rows + 1):
@@ -60,7 +72,9 @@ def match_tokens(s_data, s_ends, s_open, i0, i1, t_data, t_ends, t_open, j0, j1,
             if w > 0 and scores[r, w - 1] > best:
                 best, move = scores[r, w - 1], SKIP_TEACHER
             if r > 0 and c > 0:
-                p, q, size = _match_ending(s_data, s_ends, s_open, i0, i0 + r, t_data, t_ends, t_open, j0, j0 + c)
+                p, q, size = _match_ending(
+                    s_data, s_ends, s_open, i0, i0 + r, t_data, t_ends, t_open, j0, j0 + c
+                )
                 if size > 0:
                     start = c - q - _band(r - p, rows, columns, width)
                     if 0 <= start < width and scores[r - p, start] + size >= best:

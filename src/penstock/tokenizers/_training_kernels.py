@@ -1,7 +1,7 @@
 """Kernels of training: counting the distinct pieces of text, and learning merges from them.
 
-Pieces are those of `SPLIT_PATTERN`. Merges are those of the `tokenizers` package, whose rules they follow also where
-those are peculiar; the tests hold the two against each other.
+Pieces are those of `SPLIT_PATTERN`. Merges are those of the `tokenizers` package, whose rules they
+follow also where those are peculiar; the tests hold the two against each other.
 """
 
 import numpy as np
@@ -18,19 +18,24 @@ _LOWER = 0x20
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 _INDEX = np.uint64(0xFFFFFFFF)
-"""A slot of a hash table holds the upper half of a hash, and 1 + the index of an entry; 0: empty."""
+"""A slot of a hash table holds the upper half of a hash, and 1 + the index of an entry; 0:
+empty.
+"""
 
 _NONE = -1
 
 PAIR = np.dtype([("key", np.uint64), ("count", np.int64), ("head", np.int64)])
-"""Two ids (left · 2³² + right), how often they stand next to each other, and the first of the words in which they came
-up by the current merge."""
+"""Two ids (left · 2³² + right), how often they stand next to each other, and the first of the words
+in which they came up by the current merge.
+"""
 
 NODE = np.dtype([("word", np.int64), ("next", np.int64)])
 """A word in which a pair came up, and the next such word."""
 
 ENTRY = np.dtype([("count", np.int64), ("key", np.uint64), ("pair", np.int64), ("head", np.int64)])
-"""An entry of the queue: a pair, and the first of the words in which to merge it. The count may be out of date."""
+"""An entry of the queue: a pair, and the first of the words in which to merge it. The count may be
+out of date.
+"""
 
 MERGE = np.dtype([("left", np.int64), ("right", np.int64), ("result", np.int64)])
 """One merge: two ids, and the id of the two together."""
@@ -58,7 +63,9 @@ def _character(data, at):
 
 @kernel
 def find_unknown(data, classes, found):
-    """Lists characters of class `UNKNOWN` in `found`, makes them `OTHER`, and returns how many; stops if it is full."""
+    """Lists characters of class `UNKNOWN` in `found`, makes them `OTHER`, and returns how many;
+    stops if it is full.
+    """
     at = count = 0
     while at < len(data):
         if data[at] < 0x80:
@@ -88,7 +95,9 @@ def _run(data, at, end, classes, kind):
 
 @kernel_part
 def _contraction(data, at, end):
-    """Where 's, 't, 're, 've, 'm, 'll or 'd in any case ends, whose apostrophe is at `at`; `at` if there is none."""
+    """Where 's, 't, 're, 've, 'm, 'll or 'd in any case ends, whose apostrophe is at `at`; `at` if
+    there is none.
+    """
     if at + 1 >= end:
         return at
     first, size = _character(data, at + 1)
@@ -108,7 +117,9 @@ def _contraction(data, at, end):
 
 @kernel_part
 def _space_end(data, at, end, classes):
-    """Where a piece that begins with white space ends, if neither letters nor other characters belong to it."""
+    """Where a piece that begins with white space ends, if neither letters nor other characters
+    belong to it.
+    """
     begin, last, after_line_end = at, at, at
     while at < end:
         character, size = _character(data, at)
@@ -199,7 +210,8 @@ def count_pieces(data, ends, text, at, classes, words, offsets, counts, slots, s
         size: Number of distinct pieces so far.
 
     Returns:
-        Text, byte and size where it stopped: after the last text, or because half of `slots` are taken.
+        Text, byte and size where it stopped: after the last text, or because half of `slots` are
+        taken.
     """
     while text < len(ends):
         while at < ends[text]:
@@ -244,13 +256,20 @@ def _grown(array, used, more):
 
 @inline_kernel
 def _before(count, key, other):
-    """Whether a pair is merged before an entry: the more frequent one is, of equals the one of smaller ids."""
+    """Whether a pair is merged before an entry: the more frequent one is, of equals the one of
+    smaller ids.
+    """
     return count > other.count or (count == other.count and key < other.key)
 
 
 @inline_kernel
 def _put(queue, place, count, key, pair, head):
-    queue[place].count, queue[place].key, queue[place].pair, queue[place].head = count, key, pair, head
+    queue[place].count, queue[place].key, queue[place].pair, queue[place].head = (
+        count,
+        key,
+        pair,
+        head,
+    )
 
 
 @kernel_part
@@ -323,7 +342,8 @@ def _merge_word(symbols, begin, end, merge, keys, signs):
     """Merge a pair in one word, from the left.
 
     Returns:
-        The new end of the word, and the number of changes: pairs in `keys` that occur once more or less (`signs`).
+        The new end of the word, and the number of changes: pairs in `keys` that occur once more or
+        less (`signs`).
     """
     left, right, result = merge.left, merge.right, merge.result
     read = write = begin
@@ -347,7 +367,9 @@ def _merge_word(symbols, begin, end, merge, keys, signs):
 
 
 @kernel_part
-def _merge_words(words, num_words, merge, symbols, begins, lengths, counts, slots, pairs, nodes, changed, used):
+def _merge_words(
+    words, num_words, merge, symbols, begins, lengths, counts, slots, pairs, nodes, changed, used
+):
     """Merge a pair in some words, and count the pairs around it again."""
     longest = 0
     for place in range(num_words):
@@ -355,7 +377,9 @@ def _merge_words(words, num_words, merge, symbols, begins, lengths, counts, slot
     keys, signs = np.empty(2 * longest, np.uint64), np.empty(2 * longest, np.int64)
     for place in range(num_words):
         word = words[place]
-        end, changes = _merge_word(symbols, begins[word], begins[word] + lengths[word], merge, keys, signs)
+        end, changes = _merge_word(
+            symbols, begins[word], begins[word] + lengths[word], merge, keys, signs
+        )
         lengths[word] = end - begins[word]
         for change in range(changes):
             amount = signs[change] * counts[word]
@@ -363,11 +387,22 @@ def _merge_words(words, num_words, merge, symbols, begins, lengths, counts, slot
 
 
 @kernel_part
-def _count_pairs(begin_word, end_word, symbols, begins, lengths, counts, slots, pairs, nodes, changed, used):
+def _count_pairs(
+    begin_word, end_word, symbols, begins, lengths, counts, slots, pairs, nodes, changed, used
+):
     """Count the pairs of some words."""
     for word in range(begin_word, end_word):
         for at in range(begins[word], begins[word] + lengths[word] - 1):
-            _change(_key(symbols[at], symbols[at + 1]), counts[word], word, slots, pairs, nodes, changed, used)
+            _change(
+                _key(symbols[at], symbols[at + 1]),
+                counts[word],
+                word,
+                slots,
+                pairs,
+                nodes,
+                changed,
+                used,
+            )
 
 
 @kernel_part
@@ -411,7 +446,9 @@ def _enqueue(queue, size, pairs, changed, used):
 
 
 @kernel
-def learn_merges(symbols, begins, lengths, counts, tokens, offsets, token_slots, num_tokens, vocab_size):
+def learn_merges(
+    symbols, begins, lengths, counts, tokens, offsets, token_slots, num_tokens, vocab_size
+):
     """Merge the most frequent pair of ids in all words, again and again.
 
     Args:
@@ -426,8 +463,8 @@ def learn_merges(symbols, begins, lengths, counts, tokens, offsets, token_slots,
         vocab_size: Number of ids to stop at.
 
     Returns:
-        The merges in order (`MERGE`), the bytes of all ids, and their number. A pair whose bytes are those of an
-        existing id gives that id.
+        The merges in order (`MERGE`), the bytes of all ids, and their number. A pair whose bytes
+        are those of an existing id gives that id.
     """
     used = np.zeros(3, np.int64)
     slots, pairs = np.zeros(1 << 16, np.int64), np.empty(0, PAIR)
@@ -438,7 +475,9 @@ def learn_merges(symbols, begins, lengths, counts, tokens, offsets, token_slots,
         more = begins[end - 1] + lengths[end - 1] - begins[begin]
         slots, pairs = _rehashed(slots, pairs, used, more), _grown(pairs, used[_PAIRS], more)
         nodes, changed = _grown(nodes, used[_NODES], more), _grown(changed, used[_CHANGED], more)
-        _count_pairs(begin, end, symbols, begins, lengths, counts, slots, pairs, nodes, changed, used)
+        _count_pairs(
+            begin, end, symbols, begins, lengths, counts, slots, pairs, nodes, changed, used
+        )
     queue = _grown(queue, 0, used[_CHANGED])
     size = _enqueue(queue, size, pairs, changed, used)
     while size > 0 and num_tokens < vocab_size:
@@ -455,7 +494,12 @@ def learn_merges(symbols, begins, lengths, counts, tokens, offsets, token_slots,
         merges = _grown(merges, num_merges, 1)
         merge = merges[num_merges]
         merge.left, merge.right = np.int64(key >> _HALF), np.int64(key & _INDEX)
-        more = offsets[merge.left + 1] - offsets[merge.left] + offsets[merge.right + 1] - offsets[merge.right]
+        more = (
+            offsets[merge.left + 1]
+            - offsets[merge.left]
+            + offsets[merge.right + 1]
+            - offsets[merge.right]
+        )
         tokens = _grown(tokens, offsets[num_tokens], more)
         merge.result = _joined(merge.left, merge.right, tokens, offsets, token_slots, num_tokens)
         num_merges, num_tokens = num_merges + 1, max(num_tokens, merge.result + 1)
@@ -463,7 +507,20 @@ def learn_merges(symbols, begins, lengths, counts, tokens, offsets, token_slots,
         more = 2 * min(total, num_tokens)  # a new pair has the merge's result on one side
         slots, pairs = _rehashed(slots, pairs, used, more), _grown(pairs, used[_PAIRS], more)
         nodes, changed = _grown(nodes, used[_NODES], total), _grown(changed, used[_CHANGED], total)
-        _merge_words(words, num_words, merge, symbols, begins, lengths, counts, slots, pairs, nodes, changed, used)
+        _merge_words(
+            words,
+            num_words,
+            merge,
+            symbols,
+            begins,
+            lengths,
+            counts,
+            slots,
+            pairs,
+            nodes,
+            changed,
+            used,
+        )
         queue = _grown(queue, size, used[_CHANGED])
         size = _enqueue(queue, size, pairs, changed, used)
     return merges[:num_merges], tokens, num_tokens

@@ -1,7 +1,8 @@
 """Two tokenizations of one text, cut into chunks that spell the same bytes on both sides.
 
-Guarantees: the finest such partition, many tokens to many; control tokens are recognised by id, never by their text;
-only chunks that are proved equal are marked equal. Costs: linear time, no Python object per token.
+Guarantees: the finest such partition, many tokens to many; control tokens are recognised by id,
+never by their text; only chunks that are proved equal are marked equal. Costs: linear time, no
+Python object per token.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,12 +39,16 @@ class Alignment:
     """
 
     student_bounds: BoundsArray
-    """int32 [chunks, 2]: half-open ranges of the student's tokens, not empty, in order, disjoint."""
+    """int32 [chunks, 2]: half-open ranges of the student's tokens, not empty, in order,
+    disjoint.
+    """
     teacher_bounds: BoundsArray
     """int32 [chunks, 2]: the same for the teacher's tokens."""
     kinds: KindArray
-    """uint8 [chunks]: EXACT, equal bytes; EQUIVALENT, equal after Unicode normalisation; CONTROL, two control tokens
-    with the same role; DIFFERENT, what lies between two places that are proved equal."""
+    """uint8 [chunks]: EXACT, equal bytes; EQUIVALENT, equal after Unicode normalisation; CONTROL,
+    two control tokens with the same role; DIFFERENT, what lies between two places that are proved
+    equal.
+    """
     num_student_tokens: int
     num_teacher_tokens: int
     method: str = "bytes"
@@ -74,26 +79,38 @@ class Alignment:
 
 
 def align(
-    student_ids: object, teacher_ids: object, student_tokenizer: Tokenizer, teacher_tokenizer: Tokenizer
+    student_ids: object,
+    teacher_ids: object,
+    student_tokenizer: Tokenizer,
+    teacher_tokenizer: Tokenizer,
 ) -> Alignment:
-    """Align two tokenizations of one text; see `Aligner`, which keeps its tables for the next text."""
+    """Align two tokenizations of one text; see `Aligner`, which keeps its tables for the next
+    text.
+    """
     return Aligner(student_tokenizer, teacher_tokenizer).align(student_ids, teacher_ids)
 
 
 @final
 class Aligner:
-    """Aligns tokenizations by one student and one teacher; threads may share it, and pickling carries no tables.
+    """Aligns tokenizations by one student and one teacher; threads may share it, and pickling
+    carries no tables.
 
     Attributes:
         student: The student's tokenizer; likewise `teacher`.
-        is_identity: Whether they are the same tokenizer; then all control tokens have themselves as counterparts.
+        is_identity: Whether they are the same tokenizer; then all control tokens have themselves as
+            counterparts.
         is_exact: Whether both have a byte table; if not, tokens are compared by their strings.
     """
 
     def __init__(
-        self, student: Tokenizer, teacher: Tokenizer, *, control_pairs: Mapping[int, int] | None = None
+        self,
+        student: Tokenizer,
+        teacher: Tokenizer,
+        *,
+        control_pairs: Mapping[int, int] | None = None,
     ) -> None:
-        """Args: `control_pairs`, student id → teacher id of control tokens with the same role, other than BOS and EOS.
+        """Args: `control_pairs`, student id → teacher id of control tokens with the same role,
+        other than BOS and EOS.
 
         Raises:
             TokenizerError: A pair names an id that is no control token.
@@ -105,12 +122,18 @@ class Aligner:
         self._control_pairs = dict(control_pairs or {})
         pairs = self._control_pairs
         if self.is_identity:
-            own = {token_id: token_id for token_id in student.special_tokens.values() if token_id != student.unknown_id}
+            own = {
+                token_id: token_id
+                for token_id in student.special_tokens.values()
+                if token_id != student.unknown_id
+            }
             pairs = own | pairs
         forms = f"{student.normalization} {teacher.normalization}"
         self._form: Form = "NFKC" if "nfkc" in forms.lower() else "NFC"
         self._students = TokenTable(student, pairs, exact=exact[0])
-        self._teachers = TokenTable(teacher, {number: number for number in pairs.values()}, exact=exact[1])
+        self._teachers = TokenTable(
+            teacher, {number: number for number in pairs.values()}, exact=exact[1]
+        )
         self._retokenizer = Retokenizer(student, teacher, pairs, exact=exact[0])
 
     def __reduce__(self) -> tuple[Callable[..., "Aligner"], tuple[Any, ...]]:
@@ -120,7 +143,8 @@ class Aligner:
         """Chunks of two tokenizations of one text.
 
         Args:
-            student_ids: The student's ids, without padding, with or without control tokens; likewise `teacher_ids`.
+            student_ids: The student's ids, without padding, with or without control tokens;
+                likewise `teacher_ids`.
 
         Raises:
             TokenizerError: An id lies outside its vocabulary.
@@ -151,19 +175,25 @@ class Aligner:
     def teacher_ids(self, student_ids: object, *, begins_text: bool = True) -> IntArray:
         """The teacher's own encoding of the text that `student_ids` spell, int64 [tokens].
 
-        Control tokens become their counterparts, or are left out where they have none; each stretch of text between
-        them is encoded as text. A character that the beginning or end of a stretch cuts is left out.
+        Control tokens become their counterparts, or are left out where they have none; each stretch
+        of text between them is encoded as text. A character that the beginning or end of a stretch
+        cuts is left out.
 
         Args:
             student_ids: The student's ids, without padding.
-            begins_text: Whether the first id begins its document; if not, a leading space belongs to the text.
+            begins_text: Whether the first id begins its document; if not, a leading space belongs
+                to the text.
 
         Raises:
             TokenizerError: An id lies outside the vocabulary.
         """
         ids = _contiguous(student_ids)
         spelled = self._students.spell(ids)
-        return ids if self.is_identity else self._retokenizer.encode(ids, spelled, begins_text=begins_text)
+        return (
+            ids
+            if self.is_identity
+            else self._retokenizer.encode(ids, spelled, begins_text=begins_text)
+        )
 
 
 def _contiguous(ids: object) -> IntArray:

@@ -1,9 +1,10 @@
-"""Undo what a tokenizer did to a text before it cut it into tokens, to compare it with another tokenizer.
+"""Undo what a tokenizer did to a text before it cut it into tokens, to compare it with another
+tokenizer.
 
-Two uses. *Normalised*: the bytes of both sides in one Unicode form. A token end is kept only where the text before and
-after it normalises independently, so a token that ends between a letter and its accent is never matched with one that
-does not. *Canonical*: both sides without whitespace, case and accents, for vocabularies in which tokens do not spell
-their text (WordPiece, lossy normalisers).
+Two uses. *Normalised*: the bytes of both sides in one Unicode form. A token end is kept only where
+the text before and after it normalises independently, so a token that ends between a letter and its
+accent is never matched with one that does not. *Canonical*: both sides without whitespace, case and
+accents, for vocabularies in which tokens do not spell their text (WordPiece, lossy normalisers).
 
 Costs: about 10 ns per byte of plain ASCII, 1 µs per other character; only where plain bytes differ.
 """
@@ -41,7 +42,9 @@ def canonicalise(side: Side) -> Side:
 
 
 def mark_equivalent(chunks: Chunks, given: tuple[Side, Side], normal: tuple[Side, Side]) -> None:
-    """Mark chunks that are EXACT on normalised sides as EQUIVALENT if their original bytes differ."""
+    """Mark chunks that are EXACT on normalised sides as EQUIVALENT if their original bytes
+    differ.
+    """
     bounds = chunks.student_bounds, chunks.teacher_bounds
     edited = np.zeros(len(chunks.kinds), np.bool_)
     for side, where in zip(normal, bounds, strict=True):
@@ -82,7 +85,9 @@ def _rewrite(side: Side, edits_of: Callable[[str], Iterator[Edit]]) -> Side:
 def _carry(side: Side, data: ByteArray, spans: IntArray, sizes: IntArray) -> Side:
     """Token ends in the new bytes; an end inside a changed span is dropped."""
     grown = np.concatenate(([0], np.cumsum(sizes - (spans[:, 1] - spans[:, 0]))))
-    before = np.searchsorted(spans[:, 1], side.ends, "right")  # spans that end at or before each end
+    before = np.searchsorted(
+        spans[:, 1], side.ends, "right"
+    )  # spans that end at or before each end
     inside = np.zeros(len(side.ends), np.bool_)
     some = before < len(spans)
     inside[some] = spans[before[some], 0] < side.ends[some]
@@ -110,7 +115,8 @@ def _normal_edits(text: str, form: Form) -> Iterator[Edit]:
 
 @lru_cache(maxsize=65536)
 def _stands_alone(character: str, form: Form) -> bool:
-    """Whether nothing before this character can combine with it: no mark, and no vowel or final of a Hangul syllable.
+    """Whether nothing before this character can combine with it: no mark, and no vowel or final of
+    a Hangul syllable.
 
     Source: Unicode Standard Annex #15, normalisation and concatenation.
     """
@@ -127,4 +133,6 @@ def _canonical(character: str) -> str:
     if character.isspace() or character == "▁":
         return ""
     plain = unicodedata.normalize("NFKD", character.casefold())
-    return "".join(c for c in plain if not unicodedata.category(c).startswith("M") and not c.isspace())
+    return "".join(
+        c for c in plain if not unicodedata.category(c).startswith("M") and not c.isspace()
+    )

@@ -1,6 +1,8 @@
-"""One side of an alignment, what a tokenizer's ids spell, as flat arrays; and the walk over two sides.
+"""One side of an alignment, what a tokenizer's ids spell, as flat arrays; and the walk over two
+sides.
 
-Costs: spelling and walking take about 10 ns per token and 2 ns per byte, and no Python object per token.
+Costs: spelling and walking take about 10 ns per token and 2 ns per byte, and no Python object per
+token.
 """
 
 from collections.abc import Mapping
@@ -55,7 +57,9 @@ class Side:
     spaced: bool
     """Whether the tokenizer puts a space before a text."""
     edits: IntArray | None = None
-    """int64 [tokens + 1]: number of changes in the text before each token; None: the text was not changed."""
+    """int64 [tokens + 1]: number of changes in the text before each token; None: the text was not
+    changed.
+    """
 
 
 @final
@@ -82,19 +86,25 @@ class TokenTable:
     """Bytes and role of each id of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, pairs: Mapping[int, int], *, exact: bool) -> None:
-        """Args: `pairs`, id → number of its pair; `exact`: use the byte table, else the strings of tokens."""
+        """Args: `pairs`, id → number of its pair; `exact`: use the byte table, else the strings of
+        tokens.
+        """
         table = tokenizer.byte_table if exact else tokenizer.rough_byte_table
         self._table, self._spaced = table, tokenizer.adds_space
         self.parts: IntArray = np.where(table.is_control, 0, TEXT).astype(np.int64)
         for token_id, number in pairs.items():
             if not (0 <= token_id < len(table) and table.is_control[token_id]):
-                raise TokenizerError(f"control_pairs: id {token_id} is not a control token of {tokenizer}")
+                raise TokenizerError(
+                    f"control_pairs: id {token_id} is not a control token of {tokenizer}"
+                )
             self.parts[token_id] |= PAIRED * (number + 1)
         for named, part in ((tokenizer.bos_id, BEGINS), (tokenizer.eos_id, ENDS)):
             if named is not None:
                 self.parts[named] = max(int(self.parts[named]), 0) | part
         plain = (self.parts == TEXT) & (table.lengths > 0) & (table.lengths <= MOST_BYTES)
-        self._entries: IntArray = table.offsets[:-1] << OFFSET_AT | table.lengths << 1 | (~plain).astype(np.int64)
+        self._entries: IntArray = (
+            table.offsets[:-1] << OFFSET_AT | table.lengths << 1 | (~plain).astype(np.int64)
+        )
         self.plain = (self.parts, table.data, self._entries, _heads(table), self._spaced)
 
     def spell(self, ids: IntArray) -> Side:
@@ -105,11 +115,15 @@ class TokenTable:
         """
         size = count_bytes(ids, self._table.lengths)
         if size < 0:
-            raise TokenizerError(f"id {ids[-1 - size]} is outside the vocabulary of {len(self._table)} ids")
+            raise TokenizerError(
+                f"id {ids[-1 - size]} is outside the vocabulary of {len(self._table)} ids"
+            )
         data, ends = np.empty(size, np.uint8), np.empty(len(ids), np.int64)
         spell(ids, self._table.data, self._table.offsets, data, ends)
         opened = np.ones(len(ids), np.bool_)
-        return Side(ids=ids, parts=self.parts, data=data, ends=ends, open=opened, spaced=self._spaced)
+        return Side(
+            ids=ids, parts=self.parts, data=data, ends=ends, open=opened, spaced=self._spaced
+        )
 
 
 def _heads(table: ByteTable) -> UInt64:
@@ -121,8 +135,12 @@ def _heads(table: ByteTable) -> UInt64:
     return heads.view(np.uint64)[:, 0]
 
 
-def walk_same(student: TokenTable, student_ids: IntArray, teacher: TokenTable, teacher_ids: IntArray) -> Chunks | None:
-    """`walk` for sides that spell the same plain text; None if they may not, or if an id is unknown."""
+def walk_same(
+    student: TokenTable, student_ids: IntArray, teacher: TokenTable, teacher_ids: IntArray
+) -> Chunks | None:
+    """`walk` for sides that spell the same plain text; None if they may not, or if an id is
+    unknown.
+    """
     chunks = _room(student_ids, teacher_ids)
     count = walk_plain(student_ids, *student.plain, teacher_ids, *teacher.plain, *chunks)
     return None if count < 0 else _first(chunks, count)
@@ -134,7 +152,8 @@ def walk(student: Side, teacher: Side, *, resume: bool = False) -> Chunks | None
     Args:
         student: The student's tokens.
         teacher: The teacher's tokens.
-        resume: Where bytes differ, continue at the next place that is proved equal; if False, return None there.
+        resume: Where bytes differ, continue at the next place that is proved equal; if False,
+            return None there.
     """
     chunks = _room(student.ids, teacher.ids)
     heads, links = _index(teacher.data) if resume else (_NO_INDEX, _NO_INDEX)

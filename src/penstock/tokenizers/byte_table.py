@@ -1,7 +1,8 @@
 """The bytes that each id of a vocabulary stands for, in two flat arrays.
 
-Guarantees: for every id that encoding can produce, the entry is exactly the bytes that the id stands for; control
-entries and unused ids are empty. Costs: one byte per byte of vocabulary, and 8 bytes per id.
+Guarantees: for every id that encoding can produce, the entry is exactly the bytes that the id
+stands for; control entries and unused ids are empty. Costs: one byte per byte of vocabulary, and 8
+bytes per id.
 """
 
 from collections.abc import Iterable
@@ -45,7 +46,8 @@ class ByteTable:
         return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
 
     def spell(self, ids: object) -> ByteArray:
-        """Bytes of `ids`, end to end, uint8; costs about 10 ns per byte and no Python object per token.
+        """Bytes of `ids`, end to end, uint8; costs about 10 ns per byte and no Python object per
+        token.
 
         Raises:
             TokenizerError: An id lies outside the vocabulary.
@@ -55,7 +57,8 @@ class ByteTable:
             return np.empty(0, np.uint8)
         lengths = self.lengths[ids]
         ends = np.cumsum(lengths)
-        # Byte k of the output comes from (start of its token's entry) + (k - start of its token in the output).
+        # Byte k of the output comes from (start of its token's entry) + (k - start of its token in
+        # the output).
         shifts = np.repeat(self.offsets[ids] - (ends - lengths), lengths)
         spelled: ByteArray = self.data[shifts + np.arange(ends[-1])]
         return spelled

@@ -1,9 +1,10 @@
 """Chat templates next to a vocabulary: one, or several by name, of which transformers takes one.
 
-Some models come with a list of named templates (`default`, `tool_use`, `rag`) in `tokenizer_config.json`, or in the
-folder `additional_chat_templates`. transformers renders a conversation with tools by `tool_use`, if it is there, and
-any other by `default`. `joined` makes one template of the two, so that a dataset, a run, a server and an exported model
-have one text that does the same.
+Some models come with a list of named templates (`default`, `tool_use`, `rag`) in
+`tokenizer_config.json`, or in the folder `additional_chat_templates`. transformers renders a
+conversation with tools by `tool_use`, if it is there, and any other by `default`. `joined` makes
+one template of the two, so that a dataset, a run, a server and an exported model have one text that
+does the same.
 """
 
 import io
@@ -31,12 +32,15 @@ def joined(named: Mapping[str, str]) -> str | None:
     if not named or tool_use is None or tool_use == default:
         if named and default is None:
             raise TokenizerError(
-                f"its chat templates are named {', '.join(named)}; expected one named default or tool_use; give the "
-                "template as a .jinja file"
+                f"its chat templates are named {', '.join(named)}; expected one named default "
+                "or tool_use; give the template as a .jinja file"
             )
         return default
     if default is None:
-        default = "{{ raise_exception('this chat template is for conversations with tools; no other came with it') }}"
+        default = (
+            "{{ raise_exception('this chat template is for conversations with tools; no other "
+            "came with it') }}"
+        )
     # Each begins on a line of its own, whose break our tag takes with it, and ends as a file does.
     tool_use, default = (text.removesuffix("\n") for text in (tool_use, default))
     return (
@@ -55,13 +59,22 @@ def template_in(config: JsonMapping) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):
         return joined({entry["name"]: entry["template"] for entry in template})
-    return joined(template) if isinstance(template, dict) else template if isinstance(template, str) else None
+    return (
+        joined(template)
+        if isinstance(template, dict)
+        else template
+        if isinstance(template, str)
+        else None
+    )
 
 
 def template_beside(folder: Path, config: JsonMapping) -> str | None:
-    """The chat template in a folder: in files of its own, else in its `tokenizer_config.json`, which is `config`."""
+    """The chat template in a folder: in files of its own, else in its `tokenizer_config.json`,
+    which is `config`.
+    """
     own, tool_use = (
-        _text((folder / name).read_bytes()) if (folder / name).is_file() else None for name in (CHAT_TEMPLATE, TOOL_USE)
+        _text((folder / name).read_bytes()) if (folder / name).is_file() else None
+        for name in (CHAT_TEMPLATE, TOOL_USE)
     )
     if own is None:
         own = template_in(config)

@@ -1,11 +1,11 @@
 """Encoding with gigatoken: Arrow's string buffers in, two flat arrays out.
 
-Only its encoder is used: its own file readers drop data silently after a bad line. It runs on the calling thread, so
-that worker processes do not compete for cores. Loading takes 0.1 to 0.6 s, depending on the vocabulary, and happens on
-first use.
+Only its encoder is used: its own file readers drop data silently after a bad line. It runs on the
+calling thread, so that worker processes do not compete for cores. Loading takes 0.1 to 0.6 s,
+depending on the vocabulary, and happens on first use.
 
-Measured on one core (8.9 MB of C4, GPT-2, warm): Arrow buffers 461 MB/s, a list of bytes 408, a list of str 468 (not
-counting the time to make the strings).
+Measured on one core (8.9 MB of C4, GPT-2, warm): Arrow buffers 461 MB/s, a list of bytes 408, a
+list of str 468 (not counting the time to make the strings).
 """
 
 import json
@@ -23,9 +23,11 @@ from penstock.core.ragged import Ragged
 from penstock.tokenizers.spelling import spell_as_characters
 
 SLOWDOWN = 80
-"""How many times as long encoding takes without gigatoken, measured by `benchmarks/bench_tokenizers.py`.
+"""How many times as long encoding takes without gigatoken, measured by
+`benchmarks/bench_tokenizers.py`.
 
-One core of a Xeon, 8 MB of Python's standard library, a trained vocabulary of 16,000; with GPT-2's vocabulary 95.
+One core of a Xeon, 8 MB of Python's standard library, a trained vocabulary of 16,000; with GPT-2's
+vocabulary 95.
 """
 
 
@@ -36,8 +38,9 @@ def missing_gigatoken() -> str | None:
         import gigatoken.gigatoken_rs  # noqa: F401
     except ImportError as error:
         return (
-            f"gigatoken does not load ({error}), and encoding takes about {SLOWDOWN} times as long without it "
-            "(measured by benchmarks/bench_tokenizers.py), with the same token ids: pip install gigatoken"
+            f"gigatoken does not load ({error}), and encoding takes about {SLOWDOWN} times as "
+            "long without it (measured by benchmarks/bench_tokenizers.py), with the same "
+            "token ids: pip install gigatoken"
         )
     return None
 
@@ -62,10 +65,15 @@ def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     converted = json.loads(_reasoned(sentencepiece_to_tokenizer_json, content))
-    shown = [entry["content"] for entry in converted["added_tokens"] if entry["content"] not in hidden]
+    shown = [
+        entry["content"] for entry in converted["added_tokens"] if entry["content"] not in hidden
+    ]
     if shown:
-        # It cuts the text at them and puts a space before every stretch; SentencePiece puts one before the text.
-        raise TokenizerError(f"gigatoken cannot encode it: it treats user-defined pieces differently ({shown[:3]})")
+        # It cuts the text at them and puts a space before every stretch; SentencePiece puts one
+        # before the text.
+        raise TokenizerError(
+            f"gigatoken cannot encode it: it treats user-defined pieces differently ({shown[:3]})"
+        )
     converted["added_tokens"] = []
     model = converted["model"]
     model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in hidden]
@@ -73,14 +81,17 @@ def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
 
 
 def backend_from_ranks(content: bytes, scheme: str) -> Any:
-    """Load tiktoken ranks (a `.tiktoken` file's bytes) with one of gigatoken's named splitting schemes.
+    """Load tiktoken ranks (a `.tiktoken` file's bytes) with one of gigatoken's named splitting
+    schemes.
 
     Raises:
         TokenizerError: gigatoken does not support it; the message is its reason.
     """
     from gigatoken.gigatoken_rs import BPETokenizer
 
-    descriptor, path = tempfile.mkstemp(suffix=".tiktoken")  # gigatoken reads ranks from a file only
+    descriptor, path = tempfile.mkstemp(
+        suffix=".tiktoken"
+    )  # gigatoken reads ranks from a file only
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -90,10 +101,12 @@ def backend_from_ranks(content: bytes, scheme: str) -> Any:
 
 
 def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Any:
-    """Load ranks as an equivalent `tokenizer.json`: every way to make a token of two others is a merge.
+    """Load ranks as an equivalent `tokenizer.json`: every way to make a token of two others is a
+    merge.
 
-    For vocabularies such as Llama 3's, which have tokens that no merge makes: with `ignore_merges` such a token is used
-    if it is a whole piece of text, as in tiktoken. Loading takes 3 s for 128,000 ranks.
+    For vocabularies such as Llama 3's, which have tokens that no merge makes: with `ignore_merges`
+    such a token is used if it is a whole piece of text, as in tiktoken. Loading takes 3 s for
+    128,000 ranks.
 
     Raises:
         TokenizerError: gigatoken does not support it; the message is its reason.
@@ -103,10 +116,24 @@ def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Any:
         text = spell_as_characters(token)
         vocabulary[text] = rank
         cuts = [(token[:at], token[at:], at) for at in range(1, len(token))]
-        ways = sorted((ranks[left], ranks[right], at) for left, right, at in cuts if left in ranks and right in ranks)
+        ways = sorted(
+            (ranks[left], ranks[right], at)
+            for left, right, at in cuts
+            if left in ranks and right in ranks
+        )
         merges += [[text[:at], text[at:]] for _, _, at in ways]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     made = {
         "version": "1.0",
         "added_tokens": [],
@@ -141,11 +168,15 @@ def _as_awkward(texts: pa.Array) -> Any:
     if offset_buffer is None or not len(texts):
         offsets = np.zeros(len(texts) + 1, np.int64)
     else:
-        offsets = np.frombuffer(offset_buffer, offset_dtype)[texts.offset : texts.offset + len(texts) + 1]
+        offsets = np.frombuffer(offset_buffer, offset_dtype)[
+            texts.offset : texts.offset + len(texts) + 1
+        ]
     data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
     characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
     index = ak.index.Index64(offsets.astype(np.int64, copy=False))
-    return ak.Array(ak.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"}))
+    return ak.Array(
+        ak.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"})
+    )
 
 
 def _reasoned(load: Any, *arguments: Any) -> Any:

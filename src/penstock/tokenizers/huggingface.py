@@ -1,9 +1,9 @@
 """`tokenizer.json`: the format of the Hugging Face `tokenizers` package.
 
-Text is encoded by a scrubbed copy of the file: control entries are gone from `added_tokens`, and from whatever else
-could produce them (merges that spell one; pieces of a Unigram or word vocabulary); BOS/EOS templates, truncation,
-padding and dropout are off. Both gigatoken and the fallback read that copy. The original file is used only if control
-text is allowed.
+Text is encoded by a scrubbed copy of the file: control entries are gone from `added_tokens`, and
+from whatever else could produce them (merges that spell one; pieces of a Unigram or word
+vocabulary); BOS/EOS templates, truncation, padding and dropout are off. Both gigatoken and the
+fallback read that copy. The original file is used only if control text is allowed.
 """
 
 import json
@@ -38,8 +38,8 @@ ID_SECTIONS = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 class HuggingFaceVocabulary:
     """A `tokenizer.json`, with BOS, EOS and padding from its `tokenizer_config.json`.
 
-    Without a `tokenizer_config.json`, each of them is the control entry with a conventional name; None if there is no
-    such entry, or more than one.
+    Without a `tokenizer_config.json`, each of them is the control entry with a conventional name;
+    None if there is no such entry, or more than one.
     """
 
     own_encoder = "tokenizers"
@@ -53,19 +53,34 @@ class HuggingFaceVocabulary:
         added = with_configured_entries(self._json.get("added_tokens") or [], self._tokens, config)
         self._json["added_tokens"] = added
         self._added = {entry["content"]: int(entry["id"]) for entry in added}
-        self._content = {entry["id"] for entry in added if is_content(entry["content"], special=entry["special"])}
-        self.controls = {text: token_id for text, token_id in self._added.items() if token_id not in self._content}
+        self._content = {
+            entry["id"] for entry in added if is_content(entry["content"], special=entry["special"])
+        }
+        self.controls = {
+            text: token_id
+            for text, token_id in self._added.items()
+            if token_id not in self._content
+        }
         self.unknown_id = _unknown_id(model, self._tokens)
         self.size = 1 + max([*self._tokens.values(), *self._added.values()], default=-1)
-        self._steps = [*_flatten(self._json.get("normalizer")), *_flatten(self._json.get("pre_tokenizer"))]
+        self._steps = [
+            *_flatten(self._json.get("normalizer")),
+            *_flatten(self._json.get("pre_tokenizer")),
+        ]
         self.kind = self._find_kind()
-        changing = [step["type"] for step in _flatten(self._json.get("normalizer")) if not _only_spaces(step)]
+        changing = [
+            step["type"]
+            for step in _flatten(self._json.get("normalizer"))
+            if not _only_spaces(step)
+        ]
         self.normalization = ", ".join(changing) or None
         self.adds_space = any(_adds_space(step) for step in self._steps)
         self.bos_id = self._find_named("bos_token", config, BEGIN_NAMES)
         self.eos_id = self._find_named("eos_token", config, END_NAMES)
         self.pad_id = self._find_named("pad_token", config, PAD_NAMES)
-        self.adds_bos = self.bos_id is not None and self._puts_bos(json.loads(config) if config is not None else {})
+        self.adds_bos = self.bos_id is not None and self._puts_bos(
+            json.loads(config) if config is not None else {}
+        )
 
     def identity(self) -> bytes:
         """See `Vocabulary`."""
@@ -88,11 +103,15 @@ class HuggingFaceVocabulary:
 
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
         """See `Vocabulary`."""
-        encoding = (self._whole if allow_control else self._scrubbed).encode(text, add_special_tokens=False)
+        encoding = (self._whole if allow_control else self._scrubbed).encode(
+            text, add_special_tokens=False
+        )
         return encoding.ids, encoding.offsets
 
     def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
-        """See `Vocabulary`; control entries get secret names, and only `controls` are replaced by these."""
+        """See `Vocabulary`; control entries get secret names, and only `controls` are replaced by
+        these.
+        """
         names, ids, encoder = self._disguised
         parts: list[str] = []
         begins, ends, done = [], [0], 0
@@ -104,7 +123,9 @@ class HuggingFaceVocabulary:
             done = end
         begins.append(len(text))
         encoding = encoder.encode("".join(parts), add_special_tokens=False)
-        return [ids.get(i, i) for i in encoding.ids], [(begins[low], ends[high]) for low, high in encoding.offsets]
+        return [ids.get(i, i) for i in encoding.ids], [
+            (begins[low], ends[high]) for low, high in encoding.offsets
+        ]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
@@ -126,13 +147,22 @@ class HuggingFaceVocabulary:
         if exact:
             self._refuse_inexact()
         byte_level = self.kind == "byte-level BPE"
-        spell = spell_byte_level if byte_level else spell_sentencepiece if exact else self._spell_roughly
+        spell = (
+            spell_byte_level
+            if byte_level
+            else spell_sentencepiece
+            if exact
+            else self._spell_roughly
+        )
         entries: list[bytes | None] = [None] * self.size
         for token, token_id in self._tokens.items():
             entries[token_id] = spell(token)
         for text, token_id in self._added.items():
             entries[token_id] = (text if byte_level else text.replace("▁", " ")).encode()
-        for token_id in (*self.controls.values(), *([] if self.unknown_id is None else [self.unknown_id])):
+        for token_id in (
+            *self.controls.values(),
+            *([] if self.unknown_id is None else [self.unknown_id]),
+        ):
             entries[token_id] = None
         return ByteTable(entries)
 
@@ -145,9 +175,11 @@ class HuggingFaceVocabulary:
         return json.dumps(scrubbed, ensure_ascii=False)
 
     def _scrub_added(self) -> list[JsonObject]:
-        """Content entries; control entries before them keep their place under a name that no text spells.
+        """Content entries; control entries before them keep their place under a name that no text
+        spells.
 
-        The tokenizers package numbers entries that are not in the model by their place in the list, not by their id.
+        The tokenizers package numbers entries that are not in the model by their place in the list,
+        not by their id.
         """
         last = max(self._content, default=-1)
         kept = []
@@ -163,24 +195,31 @@ class HuggingFaceVocabulary:
         if "dropout" in model:
             model["dropout"] = None
         if "merges" in model:
-            model["merges"] = [merge for merge in model["merges"] if _joined(merge) not in self.controls]
+            model["merges"] = [
+                merge for merge in model["merges"] if _joined(merge) not in self.controls
+            ]
         if self._model_type == "Unigram":
             model["vocab"] = [[self._hidden(token), score] for token, score in model["vocab"]]
         elif self._model_type != "BPE" or model.get("ignore_merges"):
             kept = model.get("unk_token")
-            model["vocab"] = {(t if t == kept else self._hidden(t)): i for t, i in model["vocab"].items()}
+            model["vocab"] = {
+                (t if t == kept else self._hidden(t)): i for t, i in model["vocab"].items()
+            }
         return model
 
     def _hidden(self, token: str) -> str:
-        """A name that no text can spell, because it holds a secret, for control entries. It changes no id."""
+        """A name that no text can spell, because it holds a secret, for control entries. It changes
+        no id.
+        """
         return f"{self._secret}{self.controls[token]}" if token in self.controls else token
 
     @cached_property
     def cuts(self) -> tuple[AddedEntry, ...] | None:
         """See `Vocabulary`.
 
-        The tokenizers package cuts at entries that are not `normalized`, normalises each stretch, and cuts it again
-        at the others. One pass over the text gives the same result if entries of the two kinds cannot overlap.
+        The tokenizers package cuts at entries that are not `normalized`, normalises each stretch,
+        and cuts it again at the others. One pass over the text gives the same result if entries of
+        the two kinds cannot overlap.
         """
         first = [entry for entry in self._listed if not entry.get("normalized")]
         second = [entry for entry in self._listed if entry.get("normalized")]
@@ -193,7 +232,11 @@ class HuggingFaceVocabulary:
         strips = [entry for entry in controls if entry.get("lstrip") or entry.get("rstrip")]
         spaced = any(entry["content"][:1].isspace() for entry in cuts)
         flagged = any(_takes_more(entry) for entry in self._listed if entry["id"] in self._content)
-        if any(entry.get("single_word") for entry in controls) or flagged or (strips and (spaced or second)):
+        if (
+            any(entry.get("single_word") for entry in controls)
+            or flagged
+            or (strips and (spaced or second))
+        ):
             return None
         return tuple(self._cut(entry) for entry in cuts)
 
@@ -208,30 +251,54 @@ class HuggingFaceVocabulary:
 
     @cached_property
     def _listed(self) -> list[JsonObject]:
-        """Added entries, and those that only `tokenizer_config.json` makes control entries, as transformers does."""
+        """Added entries, and those that only `tokenizer_config.json` makes control entries, as
+        transformers does.
+        """
         listed = list(self._json.get("added_tokens") or [])
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        named = [(text, token_id) for text, token_id in self.controls.items() if text not in self._added]
+        flags = {
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        named = [
+            (text, token_id) for text, token_id in self.controls.items() if text not in self._added
+        ]
         return listed + [{"id": token_id, "content": text, **flags} for text, token_id in named]
 
     @cached_property
     def _disguised(self) -> tuple[dict[str, str], dict[int, int], Any]:
-        """Hidden name of each control entry, its ids as the encoder numbers entries → real ids, and the encoder."""
+        """Hidden name of each control entry, its ids as the encoder numbers entries → real ids, and
+        the encoder.
+        """
         names = {}
         for text in self.controls:
-            # It begins and ends as the entry does, as flags depend on neighbours; no name is a prefix of another.
+            # It begins and ends as the entry does, as flags depend on neighbours; no name is a
+            # prefix of another.
             names[text] = f"{text[0]}{self._hidden(text)}z{text[-1]}"
-        listed = [{**entry, "content": names.get(entry["content"], entry["content"])} for entry in self._listed]
-        changes = {"added_tokens": listed, "model": self._scrub_model(), "truncation": None, "padding": None}
+        listed = [
+            {**entry, "content": names.get(entry["content"], entry["content"])}
+            for entry in self._listed
+        ]
+        changes = {
+            "added_tokens": listed,
+            "model": self._scrub_model(),
+            "truncation": None,
+            "padding": None,
+        }
         encoder = _load({**self._json, **changes})
         real = {
-            encoder.token_to_id(new["content"]): entry["id"] for new, entry in zip(listed, self._listed, strict=True)
+            encoder.token_to_id(new["content"]): entry["id"]
+            for new, entry in zip(listed, self._listed, strict=True)
         }
         return names, real, encoder
 
     @cached_property
     def _whole(self) -> Any:
-        return _load({**self._json, "added_tokens": self._listed, "truncation": None, "padding": None})
+        return _load(
+            {**self._json, "added_tokens": self._listed, "truncation": None, "padding": None}
+        )
 
     @cached_property
     def _scrubbed(self) -> Any:
@@ -244,7 +311,9 @@ class HuggingFaceVocabulary:
             return "byte-level BPE"
         return "SentencePiece BPE" if self._json["model"].get("byte_fallback") else "BPE"
 
-    def _find_named(self, role: str, config: bytes | None, conventional: Sequence[str]) -> int | None:
+    def _find_named(
+        self, role: str, config: bytes | None, conventional: Sequence[str]
+    ) -> int | None:
         named = json.loads(config).get(role) if config is not None else None
         if named is None:
             return named_control(self.controls, conventional) if config is None else None
@@ -261,20 +330,31 @@ class HuggingFaceVocabulary:
     def _puts_bos(self, config: JsonObject) -> bool:
         """Whether the file's post-processor puts BOS before a text.
 
-        As in transformers, it alone decides: `add_bos_token` counts only where there is no tokenizer.json. Two classes
-        of files differ: GPT-NeoX's, whose post-processor transformers ignores, and ours, which have none.
+        As in transformers, it alone decides: `add_bos_token` counts only where there is no
+        tokenizer.json. Two classes of files differ: GPT-NeoX's, whose post-processor transformers
+        ignores, and ours, which have none.
         """
         processor = self._json.get("post_processor")
         if str(config.get("tokenizer_class")).startswith("GPTNeoXTokenizer"):
             return False
         if processor is None:
-            own = (("bos_token", 0, "<|bos|>"), ("eos_token", 1, "<|eos|>"), ("pad_token", 2, "<|pad|>"))
-            return all(config.get(role) == text and self.controls.get(text) == number for role, number, text in own)
+            own = (
+                ("bos_token", 0, "<|bos|>"),
+                ("eos_token", 1, "<|eos|>"),
+                ("pad_token", 2, "<|pad|>"),
+            )
+            return all(
+                config.get(role) == text and self.controls.get(text) == number
+                for role, number, text in own
+            )
         return self.bos_id in before_a_text(processor)
 
     def _spell_roughly(self, token: str) -> bytes:
         """What a token with a prefix or suffix for word parts looks like in a text."""
-        inside, last = (self._json["model"].get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+        inside, last = (
+            self._json["model"].get(name)
+            for name in ("continuing_subword_prefix", "end_of_word_suffix")
+        )
         if self.kind in ("WordPiece", "WordLevel") and not (inside and token.startswith(inside)):
             token = f"▁{token}"
         plain = token.removeprefix(inside or "").removesuffix(last or "")
@@ -284,13 +364,20 @@ class HuggingFaceVocabulary:
         """Raise TokenizerError unless the bytes of every id are known."""
         model = self._json["model"]
         if self.kind == "WordPiece" or self.kind == "WordLevel":
-            raise TokenizerError(f"no exact byte table: a {self.kind} vocabulary forgets whitespace and unknown words")
+            raise TokenizerError(
+                f"no exact byte table: a {self.kind} vocabulary forgets whitespace and "
+                "unknown words"
+            )
         if self.kind != "byte-level BPE" and not model.get("byte_fallback"):
             raise TokenizerError(
-                f"no exact byte table: this {self.kind} vocabulary has no byte fallback, so <unk> loses text"
+                f"no exact byte table: this {self.kind} vocabulary has no byte fallback, so "
+                "<unk> loses text"
             )
         if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
-            raise TokenizerError("no exact byte table: tokens carry word suffixes or prefixes that are not in the text")
+            raise TokenizerError(
+                "no exact byte table: tokens carry word suffixes or prefixes that are not in "
+                "the text"
+            )
         lossy = [name for name in (self.normalization or "").split(", ") if name not in ("", "NFC")]
         lossy += [
             step["type"]
@@ -298,7 +385,9 @@ class HuggingFaceVocabulary:
             if step["type"] in ("WhitespaceSplit", "Whitespace", "BertPreTokenizer")
         ]
         if lossy:
-            raise TokenizerError(f"no exact byte table: {', '.join(lossy)} changes text before it is encoded")
+            raise TokenizerError(
+                f"no exact byte table: {', '.join(lossy)} changes text before it is encoded"
+            )
 
 
 def _takes_more(entry: JsonObject) -> bool:
@@ -317,9 +406,13 @@ def _share(a: str, b: str) -> bool:
 
 def _load(content: JsonObject | str) -> Any:
     try:
-        return Tokenizer.from_str(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
+        return Tokenizer.from_str(
+            content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        )
     except Exception as error:
-        raise TokenizerError(f"the tokenizers package cannot read this tokenizer.json: {error}") from error
+        raise TokenizerError(
+            f"the tokenizers package cannot read this tokenizer.json: {error}"
+        ) from error
 
 
 def _untyped_model(model: JsonObject) -> str:
@@ -338,7 +431,9 @@ def _model_tokens(model: JsonObject) -> dict[str, int]:
 
 
 def _unknown_id(model: JsonObject, tokens: dict[str, int]) -> int | None:
-    unknown: int | None = tokens.get(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
+    unknown: int | None = (
+        tokens.get(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
+    )
     return unknown
 
 
@@ -353,21 +448,32 @@ def _flatten(step: JsonObject | None) -> list[JsonObject]:
         return []
     if step["type"] != "Sequence":
         return [step]
-    return [flat for part in step.get("normalizers") or step.get("pretokenizers") or [] for flat in _flatten(part)]
+    return [
+        flat
+        for part in step.get("normalizers") or step.get("pretokenizers") or []
+        for flat in _flatten(part)
+    ]
 
 
 def _without_first_space(step: JsonObject | None) -> JsonObject | None:
-    """The pre-tokenizer without the space that it puts before the text only, not before each stretch."""
+    """The pre-tokenizer without the space that it puts before the text only, not before each
+    stretch.
+    """
     if step is None:
         return None
     if step["type"] == "Sequence":
-        return {**step, "pretokenizers": [_without_first_space(part) for part in step["pretokenizers"]]}
+        return {
+            **step,
+            "pretokenizers": [_without_first_space(part) for part in step["pretokenizers"]],
+        }
     first_only = step["type"] == "Metaspace" and step.get("prepend_scheme") == "first"
     return {**step, "prepend_scheme": "never"} if first_only else step
 
 
 def _only_spaces(step: JsonObject) -> bool:
-    """Whether a step only writes spaces as SentencePiece does: as `▁`, with one put before the text."""
+    """Whether a step only writes spaces as SentencePiece does: as `▁`, with one put before the
+    text.
+    """
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == "▁")
     return bool(step["type"] == "Prepend" and step["prepend"] == "▁")

@@ -11,7 +11,7 @@
 | anything else | a name on the Hugging Face hub |
 
 A chat template next to the vocabulary is loaded with it.
-"""
+"""  # noqa: E501
 
 import gzip
 import json
@@ -37,14 +37,18 @@ _ENDINGS = (".json", ".gz", ".model", ".tiktoken", ".txt", ".gguf", ".bin", ".pt
 _EXPECTED = "tokenizer.json, tekken.json, a .model or .tiktoken file, or vocab.json with merges.txt"
 _FOREIGN = {
     re.compile(rb"GGUF"): "a GGUF file, which holds a model for llama.cpp",
-    re.compile(rb"\d+ b?['\"].*['\"] \d+\r?\n"): "a vocabulary of RWKV, which has a tokenizer of its own",
+    re.compile(
+        rb"\d+ b?['\"].*['\"] \d+\r?\n"
+    ): "a vocabulary of RWKV, which has a tokenizer of its own",
 }
 """Beginnings of files that penstock does not read → what these files are."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @suggests
-def load_tokenizer(path_or_name: str | Path, *, revision: str | None = None, pattern: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    path_or_name: str | Path, *, revision: str | None = None, pattern: str | None = None
+) -> Tokenizer:
     """Load any tokenizer.
 
     Args:
@@ -54,8 +58,8 @@ def load_tokenizer(path_or_name: str | Path, *, revision: str | None = None, pat
 
     Raises:
         TokenizerError: There is no such file, folder or name, or its format is not supported.
-        MissingExtraError: A hub name was given and huggingface_hub is not installed; or the package that encodes this
-            vocabulary is not.
+        MissingExtraError: A hub name was given and huggingface_hub is not installed; or the package
+            that encodes this vocabulary is not.
     """
     path = Path(path_or_name)
     if path.is_dir():
@@ -74,7 +78,9 @@ def _short_name(path: Path) -> str:
 
 
 def _folder_name(folder: Path) -> str:
-    """The folder's name; for a folder `tokenizer`, in a run or a dataset, also that of its parent."""
+    """The folder's name; for a folder `tokenizer`, in a run or a dataset, also that of its
+    parent.
+    """
     folder = folder.resolve()
     return f"{folder.parent.name}/{folder.name}" if folder.name == "tokenizer" else folder.name
 
@@ -84,7 +90,8 @@ def _find_in_folder(folder: Path) -> Path:
         found = [path for path in sorted(folder.glob(wanted)) if path.is_file()]
         if len(found) > 1:
             raise TokenizerError(
-                f"{folder}: {len(found)} files could be the vocabulary ({', '.join(p.name for p in found)}); name one"
+                f"{folder}: {len(found)} files could be the vocabulary "
+                f"({', '.join(p.name for p in found)}); name one"
             )
         if found:
             return found[0]
@@ -99,13 +106,17 @@ def _load_file(path: Path, name: str, pattern: str | None) -> Tokenizer:
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
     except RecursionError:
-        raise TokenizerError(f"{path}: not a vocabulary that can be read: it is nested too deeply") from None
+        raise TokenizerError(
+            f"{path}: not a vocabulary that can be read: it is nested too deeply"
+        ) from None
     except (KeyError, TypeError, ValueError, OSError, OverflowError) as error:
         raise TokenizerError(f"{path}: not a vocabulary that can be read: {error!r}") from error
 
 
 def _read_files(path: Path, pattern: str | None) -> dict[str, bytes]:
-    """The files of a vocabulary by canonical name, decompressed, with the chat template next to it."""
+    """The files of a vocabulary by canonical name, decompressed, with the chat template next to
+    it.
+    """
     files = _vocabulary_files(path, pattern)
     for name in (CONFIG, CHAT_TEMPLATE):
         if name not in files and path.with_name(name).is_file():
@@ -122,7 +133,10 @@ def _vocabulary_files(path: Path, pattern: str | None) -> dict[str, bytes]:
     content = _read(path)
     plain = path.name.removesuffix(".gz")
     if plain.endswith(".tiktoken") or looks_like_ranks(content):
-        return {"tokenizer.tiktoken": content, "encoding.json": _find_encoding(path, content, pattern)}
+        return {
+            "tokenizer.tiktoken": content,
+            "encoding.json": _find_encoding(path, content, pattern),
+        }
     _refuse_foreign(content, "this")
     if plain.endswith(".model"):
         return {"tokenizer.model": content}
@@ -136,14 +150,15 @@ def _json_files(content: bytes) -> dict[str, bytes]:
         if b"\x00" not in content[:4096] and _is_text(content):
             raise
         raise TokenizerError(
-            f"not a vocabulary: it is binary, and begins with {content[:8]!r}; expected: {_EXPECTED}"
+            f"not a vocabulary: it is binary, and begins with {content[:8]!r}; expected: "
+            f"{_EXPECTED}"
         ) from None
     if not isinstance(parsed, dict) or ("vocab" in parsed and "config" in parsed):
         return {"tekken.json": content}
     if "model" not in parsed:
         raise TokenizerError(
-            "expected: a tokenizer.json (key 'model') or a tekken.json (keys 'vocab', 'config'); found "
-            f"{list(parsed)[:6]}"
+            "expected: a tokenizer.json (key 'model') or a tekken.json (keys 'vocab', "
+            f"'config'); found {list(parsed)[:6]}"
         )
     return {"tokenizer.json": content}
 
@@ -160,8 +175,8 @@ def _refuse_foreign(content: bytes, what: str) -> None:
     for beginning, kind in _FOREIGN.items():
         if beginning.match(content):
             raise TokenizerError(
-                f"{what} is {kind}; penstock does not read its vocabulary: give the tokenizer.json of the model on the "
-                "Hugging Face hub that it was made from"
+                f"{what} is {kind}; penstock does not read its vocabulary: give the "
+                "tokenizer.json of the model on the Hugging Face hub that it was made from"
             )
 
 
@@ -172,7 +187,10 @@ def _read(path: Path) -> bytes:
 
 def _find_encoding(path: Path, content: bytes, pattern: str | None) -> bytes:
     """What a file of ranks lacks: its pattern and its control entries."""
-    settings, name = path.with_name("encoding.json"), path.name.removesuffix(".gz").removesuffix(".tiktoken")
+    settings, name = (
+        path.with_name("encoding.json"),
+        path.name.removesuffix(".gz").removesuffix(".tiktoken"),
+    )
     if pattern is None and settings.is_file():
         return settings.read_bytes()
     controls: dict[str, int] = {}
@@ -185,23 +203,38 @@ def _find_encoding(path: Path, content: bytes, pattern: str | None) -> bytes:
         else:
             raise TokenizerError(
                 f"a .tiktoken file does not hold its splitting pattern, and {name!r} is none of "
-                f"{', '.join(PUBLISHED)}, nor are its {count:,} ranks the {LLAMA3_RANKS:,} of Llama 3; give pattern=, "
-                'or put it next to the file as encoding.json: {"pattern": "…", "special_tokens": {}}'
+                f"{', '.join(PUBLISHED)}, nor are its {count:,} ranks the {LLAMA3_RANKS:,} of "
+                f"Llama 3; give pattern=, "
+                'or put it next to the file as encoding.json: {"pattern": "…", "special_tokens": '
+                "{}}"
             )
     return json.dumps({"pattern": pattern, "special_tokens": controls}).encode()
 
 
 def _is_later_llama(path: Path) -> bool:
-    """Whether Meta's folder is of Llama 3.1 or later; the vocabularies differ only in names of control entries."""
+    """Whether Meta's folder is of Llama 3.1 or later; the vocabularies differ only in names of
+    control entries.
+    """
     settings = path.with_name("params.json")
     return settings.is_file() and bool(json.loads(settings.read_bytes()).get("use_scaled_rope"))
 
 
 def _download(name: str, revision: str | None) -> Path:
     """The folder in the hub's cache that holds the tokenizer files of `name`."""
-    wanted = ["tokenizer.json", CONFIG, CHAT_TEMPLATE, TOOL_USE, "tekken.json", "tokenizer.model", VOCABULARY, MERGES]
+    wanted = [
+        "tokenizer.json",
+        CONFIG,
+        CHAT_TEMPLATE,
+        TOOL_USE,
+        "tekken.json",
+        "tokenizer.model",
+        VOCABULARY,
+        MERGES,
+    ]
     wanted += ["special_tokens_map.json", "added_tokens.json"]
     try:
         return hub_copy(name, wanted, revision)
     except FormatError as error:
-        raise TokenizerError(f"{error}; offline, give a folder that holds tokenizer.json") from error
+        raise TokenizerError(
+            f"{error}; offline, give a folder that holds tokenizer.json"
+        ) from error

@@ -1,7 +1,7 @@
 """Counts the distinct pieces of texts, and learns the merges of a byte-level BPE from them.
 
-Guarantees: the merges are those of the trainer of the `tokenizers` package, for the same pieces. Which characters are
-letters, digits and spaces, that package's own patterns say.
+Guarantees: the merges are those of the trainer of the `tokenizers` package, for the same pieces.
+Which characters are letters, digits and spaces, that package's own patterns say.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,16 @@ class PieceCounts:
         text = at = 0
         while True:
             text, at, self.size = kernels.count_pieces(
-                data, ends, text, at, self._classes, self.words, self._offsets, self._counts, self._slots, self.size
+                data,
+                ends,
+                text,
+                at,
+                self._classes,
+                self.words,
+                self._offsets,
+                self._counts,
+                self._slots,
+                self.size,
             )
             if text == len(ends):
                 return
@@ -87,7 +96,8 @@ def learn_merges(
 
     Args:
         pieces: The pieces of the text.
-        entries: The first ids, in the characters that stand for bytes; all 256 bytes are among them.
+        entries: The first ids, in the characters that stand for bytes; all 256 bytes are among
+            them.
         vocab_size: The most ids.
 
     Returns:
@@ -99,7 +109,9 @@ def learn_merges(
         if len(token) == 1:
             ids[token[0]] = place
     symbols = ids[pieces.words[: pieces.offsets[-1]]]
-    most = min(vocab_size, len(spelled) + len(symbols))  # each new id takes at least one symbol away
+    most = min(
+        vocab_size, len(spelled) + len(symbols)
+    )  # each new id takes at least one symbol away
     offsets = np.zeros(most + 1, np.int64)
     np.cumsum([len(token) for token in spelled], out=offsets[1 : len(spelled) + 1])
     tokens: Bytes = np.frombuffer(b"".join(spelled), np.uint8).copy()
@@ -111,7 +123,9 @@ def learn_merges(
     )  # fmt: skip
     characters, edges = spell_as_characters(tokens[: offsets[size]].tobytes()), offsets.tolist()
     made = [characters[edges[at] : edges[at + 1]] for at in range(len(spelled), size)]
-    return [*entries, *made], list(zip(merges["left"].tolist(), merges["right"].tolist(), strict=True))
+    return [*entries, *made], list(
+        zip(merges["left"].tolist(), merges["right"].tolist(), strict=True)
+    )
 
 
 def _longer(array: Any, length: int) -> Any:

@@ -1,8 +1,10 @@
-"""Vocabularies that are a list of ranked byte strings: tiktoken's `.tiktoken` files and Mistral's `tekken.json`.
+"""Vocabularies that are a list of ranked byte strings: tiktoken's `.tiktoken` files and Mistral's
+`tekken.json`.
 
-A `.tiktoken` file holds neither its splitting pattern nor its control entries. Both are known for the encodings that
-OpenAI publishes, by file name, and for Meta's Llama 3 (the same format, named `tokenizer.model`), by its number of
-ranks. Any other file needs a pattern, which is then stored next to it in `encoding.json`.
+A `.tiktoken` file holds neither its splitting pattern nor its control entries. Both are known for
+the encodings that OpenAI publishes, by file name, and for Meta's Llama 3 (the same format, named
+`tokenizer.model`), by its number of ranks. Any other file needs a pattern, which is then stored
+next to it in `encoding.json`.
 """
 
 import base64
@@ -33,7 +35,12 @@ from penstock.tokenizers.vocabulary import (
     split_at_controls,
 )
 
-_FILL = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276}
+_FILL = {
+    "<|fim_prefix|>": 100258,
+    "<|fim_middle|>": 100259,
+    "<|fim_suffix|>": 100260,
+    "<|endofprompt|>": 100276,
+}
 PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
     "gpt2": (GPT2_PATTERN, {"<|endoftext|>": 50256}),
     "r50k_base": (GPT2_PATTERN, {"<|endoftext|>": 50256}),
@@ -41,7 +48,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, int]]] = {
     "cl100k_base": (CL100K_PATTERN, {"<|endoftext|>": 100257} | _FILL),
     "o200k_base": (O200K_PATTERN, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
 }
-"""File name → pattern and control entries. Source: tiktoken_ext/openai_public.py of tiktoken 0.14."""
+"""File name → pattern and control entries. Source: tiktoken_ext/openai_public.py of tiktoken
+0.14.
+"""
 
 LLAMA3_RANKS = 128_000
 """Number of ranks in Llama 3's file; no other published file has this number."""
@@ -68,25 +77,39 @@ TEKKEN_CONTROLS = [
     "[/SYSTEM_PROMPT]",
     "[TOOL_CONTENT]",
 ]
-"""Control entries of tekken files up to v7, which do not list them. Source: mistral-common, tokenizers/tekken.py."""
+"""Control entries of tekken files up to v7, which do not list them. Source: mistral-common,
+tokenizers/tekken.py.
+"""
 
 
 def llama3_controls(*, is_later: bool) -> dict[str, int]:
     """The 256 control entries of Llama 3, or of 3.1 and later; their ids follow the ranks.
 
-    Source: `llama/tokenizer.py` of meta-llama/llama3; the later names as in the tokenizer.json of Llama 3.1.
+    Source: `llama/tokenizer.py` of meta-llama/llama3; the later names as in the tokenizer.json of
+    Llama 3.1.
     """
-    named = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id", 9: "eot_id"}
+    named = {
+        0: "begin_of_text",
+        1: "end_of_text",
+        6: "start_header_id",
+        7: "end_header_id",
+        9: "eot_id",
+    }
     if is_later:
         named |= {4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
     free = iter(range(256))
-    names = [named[place] if place in named else f"reserved_special_token_{next(free)}" for place in range(256)]
+    names = [
+        named[place] if place in named else f"reserved_special_token_{next(free)}"
+        for place in range(256)
+    ]
     return {f"<|{name}|>": LLAMA3_RANKS + place for place, name in enumerate(names)}
 
 
 @final
 class RankVocabulary:
-    """Ranked byte strings with a splitting pattern; ids are ranks, plus a shift for tekken's control entries."""
+    """Ranked byte strings with a splitting pattern; ids are ranks, plus a shift for tekken's
+    control entries.
+    """
 
     own_encoder = "tiktoken"
     normalization: str | None = None
@@ -106,18 +129,25 @@ class RankVocabulary:
         self.unknown_id: int | None = None
         self.cuts: tuple[AddedEntry, ...] | None = plain_cuts(controls)
         self._ranks, self._pattern, self._shift = ranks, pattern, shift
-        self.size = max(size, 1 + shift + max(ranks.values()), 1 + max(controls.values(), default=-1))
+        self.size = max(
+            size, 1 + shift + max(ranks.values()), 1 + max(controls.values(), default=-1)
+        )
         self.bos_id = named_control(controls, BEGIN_NAMES)
         self.eos_id = named_control(controls, END_NAMES)
         self.pad_id = named_control(controls, PAD_NAMES)
-        # The formats do not say it. The packages of Llama 3 and of Mistral, whose files name one, put it before texts.
+        # The formats do not say it. The packages of Llama 3 and of Mistral, whose files name one,
+        # put it before texts.
         self.adds_bos = self.bos_id is not None and self.bos_id != self.eos_id
 
     @classmethod
     def from_tiktoken(cls, content: bytes, encoding: bytes) -> "RankVocabulary":
-        """Read a `.tiktoken` file and its `encoding.json`: `{"pattern": …, "special_tokens": {…}}`."""
+        """Read a `.tiktoken` file and its `encoding.json`: `{"pattern": …, "special_tokens":
+        {…}}`.
+        """
         settings = json.loads(encoding)
-        return cls("tiktoken", parse_ranks(content), settings["pattern"], dict(settings["special_tokens"]))
+        return cls(
+            "tiktoken", parse_ranks(content), settings["pattern"], dict(settings["special_tokens"])
+        )
 
     @classmethod
     def from_tekken(cls, content: bytes) -> "RankVocabulary":
@@ -129,7 +159,10 @@ class RankVocabulary:
         names = TEKKEN_CONTROLS if listed is None else [entry["token_str"] for entry in listed]
         controls = {name: place for place, name in enumerate(names)}
         controls |= {f"<SPECIAL_{place}>": place for place in range(len(names), shift)}
-        ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in parsed["vocab"][: size - shift]}
+        ranks = {
+            base64.b64decode(entry["token_bytes"]): entry["rank"]
+            for entry in parsed["vocab"][: size - shift]
+        }
         return cls("tekken", ranks, config["pattern"], controls, shift=shift, size=size)
 
     def identity(self) -> bytes:
@@ -154,12 +187,16 @@ class RankVocabulary:
 
     def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
         """See `Vocabulary`; never needed, because text is cut at control entries."""
-        raise TokenizerError("this vocabulary cuts text at its control entries; encode the stretches between them")
+        raise TokenizerError(
+            "this vocabulary cuts text at its control entries; encode the stretches between them"
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
         encoded = (self._encoding.encode_ordinary(text) for text in texts)
-        return [[rank + self._shift for rank in ranks] if self._shift else ranks for ranks in encoded]
+        return [
+            [rank + self._shift for rank in ranks] if self._shift else ranks for ranks in encoded
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Vocabulary`; never needed, because the byte table is always exact."""
@@ -169,7 +206,8 @@ class RankVocabulary:
         """See `Vocabulary`."""
         if self._pattern not in SCHEMES:
             raise TokenizerError(
-                f"gigatoken cannot encode it: it does not know the splitting pattern {self._pattern!r}"
+                "gigatoken cannot encode it: it does not know the splitting pattern "
+                f"{self._pattern!r}"
             )
         if self._pattern == LLAMA3_PATTERN:
             return backend_from_merged_ranks(self._ranks, self._pattern), self._shift
@@ -183,13 +221,17 @@ class RankVocabulary:
         return ByteTable(entries)
 
     def _rank_file(self) -> bytes:
-        return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in self._ranks.items())
+        return b"".join(
+            base64.b64encode(token) + b" %d\n" % rank for token, rank in self._ranks.items()
+        )
 
     @cached_property
     def _encoding(self) -> Any:
         import tiktoken
 
-        return tiktoken.Encoding("penstock", pat_str=self._pattern, mergeable_ranks=self._ranks, special_tokens={})
+        return tiktoken.Encoding(
+            "penstock", pat_str=self._pattern, mergeable_ranks=self._ranks, special_tokens={}
+        )
 
 
 def looks_like_ranks(content: bytes) -> bool:
@@ -210,7 +252,8 @@ def parse_ranks(content: bytes) -> dict[bytes, int]:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except ValueError as error:
             raise TokenizerError(
-                f"line {number} of the ranks is {line[:60]!r}, expected: base64 of the bytes, a space, the rank"
+                f"line {number} of the ranks is {line[:60]!r}, expected: base64 of the bytes, "
+                "a space, the rank"
             ) from error
     if not ranks:
         raise TokenizerError("the file of ranks is empty")

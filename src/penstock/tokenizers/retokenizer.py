@@ -1,6 +1,8 @@
-"""One tokenizer's ids as another's: the text that they spell, encoded again, with the other's control tokens.
+"""One tokenizer's ids as another's: the text that they spell, encoded again, with the other's
+control tokens.
 
-Costs: about as much as encoding with the other tokenizer, and 5 µs per stretch between control tokens.
+Costs: about as much as encoding with the other tokenizer, and 5 µs per stretch between control
+tokens.
 """
 
 from collections.abc import Mapping
@@ -21,11 +23,23 @@ CONTINUES = range(0x80, 0xC0)
 class Retokenizer:
     """From a student's ids to a teacher's."""
 
-    def __init__(self, student: Tokenizer, teacher: Tokenizer, pairs: Mapping[int, int], *, exact: bool) -> None:
-        """Args: `pairs`, control ids, student → teacher; `exact`, whether the student has a byte table."""
-        self._student, self._teacher, self._pairs, self._exact = student, teacher, dict(pairs), exact
-        self._always_spaced = student.inner is student  # a space before texts is also one before stretches
-        # If the teacher begins each stretch with a space, text before and after a dropped token is one stretch.
+    def __init__(
+        self, student: Tokenizer, teacher: Tokenizer, pairs: Mapping[int, int], *, exact: bool
+    ) -> None:
+        """Args: `pairs`, control ids, student → teacher; `exact`, whether the student has a byte
+        table.
+        """
+        self._student, self._teacher, self._pairs, self._exact = (
+            student,
+            teacher,
+            dict(pairs),
+            exact,
+        )
+        self._always_spaced = (
+            student.inner is student
+        )  # a space before texts is also one before stretches
+        # If the teacher begins each stretch with a space, text before and after a dropped token is
+        # one stretch.
         self._joins = teacher.adds_space and teacher.inner is teacher
 
     def encode(self, ids: IntArray, spelled: Side, *, begins_text: bool) -> IntArray:
@@ -35,10 +49,16 @@ class Retokenizer:
         first, at_start, text = 0, begins_text, ""
         for place in [*np.flatnonzero(parts != TEXT).tolist(), len(ids)]:
             if place > first:
-                spaced = begins_text if first == 0 else (at_start and not text) or self._always_spaced
+                spaced = (
+                    begins_text if first == 0 else (at_start and not text) or self._always_spaced
+                )
                 text += self._text(ids, spelled, first, place, spaced)
             first = place + 1
-            control = self._counterpart(int(ids[place]), int(parts[place]), place == 0) if place < len(ids) else []
+            control = (
+                self._counterpart(int(ids[place]), int(parts[place]), place == 0)
+                if place < len(ids)
+                else []
+            )
             if self._joins and not control and place < len(ids):
                 continue
             if text:
@@ -51,7 +71,9 @@ class Retokenizer:
         return np.concatenate(encoded).astype(np.int64)
 
     def _text(self, ids: IntArray, spelled: Side, first: int, end: int, spaced: bool) -> str:
-        """The text of ids first:end; `spaced`: without the space that the student's tokenizer put before it."""
+        """The text of ids first:end; `spaced`: without the space that the student's tokenizer put
+        before it.
+        """
         if not self._exact:
             return self._student.decode(ids[first:end])
         begin = int(spelled.ends[first - 1]) if first else 0

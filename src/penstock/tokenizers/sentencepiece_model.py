@@ -1,8 +1,9 @@
 """SentencePiece `.model` files.
 
-The sentencepiece package encodes. User-defined pieces that are control entries by our rule are first marked as control
-in the model, which makes SentencePiece never produce them from text. The model is read and changed as a protocol
-buffer (field numbers: sentencepiece_model.proto of google/sentencepiece).
+The sentencepiece package encodes. User-defined pieces that are control entries by our rule are
+first marked as control in the model, which makes SentencePiece never produce them from text. The
+model is read and changed as a protocol buffer (field numbers: sentencepiece_model.proto of
+google/sentencepiece).
 """
 
 import json
@@ -16,15 +17,28 @@ from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.fast import backend_from_sentencepiece
 from penstock.tokenizers.spelling import spell_sentencepiece
-from penstock.tokenizers.vocabulary import AddedEntry, Positioned, is_content, plain_cuts, split_at_controls
+from penstock.tokenizers.vocabulary import (
+    AddedEntry,
+    Positioned,
+    is_content,
+    plain_cuts,
+    split_at_controls,
+)
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces."""
 
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
 _ENCODED = 2
-"""Field of an encoded text that holds its pieces, each with its id in 2, and begin and end in bytes in 4 and 5."""
-_KINDS = {1: "Unigram", 2: "SentencePiece BPE", 3: "SentencePiece words", 4: "SentencePiece characters"}
+"""Field of an encoded text that holds its pieces, each with its id in 2, and begin and end in bytes
+in 4 and 5.
+"""
+_KINDS = {
+    1: "Unigram",
+    2: "SentencePiece BPE",
+    3: "SentencePiece words",
+    4: "SentencePiece characters",
+}
 
 
 @final
@@ -41,7 +55,9 @@ class SentencePieceVocabulary:
         if not pieces:
             raise TokenizerError("not a SentencePiece model: it holds no pieces")
         trainer = dict(_pairs(next((value for number, value in fields if number == _TRAINER), b"")))
-        normalizer = dict(_pairs(next((value for number, value in fields if number == _NORMALIZER), b"")))
+        normalizer = dict(
+            _pairs(next((value for number, value in fields if number == _NORMALIZER), b""))
+        )
         self._pieces = [(piece.get(1, b"").decode(), int(piece.get(3, NORMAL))) for piece in pieces]
         self._byte_fallback = bool(trainer.get(35, 0))
         changes_text = bool(normalizer.get(2)) or bool(normalizer.get(4, 1))
@@ -50,15 +66,23 @@ class SentencePieceVocabulary:
         self.kind = _KINDS[int(trainer.get(3, 1))]
         self.size = len(self._pieces)
         hidden = (UNKNOWN, CONTROL)
-        self.controls = {text: place for place, (text, kind) in enumerate(self._pieces) if kind in hidden}
-        self.unknown_id: int | None = next((i for i, (_, kind) in enumerate(self._pieces) if kind == UNKNOWN), None)
+        self.controls = {
+            text: place for place, (text, kind) in enumerate(self._pieces) if kind in hidden
+        }
+        self.unknown_id: int | None = next(
+            (i for i, (_, kind) in enumerate(self._pieces) if kind == UNKNOWN), None
+        )
         self.cuts: tuple[AddedEntry, ...] | None = plain_cuts(self.controls)
         self.bos_id = self.controls.get(trainer.get(46, b"<s>").decode())
         self.eos_id = self.controls.get(trainer.get(47, b"</s>").decode())
         self.pad_id = self.controls.get(trainer.get(48, b"<pad>").decode())
-        # The file does not say it. transformers reads it from the configuration, which says no by default; the
-        # packages of Llama, Gemma and Mistral, which have none, put BOS before texts.
-        says = self.bos_id != self.eos_id if config is None else bool(json.loads(config).get("add_bos_token", False))
+        # The file does not say it. transformers reads it from the configuration, which says no by
+        # default; the packages of Llama, Gemma and Mistral, which have none, put BOS before texts.
+        says = (
+            self.bos_id != self.eos_id
+            if config is None
+            else bool(json.loads(config).get("add_bos_token", False))
+        )
         self.adds_bos = self.bos_id is not None and says
 
     def identity(self) -> bytes:
@@ -79,9 +103,13 @@ class SentencePieceVocabulary:
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
         """See `Vocabulary`; only for texts without control entries."""
         if allow_control:
-            raise TokenizerError("SentencePiece gives positions only for a text without control entries")
+            raise TokenizerError(
+                "SentencePiece gives positions only for a text without control entries"
+            )
         message = self._processor.encode(text, out_type="serialized_proto")
-        pieces = [dict(_pairs(value)) for number, value, _ in _fields(message) if number == _ENCODED]
+        pieces = [
+            dict(_pairs(value)) for number, value, _ in _fields(message) if number == _ENCODED
+        ]
         ids = [int(piece.get(2, 0)) for piece in pieces]
         spans = [(int(piece.get(4, 0)), int(piece.get(5, 0))) for piece in pieces]
         for place in range(len(ids) - 2, -1, -1):
@@ -95,7 +123,9 @@ class SentencePieceVocabulary:
 
     def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
         """See `Vocabulary`; never needed, because text is cut at control entries."""
-        raise TokenizerError("this vocabulary cuts text at its control entries; encode the stretches between them")
+        raise TokenizerError(
+            "this vocabulary cuts text at its control entries; encode the stretches between them"
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
@@ -116,15 +146,20 @@ class SentencePieceVocabulary:
         if exact:
             self._refuse_inexact()
         empty = (UNKNOWN, CONTROL, UNUSED)
-        return ByteTable(None if kind in empty else spell_sentencepiece(text) for text, kind in self._pieces)
+        return ByteTable(
+            None if kind in empty else spell_sentencepiece(text) for text, kind in self._pieces
+        )
 
     def _refuse_inexact(self) -> None:
         """Raise TokenizerError unless the bytes of every id are known."""
         if not self._byte_fallback:
-            raise TokenizerError("no exact byte table: the model has no byte fallback, so <unk> loses text")
+            raise TokenizerError(
+                "no exact byte table: the model has no byte fallback, so <unk> loses text"
+            )
         if self.normalization:
             raise TokenizerError(
-                f"no exact byte table: the model normalises text first ({self.normalization}, runs of spaces)"
+                f"no exact byte table: the model normalises text first ({self.normalization}, "
+                "runs of spaces)"
             )
 
     @cached_property
@@ -139,8 +174,11 @@ def _hide_controls(content: bytes) -> bytes:
     parts = []
     for number, value, whole in _fields(content):
         piece = dict(_pairs(value)) if number == _PIECE else {}
-        if piece.get(3) == USER_DEFINED and not is_content(piece.get(1, b"").decode(), special=False):
-            # In a protocol buffer the last value of a field counts, so a second type overrides the first.
+        if piece.get(3) == USER_DEFINED and not is_content(
+            piece.get(1, b"").decode(), special=False
+        ):
+            # In a protocol buffer the last value of a field counts, so a second type overrides the
+            # first.
             changed = value + bytes([3 << 3, CONTROL])
             whole = bytes([_PIECE << 3 | 2]) + _varint(len(changed)) + changed
         parts.append(whole)
@@ -166,10 +204,14 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
         if wire == 0:
             value, place = _read_varint(message, place)
         elif wire in (1, 2, 5):
-            length, place = _read_varint(message, place) if wire == 2 else ({1: 8, 5: 4}[wire], place)
+            length, place = (
+                _read_varint(message, place) if wire == 2 else ({1: 8, 5: 4}[wire], place)
+            )
             value, place = message[place : place + length], place + length
         if wire not in (0, 1, 2, 5) or place > len(message):
-            raise TokenizerError(f"not a SentencePiece model: byte {start} starts no field of a protocol buffer")
+            raise TokenizerError(
+                f"not a SentencePiece model: byte {start} starts no field of a protocol buffer"
+            )
         yield number, value, message[start:place]
 
 

@@ -1,14 +1,19 @@
-"""How vocabularies spell bytes: GPT-2's alphabet of characters that stand for bytes, and SentencePiece's pieces."""
+"""How vocabularies spell bytes: GPT-2's alphabet of characters that stand for bytes, and
+SentencePiece's pieces.
+"""
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Code point → byte: printable Latin-1 stands for itself, the other 68 bytes for U+0100 onwards.
+    """Code point → byte: printable Latin-1 stands for itself, the other 68 bytes for U+0100
+    onwards.
 
     Source: GPT-2's `bytes_to_unicode` (github.com/openai/gpt-2, encoder.py).
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: byte for byte in printable} | {0x100 + place: byte for place, byte in enumerate(others)}
+    return {byte: byte for byte in printable} | {
+        0x100 + place: byte for place, byte in enumerate(others)
+    }
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
@@ -17,9 +22,15 @@ _ALPHABET = frozenset(map(chr, _BYTE_OF_CHARACTER))
 
 
 def spell_byte_level(token: str) -> bytes | None:
-    """Bytes of a byte-level token; None if it holds a character outside GPT-2's alphabet of bytes."""
+    """Bytes of a byte-level token; None if it holds a character outside GPT-2's alphabet of
+    bytes.
+    """
     try:
-        return token.translate(_BYTE_OF_CHARACTER).encode("latin-1") if _ALPHABET.issuperset(token) else None
+        return (
+            token.translate(_BYTE_OF_CHARACTER).encode("latin-1")
+            if _ALPHABET.issuperset(token)
+            else None
+        )
     except UnicodeEncodeError:
         return None
 

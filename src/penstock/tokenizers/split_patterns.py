@@ -12,7 +12,10 @@ LLAMA3_PATTERN = (
 """Also tiktoken's older form of the pattern of cl100k_base."""
 QWEN2_PATTERN = LLAMA3_PATTERN.replace("{1,3}", "")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_WORDS = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*",
+)
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K_PATTERN = "|".join([*(word + _SHORT for word in _WORDS), r"\p{N}{1,3}", _REST])
@@ -28,4 +31,6 @@ SCHEMES = {
     O200K_PATTERN: "o200k",
     TEKKEN_PATTERN: "nemotron",
 }
-"""Pattern → gigatoken's name for it; tests check each against tiktoken. Some patterns have several forms."""
+"""Pattern → gigatoken's name for it; tests check each against tiktoken. Some patterns have several
+forms.
+"""

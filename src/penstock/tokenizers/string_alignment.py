@@ -1,8 +1,9 @@
 """Alignment for a tokenizer without a byte table: by the strings of its tokens.
 
-Both sides are walked as bytes, without whitespace, case and accents. Where they differ (an unknown word, a lossy
-normaliser), dynamic programming matches tokens between the places that agree. None of this proves that bytes are equal,
-so chunks are EQUIVALENT at best. Costs: those of the walk, and up to 10 ms per stretch that differs.
+Both sides are walked as bytes, without whitespace, case and accents. Where they differ (an unknown
+word, a lossy normaliser), dynamic programming matches tokens between the places that agree. None of
+this proves that bytes are equal, so chunks are EQUIVALENT at best. Costs: those of the walk, and up
+to 10 ms per stretch that differs.
 """
 
 import numpy as np
@@ -33,15 +34,33 @@ def align_strings(student: Side, teacher: Side) -> Chunks:
 
 
 def _match(student: Side, teacher: Side, stretch: IntArray) -> IntArray:
-    """A stretch as matches and what lies between them, int64 [chunks, 5]: bounds of both sides, kind."""
+    """A stretch as matches and what lies between them, int64 [chunks, 5]: bounds of both sides,
+    kind.
+    """
     i0, i1, j0, j1 = (int(bound) for bound in stretch)
     rows, columns = i1 - i0, j1 - j0
     width = min(columns + 1, max(CELLS // (rows + 1), 1))
     shape = (rows + 1, width)
     found = np.empty((min(rows, columns), 4), np.int32)
     count = match_tokens(
-        *(student.data, student.ends, student.open, i0, i1, teacher.data, teacher.ends, teacher.open, j0, j1),
-        *(np.zeros(shape, np.int32), np.empty(shape, np.uint8), np.empty((*shape, 2), np.uint8), found),
+        *(
+            student.data,
+            student.ends,
+            student.open,
+            i0,
+            i1,
+            teacher.data,
+            teacher.ends,
+            teacher.open,
+            j0,
+            j1,
+        ),
+        *(
+            np.zeros(shape, np.int32),
+            np.empty(shape, np.uint8),
+            np.empty((*shape, 2), np.uint8),
+            found,
+        ),
     )
     chunks, i, j = [], i0, j0
     for i_begin, i_end, j_begin, j_end in [*found[len(found) - count :].tolist(), (i1, i1, j1, j1)]:

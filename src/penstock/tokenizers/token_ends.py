@@ -1,8 +1,9 @@
-"""Where each token ends in its text, in bytes, proved by comparing the bytes of the ids with those of the text.
+"""Where each token ends in its text, in bytes, proved by comparing the bytes of the ids with those
+of the text.
 
-Guarantees: either the positions are exact, or an error says what differs. Only one difference is allowed: a single
-space that the tokenizer puts before the text. Costs: about 20 ns per byte, a batch at a time, with no Python object per
-token.
+Guarantees: either the positions are exact, or an error says what differs. Only one difference is
+allowed: a single space that the tokenizer puts before the text. Costs: about 20 ns per byte, a
+batch at a time, with no Python object per token.
 """
 
 import unicodedata
@@ -21,7 +22,8 @@ def token_ends(table: ByteTable, texts: Ragged, ids: Ragged) -> Ragged:
     """Byte position in its text after each token.
 
     Args:
-        table: Bytes of each id; control tokens have none, so they end where the token before them does.
+        table: Bytes of each id; control tokens have none, so they end where the token before them
+            does.
         texts: UTF-8 bytes of each text, uint8.
         ids: Ids of each text.
 
@@ -47,7 +49,9 @@ def token_ends(table: ByteTable, texts: Ragged, ids: Ragged) -> Ragged:
 
 
 def _has_prefix(spelled: ByteArray, starts: IntArray, extra: IntArray) -> Bool:
-    """Rows in which the ids spell one byte more than the text, and begin with a space; bool [rows]."""
+    """Rows in which the ids spell one byte more than the text, and begin with a space; bool
+    [rows].
+    """
     prefixed: Bool = extra == 1
     prefixed[prefixed] = spelled[starts[prefixed]] == SPACE
     return prefixed
@@ -62,18 +66,26 @@ def _explain(texts: Ragged, spelled: Ragged, prefixed: Bool) -> None:
         shorter = min(len(wanted), len(found))
         different = np.flatnonzero(wanted[:shorter] != found[:shorter])
         place = int(different[0]) if len(different) else shorter
-        shown = [bytes(part[max(place - 8, 0) : place + 16]).decode(errors="replace") for part in (wanted, found)]
+        shown = [
+            bytes(part[max(place - 8, 0) : place + 16]).decode(errors="replace")
+            for part in (wanted, found)
+        ]
         raise TokenizerError(
-            f"row {row}: the ids spell other bytes than the text from byte {place} on: {shown[1]!r} where the text has "
-            f"{shown[0]!r}; {_known_reason(bytes(wanted).decode(errors='replace'))}"
+            f"row {row}: the ids spell other bytes than the text from byte {place} on: "
+            f"{shown[1]!r} where the text has {shown[0]!r}; "
+            f"{_known_reason(bytes(wanted).decode(errors='replace'))}"
         )
 
 
 def _known_reason(text: str) -> str:
     if "▁" in text:
         return (
-            "the text holds a literal ▁ (U+2581), which SentencePiece turns into a space: replace it, or drop the text"
+            "the text holds a literal ▁ (U+2581), which SentencePiece turns into a space: replace "
+            "it, or drop the text"
         )
     if not unicodedata.is_normalized("NFC", text):
-        return "the text is not in NFC form, and the tokenizer normalises: give unicodedata.normalize('NFC', text)"
+        return (
+            "the text is not in NFC form, and the tokenizer normalises: give "
+            "unicodedata.normalize('NFC', text)"
+        )
     return "were they encoded from this text, by this tokenizer, without control text?"

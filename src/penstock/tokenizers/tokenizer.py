@@ -1,8 +1,9 @@
 """A tokenizer: text to ids and back, ids to bytes, for every format of vocabulary.
 
-Guarantees: encoding never adds BOS or EOS, and text becomes a control token only with `allow_control`. The ids are
-those of the vocabulary's own package; `check_encoder` compares, and switches to that package if they differ. Costs:
-opening parses the vocabulary (0.05 to 0.3 s); encoders and the byte table are built on first use.
+Guarantees: encoding never adds BOS or EOS, and text becomes a control token only with
+`allow_control`. The ids are those of the vocabulary's own package; `check_encoder` compares, and
+switches to that package if they differ. Costs: opening parses the vocabulary (0.05 to 0.3 s);
+encoders and the byte table are built on first use.
 """
 
 import hashlib
@@ -45,9 +46,9 @@ _SHOWN_SPECIAL = 12
 class Tokenizer:
     """One vocabulary, ready to encode; make it with `load_tokenizer` or `train_tokenizer`.
 
-    Immutable with one exception: `check_encoder` may switch from the fast encoder to the vocabulary's own. A pickle
-    holds the bytes of the vocabulary, its chat template and that switch, so worker processes need no files and use the
-    same encoder.
+    Immutable with one exception: `check_encoder` may switch from the fast encoder to the
+    vocabulary's own. A pickle holds the bytes of the vocabulary, its chat template and that switch,
+    so worker processes need no files and use the same encoder.
 
     Attributes:
         name: Short name of its file, folder or repository.
@@ -56,16 +57,19 @@ class Tokenizer:
         bos_id: Id of the begin of text, or None.
         eos_id: Id of the end of text, or None.
         pad_id: Id of padding, or None.
-        special_tokens: All control entries, text → id, including those that their file does not mark special.
+        special_tokens: All control entries, text → id, including those that their file does not
+            mark special.
         unknown_id: Id of text that the vocabulary cannot spell, or None.
-        normalization: What is done to text before it is encoded: None; "NFC", and then `token_ends` needs text in that
-            form; or a lossy form, and then there is no byte table.
+        normalization: What is done to text before it is encoded: None; "NFC", and then `token_ends`
+            needs text in that form; or a lossy form, and then there is no byte table.
         adds_space: Whether a space is put before the text.
-        begin_ids: The ids that the tokenizer's own package puts before a text: its BOS, or none. It may name a BOS and
-            add none, as SmolLM2's does.
+        begin_ids: The ids that the tokenizer's own package puts before a text: its BOS, or none. It
+            may name a BOS and add none, as SmolLM2's does.
     """
 
-    def __init__(self, name: str, files: Mapping[str, bytes], *, fallback_reason: str | None = None) -> None:
+    def __init__(
+        self, name: str, files: Mapping[str, bytes], *, fallback_reason: str | None = None
+    ) -> None:
         """Args: `files`, canonical name → contents, as in `source_bytes`."""
         self.name = name
         self.source_bytes = dict(files)
@@ -92,7 +96,9 @@ class Tokenizer:
         ids = [("BOS", self.bos_id), ("EOS", self.eos_id), ("padding", self.pad_id)]
         special = sorted(self.special_tokens.items(), key=lambda entry: entry[1])
         names = ", ".join(f"{text} {number}" for text, number in special[:_SHOWN_SPECIAL])
-        more = f" and {len(special) - _SHOWN_SPECIAL:,} more" if len(special) > _SHOWN_SPECIAL else ""
+        more = (
+            f" and {len(special) - _SHOWN_SPECIAL:,} more" if len(special) > _SHOWN_SPECIAL else ""
+        )
         facts = [
             ("kind", self.kind),
             ("ids", f"{self.vocab_size:,}"),
@@ -108,7 +114,9 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of everything that affects ids; the same for a file, its .gz, and a copy under another name."""
+        """Hex digest of everything that affects ids; the same for a file, its .gz, and a copy under
+        another name.
+        """
         digest = hashlib.blake2b(self._vocabulary.identity(), digest_size=16)
         return digest.hexdigest()
 
@@ -122,7 +130,9 @@ class Tokenizer:
 
     @property
     def encoder(self) -> str:
-        """The package that encodes: "gigatoken", or the vocabulary's "tokenizers", "tiktoken" or "sentencepiece"."""
+        """The package that encodes: "gigatoken", or the vocabulary's "tokenizers", "tiktoken" or
+        "sentencepiece".
+        """
         return self._vocabulary.own_encoder if self._fast is None else "gigatoken"
 
     @property
@@ -135,7 +145,8 @@ class Tokenizer:
 
         Args:
             text: Any text.
-            allow_control: Turn control entries in the text into control tokens; without it they stay text.
+            allow_control: Turn control entries in the text into control tokens; without it they
+                stay text.
 
         Raises:
             TokenizerError: The text holds a lone surrogate, which has no bytes.
@@ -151,7 +162,8 @@ class Tokenizer:
         """Ids of many texts: the fast path.
 
         Args:
-            texts: A pyarrow string or large_string array without nulls; its buffers are used as they are.
+            texts: A pyarrow string or large_string array without nulls; its buffers are used as
+                they are.
 
         Returns:
             uint32 ids and int64 offsets, one row per text.
@@ -166,9 +178,11 @@ class Tokenizer:
 
     @property
     def cuts(self) -> tuple[AddedEntry, ...] | None:
-        """The entries at which encoding with `allow_control` first cuts a text, leftmost and then longest.
+        """The entries at which encoding with `allow_control` first cuts a text, leftmost and then
+        longest.
 
-        Each stretch between them is encoded as a separate text; None: the vocabulary does something else.
+        Each stretch between them is encoded as a separate text; None: the vocabulary does something
+        else.
         """
         return self._vocabulary.cuts
 
@@ -176,14 +190,21 @@ class Tokenizer:
     def inner(self) -> "Tokenizer":
         """The tokenizer for stretches that do not begin their text.
 
-        Itself, unless it puts a space before the text only (Metaspace with `prepend_scheme` "first"): then a copy that
-        does not.
+        Itself, unless it puts a space before the text only (Metaspace with `prepend_scheme`
+        "first"): then a copy that does not.
         """
         files = self._vocabulary.inner_files(self.source_bytes)
-        return self if files is None else Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
+        return (
+            self
+            if files is None
+            else Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
+        )
 
-    def encode_with_positions(self, text: str, *, allow_control: bool = False) -> tuple[IntArray, IntArray]:
-        """Ids by the vocabulary's own encoder, int64 [tokens], and where each is, in characters, int64 [tokens, 2].
+    def encode_with_positions(
+        self, text: str, *, allow_control: bool = False
+    ) -> tuple[IntArray, IntArray]:
+        """Ids by the vocabulary's own encoder, int64 [tokens], and where each is, in characters,
+        int64 [tokens, 2].
 
         Raises:
             TokenizerError: That encoder gives no positions; or the text holds a lone surrogate.
@@ -192,8 +213,11 @@ class Tokenizer:
         ids, positions = self._vocabulary.encode_with_positions(text, allow_control=allow_control)
         return np.array(ids, np.int64), np.array(positions, np.int64).reshape(-1, 2)
 
-    def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> tuple[IntArray, IntArray]:
-        """Like `encode_with_positions`, but exactly `controls` (begin, end, control text) become control tokens.
+    def encode_disguised(
+        self, text: str, controls: Sequence[tuple[int, int, str]]
+    ) -> tuple[IntArray, IntArray]:
+        """Like `encode_with_positions`, but exactly `controls` (begin, end, control text) become
+        control tokens.
 
         For vocabularies without `cuts`.
         """
@@ -202,7 +226,8 @@ class Tokenizer:
         return np.array(ids, np.int64), np.array(positions, np.int64).reshape(-1, 2)
 
     def check_encoder(self, sample: Sequence[str]) -> str | None:
-        """Compare the fast encoder with the vocabulary's own on `sample`; if they differ, switch to the own one.
+        """Compare the fast encoder with the vocabulary's own on `sample`; if they differ, switch to
+        the own one.
 
         Returns:
             The reason for the switch, to be reported; None if there was none.
@@ -216,8 +241,9 @@ class Tokenizer:
                 place = _first_difference(fast[row], own[row])
                 shown = text if len(text) <= 60 else text[:60] + "…"
                 self._fallback_reason = (
-                    f"gigatoken and {self._vocabulary.own_encoder} disagree on {shown!r}, from token {place} on: "
-                    f"{fast[row][place : place + 4].tolist()} against {own[row][place : place + 4].tolist()}"
+                    f"gigatoken and {self._vocabulary.own_encoder} disagree on {shown!r}, "
+                    f"from token {place} on: {fast[row][place : place + 4].tolist()} against "
+                    f"{own[row][place : place + 4].tolist()}"
                 )
                 del self._fast
                 return self._fallback_reason
@@ -226,8 +252,8 @@ class Tokenizer:
     def decode(self, ids: object) -> str:
         """Text of `ids`; control tokens appear as in their file, broken UTF-8 as U+FFFD.
 
-        A tokenizer that puts a space before the text (SentencePiece's dummy prefix) decodes without the first space,
-        as its own package does, even if that space was part of the text.
+        A tokenizer that puts a space before the text (SentencePiece's dummy prefix) decodes without
+        the first space, as its own package does, even if that space was part of the text.
         """
         try:
             table = self.byte_table
@@ -254,8 +280,8 @@ class Tokenizer:
     def rough_byte_table(self) -> ByteTable:
         """id → its string, to compare tokens of vocabularies without an exact table.
 
-        Whitespace, case and accents that the vocabulary drops are missing; a token that begins a word begins with a
-        space.
+        Whitespace, case and accents that the vocabulary drops are missing; a token that begins a
+        word begins with a space.
         """
         return self._vocabulary.build_byte_table(exact=False)
 
@@ -276,8 +302,14 @@ class Tokenizer:
                 return self
             names = {token_id: text for text, token_id in self.special_tokens.items()}
             bos, name = self.bos_id, names[self.bos_id]
-            changed = with_bos(processor, name, bos) if wanted and not says else without_bos(processor, bos)
-            files["tokenizer.json"] = json.dumps({**content, "post_processor": changed}, ensure_ascii=False).encode()
+            changed = (
+                with_bos(processor, name, bos)
+                if wanted and not says
+                else without_bos(processor, bos)
+            )
+            files["tokenizer.json"] = json.dumps(
+                {**content, "post_processor": changed}, ensure_ascii=False
+            ).encode()
         elif "tokenizer.model" in files and wanted != bool(self.begin_ids):
             config = json.loads(files.get(CONFIG, b"{}"))
             files[CONFIG] = json.dumps({**config, "add_bos_token": wanted}, indent=2).encode()
@@ -286,20 +318,25 @@ class Tokenizer:
         return Tokenizer(self.name, files, fallback_reason=self._fallback_reason)
 
     def token_ends(self, text: str | bytes, ids: object) -> IntArray:
-        """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no bytes.
+        """Byte position in `text` (UTF-8) after each token, int64 [tokens]; control tokens take no
+        bytes.
 
         Raises:
-            TokenizerError: The bytes of `ids` differ from those of `text` by more than a space before it; or there is
-                no byte table.
+            TokenizerError: The bytes of `ids` differ from those of `text` by more than a space
+                before it; or there is no byte table.
         """
         check_encodable(text)
         data = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
         ids = np.asarray(ids, np.int64)
         whole = Ragged(data, np.array([0, len(data)], np.int64))
-        return token_ends(self.byte_table, whole, Ragged(ids, np.array([0, len(ids)], np.int64))).values
+        return token_ends(
+            self.byte_table, whole, Ragged(ids, np.array([0, len(ids)], np.int64))
+        ).values
 
     def token_ends_batch(self, texts: Any, ids: Ragged) -> Ragged:
-        """`token_ends` of many texts at once: an Arrow string array and the ids of each; int64, offsets of `ids`."""
+        """`token_ends` of many texts at once: an Arrow string array and the ids of each; int64,
+        offsets of `ids`.
+        """
         texts = _checked_array(texts).cast(pa.large_string())
         _, offset_buffer, data_buffer = texts.buffers()
         offsets = (
@@ -307,11 +344,16 @@ class Tokenizer:
             if len(texts)
             else np.zeros(1, np.int64)
         )
-        data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+        data = (
+            np.frombuffer(data_buffer, np.uint8)
+            if data_buffer is not None
+            else np.empty(0, np.uint8)
+        )
         return token_ends(self.byte_table, Ragged(data, offsets), ids)
 
     def save(self, output: str | Path) -> None:
-        """Write the vocabulary's files; `load_tokenizer(folder)` reads them, and transformers a tokenizer.json.
+        """Write the vocabulary's files; `load_tokenizer(folder)` reads them, and transformers a
+        tokenizer.json.
 
         Raises:
             OutputError: The folder cannot be written.
@@ -327,7 +369,9 @@ class Tokenizer:
 
     @cached_property
     def _fast(self) -> tuple[Any, int] | None:
-        """gigatoken's backend and the number to add to its ids; None if it cannot or must not encode."""
+        """gigatoken's backend and the number to add to its ids; None if it cannot or must not
+        encode.
+        """
         if self._fallback_reason is not None:
             return None
         self._fallback_reason = missing_gigatoken()
@@ -369,11 +413,17 @@ def _checked_array(texts: object) -> Any:
     """`texts` as one Arrow array of strings without nulls."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
-    if not isinstance(texts, pa.Array) or not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+    if not isinstance(texts, pa.Array) or not (
+        pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)
+    ):
         found = texts.type if isinstance(texts, pa.Array) else type(texts).__name__
-        raise TokenizerError(f"texts are {found}, expected: a pyarrow array of strings; use pyarrow.array(texts)")
+        raise TokenizerError(
+            f"texts are {found}, expected: a pyarrow array of strings; use pyarrow.array(texts)"
+        )
     if texts.null_count:
-        raise TokenizerError(f"{texts.null_count} of {len(texts)} texts are null; drop them, or make them empty")
+        raise TokenizerError(
+            f"{texts.null_count} of {len(texts)} texts are null; drop them, or make them empty"
+        )
     return texts
 
 
@@ -383,8 +433,9 @@ def check_encodable(text: str | bytes) -> None:
         _ = text.encode() if isinstance(text, str) else text
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"character {error.start} of the text is U+{ord(error.object[error.start]):04X}, half of a surrogate pair, "
-            "which has no bytes; repair the text, for example text.encode('utf-16', 'surrogatepass').decode('utf-16')"
+            f"character {error.start} of the text is U+{ord(error.object[error.start]):04X}, "
+            "half of a surrogate pair, which has no bytes; repair the text, for example "
+            "text.encode('utf-16', 'surrogatepass').decode('utf-16')"
         ) from error
 
 

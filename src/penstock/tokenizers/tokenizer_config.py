@@ -1,8 +1,9 @@
 """Added entries as `tokenizer_config.json` lists them, read as transformers reads the two files.
 
-The flags in `added_tokens_decoder` replace those in `tokenizer.json`, and entries that only the configuration lists are
-added, numbered after all others, whatever number they are listed with. A listed number that this would not give is an
-error here, since the model was trained with one of the two.
+The flags in `added_tokens_decoder` replace those in `tokenizer.json`, and entries that only the
+configuration lists are added, numbered after all others, whatever number they are listed with. A
+listed number that this would not give is an error here, since the model was trained with one of the
+two.
 """
 
 import json
@@ -37,22 +38,36 @@ def with_configured_entries(
         number = vocabulary.get(text, _next(entries, vocabulary))
         if token_id not in (None, number):
             raise TokenizerError(
-                f"tokenizer_config.json lists {text!r} as {token_id}, and tokenizer.json does not have it: it would "
-                f"become {number}; add it to the added_tokens of tokenizer.json under the id that the model knows"
+                f"tokenizer_config.json lists {text!r} as {token_id}, and tokenizer.json does "
+                f"not have it: it would become {number}; add it to the added_tokens of "
+                "tokenizer.json under the id that the model knows"
             )
-        entries[text] = {"id": number, "content": text, **dict.fromkeys(_FLAGS, False), "special": True, **flags}
+        entries[text] = {
+            "id": number,
+            "content": text,
+            **dict.fromkeys(_FLAGS, False),
+            "special": True,
+            **flags,
+        }
     return list(entries.values())
 
 
 def _listed(config: JsonObject) -> list[tuple[int | None, JsonObject]]:
-    """(its number, if one is given; the entry and its flags), in the order in which transformers adds them."""
+    """(its number, if one is given; the entry and its flags), in the order in which transformers
+    adds them.
+    """
     decoder = config.get("added_tokens_decoder") or {}
-    found: list[tuple[int | None, Any]] = [(int(number), decoder[number]) for number in sorted(decoder, key=int)]
+    found: list[tuple[int | None, Any]] = [
+        (int(number), decoder[number]) for number in sorted(decoder, key=int)
+    ]
     named = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     known = {_text(entry) for _, entry in found}
     more = named.values() if isinstance(named, dict) else named
     found += [(None, {"content": _text(entry)}) for entry in more if _text(entry) not in known]
-    return [(number, entry if isinstance(entry, dict) else {"content": entry}) for number, entry in found]
+    return [
+        (number, entry if isinstance(entry, dict) else {"content": entry})
+        for number, entry in found
+    ]
 
 
 def _text(entry: object) -> str:

@@ -1,12 +1,13 @@
 """Train a byte-level BPE: any text can be encoded, and every id has exact bytes.
 
-Text is first split by GPT-4's pattern with one digit per piece (the pattern of Qwen 2); merges do not cross pieces.
-nanochat measured 0.969, 0.965 and 0.972 bits per byte with up to 1, 2 and 3 digits per piece. No published tokenizer
-uses 2, so gigatoken has no fast path for it; 1 is better than 3, and makes numbers align.
+Text is first split by GPT-4's pattern with one digit per piece (the pattern of Qwen 2); merges do
+not cross pieces. nanochat measured 0.969, 0.965 and 0.972 bits per byte with up to 1, 2 and 3
+digits per piece. No published tokenizer uses 2, so gigatoken has no fast path for it; 1 is better
+than 3, and makes numbers align.
 
-Guarantees: the same texts give the same file, byte for byte, which is that of the trainer of the `tokenizers`
-package. Costs: 1.3 to 2 s of CPU for 22 MB and 4,096 to 32,768 ids; memory grows with the number of distinct words, not
-with the size of the text.
+Guarantees: the same texts give the same file, byte for byte, which is that of the trainer of the
+`tokenizers` package. Costs: 1.3 to 2 s of CPU for 22 MB and 4,096 to 32,768 ids; memory grows with
+the number of distinct words, not with the size of the text.
 """
 
 import json
@@ -48,11 +49,13 @@ def train_tokenizer(
     progress: bool = True,
     total_bytes: int | None = None,
 ) -> Tokenizer:
-    """Train a byte-level BPE and save it as `tokenizer.json` and `tokenizer_config.json`, as transformers loads them.
+    """Train a byte-level BPE and save it as `tokenizer.json` and `tokenizer_config.json`, as
+    transformers loads them.
 
     Args:
         texts: The texts to learn from; read once.
-        vocab_size: Number of ids: 256 bytes, control entries, and merges. Fewer if the text has no more to merge.
+        vocab_size: Number of ids: 256 bytes, control entries, and merges. Fewer if the text has no
+            more to merge.
         output: Folder to save in.
         special_tokens: Control entries in addition to BOS, EOS and padding; ids from 3 on.
         overwrite: Replace an existing tokenizer.
@@ -60,9 +63,11 @@ def train_tokenizer(
         total_bytes: Approximate number of bytes of text, for the bar.
 
     Raises:
-        ConfigError: The vocabulary is too small for the bytes and control entries, or an entry is given twice.
+        ConfigError: The vocabulary is too small for the bytes and control entries, or an entry is
+            given twice.
         TokenizerError: There was no text.
-        OutputError: The folder holds a tokenizer already, or cannot be written; raised before any text is read.
+        OutputError: The folder holds a tokenizer already, or cannot be written; raised before any
+            text is read.
     """
     controls = [BOS, EOS, PAD, *special_tokens]
     _check_settings(vocab_size, controls)
@@ -82,14 +87,19 @@ def train_tokenizer(
             model = _train(pieces, controls, vocab_size)
     tokenizer = Tokenizer(
         Path(output).resolve().name,
-        {"tokenizer.json": model.to_str(pretty=True).encode(), "tokenizer_config.json": _config(special_tokens)},
+        {
+            "tokenizer.json": model.to_str(pretty=True).encode(),
+            "tokenizer_config.json": _config(special_tokens),
+        },
     )
     tokenizer.save(output)
     return tokenizer
 
 
 def _read(texts: Iterable[str], total_bytes: int | None, progress: bool) -> Iterator[list[bytes]]:
-    """The texts in UTF-8, in batches of about `BATCH_BYTES`; one empty batch if there is no text."""
+    """The texts in UTF-8, in batches of about `BATCH_BYTES`; one empty batch if there is no
+    text.
+    """
     batch: list[bytes] = []
     waiting = 0
     with Progress("reading text", total=total_bytes, unit="B", enabled=progress) as bar:
@@ -107,28 +117,35 @@ def _read(texts: Iterable[str], total_bytes: int | None, progress: bool) -> Iter
 def _check_settings(vocab_size: int, controls: Sequence[str]) -> None:
     if len(set(controls)) < len(controls) or "" in controls:
         raise ConfigError(
-            f"special_tokens must be distinct, not empty, and none of {BOS}, {EOS}, {PAD}; got {list(controls[3:])}"
+            f"special_tokens must be distinct, not empty, and none of {BOS}, {EOS}, {PAD}; "
+            f"got {list(controls[3:])}"
         )
     if vocab_size < 256 + len(controls):
         raise ConfigError(
-            f"vocab_size must be at least {256 + len(controls)}, for 256 bytes and {len(controls)} control entries; "
-            f"got {vocab_size}"
+            f"vocab_size must be at least {256 + len(controls)}, for 256 bytes and "
+            f"{len(controls)} control entries; got {vocab_size}"
         )
 
 
 def check_output(folder: Path, overwrite: bool) -> None:
-    """Make `folder`, and raise OutputError if a tokenizer cannot be saved in it, or exists there already."""
+    """Make `folder`, and raise OutputError if a tokenizer cannot be saved in it, or exists there
+    already.
+    """
     local_path(folder, "a tokenizer's folder")
-    there = [name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).exists()]
+    there = [
+        name for name in ("tokenizer.json", "tokenizer_config.json") if (folder / name).exists()
+    ]
     if there and not overwrite:
         raise OutputError(
-            f"{folder / there[0]}: exists already, and datasets prepared with it would not match a new one; "
-            "choose another folder, or set overwrite to replace it"
+            f"{folder / there[0]}: exists already, and datasets prepared with it would not "
+            "match a new one; choose another folder, or set overwrite to replace it"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another folder") from error
+        raise OutputError(
+            f"{folder}: cannot be made: {error.strerror}; choose another folder"
+        ) from error
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{folder}: is read-only; choose another folder")
 
@@ -139,7 +156,9 @@ def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> Any
     merges = [(entries[left], entries[right]) for left, right in pairs]
     model = _untrained()
     model.model = models.BPE({entry: place for place, entry in enumerate(entries)}, merges)
-    model.add_special_tokens([AddedToken(control, special=True, normalized=False) for control in controls])
+    model.add_special_tokens(
+        [AddedToken(control, special=True, normalized=False) for control in controls]
+    )
     return model
 
 

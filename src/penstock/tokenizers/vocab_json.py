@@ -1,8 +1,10 @@
-"""`vocab.json` and `merges.txt`: the byte-level BPE of GPT-2's first release, as a `tokenizer.json`.
+"""`vocab.json` and `merges.txt`: the byte-level BPE of GPT-2's first release, as a
+`tokenizer.json`.
 
 The two files say neither how text is split nor which entries are control. `tokenizer_config.json`,
-`special_tokens_map.json` and `added_tokens.json` next to them give the class, which decides both, and more entries.
-Without these files the class is GPT-2's. Ids are those of the class's fast tokenizer in transformers.
+`special_tokens_map.json` and `added_tokens.json` next to them give the class, which decides both,
+and more entries. Without these files the class is GPT-2's. Ids are those of the class's fast
+tokenizer in transformers.
 """
 
 import json
@@ -17,7 +19,15 @@ from penstock.tokenizers.post_processors import text_template
 from penstock.tokenizers.split_patterns import QWEN2_PATTERN
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @final
@@ -36,7 +46,9 @@ class _Kind:
 _GPT2, _ROBERTA = _Kind(), _Kind(controls=("<s>", "<pad>", "</s>", "<unk>", "<mask>"), framed=True)
 _KINDS = {
     **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer"), _GPT2),
-    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
+    **dict.fromkeys(
+        ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA
+    ),
     "Qwen2Tokenizer": _Kind(pattern=QWEN2_PATTERN, normalizer="NFC"),
 }
 
@@ -50,16 +62,25 @@ def files_of_merges(path: Path) -> dict[str, bytes]:
     folder = path.parent
     vocabulary = _required(folder / VOCABULARY)
     merges = _required(folder / MERGES)
-    config, named = _json(folder / "tokenizer_config.json"), _json(folder / "special_tokens_map.json")
+    config, named = (
+        _json(folder / "tokenizer_config.json"),
+        _json(folder / "special_tokens_map.json"),
+    )
     kind = _kind(config.get("tokenizer_class"), vocabulary)
-    roles = {role: value for role in _ROLES if (value := config.get(role, named.get(role))) is not None}
+    roles = {
+        role: value for role in _ROLES if (value := config.get(role, named.get(role))) is not None
+    }
     ids = {**json.loads(vocabulary), **_json(folder / "added_tokens.json"), **_decoder(config)}
     texts = [*kind.controls, *map(_text, roles.values())]
     for listed in (named, config):
         texts += map(_text, listed.get("additional_special_tokens") or [])
     added = [_entry(text, ids[text], special=True) for text in dict.fromkeys(texts) if text in ids]
     own, known = json.loads(vocabulary), {entry["content"] for entry in added}
-    added += [_entry(text, i, special=False) for text, i in ids.items() if text not in own and text not in known]
+    added += [
+        _entry(text, i, special=False)
+        for text, i in ids.items()
+        if text not in own and text not in known
+    ]
     lines = merges.decode("utf-8").splitlines()
     pairs = [line for line in lines if line.strip() and not line.startswith("#version")]
     made = {
@@ -68,19 +89,28 @@ def files_of_merges(path: Path) -> dict[str, bytes]:
         "normalizer": None if kind.normalizer is None else {"type": kind.normalizer},
         "pre_tokenizer": _cutting(kind, bool(config.get("add_prefix_space"))),
         "post_processor": _framing(kind, config, roles, ids),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "model": {"type": "BPE", "vocab": own, "merges": [line.split(" ") for line in pairs]},
     }
     files = {"tokenizer.json": json.dumps(made, ensure_ascii=False).encode()}
     if config or roles:
-        files["tokenizer_config.json"] = json.dumps({**config, **roles}, ensure_ascii=False).encode()
+        files["tokenizer_config.json"] = json.dumps(
+            {**config, **roles}, ensure_ascii=False
+        ).encode()
     return files
 
 
 def _required(path: Path) -> bytes:
     if not path.is_file():
         other = VOCABULARY if path.name == MERGES else MERGES
-        raise TokenizerError(f"{other} is one half of a vocabulary; {path.name} is expected next to it")
+        raise TokenizerError(
+            f"{other} is one half of a vocabulary; {path.name} is expected next to it"
+        )
     return path.read_bytes()
 
 
@@ -98,8 +128,9 @@ def _kind(name: str | None, vocabulary: bytes) -> _Kind:
     if kind is None:
         found = "its tokens end in </w>" if name is None else f"its class is {name}"
         raise TokenizerError(
-            f"how it splits text is unknown: {found}; known classes are {', '.join(_KINDS)}; make a "
-            "tokenizer.json with transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER)"
+            f"how it splits text is unknown: {found}; known classes are {', '.join(_KINDS)}; "
+            "make a tokenizer.json with "
+            "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER)"
         )
     return kind
 
@@ -113,12 +144,21 @@ def _text(value: object) -> str:
 
 
 def _entry(text: str, token_id: int, *, special: bool) -> JsonObject:
-    flags = {"single_word": False, "lstrip": text == "<mask>", "rstrip": False, "normalized": not special}
+    flags = {
+        "single_word": False,
+        "lstrip": text == "<mask>",
+        "rstrip": False,
+        "normalized": not special,
+    }
     return {"id": int(token_id), "content": text, "special": special, **flags}
 
 
-def _framing(kind: _Kind, config: JsonMapping, roles: JsonMapping, ids: Mapping[str, int]) -> JsonObject | None:
-    """The post-processor that adds BOS and EOS as the class does: by `add_bos_token` and `add_eos_token`, or always."""
+def _framing(
+    kind: _Kind, config: JsonMapping, roles: JsonMapping, ids: Mapping[str, int]
+) -> JsonObject | None:
+    """The post-processor that adds BOS and EOS as the class does: by `add_bos_token` and
+    `add_eos_token`, or always.
+    """
     if kind.framed:
         named = {"bos": "<s>", "eos": "</s>"}
     else:
@@ -129,12 +169,19 @@ def _framing(kind: _Kind, config: JsonMapping, roles: JsonMapping, ids: Mapping[
         }
     if not named or any(text not in ids for text in named.values()):
         return None
-    return text_template(*({text: ids[text] for text in [named.get(role)] if text} for role in ("bos", "eos")))
+    return text_template(
+        *({text: ids[text] for text in [named.get(role)] if text} for role in ("bos", "eos"))
+    )
 
 
 def _cutting(kind: _Kind, add_prefix_space: bool) -> JsonObject:
     level = {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True}
     if kind.pattern is None:
         return {**level, "use_regex": True}
-    split = {"type": "Split", "pattern": {"Regex": kind.pattern}, "behavior": "Isolated", "invert": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": kind.pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     return {"type": "Sequence", "pretokenizers": [split, {**level, "use_regex": False}]}

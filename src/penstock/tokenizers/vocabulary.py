@@ -1,11 +1,13 @@
-"""The interface of all vocabulary formats, and the rule that separates control entries from content.
+"""The interface of all vocabulary formats, and the rule that separates control entries from
+content.
 
-**The rule.** An entry that a tokenizer adds to its model (Hugging Face `added_tokens`, SentencePiece user-defined
-pieces) is *content* only if it is not marked special and consists only of letters, marks, digits and whitespace: the
-runs of spaces and tabs of GPT-NeoX, Phi-2 and Gemma, or added words. Everything else is *control*, marked special or
-not: `<tool_call>`, `<think>`, `|||EMAIL_ADDRESS|||`, and also Gemma's `<table>`, which looks like a tag that steers a
-model. Control entries are deleted from the encoders that see text; content entries stay, because without them the ids
-of ordinary text would change.
+**The rule.** An entry that a tokenizer adds to its model (Hugging Face `added_tokens`,
+SentencePiece user-defined pieces) is *content* only if it is not marked special and consists only
+of letters, marks, digits and whitespace: the runs of spaces and tabs of GPT-NeoX, Phi-2 and Gemma,
+or added words. Everything else is *control*, marked special or not: `<tool_call>`, `<think>`,
+`|||EMAIL_ADDRESS|||`, and also Gemma's `<table>`, which looks like a tag that steers a model.
+Control entries are deleted from the encoders that see text; content entries stay, because without
+them the ids of ordinary text would change.
 """
 
 import re
@@ -16,7 +18,14 @@ from typing import Any, Protocol, final
 
 from penstock.tokenizers.byte_table import ByteTable
 
-END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
+END_NAMES = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<｜end▁of▁sentence｜>",
+)
 BEGIN_NAMES = ("<s>", "<bos>", "<|bos|>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>")
 PAD_NAMES = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 
@@ -40,7 +49,9 @@ class AddedEntry:
 
 
 class Vocabulary(Protocol):
-    """One vocabulary in any format; built from bytes, with everything expensive done on first use."""
+    """One vocabulary in any format; built from bytes, with everything expensive done on first
+    use.
+    """
 
     kind: str
     """"byte-level BPE", "SentencePiece BPE", "Unigram", "WordPiece", "tiktoken", "tekken"…"""
@@ -54,11 +65,15 @@ class Vocabulary(Protocol):
     eos_id: int | None
     pad_id: int | None
     adds_bos: bool
-    """Whether its own package puts BOS before a text, as the tokenizer of the model that it belongs to does."""
+    """Whether its own package puts BOS before a text, as the tokenizer of the model that it belongs
+    to does.
+    """
     adds_space: bool
     """Whether a space is put before the text."""
     normalization: str | None
-    """What is done to text first, except writing spaces as `▁`: "NFC", or a lossy form; None: nothing."""
+    """What is done to text first, except writing spaces as `▁`: "NFC", or a lossy form; None:
+    nothing.
+    """
 
     def identity(self) -> bytes:
         """Everything that affects ids, as bytes to be hashed."""
@@ -77,13 +92,19 @@ class Vocabulary(Protocol):
         """Ids by the own encoder, without BOS and EOS."""
 
     def inner_files(self, files: Mapping[str, bytes]) -> dict[str, bytes] | None:
-        """Files of the vocabulary that encodes stretches that do not begin their text; None: this vocabulary does."""
+        """Files of the vocabulary that encodes stretches that do not begin their text; None: this
+        vocabulary does.
+        """
 
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
-        """Like `encode`, with begin and end of each token in characters; TokenizerError if these are unknown."""
+        """Like `encode`, with begin and end of each token in characters; TokenizerError if these
+        are unknown.
+        """
 
     def encode_disguised(self, text: str, controls: Sequence[tuple[int, int, str]]) -> Positioned:
-        """Like `encode_with_positions`, but exactly the (begin, end, text) of `controls` become control tokens."""
+        """Like `encode_with_positions`, but exactly the (begin, end, text) of `controls` become
+        control tokens.
+        """
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids by the own encoder; control text stays text."""
@@ -92,7 +113,9 @@ class Vocabulary(Protocol):
         """Text by the own decoder, for vocabularies without a byte table."""
 
     def build_fast(self) -> tuple[Any, int]:
-        """A gigatoken backend and the number to add to its ids; TokenizerError says why there is none."""
+        """A gigatoken backend and the number to add to its ids; TokenizerError says why there is
+        none.
+        """
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """The exact table (TokenizerError says why there is none), or the strings of tokens."""
@@ -109,18 +132,25 @@ def is_plain(character: str) -> bool:
 
 
 def named_control(controls: dict[str, int], names: Sequence[str]) -> int | None:
-    """The id of the only control entry with a conventional name; None if there is none, or more than one."""
+    """The id of the only control entry with a conventional name; None if there is none, or more
+    than one.
+    """
     found = [controls[name] for name in names if name in controls]
     return found[0] if len(found) == 1 else None
 
 
 def plain_cuts(controls: dict[str, int]) -> tuple[AddedEntry, ...]:
     """Control entries as entries to cut at, without the whitespace around them."""
-    return tuple(AddedEntry(text=text, token_id=token_id, is_control=True) for text, token_id in controls.items())
+    return tuple(
+        AddedEntry(text=text, token_id=token_id, is_control=True)
+        for text, token_id in controls.items()
+    )
 
 
 def split_at_controls(text: str, controls: dict[str, int]) -> list[str | int]:
-    """Cut `text` at control entries, longest first: pieces of text, and ids in place of control entries."""
+    """Cut `text` at control entries, longest first: pieces of text, and ids in place of control
+    entries.
+    """
     if not controls:
         return [text]
     longest_first = sorted(controls, key=len, reverse=True)

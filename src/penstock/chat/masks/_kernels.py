@@ -1,8 +1,10 @@
-"""Compiled masks: the scan for role boundaries over token ids, and the painting of weights on characters.
+"""Compiled masks: the scan for role boundaries over token ids, and the painting of weights on
+characters.
 
-The scan makes one pass over each row and needs no memory except its output. A filter word of 64 bits, one for each
-value of an id's lowest six bits, rules out almost every token as the beginning of a marker; only the others are
-compared. Plain loops, because LLVM turns the fills into vector code, and the searches are bound by reading the ids.
+The scan makes one pass over each row and needs no memory except its output. A filter word of 64
+bits, one for each value of an id's lowest six bits, rules out almost every token as the beginning
+of a marker; only the others are compared. Plain loops, because LLVM turns the fills into vector
+code, and the searches are bound by reading the ids.
 
 Tables, int64 unless noted (`scanning._tabulate` builds them; markers are slices of `markers`):
 
@@ -10,7 +12,7 @@ Tables, int64 unless noted (`scanning._tabulate` builds them; markers are slices
     closings     [closings, 4]    begin, end, 1 if it is an `end` (0: an `until`), boundary; longest first
     turns        [boundaries, 5]  begin and end in `closings`, include_start, include_end, whether the end starts a turn
     filters      [boundaries + 1] uint64; for the closings of each boundary, and last for all starts
-"""
+"""  # noqa: E501
 
 import numpy as np
 
@@ -24,7 +26,8 @@ TURN, ALL, LAST, NONE = range(4)
 def _next_candidate(ids, place, stop, filter_word):
     """The first place, from `place` on, with an id that passes the filter; `stop` if there is none.
 
-    Eight ids per branch, in vector code; unsigned places, because Numba checks signed ones for negative values.
+    Eight ids per branch, in vector code; unsigned places, because Numba checks signed ones for
+    negative values.
     """
     at = np.uint64(place)
     last = np.uint64(stop)
@@ -52,7 +55,9 @@ def _matches(ids, place, stop, markers, begin, end):
 
 @inline_kernel
 def _find_start(ids, place, stop, markers, starts):
-    """Number of the start that matches at `place`, or −1. Its last token may be one of its tails instead."""
+    """Number of the start that matches at `place`, or −1. Its last token may be one of its tails
+    instead.
+    """
     for number in range(len(starts)):
         begin, end = starts[number, 0], starts[number, 1]
         if np.int64(ids[place]) != markers[begin] and end - begin > 1:
@@ -84,12 +89,15 @@ def _find_closing(ids, place, stop, markers, closings, first, last):
 
 
 @kernel
-def scan_rows(ids, begins, ends, markers, starts, closings, turns, filters, trained, eos_mode, weights):
+def scan_rows(
+    ids, begins, ends, markers, starts, closings, turns, filters, trained, eos_mode, weights
+):
     """Write 1 for every trained token.
 
     Args:
         ids: Token ids of all rows, any integer dtype, [tokens].
-        begins, ends: First token of each row that is no padding, and one after its last, int64 [rows].
+        begins, ends: First token of each row that is no padding, and one after its last, int64
+            [rows].
         markers, starts, closings, turns, filters: See the module.
         trained: Whether the role of each boundary is trained, uint8 [boundaries].
         eos_mode: TURN, ALL, LAST or NONE.
@@ -114,7 +122,9 @@ def scan_rows(ids, begins, ends, markers, starts, closings, turns, filters, trai
                 close = _next_candidate(ids, close, stop, filters[boundary])
                 if close == stop:
                     break
-                closing = _find_closing(ids, close, stop, markers, closings, turns[boundary, 0], turns[boundary, 1])
+                closing = _find_closing(
+                    ids, close, stop, markers, closings, turns[boundary, 0], turns[boundary, 1]
+                )
                 if closing >= 0:
                     break
                 close += 1
@@ -185,7 +195,9 @@ def find_extents(real, begins, ends):
 
 @kernel
 def paint(begins, ends, values, canvas):
-    """Set canvas[begins[i]:ends[i]] to values[i] for each stroke i in order; begins, ends: int64 [strokes]."""
+    """Set canvas[begins[i]:ends[i]] to values[i] for each stroke i in order; begins, ends: int64
+    [strokes].
+    """
     for stroke in range(len(begins)):
         value = values[stroke]
         for place in range(begins[stroke], ends[stroke]):

@@ -8,20 +8,24 @@ chatml = [
 weights = ps.chat.scan(token_ids, ps.chat.resolve(chatml, tokenizer))
 ```
 
-`scanning` explains how they are used. A marker that no row can contain (it encodes to nothing, or `eos_token` without
-such a token) is an error, also in the families that come with penstock. Resolved boundaries are logged once.
+`scanning` explains how they are used. A marker that no row can contain (it encodes to nothing, or
+`eos_token` without such a token) is an error, also in the families that come with penstock.
+Resolved boundaries are logged once.
 
-**Markers as ids.** A marker of control tokens always has the same ids. A marker of ordinary text does not, and a missed
-marker would silently mask a whole turn. So all forms of a marker are found in advance:
+**Markers as ids.** A marker of control tokens always has the same ids. A marker of ordinary text
+does not, and a missed marker would silently mask a whole turn. So all forms of a marker are found
+in advance:
 
-- *Text before it.* Plain `[/INST]` has different tokens after a letter than after a space (SentencePiece), and `<`
-  others at the beginning. The marker is encoded after several contexts. A form counts if its first token contains no
-  more of the context than whitespace.
-- *Text after it.* The newline at the end of `<|im_start|>assistant\n` merges with newlines at the beginning of the
-  content into one token `\n\n`. So the last token may be any that begins with that newline. Such a token belongs to
-  the marker: the model is prompted with the marker's own ids and must never write a part of them.
+- *Text before it.* Plain `[/INST]` has different tokens after a letter than after a space
+  (SentencePiece), and `<` others at the beginning. The marker is encoded after several contexts. A
+  form counts if its first token contains no more of the context than whitespace.
+- *Text after it.* The newline at the end of `<|im_start|>assistant\n` merges with newlines at the
+  beginning of the content into one token `\n\n`. So the last token may be any that begins with that
+  newline. Such a token belongs to the marker: the model is prompted with the marker's own ids and
+  must never write a part of them.
 
-Costs a few short encodings and one pass over the vocabulary's bytes (milliseconds), once per tokenizer.
+Costs a few short encodings and one pass over the vocabulary's bytes (milliseconds), once per
+tokenizer.
 """
 
 import logging
@@ -69,42 +73,51 @@ _logged: set[tuple["ResolvedBoundary", ...]] = set()
 @final
 @dataclass(frozen=True)
 class Boundary:
-    """How the turns of one role begin and end. A role may have several boundaries, one for each way to begin."""
+    """How the turns of one role begin and end. A role may have several boundaries, one for each way
+    to begin.
+    """
 
     role: str
     """Name of the role."""
     start: MarkerText
     """Marker that opens the turn: text or token ids."""
     end: MarkerText | Sequence[MarkerText] | None = None
-    """Markers that close the turn: text (`"eos_token"`: the tokenizer's own), token ids, or a list of these. None: the
-    turn runs to the end of its row."""
+    """Markers that close the turn: text (`"eos_token"`: the tokenizer's own), token ids, or a list
+    of these. None: the turn runs to the end of its row.
+    """
     include_start: bool = False
     """Whether the start counts in a trained role."""
     include_end: bool = True
-    """Whether the end can count (`train_on_eos` decides when). If not, it is not consumed, so it may start the next
-    turn."""
+    """Whether the end can count (`train_on_eos` decides when). If not, it is not consumed, so it
+    may start the next turn.
+    """
     end_starts_next: bool = False
     """The end counts as usual and also starts the next turn (GLM-4: `<|user|>`)."""
     until: MarkerText | Sequence[MarkerText] | None = None
-    """Markers of other turns that close this one if it has no end; never counted and never consumed. Same values as
-    `end`."""
+    """Markers of other turns that close this one if it has no end; never counted and never
+    consumed. Same values as `end`.
+    """
 
     def __post_init__(self) -> None:
         if not self.role or not isinstance(self.role, str):
-            raise ConfigError(f"boundary {self}: role is {self.role!r}; expected the name of a role")
+            raise ConfigError(
+                f"boundary {self}: role is {self.role!r}; expected the name of a role"
+            )
         for name in ("start", "end", "until"):
             given = getattr(self, name)
             frozen = _frozen(given, several=name != "start")
             if frozen is None or (name == "start" and not frozen):
                 raise ConfigError(
-                    f"boundary of {self.role!r}: {name} is {given!r}; expected text or token ids that are not empty"
+                    f"boundary of {self.role!r}: {name} is {given!r}; expected text or token "
+                    "ids that are not empty"
                     + (", or a list of these, or None" if name != "start" else "")
                 )
             object.__setattr__(self, name, frozen if frozen else None)
         for name in ("include_start", "include_end", "end_starts_next"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
-                    f"boundary of {self.role!r}: {name} is {getattr(self, name)!r}; expected true or false"
+                    f"boundary of {self.role!r}: {name} is {getattr(self, name)!r}; expected "
+                    "true or false"
                 )
 
     @classmethod
@@ -119,7 +132,11 @@ class Boundary:
         if unknown or not {"role", "start"} <= set(entry):
             raise ConfigError(
                 f"role boundary {dict(entry)}: "
-                + (f"unknown: {', '.join(map(str, unknown))}" if unknown else "role or start is missing")
+                + (
+                    f"unknown: {', '.join(map(str, unknown))}"
+                    if unknown
+                    else "role or start is missing"
+                )
                 + f"; keys are {', '.join(known)}"
             )
         return cls(**entry)
@@ -161,25 +178,28 @@ class ResolvedBoundary:
 
 
 def resolve(
-    boundaries: Iterable[Boundary | ResolvedBoundary], tokenizer: AnyTokenizer | str | Path | None = None
+    boundaries: Iterable[Boundary | ResolvedBoundary],
+    tokenizer: AnyTokenizer | str | Path | None = None,
 ) -> tuple[ResolvedBoundary, ...]:
     """Turn every marker into token ids; logged once to `penstock.chat`.
 
     Args:
-        boundaries: In any order: the longest start wins in the scan. Resolved ones are kept as they are.
+        boundaries: In any order: the longest start wins in the scan. Resolved ones are kept as they
+            are.
         tokenizer: A penstock tokenizer, or where to load one from. Any other with `encode(text,
-            add_special_tokens=False)` and `eos_token_id` works, but does not find forms of a marker that merge with the
-            text around it. Not needed if all markers are ids.
+            add_special_tokens=False)` and `eos_token_id` works, but does not find forms of a marker
+            that merge with the text around it. Not needed if all markers are ids.
 
     Raises:
-        ConfigError: A marker encodes to nothing, `eos_token` is used but the tokenizer has none, a marker is text but
-            there is no tokenizer, or two roles begin with the same tokens.
+        ConfigError: A marker encodes to nothing, `eos_token` is used but the tokenizer has none, a
+            marker is text but there is no tokenizer, or two roles begin with the same tokens.
     """
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer)
     given = tuple(boundaries)
     resolved = tuple(
-        boundary if isinstance(boundary, ResolvedBoundary) else _resolve_one(boundary, tokenizer) for boundary in given
+        boundary if isinstance(boundary, ResolvedBoundary) else _resolve_one(boundary, tokenizer)
+        for boundary in given
     )
     if resolved != given:
         check_starts(resolved)
@@ -198,8 +218,9 @@ def check_starts(resolved: Sequence[ResolvedBoundary]) -> None:
             role = owner.setdefault(marker.ids, boundary.role)
             if role != boundary.role:
                 raise ConfigError(
-                    f"boundaries of {role!r} and {boundary.role!r} both start with the ids {list(marker.ids)}, so the "
-                    "role of a turn is unknown; make the starts longer until they differ"
+                    f"boundaries of {role!r} and {boundary.role!r} both start with the ids "
+                    f"{list(marker.ids)}, so the role of a turn is unknown; make the starts "
+                    "longer until they differ"
                 )
 
 
@@ -217,28 +238,39 @@ def _resolve_one(boundary: Boundary, tokenizer: AnyTokenizer | None) -> Resolved
 
 
 def _all_to_ids(markers: Any, where: str, tokenizer: AnyTokenizer | None) -> tuple[Marker, ...]:
-    found = [marker for given in markers or () for marker in _to_ids(given, where, tokenizer, encode_marker)]
+    found = [
+        marker
+        for given in markers or ()
+        for marker in _to_ids(given, where, tokenizer, encode_marker)
+    ]
     return tuple(dict.fromkeys(found))
 
 
 def _to_ids(
-    given: MarkerText, where: str, tokenizer: AnyTokenizer | None, encode: Callable[[str, AnyTokenizer], list[Marker]]
+    given: MarkerText,
+    where: str,
+    tokenizer: AnyTokenizer | None,
+    encode: Callable[[str, AnyTokenizer], list[Marker]],
 ) -> tuple[Marker, ...]:
     if not isinstance(given, str):
         return (Marker(tuple(given)),)
     if tokenizer is None:
         raise ConfigError(
-            f"{where}: {given!r} is text, but there is no tokenizer to encode it; give tokenizer=, or ids"
+            f"{where}: {given!r} is text, but there is no tokenizer to encode it; give "
+            "tokenizer=, or ids"
         )
     if given == EOS:
         eos = eos_id_of(tokenizer)
         if eos is None:
-            raise ConfigError(f"{where}: the tokenizer has no end-of-text token; give the end of the turn as text")
+            raise ConfigError(
+                f"{where}: the tokenizer has no end-of-text token; give the end of the turn as text"
+            )
         return (Marker((eos,)),)
     forms = encode(given, tokenizer)
     if not forms:
         raise ConfigError(
-            f"{where}: {given!r} encodes to no token, so no row can hold it; give another marker, or its ids"
+            f"{where}: {given!r} encodes to no token, so no row can hold it; give another "
+            "marker, or its ids"
             + (", or None for turns to the end of the row" if ", end" in where else "")
         )
     return tuple(forms)
@@ -273,7 +305,11 @@ def _frozen(given: Any, *, several: bool) -> Any:
 
 
 def _is_id(value: object) -> bool:
-    return not isinstance(value, (str, bool)) and hasattr(value, "__index__") and value.__index__() >= 0
+    return (
+        not isinstance(value, (str, bool))
+        and hasattr(value, "__index__")
+        and value.__index__() >= 0
+    )
 
 
 def encode_marker(text: str, tokenizer: AnyTokenizer) -> list[Marker]:
@@ -281,7 +317,8 @@ def encode_marker(text: str, tokenizer: AnyTokenizer) -> list[Marker]:
 
     Args:
         text: The marker as the template writes it.
-        tokenizer: A penstock tokenizer; any other with `encode(text, add_special_tokens=False)` gives only one form.
+        tokenizer: A penstock tokenizer; any other with `encode(text, add_special_tokens=False)`
+            gives only one form.
     """
     if not isinstance(tokenizer, Tokenizer):
         ids = tuple(int(token) for token in tokenizer.encode(text, add_special_tokens=False))
@@ -301,7 +338,9 @@ def encode_marker(text: str, tokenizer: AnyTokenizer) -> list[Marker]:
 
 
 def encode_start(text: str, tokenizer: AnyTokenizer) -> list[Marker]:
-    """`encode_marker` for a marker before content; adds the forms in which its last token merges with the content."""
+    """`encode_marker` for a marker before content; adds the forms in which its last token merges
+    with the content.
+    """
     forms = encode_marker(text, tokenizer)
     space = text[len(text.rstrip()) :]
     if not space or not forms or not isinstance(tokenizer, Tokenizer):
@@ -324,7 +363,8 @@ def encode_start(text: str, tokenizer: AnyTokenizer) -> list[Marker]:
 
 def _encode(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     try:
-        # The same ids as below, without loading the vocabulary's own encoder (half a second for 150,000 entries).
+        # The same ids as below, without loading the vocabulary's own encoder (half a second for
+        # 150,000 entries).
         return tuple(encode_rendered(tokenizer, text, np.ones(len(text), np.bool_)).ids.tolist())
     except TokenizerError:
         return tuple(tokenizer.encode(text, allow_control=True).tolist())
@@ -341,7 +381,9 @@ def _byte_table(tokenizer: Tokenizer) -> ByteTable | None:
 def _form_behind(
     context: str, text: str, tokenizer: Tokenizer, table: ByteTable, names: dict[int, bytes]
 ) -> tuple[int, ...] | None:
-    """The ids of `text` after `context`; None if its first token contains more of the context than whitespace."""
+    """The ids of `text` after `context`; None if its first token contains more of the context than
+    whitespace.
+    """
     ids = _encode(context + text, tokenizer)
     pieces = [names.get(token) or table[token] for token in ids]
     whole, spelled = (context + text).encode(), b"".join(pieces)

@@ -1,13 +1,14 @@
 """Checks of a conversation: its trained text against its messages, its prompts and other methods.
 
-`certify` runs them all and returns the certificate. Nothing here decides what is trained. Costs a few microseconds per
-turn, plus the renders for prompts.
+`certify` runs them all and returns the certificate. Nothing here decides what is trained. Costs a
+few microseconds per turn, plus the renders for prompts.
 
-**Prompts.** Each trained reply was compared with plain renders of the messages before it (`turns.py`). Two things can
-differ. The template may write a reply differently once more messages follow (it strips earlier thinking). The text
-before a reply may not be what the model gets as its prompt (it ends in a newline after the results of tools only if
-more follows). Both are reported, and `as_prompted` makes a document without the difference. Every conversation is
-checked, because a template may depend on anything.
+**Prompts.** Each trained reply was compared with plain renders of the messages before it
+(`turns.py`). Two things can differ. The template may write a reply differently once more messages
+follow (it strips earlier thinking). The text before a reply may not be what the model gets as its
+prompt (it ends in a newline after the results of tools only if more follows). Both are reported,
+and `as_prompted` makes a document without the difference. Every conversation is checked, because a
+template may depend on anything.
 """
 
 import re
@@ -49,7 +50,9 @@ class Evidence:
     mask: Mask
     settings: MaskSettings
     scanned: Bool | None = None
-    """Tokens that the role boundaries of the template's family train, bool [tokens]; None: no boundaries are known."""
+    """Tokens that the role boundaries of the template's family train, bool [tokens]; None: no
+    boundaries are known.
+    """
     family: str = ""
     """Name of that family."""
     merged: Collection[int] = ()
@@ -72,7 +75,9 @@ def certify(evidence: Evidence) -> Certificate:
         *_check_foreign(evidence),
         *_check_prompts(evidence),
         *_check_escapes(evidence.rendered),
-        *check_control_text(evidence.rendered, evidence.encoded, evidence.authors, roles, evidence.settings),
+        *check_control_text(
+            evidence.rendered, evidence.encoded, evidence.authors, roles, evidence.settings
+        ),
         *_check_methods(evidence, checks),
         *_check_result_order(evidence),
         *_check_borders(evidence),
@@ -80,7 +85,10 @@ def certify(evidence: Evidence) -> Certificate:
     ]
     weights = evidence.mask.tokens
     if evidence.appended is None and not (weights[1:] != 0).any():
-        reasons = [why_not(evidence.conversation, message, evidence.settings) for message in range(len(roles))]
+        reasons = [
+            why_not(evidence.conversation, message, evidence.settings)
+            for message in range(len(roles))
+        ]
         why = "" if evidence.mask.trained else f": {'; '.join(dict.fromkeys(reasons))}"
         problems.append(Problem("nothing_trained", -1, f"no token is trained{why}"))
     text = evidence.rendered.text
@@ -113,8 +121,9 @@ def _check_borders(evidence: Evidence) -> Iterator[Problem]:
         yield Problem(
             "merged_prompt",
             message,
-            f"the prompt for it ends within or before the token {shown!r}, so the ids that prompt the model are not "
-            "those of the document; on_merged_prompt: split ends the token where the prompt ends",
+            f"the prompt for it ends within or before the token {shown!r}, so the ids that "
+            "prompt the model are not those of the document; on_merged_prompt: split ends "
+            "the token where the prompt ends",
         )
 
 
@@ -126,13 +135,23 @@ def check_unread(names: Sequence[str]) -> Iterator[Problem]:
 
 
 def _check_turns(evidence: Evidence) -> Iterator[Problem]:
-    """Check that each trained message is written, and that its turn opens like its prompt, says something, and ends."""
+    """Check that each trained message is written, and that its turn opens like its prompt, says
+    something, and ends.
+    """
     settings, messages = evidence.settings, evidence.conversation.messages
     unwritten = _unwritten(evidence)
     for message in evidence.mask.trained:
-        if message in unwritten and (_says_something(messages[message]) or messages[message]["role"] == "assistant"):
-            cure = "; drop_system_message: true removes it" if messages[message]["role"] == "system" else ""
-            yield Problem("not_written", message, f"the template writes nothing of this message{cure}")
+        if message in unwritten and (
+            _says_something(messages[message]) or messages[message]["role"] == "assistant"
+        ):
+            cure = (
+                "; drop_system_message: true removes it"
+                if messages[message]["role"] == "system"
+                else ""
+            )
+            yield Problem(
+                "not_written", message, f"the template writes nothing of this message{cure}"
+            )
         turn = evidence.turns.get(message)
         if turn is None:
             continue
@@ -140,14 +159,20 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
             yield Problem(
                 "unsupplied_header",
                 message,
-                f"the template begins the turn with {turn.header!r}, which its generation prompt does not supply, so "
-                "the model would learn to write it; use a template that prompts as it writes",
+                f"the template begins the turn with {turn.header!r}, which its generation "
+                "prompt does not supply, so the model would learn to write it; use a "
+                "template that prompts as it writes",
             )
         if turn.supplied != turn.opening and messages[message]["role"] == "assistant":
-            text = f"the generation prompt is {turn.opening!r}, but the turn begins with {turn.supplied!r}"
+            text = (
+                f"the generation prompt is {turn.opening!r}, but the turn begins with "
+                f"{turn.supplied!r}"
+            )
             yield Problem("opening_differs", message, text)
         if _is_empty(messages[message], turn, evidence.rendered.text):
-            yield Problem("empty_reply", message, "it has no text, so at most its terminator is trained")
+            yield Problem(
+                "empty_reply", message, "it has no text, so at most its terminator is trained"
+            )
         wanted = settings.train_on_eos != "none" or (settings.train_on_eot or "none") != "none"
         # No generation ends with a system message, so it needs no terminator.
         ends = wanted and messages[message]["role"] not in ("system", "developer")
@@ -167,7 +192,9 @@ def _says_something(message: JsonMapping) -> bool:
 
 
 def _is_empty(message: JsonMapping, turn: Turn, text: str) -> bool:
-    """Whether a message has no text or calls, and the template writes none for it (for parts of other types)."""
+    """Whether a message has no text or calls, and the template writes none for it (for parts of
+    other types).
+    """
     spans = [(begin, min(end, turn.words_end)) for begin, end in turn.produced]
     return not _says_something(message) and not any(text[begin:end].strip() for begin, end in spans)
 
@@ -186,17 +213,24 @@ def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
                 if is_error
                 else "EOS can only be appended to the last turn; mask_history trains only that one"
             )
-            report = f"the template ends the turn without a terminator, so the model would not learn to stop; {cure}"
+            report = (
+                "the template ends the turn without a terminator, so the model would not learn "
+                f"to stop; {cure}"
+            )
             yield Problem(kind, message, report)
         return
     begin, end = evidence.mask.terminators[message]
     text, encoded = evidence.rendered.text[begin:end], evidence.encoded
-    if _MARKER.fullmatch(text) and not encoded.is_control[(encoded.begins >= begin) & (encoded.ends <= end)].any():
+    if (
+        _MARKER.fullmatch(text)
+        and not encoded.is_control[(encoded.begins >= begin) & (encoded.ends <= end)].any()
+    ):
         yield Problem(
             kind,
             message,
-            f"its terminator {text!r} is no control token of this tokenizer; use the template that belongs to it, or "
-            "train the terminator as text with on_missing_terminator: allow",
+            f"its terminator {text!r} is no control token of this tokenizer; use the template "
+            "that belongs to it, or train the terminator as text with on_missing_terminator: "
+            "allow",
         )
 
 
@@ -224,10 +258,14 @@ def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Pro
 
 
 def _check_structure(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
-    """Check that calls of trained messages, and results before a trained message, are written as they are."""
+    """Check that calls of trained messages, and results before a trained message, are written as
+    they are.
+    """
     trained, last = set(evidence.mask.trained), max(evidence.mask.trained, default=-1)
     # Of these it is reported once that nothing is written.
-    silent = (_unwritten(evidence) & trained) | {part.message for part in dropped if part.field == "tool_calls"}
+    silent = (_unwritten(evidence) & trained) | {
+        part.message for part in dropped if part.field == "tool_calls"
+    }
     for message, where, text, _ in evidence.rendered.lost:
         if message not in silent:
             needed = message in trained or (where == "result" and message < last)
@@ -236,24 +274,35 @@ def _check_structure(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator
     for message, call in _misplaced_calls(evidence, trained - silent):
         name = evidence.conversation.messages[message]["tool_calls"][call]["function"]["name"]
         yield Problem(
-            "untraced", message, f"the template writes call {call} ({name}) where the model does not produce it"
+            "untraced",
+            message,
+            f"the template writes call {call} ({name}) where the model does not produce it",
         )
 
 
 def _check_result_order(evidence: Evidence) -> Iterator[Problem]:
-    """Report results in another order than their calls, where the text does not say which is which."""
+    """Report results in another order than their calls, where the text does not say which is
+    which.
+    """
     messages = evidence.conversation.messages
     if not any(len(message.get("tool_calls") or ()) > 1 for message in messages):
         return
     with_ids = {run[1] for run in evidence.rendered.runs if run[2] == "tool_call_id"}
     for number, message in enumerate(messages):
-        order = {call.get("id"): place for place, call in enumerate(message.get("tool_calls") or ())}
-        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(number + 1, len(messages))))
+        order = {
+            call.get("id"): place for place, call in enumerate(message.get("tool_calls") or ())
+        }
+        results = list(
+            takewhile(lambda one: messages[one]["role"] == "tool", range(number + 1, len(messages)))
+        )
         places = [order.get(messages[one].get("tool_call_id")) for one in results]
         known = [place for place in places if place is not None]
         if known != sorted(known) and not with_ids.issuperset(results):
             names = ", ".join(message["tool_calls"][place]["function"]["name"] for place in known)
-            report = f"its results come in another order than its calls ({names}), and the template writes no ids"
+            report = (
+                f"its results come in another order than its calls ({names}), and the template "
+                "writes no ids"
+            )
             yield Problem("result_order", number, report)
 
 
@@ -291,13 +340,19 @@ def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
                 written = written or _spans_by_field(runs)
                 yield from _missing(number, field, text, sorted(written.get((number, field), [])))
         if message.get("tool_calls"):
-            calling = {run[1] for run in runs if run[2].startswith("tool_calls")} if calling is None else calling
+            calling = (
+                {run[1] for run in runs if run[2].startswith("tool_calls")}
+                if calling is None
+                else calling
+            )
             if number not in calling:
                 yield Dropped(number, "tool_calls", 0, 1, "tool calls")
 
 
 def _spans_by_field(runs: Sequence[Run]) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """Message and field → the spans of it that were written; for all, as each alone would look at all runs."""
+    """Message and field → the spans of it that were written; for all, as each alone would look at
+    all runs.
+    """
     written: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for length, number, field, offset, _, _ in runs:
         if number >= 0:
@@ -305,7 +360,9 @@ def _spans_by_field(runs: Sequence[Run]) -> dict[tuple[int, str], list[tuple[int
     return written
 
 
-def _missing(message: int, field: str, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[Dropped]:
+def _missing(
+    message: int, field: str, text: str, spans: Sequence[tuple[int, int]]
+) -> Iterator[Dropped]:
     """The parts of a text between its written spans; none if the offset of a span is unknown."""
     if spans and spans[0][0] < 0:
         return
@@ -326,7 +383,12 @@ def _words(message: JsonMapping) -> Iterator[tuple[str, str]]:
             if isinstance(part, Mapping) and isinstance(part.get("text"), str):
                 yield f"content.{place}.text", part["text"]
     reasoning = next(
-        (message[name] for name in ("reasoning_content", "thinking", "reasoning") if message.get(name)), ""
+        (
+            message[name]
+            for name in ("reasoning_content", "thinking", "reasoning")
+            if message.get(name)
+        ),
+        "",
     )
     if isinstance(reasoning, str):
         yield "reasoning_content", reasoning
@@ -337,7 +399,9 @@ def _length(message: JsonMapping, field: str) -> int:
 
 
 def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
-    """Check that no text of an untrained message is trained, and that the text of each trained reply is in a turn."""
+    """Check that no text of an untrained message is trained, and that the text of each trained
+    reply is in a turn.
+    """
     if evidence.settings.train_on_inputs:
         return
     characters, trained = evidence.mask.characters, set(evidence.mask.trained)
@@ -357,8 +421,9 @@ def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
             yield Problem(
                 "untraced",
                 message,
-                "the template writes its text outside any turn that can be followed, either by the loop over the "
-                "messages or by the prompts; use a template that writes each reply after its prompt",
+                "the template writes its text outside any turn that can be followed, either "
+                "by the loop over the messages or by the prompts; use a template that writes "
+                "each reply after its prompt",
             )
 
 
@@ -367,27 +432,42 @@ def _check_escapes(rendered: Rendered) -> Iterator[Problem]:
         yield Problem(
             "escaped",
             -1,
-            f"Jinja escapes quotes and brackets ({rendered.escaped} more characters), because the template adds text "
-            "with + after |safe or |e; a ~ b instead of a + b does not",
+            f"Jinja escapes quotes and brackets ({rendered.escaped} more characters), because "
+            "the template adds text with + after |safe or |e; a ~ b instead of a + b does not",
         )
 
 
 def _check_methods(evidence: Evidence, checks: list[str]) -> Iterator[Problem]:
-    """Compare the mask with the template's `{% generation %}` tags and the role boundaries of its family."""
+    """Compare the mask with the template's `{% generation %}` tags and the role boundaries of its
+    family.
+    """
     if not _is_plain(evidence):
         return
     if evidence.mask.generated is not None:
         yield from _compare("generation tags", evidence.mask.generated, evidence, checks)
     if evidence.scanned is not None and not evidence.encoded.forged:
-        yield from _compare(f"boundaries of {evidence.family}", evidence.scanned, evidence, checks, by_markers=True)
+        yield from _compare(
+            f"boundaries of {evidence.family}", evidence.scanned, evidence, checks, by_markers=True
+        )
 
 
 def _is_plain(evidence: Evidence) -> bool:
     """Whether the settings train what the other methods train: whole turns of assistants."""
     settings = evidence.settings
-    usual = settings.train_on_eos == "turn" and settings.train_on_eot in (None, "turn") and settings.train_on_reasoning
-    chosen = settings.roles_to_train == ("assistant",) and not settings.train_on_inputs and not settings.mask_history
-    unmarked = all(weights.verdict is None and not weights.ranges for weights in evidence.conversation.message_weights)
+    usual = (
+        settings.train_on_eos == "turn"
+        and settings.train_on_eot in (None, "turn")
+        and settings.train_on_reasoning
+    )
+    chosen = (
+        settings.roles_to_train == ("assistant",)
+        and not settings.train_on_inputs
+        and not settings.mask_history
+    )
+    unmarked = all(
+        weights.verdict is None and not weights.ranges
+        for weights in evidence.conversation.message_weights
+    )
     return usual and chosen and unmarked
 
 
@@ -396,14 +476,19 @@ def _compare(
 ) -> Iterator[Problem]:
     """Compare another mask with ours, apart from tokens of whitespace.
 
-    Markers know only the header of what a prompt supplies; the rest, such as an empty block of thinking, is excepted.
+    Markers know only the header of what a prompt supplies; the rest, such as an empty block of
+    thinking, is excepted.
     """
     encoded, text = evidence.encoded, evidence.rendered.text
     different = np.flatnonzero(theirs != (evidence.mask.tokens != 0)).tolist()
-    different = [token for token in different if text[encoded.begins[token] : encoded.ends[token]].strip()]
+    different = [
+        token for token in different if text[encoded.begins[token] : encoded.ends[token]].strip()
+    ]
     excepted = ""
     if different and by_markers:
-        rest = [token for token in different if not (theirs[token] and _is_supplied(evidence, token))]
+        rest = [
+            token for token in different if not (theirs[token] and _is_supplied(evidence, token))
+        ]
         excepted = ", apart from what the prompt supplies" if len(rest) < len(different) else ""
         different = rest
     checks.append(f"{name} {'disagree' if different else 'agree'}{excepted}")
@@ -411,12 +496,17 @@ def _compare(
         token = different[0]
         begin, end = int(encoded.begins[token]), int(encoded.ends[token])
         verb = "train" if theirs[token] else "do not train"
-        report = f"{name} {verb} {text[begin:end]!r} at character {begin} ({len(different)} tokens differ)"
+        report = (
+            f"{name} {verb} {text[begin:end]!r} at character {begin} ({len(different)} tokens "
+            "differ)"
+        )
         yield Problem("disagreement", -1, report)
 
 
 def _is_supplied(evidence: Evidence, token: int) -> bool:
-    """Whether a token is within what the prompt for a trained turn supplies, all of which the text has."""
+    """Whether a token is within what the prompt for a trained turn supplies, all of which the text
+    has.
+    """
     begin, end = evidence.encoded.begins[token], evidence.encoded.ends[token]
     return any(
         turn.begin - len(turn.supplied) <= begin and end <= turn.begin
@@ -426,29 +516,42 @@ def _is_supplied(evidence: Evidence, token: int) -> bool:
 
 
 def _check_prompts(evidence: Evidence) -> Iterator[Problem]:
-    """Report trained replies that the template writes or prompts differently when they come last."""
+    """Report trained replies that the template writes or prompts differently when they come
+    last.
+    """
     for message in evidence.mask.trained:
         turn = evidence.turns.get(message)
         if turn is None or evidence.conversation.messages[message]["role"] != "assistant":
             continue
         cure = "on_rewrite: split trains each reply as it is prompted"
         if turn.rewritten:
-            yield Problem("rewritten", message, f"with this reply last, the template writes {turn.rewritten}; {cure}")
+            yield Problem(
+                "rewritten",
+                message,
+                f"with this reply last, the template writes {turn.rewritten}; {cure}",
+            )
         elif turn.difference:
-            report = f"when it prompts for this reply, the template writes {turn.difference} before it; {cure}"
+            report = (
+                f"when it prompts for this reply, the template writes {turn.difference} before "
+                f"it; {cure}"
+            )
             yield Problem("context_differs", message, report)
 
 
 def as_prompted(
     conversation: Conversation, rendered: Rendered, turns: Mapping[int, Turn], template: Template
 ) -> Rendered:
-    """The rendered conversation, with the text before its last turn replaced by the prompt for that turn."""
+    """The rendered conversation, with the text before its last turn replaced by the prompt for that
+    turn.
+    """
     turn = turns.get(len(conversation.messages) - 1)
     if turn is None or turn.supplied != turn.opening:
         return rendered
     before = conversation.messages[: turn.message]
     try:
-        prompt = template.render(before, tools=conversation.tools, add_generation_prompt=True, **conversation.variables)
+        prompt = template.render(
+            before, tools=conversation.tools, add_generation_prompt=True, **conversation.variables
+        )
     except RecordError:
         return rendered
     opening = rendered.text[turn.pieces[0][0] : turn.begin]
@@ -457,4 +560,6 @@ def as_prompted(
     if context == rendered.text[:begin]:
         return rendered
     whole = Traced(rendered.text, rendered.runs)
-    return Rendered(text=str.__add__(context, whole[begin:]), runs=Traced(context)._runs + whole[begin:]._runs)
+    return Rendered(
+        text=str.__add__(context, whole[begin:]), runs=Traced(context)._runs + whole[begin:]._runs
+    )

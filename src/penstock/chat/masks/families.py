@@ -1,13 +1,15 @@
-"""Families of chat templates, as data: role boundaries, media tokens and stop tokens of models by name.
+"""Families of chat templates, as data: role boundaries, media tokens and stop tokens of models by
+name.
 
-They are in `families.yaml`, next to this file. A family lists the control tokens of its tokenizers; a tokenizer that
-lacks one is refused, because the markers would become plain text that no row contains. A family describes only the
-markers of a template, not how it renders.
+They are in `families.yaml`, next to this file. A family lists the control tokens of its tokenizers;
+a tokenizer that lacks one is refused, because the markers would become plain text that no row
+contains. A family describes only the markers of a template, not how it renders.
 
-Keys of an entry: `title`; `kind` (text or multimodal); `boundaries` (as `Boundary`); `control` (tokens that every
-tokenizer of the family has); `optional` (tokens that some of them have; if one is missing, its markers are left out,
-which is logged); `media` (tokens for images, audio or video); `stop` (tokens that end a generation); `signs` and
-`unlike` (texts that a template's source contains and does not contain); `notes`.
+Keys of an entry: `title`; `kind` (text or multimodal); `boundaries` (as `Boundary`); `control`
+(tokens that every tokenizer of the family has); `optional` (tokens that some of them have; if one
+is missing, its markers are left out, which is logged); `media` (tokens for images, audio or video);
+`stop` (tokens that end a generation); `signs` and `unlike` (texts that a template's source contains
+and does not contain); `notes`.
 """
 
 import logging
@@ -20,13 +22,22 @@ from weakref import WeakKeyDictionary
 
 import yaml
 
-from penstock.chat.masks.boundaries import EOS, AnyTokenizer, Boundary, ResolvedBoundary, eos_id_of, resolve
+from penstock.chat.masks.boundaries import (
+    EOS,
+    AnyTokenizer,
+    Boundary,
+    ResolvedBoundary,
+    eos_id_of,
+    resolve,
+)
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
 from penstock.tokenizers import Tokenizer
 
 _log = logging.getLogger("penstock.chat")
-_resolved: "WeakKeyDictionary[Tokenizer, dict[Family, tuple[ResolvedBoundary, ...]]]" = WeakKeyDictionary()
+_resolved: "WeakKeyDictionary[Tokenizer, dict[Family, tuple[ResolvedBoundary, ...]]]" = (
+    WeakKeyDictionary()
+)
 """Boundaries of families as ids of tokenizers, which take some milliseconds to find."""
 
 
@@ -63,13 +74,18 @@ class Family:
         missing = [text for text in self.control if token_id(text, tokenizer) is None]
         if missing:
             raise ConfigError(
-                f"family {self.name!r}: the tokenizer has no control token {', '.join(missing)}, so it is not of this "
-                f"family ({self.title}); choose another family, or declare role boundaries"
+                f"family {self.name!r}: the tokenizer has no control token "
+                f"{', '.join(missing)}, so it is not of this family ({self.title}); choose "
+                "another family, or declare role boundaries"
             )
         absent = frozenset(text for text in self.optional if token_id(text, tokenizer) is None)
         if absent:
             texts = ", ".join(sorted(absent))
-            _log.info("family %s: this tokenizer has no %s; markers with these are left out", self.name, texts)
+            _log.info(
+                "family %s: this tokenizer has no %s; markers with these are left out",
+                self.name,
+                texts,
+            )
         return resolve(_without(self.boundaries, absent), tokenizer)
 
     def media_ids(self, tokenizer: AnyTokenizer) -> tuple[int, ...]:
@@ -100,8 +116,9 @@ def family(name: str) -> Family:
 def detect_family(template_source: str) -> Family | None:
     """The family with markers in a Jinja template; None if none is recognised.
 
-    Best effort: a template that builds its markers from pieces is not recognised, and one that mixes two families
-    counts as the first. The result is for cross-checks; no mask relies on it alone.
+    Best effort: a template that builds its markers from pieces is not recognised, and one that
+    mixes two families counts as the first. The result is for cross-checks; no mask relies on it
+    alone.
     """
     source = template_source.replace("\\n", "\n")
     for candidate in _read().values():
@@ -118,11 +135,15 @@ def token_id(text: str, tokenizer: AnyTokenizer) -> int | None:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.special_tokens.get(text)
     found = tokenizer.get_vocab().get(text)
-    return None if found is None or found == getattr(tokenizer, "unk_token_id", None) else int(found)
+    return (
+        None if found is None or found == getattr(tokenizer, "unk_token_id", None) else int(found)
+    )
 
 
 def _known_ids(texts: Iterable[str], tokenizer: AnyTokenizer) -> tuple[int, ...]:
-    return tuple(sorted({found for text in texts if (found := token_id(text, tokenizer)) is not None}))
+    return tuple(
+        sorted({found for text in texts if (found := token_id(text, tokenizer)) is not None})
+    )
 
 
 def _without(boundaries: Iterable[Boundary], absent: frozenset[str]) -> tuple[Boundary, ...]:
@@ -135,21 +156,25 @@ def _without(boundaries: Iterable[Boundary], absent: frozenset[str]) -> tuple[Bo
         return [marker for marker in markers or () if possible(marker)]
 
     kept = [boundary for boundary in boundaries if possible(boundary.start)]
-    return tuple(replace(boundary, end=others(boundary.end), until=others(boundary.until)) for boundary in kept)
+    return tuple(
+        replace(boundary, end=others(boundary.end), until=others(boundary.until))
+        for boundary in kept
+    )
 
 
 @lru_cache(maxsize=1)
 def _read() -> dict[str, Family]:
     """All families, in the file's order."""
-    entries = yaml.safe_load(files("penstock.chat.masks").joinpath("families.yaml").read_text(encoding="utf-8"))[
-        "families"
-    ]
+    entries = yaml.safe_load(
+        files("penstock.chat.masks").joinpath("families.yaml").read_text(encoding="utf-8")
+    )["families"]
     return {name: _family(name, dict(entry)) for name, entry in entries.items()}
 
 
 def _family(name: str, entry: JsonObject) -> Family:
     boundaries = tuple(Boundary.from_mapping(boundary) for boundary in entry.pop("boundaries"))
     fields: JsonObject = {
-        key: tuple(value) if isinstance(value, list) else value.strip() for key, value in entry.items()
+        key: tuple(value) if isinstance(value, list) else value.strip()
+        for key, value in entry.items()
     }
     return Family(name=name, boundaries=boundaries, **fields)

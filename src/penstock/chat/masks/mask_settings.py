@@ -15,37 +15,50 @@ ControlTextPolicy = Literal["error", "as_text", "as_control_tokens"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskSettings:
-    """Which parts of a conversation are trained. A record's training keys (`train`, `weight`, ranges) override them."""
+    """Which parts of a conversation are trained. A record's training keys (`train`, `weight`,
+    ranges) override them.
+    """
 
     roles_to_train: tuple[str, ...] = ("assistant",)
     """Roles to train. Empty: only messages with a training key of their own."""
     train_on_inputs: bool = False
     """Train everything, including the template's text."""
     train_on_eos: Terminators = "turn"
-    """Train the terminators of trained turns (turn), of all turns (all), of the last trained turn (last), of none."""
+    """Train the terminators of trained turns (turn), of all turns (all), of the last trained turn
+    (last), of none.
+    """
     train_on_eot: Terminators | None = None
-    """The same for terminators other than the tokenizer's EOS, such as <|im_end|>; None: as `train_on_eos`."""
+    """The same for terminators other than the tokenizer's EOS, such as <|im_end|>; None: as
+    `train_on_eos`.
+    """
     mask_history: bool = False
     """Train only the last of the trained turns."""
     train_on_reasoning: bool = True
     """Train the reasoning (thinking) of trained turns, with the tags around it."""
     trained_control_text: ControlTextPolicy = "error"
-    """If a message of a trained role has control text of the tokenizer in its own text, such as a typed <tool_call>:
-    refuse the conversation (error); encode it as text (as_text); or encode it as control tokens, with the ids of
-    transformers (as_control_tokens). In messages of system, user and tool, control text always stays text."""
+    """If a message of a trained role has control text of the tokenizer in its own text, such as a
+    typed <tool_call>: refuse the conversation (error); encode it as text (as_text); or encode it as
+    control tokens, with the ids of transformers (as_control_tokens). In messages of system, user
+    and tool, control text always stays text.
+    """
     allow_forged: bool = False
     """Let control text in messages of every role become control tokens, as other tools do."""
     on_missing_terminator: Literal["error", "allow", "append"] = "error"
-    """If the template ends a trained turn without a terminator, so that the model would not learn to stop: refuse the
-    conversation; allow it; or append EOS to the last turn and report the others."""
+    """If the template ends a trained turn without a terminator, so that the model would not learn
+    to stop: refuse the conversation; allow it; or append EOS to the last turn and report the
+    others.
+    """
     on_rewrite: Literal["report", "error", "split"] = "report"
-    """If the template writes a turn, or the text before it, differently from when it prompts for that turn (it strips
-    earlier thinking), so that training does not match prompting: report it; refuse the conversation; or make one
-    document of each reply, after the text that prompts for it."""
+    """If the template writes a turn, or the text before it, differently from when it prompts for
+    that turn (it strips earlier thinking), so that training does not match prompting: report it;
+    refuse the conversation; or make one document of each reply, after the text that prompts for it.
+    """
 
     on_merged_prompt: Literal["report", "error", "split"] = "report"
-    """If the tokenizer merges the end of a prompt with the beginning of the reply, so that the prompt's ids are not
-    those that the document has: report it; refuse the conversation; or split the token there."""
+    """If the tokenizer merges the end of a prompt with the beginning of the reply, so that the
+    prompt's ids are not those that the document has: report it; refuse the conversation; or split
+    the token there.
+    """
 
     def __post_init__(self) -> None:
         for name in ("train_on_eos", "train_on_eot"):
@@ -59,17 +72,21 @@ class MaskSettings:
             ("trained_control_text", get_args(ControlTextPolicy)),
         ):
             if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
         for name in ("train_on_inputs", "mask_history", "train_on_reasoning", "allow_forged"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.allow_forged and self.trained_control_text == "as_text":
             raise ConfigError(
-                "trained_control_text is as_text, but allow_forged turns control text in all messages into control "
-                "tokens; remove one of the two"
+                "trained_control_text is as_text, but allow_forged turns control text in all "
+                "messages into control tokens; remove one of the two"
             )
         roles: Any = self.roles_to_train
-        if not isinstance(roles, list | tuple | set | frozenset) or not all(isinstance(role, str) for role in roles):
+        if not isinstance(roles, list | tuple | set | frozenset) or not all(
+            isinstance(role, str) for role in roles
+        ):
             raise ConfigError(f"roles_to_train must be a list of roles, got {roles!r}")
         object.__setattr__(self, "roles_to_train", tuple(roles))
 

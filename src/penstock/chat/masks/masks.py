@@ -1,12 +1,14 @@
 """Loss weights of rendered conversations: first of their characters, then of their tokens.
 
-A trained turn trains what the model must produce; settings and the record's weights exclude parts of it. A message
-outside any turn of its own, such as a system message that the template writes before its loop or in the first question,
-trains only its own text, and nothing that the template writes around it.
+A trained turn trains what the model must produce; settings and the record's weights exclude parts
+of it. A message outside any turn of its own, such as a system message that the template writes
+before its loop or in the first question, trains only its own text, and nothing that the template
+writes around it.
 
-`decide` lists strokes (begin, end, weight) over characters; a kernel paints them in order, for a whole batch. A token
-has the weight of its last character, because most vocabularies put the space before a word into its token. A control
-token has the weight of the last character of its control text.
+`decide` lists strokes (begin, end, weight) over characters; a kernel paints them in order, for a
+whole batch. A token has the weight of its last character, because most vocabularies put the space
+before a word into its token. A control token has the weight of the last character of its control
+text.
 """
 
 import re
@@ -65,9 +67,13 @@ class Mask:
     straddling: Bool
     """Tokens with characters of different weights, bool [tokens]."""
     owners: Int64
-    """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1: the template's."""
+    """Message of each token, int64 [tokens]: of its first character, or of the turn around it; −1:
+    the template's.
+    """
     generated: Bool | None
-    """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None: it has no such tags."""
+    """Tokens that end inside the template's `{% generation %}` tags, bool [tokens]; None: it has no
+    such tags.
+    """
     trained: tuple[int, ...]
     terminators: Mapping[int, Span]
 
@@ -104,7 +110,13 @@ def decide(
         stops: See `find_terminators`.
     """
     weights = [own.weight for own in conversation.message_weights]
-    whole = _Whole(rendered, turns, settings, trained, [1.0 if weight is None else weight for weight in weights])
+    whole = _Whole(
+        rendered,
+        turns,
+        settings,
+        trained,
+        [1.0 if weight is None else weight for weight in weights],
+    )
     roles = [message["role"] for message in conversation.messages]
     replies = {number for number, role in enumerate(roles) if role == "assistant"}
     terminators = find_terminators(rendered.text, turns, encoded, stops, replies)
@@ -131,7 +143,9 @@ def weigh(
     bases = [0, *accumulate(map(len, texts))]
     characters, owners = np.zeros(bases[-1], np.float32), np.full(bases[-1], -1, np.int32)
     strokes = [
-        (b + base, e + base, w) for made, base in zip(decisions, bases, strict=False) for b, e, w in made.strokes
+        (b + base, e + base, w)
+        for made, base in zip(decisions, bases, strict=False)
+        for b, e, w in made.strokes
     ]
     paint(*_columns(strokes, np.float32), characters)
     pieces = [
@@ -150,7 +164,10 @@ def weigh(
     counts = [len(text.ids) for text in encoded]
     shifts = np.repeat(np.array(bases[:-1], np.int64), counts)
     begins = np.concatenate([text.begins for text in encoded]) + shifts
-    ends = np.concatenate([ends_of_control_text(*pair) for pair in zip(texts, encoded, strict=True)]) + shifts
+    ends = (
+        np.concatenate([ends_of_control_text(*pair) for pair in zip(texts, encoded, strict=True)])
+        + shifts
+    )
     weights, straddling = np.empty(len(begins), np.float32), np.empty(len(begins), np.bool_)
     token_owners = np.empty(len(begins), np.int64)
     weigh_tokens(begins, ends, characters, owners, weights, straddling, token_owners)
@@ -178,7 +195,9 @@ def weigh(
 
 
 def ends_of_control_text(text: str, encoded: EncodedText) -> Int64:
-    """`encoded.ends`, but without the whitespace that some control tokens include after their text (Phi-3)."""
+    """`encoded.ends`, but without the whitespace that some control tokens include after their text
+    (Phi-3).
+    """
     control = np.flatnonzero(encoded.is_control & (encoded.begins < encoded.ends))
     # The hundreds of tokens of an image have one end.
     blank = [end for end in np.unique(encoded.ends[control]).tolist() if text[end - 1].isspace()]
@@ -213,7 +232,8 @@ def _turn_strokes(whole: _Whole) -> Iterator[Stroke]:
 
 
 def _stray_strokes(whole: _Whole, roles: Sequence[str]) -> Iterator[Stroke]:
-    """Text outside the turn of its own message, as of many system messages: it counts, and nothing around it.
+    """Text outside the turn of its own message, as of many system messages: it counts, and nothing
+    around it.
 
     A reply needs a turn: its text counts only if it was merged into the turn of another reply.
     """
@@ -229,7 +249,9 @@ def _stray_strokes(whole: _Whole, roles: Sequence[str]) -> Iterator[Stroke]:
             yield words.begin, words.end, 0.0
 
 
-def closing_messages(rendered: Rendered, turns: Mapping[int, Turn], roles: Sequence[str]) -> dict[int, int]:
+def closing_messages(
+    rendered: Rendered, turns: Mapping[int, Turn], roles: Sequence[str]
+) -> dict[int, int]:
     """The message that ends each turn: its own, or the last one that was merged into it."""
     closing = {message: message for message in turns}
     for words in rendered.words:
@@ -239,10 +261,13 @@ def closing_messages(rendered: Rendered, turns: Mapping[int, Turn], roles: Seque
     return closing
 
 
-def _terminator_strokes(whole: _Whole, ends: Mapping[int, Span], eos_text: str | None) -> Iterator[Stroke]:
+def _terminator_strokes(
+    whole: _Whole, ends: Mapping[int, Span], eos_text: str | None
+) -> Iterator[Stroke]:
     text, settings, trained = whole.rendered.text, whole.settings, whole.trained
     known = {text[begin:end] for message, (begin, end) in ends.items() if message in trained}
-    # Trained ones last: the marker that ends a reply may be the whole next turn (GLM-4, empty content).
+    # Trained ones last: the marker that ends a reply may be the whole next turn (GLM-4, empty
+    # content).
     for message, (begin, end) in sorted(ends.items(), key=lambda item: item[0] in trained):
         # The end of another role's turn may begin a reply ([/INST]).
         if message not in trained and text[begin:end] not in known:
@@ -260,16 +285,22 @@ def terminator_policy(settings: MaskSettings, is_eos: bool) -> tuple[str, Termin
 
 
 def find_terminators(
-    text: str, turns: Mapping[int, Turn], encoded: EncodedText, stops: Collection[str], replies: Collection[int]
+    text: str,
+    turns: Mapping[int, Turn],
+    encoded: EncodedText,
+    stops: Collection[str],
+    replies: Collection[int],
 ) -> dict[int, Span]:
-    """Characters of the terminator of each turn: a control token after its text, or else all other text there.
+    """Characters of the terminator of each turn: a control token after its text, or else all other
+    text there.
 
-    In some families the model stops by writing the control token that begins the next turn (GLM-4: <|user|>), so that
-    token ends a reply. It ends no other message.
+    In some families the model stops by writing the control token that begins the next turn (GLM-4:
+    <|user|>), so that token ends a reply. It ends no other message.
 
     Args:
         text, turns, encoded: A conversation.
-        stops: Control text that is known to end a generation; preferred to other control text, such as </tool_call>.
+        stops: Control text that is known to end a generation; preferred to other control text, such
+            as </tool_call>.
         replies: Messages of the assistant.
     """
     control = np.flatnonzero(encoded.is_control)
@@ -284,7 +315,9 @@ def find_terminators(
         behind = []
         if message in replies and last < len(spans) and spans[last][0] == turn.pieces[-1][1] == end:
             behind = [spans[last]]
-        known = [span for span in [*reversed(own), *behind] if text[span[0] : span[1]].strip() in stops]
+        known = [
+            span for span in [*reversed(own), *behind] if text[span[0] : span[1]].strip() in stops
+        ]
         tail = text[turn.words_end : end]
         if known:
             found[message] = known[0]
@@ -303,7 +336,10 @@ def trained_messages(conversation: Conversation, settings: MaskSettings) -> tupl
     for message, weights in enumerate(conversation.message_weights):
         verdict = weights.verdict
         if verdict is None:
-            verdict = settings.train_on_inputs or conversation.messages[message]["role"] in settings.roles_to_train
+            verdict = (
+                settings.train_on_inputs
+                or conversation.messages[message]["role"] in settings.roles_to_train
+            )
         if verdict:
             chosen.append(message)
     return tuple(chosen[-1:] if settings.mask_history else chosen)
@@ -321,7 +357,9 @@ def why_not(conversation: Conversation, message: int, settings: MaskSettings) ->
     return f"role {role} is not in roles_to_train"
 
 
-def _terminator_weight(policy: Terminators, message: int, trained: Sequence[int], weight: float) -> float:
+def _terminator_weight(
+    policy: Terminators, message: int, trained: Sequence[int], weight: float
+) -> float:
     if policy == "none":
         return 0.0
     if policy == "all":
@@ -336,7 +374,11 @@ def reasoning_strokes(rendered: Rendered, turn: Turn) -> Iterator[Stroke]:
     at, end = 0, None
     for length, message, field, _, _, _ in rendered.runs:
         at += length
-        if message == turn.message and field == "reasoning_content" and turn.pieces[0][0] < at <= turn.end:
+        if (
+            message == turn.message
+            and field == "reasoning_content"
+            and turn.pieces[0][0] < at <= turn.end
+        ):
             end = at
     if end is not None and turn.produced:
         closing = _TAG.match(rendered.text, end, turn.end)

@@ -1,7 +1,8 @@
 """Why each token that is only read is not trained.
 
-Reasons are painted on the characters in the order of the strokes of the mask, and each token has that of its last
-character, as it has its weight. They are found when they are asked for: preparation does not pay for them.
+Reasons are painted on the characters in the order of the strokes of the mask, and each token has
+that of its last character, as it has its weight. They are found when they are asked for:
+preparation does not pay for them.
 """
 
 from collections.abc import Iterator
@@ -47,9 +48,13 @@ def reasons_of(evidence: Evidence, eos_text: str | None) -> list[str]:
             known.append(reason)
         canvas[begin:end] = known.index(reason)
     ends = ends_of_control_text(text, encoded)
-    # A token without characters, such as the later ones of a symbol, has the reason of what is before it.
+    # A token without characters, such as the later ones of a symbol, has the reason of what is
+    # before it.
     numbers = canvas[np.maximum(ends - 1, 0)] if len(text) else np.zeros(len(ends), np.int64)
-    return ["" if weight else known[number] for number, weight in zip(numbers, evidence.mask.tokens, strict=True)]
+    return [
+        "" if weight else known[number]
+        for number, weight in zip(numbers, evidence.mask.tokens, strict=True)
+    ]
 
 
 def _strokes(evidence: Evidence, eos_text: str | None) -> Painted:
@@ -69,7 +74,9 @@ def _strokes(evidence: Evidence, eos_text: str | None) -> Painted:
             untrained = words.message not in trained
             yield words.begin, words.end, _of(evidence, words.message) if untrained else NO_TURN
     yield from _terminators(evidence, eos_text)
-    for begin, end, weight in range_strokes(evidence.rendered, evidence.conversation.message_weights):
+    for begin, end, weight in range_strokes(
+        evidence.rendered, evidence.conversation.message_weights
+    ):
         if weight == 0:
             yield begin, end, RANGE
 
@@ -80,7 +87,9 @@ def _terminators(evidence: Evidence, eos_text: str | None) -> Painted:
     closing = closing_messages(evidence.rendered, evidence.turns, roles)
     for message, (begin, end) in evidence.mask.terminators.items():
         if closing[message] in evidence.mask.trained:
-            name, policy = terminator_policy(evidence.settings, evidence.rendered.text[begin:end] == eos_text)
+            name, policy = terminator_policy(
+                evidence.settings, evidence.rendered.text[begin:end] == eos_text
+            )
             more = " and this is not the last trained turn" if policy == "last" else ""
             yield begin, end, f"ends a turn, and {name} is {policy}{more}"
 

@@ -2,10 +2,13 @@
 
 Two steps, because lengths are known only after encoding:
 
-1. `clean` trims trailing turns without a reply, then drops conversations that are empty or train nothing.
-2. `fit` handles conversations that are too long: error, drop, or truncate between two turns, never inside one.
+1. `clean` trims trailing turns without a reply, then drops conversations that are empty or train
+  nothing.
+2. `fit` handles conversations that are too long: error, drop, or truncate between two turns, never
+  inside one.
 
-Each returns the `Counts` of one conversation; their sum is the report. Always `read = kept + dropped`.
+Each returns the `Counts` of one conversation; their sum is the report. Always `read = kept +
+dropped`.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +62,12 @@ class Counts:
         return Counts(read=self.read)
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(Counts)})
+        return Counts(
+            **{
+                one.name: getattr(self, one.name) + getattr(other, one.name)
+                for one in fields(Counts)
+            }
+        )
 
     def lines(self, examples: Mapping[str, str] = MappingProxyType({})) -> list[str]:
         """The report: one line for each rule that applied.
@@ -69,7 +77,10 @@ class Counts:
         """
         such = {rule: f", such as {origin}" for rule, origin in examples.items()}
         reported = [
-            (self.trimmed, f"trimmed: {self.trimmed_messages:,} trailing messages that no reply follows"),
+            (
+                self.trimmed,
+                f"trimmed: {self.trimmed_messages:,} trailing messages that no reply follows",
+            ),
             (self.empty, f"dropped: empty, or without any reply{such.get('empty', '')}"),
             (self.untrained, f"dropped: nothing to train{such.get('untrained', '')}"),
             (self.too_long, f"dropped: too long{such.get('too_long', '')}"),
@@ -92,13 +103,19 @@ class CleaningSettings:
     max_tokens: int | None = None
     """Maximum length of a conversation in tokens; None: any length."""
     too_long: TooLong = "error"
-    """Policy for longer ones: `error`, `drop`, or `truncate`, which keeps as many of the first turns as fit."""
+    """Policy for longer ones: `error`, `drop`, or `truncate`, which keeps as many of the first
+    turns as fit.
+    """
 
     def __post_init__(self) -> None:
         if self.too_long not in TOO_LONG:
-            raise ConfigError(f'too_long is "{self.too_long}"; expected one of: {", ".join(TOO_LONG)}')
+            raise ConfigError(
+                f'too_long is "{self.too_long}"; expected one of: {", ".join(TOO_LONG)}'
+            )
         if self.max_tokens is not None and self.max_tokens < 2:
-            raise ConfigError(f"max_tokens must be >= 2, for a token and its target; got {self.max_tokens}")
+            raise ConfigError(
+                f"max_tokens must be >= 2, for a token and its target; got {self.max_tokens}"
+            )
 
 
 _DEFAULT = CleaningSettings()
@@ -129,7 +146,11 @@ def clean(
     if conversation.written:
         trained = any(piece.is_trained for piece in conversation.written)
         return _whole(conversation, settings, roles_to_train, is_trained=trained)
-    end = _end_of_replies(conversation, roles_to_train, train_on_inputs) if settings.trim_trailing else None
+    end = (
+        _end_of_replies(conversation, roles_to_train, train_on_inputs)
+        if settings.trim_trailing
+        else None
+    )
     cut = 0 if end is None else len(conversation.messages) - end
     conversation = conversation.head(end) if cut and end is not None else conversation
     if not conversation.messages:
@@ -144,7 +165,11 @@ def clean(
 
 
 def _whole(
-    conversation: Conversation, settings: CleaningSettings, roles_to_train: tuple[str, ...], *, is_trained: bool
+    conversation: Conversation,
+    settings: CleaningSettings,
+    roles_to_train: tuple[str, ...],
+    *,
+    is_trained: bool,
 ) -> tuple[Conversation | None, Counts]:
     """A conversation that is kept or dropped as it is."""
     if is_trained:
@@ -153,8 +178,9 @@ def _whole(
         return None, _UNTRAINED
     roles = dict.fromkeys(message["role"] for message in conversation.messages)
     raise ConversationError(
-        f"{conversation.origin}: nothing to train: its roles are {', '.join(roles) or 'none'}, and "
-        f"roles_to_train has {', '.join(roles_to_train) or 'none'}; check roles_to_train and the record's flags"
+        f"{conversation.origin}: nothing to train: its roles are "
+        f"{', '.join(roles) or 'none'}, and roles_to_train has "
+        f"{', '.join(roles_to_train) or 'none'}; check roles_to_train and the record's flags"
     )
 
 
@@ -166,14 +192,16 @@ def fit(
     roles_to_train: tuple[str, ...] = ("assistant",),
     train_on_inputs: bool = False,
 ) -> tuple[Conversation | None, Counts]:
-    """Limit a cleaned conversation to `max_tokens`; its counts have `read=0`, because `clean` counted it.
+    """Limit a cleaned conversation to `max_tokens`; its counts have `read=0`, because `clean`
+    counted it.
 
     Args:
         conversation: As `clean` returned it.
         settings: The limit, and what happens to longer ones.
-        length_of: Number of tokens of a conversation. If the ends of the turns are known, they are enough:
-            `lambda head: ends[len(head.messages) - 1]`. Truncation calls it for every turn from the last to the first,
-            because a template that rewrites earlier turns may make a shorter conversation longer.
+        length_of: Number of tokens of a conversation. If the ends of the turns are known, they are
+            enough: `lambda head: ends[len(head.messages) - 1]`. Truncation calls it for every turn
+            from the last to the first, because a template that rewrites earlier turns may make a
+            shorter conversation longer.
         roles_to_train: As for `clean`.
         train_on_inputs: As for `clean`.
 
@@ -194,11 +222,15 @@ def fit(
                 continue
             head = conversation.head(end)
             if _trains(head, roles_to_train, train_on_inputs) and length_of(head) <= limit:
-                return head, Counts(truncated=1, truncated_messages=len(conversation.messages) - end)
+                return head, Counts(
+                    truncated=1, truncated_messages=len(conversation.messages) - end
+                )
     return None, Counts(too_long=1)
 
 
-def _is_reply(conversation: Conversation, index: int, roles_to_train: tuple[str, ...], train_on_inputs: bool) -> bool:
+def _is_reply(
+    conversation: Conversation, index: int, roles_to_train: tuple[str, ...], train_on_inputs: bool
+) -> bool:
     """Whether a conversation may end with this message: it is the assistant's, or it is trained."""
     message = conversation.messages[index]
     return message["role"] == "assistant" or will_train(
@@ -206,7 +238,9 @@ def _is_reply(conversation: Conversation, index: int, roles_to_train: tuple[str,
     )
 
 
-def _end_of_replies(conversation: Conversation, roles_to_train: tuple[str, ...], train_on_inputs: bool) -> int:
+def _end_of_replies(
+    conversation: Conversation, roles_to_train: tuple[str, ...], train_on_inputs: bool
+) -> int:
     """Number of messages up to and including the last reply."""
     end = len(conversation.messages)
     while end and not _is_reply(conversation, end - 1, roles_to_train, train_on_inputs):
@@ -214,8 +248,12 @@ def _end_of_replies(conversation: Conversation, roles_to_train: tuple[str, ...],
     return end
 
 
-def _trains(conversation: Conversation, roles_to_train: tuple[str, ...], train_on_inputs: bool) -> bool:
+def _trains(
+    conversation: Conversation, roles_to_train: tuple[str, ...], train_on_inputs: bool
+) -> bool:
     return any(
         will_train(message, weights, roles_to_train, train_on_inputs)
-        for message, weights in zip(conversation.messages, conversation.message_weights, strict=True)
+        for message, weights in zip(
+            conversation.messages, conversation.message_weights, strict=True
+        )
     )

@@ -1,8 +1,9 @@
-"""Conversations: messages as a chat template sees them, and what the record says about training each.
+"""Conversations: messages as a chat template sees them, and what the record says about training
+each.
 
-Messages contain no training keys, so a template renders them like any others. `MessageWeights` hold those keys in one
-form, whatever the record calls them. `layouts.py` reads both, `cleaning.py` trims them, and `masks.py` turns them into
-loss weights.
+Messages contain no training keys, so a template renders them like any others. `MessageWeights` hold
+those keys in one form, whatever the record calls them. `layouts.py` reads both, `cleaning.py` trims
+them, and `masks.py` turns them into loss weights.
 
 | key | in | meaning |
 |---|---|---|
@@ -11,11 +12,11 @@ loss weights.
 | `weight`, `loss_weight`, `loss_scale` | message, part | loss weight, 0 or more |
 | `train_detail`, `training_detail`, `train_ranges` | message | list of ranges |
 
-A range is `{begin_offset, end_offset, train}`, as in axolotl, with an **inclusive** end; or `{begin, end, weight}` (or
-`train`), half-open. Either may name a `field` other than `content`.
+A range is `{begin_offset, end_offset, train}`, as in axolotl, with an **inclusive** end; or
+`{begin, end, weight}` (or `train`), half-open. Either may name a `field` other than `content`.
 
-In a message with such a list, characters of that text outside all ranges weigh 0. A flag that is false overrides the
-list. The weight of a message multiplies those of its parts and ranges.
+In a message with such a list, characters of that text outside all ranges weigh 0. A flag that is
+false overrides the list. The weight of a message multiplies those of its parts and ranges.
 """
 
 import math
@@ -28,9 +29,15 @@ from penstock.core.errors import ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
 
 Form = Literal[
-    "empty_content", "null_content", "decode_arguments", "encode_arguments", "encode_values", "encode_results",
-    "join_text_parts", "wrap_text",
-]  # fmt: skip
+    "empty_content",
+    "null_content",
+    "decode_arguments",
+    "encode_arguments",
+    "encode_values",
+    "encode_results",
+    "join_text_parts",
+    "wrap_text",
+]
 """Changes that messages may need before a template can render them; see `forms.py`."""
 
 FLAG_KEYS = ("train", "training", "loss", "trainable", "loss_mask")
@@ -49,7 +56,9 @@ class Range:
     """Characters [begin, end) of one text of a message, and their loss weight."""
 
     field: str
-    """Which text: `content`, `reasoning_content` (or the configured thinking key), or `content.2.text` for a part."""
+    """Which text: `content`, `reasoning_content` (or the configured thinking key), or
+    `content.2.text` for a part.
+    """
     begin: int
     end: int
     weight: float
@@ -60,9 +69,10 @@ class Range:
 class MessageWeights:
     """Training flags of one message in its record; empty without any.
 
-    The weights of `ranges` are final for their characters. For all other characters, and for what the template writes
-    in this turn, `train` and `weight` decide: the message is trained at `weight` (1 where None), unless `train` is
-    False or `weight` is 0. Where both are None, the role decides. With `train=False` there are no ranges.
+    The weights of `ranges` are final for their characters. For all other characters, and for what
+    the template writes in this turn, `train` and `weight` decide: the message is trained at
+    `weight` (1 where None), unless `train` is False or `weight` is 0. Where both are None, the role
+    decides. With `train=False` there are no ranges.
     """
 
     train: bool | None = None
@@ -79,7 +89,9 @@ class MessageWeights:
 
 
 DEFAULT_WEIGHTS = MessageWeights()
-"""Of every message that has no training keys: one shared object, so that plain records cost nothing."""
+"""Of every message that has no training keys: one shared object, so that plain records cost
+nothing.
+"""
 
 
 @final
@@ -105,12 +117,16 @@ class Conversation:
     """One conversation, ready for a chat template."""
 
     messages: tuple[JsonObject, ...]
-    """As in the record: `role` (after mapping), `content` (a text, a list of parts, or None), and where present
-    `reasoning_content`, `tool_calls`, `name` and all other fields, without training keys and other nulls."""
+    """As in the record: `role` (after mapping), `content` (a text, a list of parts, or None), and
+    where present `reasoning_content`, `tool_calls`, `name` and all other fields, without training
+    keys and other nulls.
+    """
     message_weights: tuple[MessageWeights, ...]
     """One a message."""
     tools: tuple[JsonObject, ...] | None = None
-    """Each `{"type": "function", "function": {"name", "description", "parameters"}}`, as templates expect them."""
+    """Each `{"type": "function", "function": {"name", "description", "parameters"}}`, as templates
+    expect them.
+    """
     variables: JsonMapping = field(default_factory=dict)
     """Template variables of this record, from its `chat_template_kwargs`."""
     attachments: JsonMapping = field(default_factory=dict)
@@ -130,11 +146,15 @@ class Conversation:
 
     def __post_init__(self) -> None:
         if len(self.messages) != len(self.message_weights):
-            raise ValueError(f"{len(self.messages)} messages, but {len(self.message_weights)} message_weights")
+            raise ValueError(
+                f"{len(self.messages)} messages, but {len(self.message_weights)} message_weights"
+            )
 
     def head(self, length: int) -> "Conversation":
         """The conversation up to its first `length` messages."""
-        return replace(self, messages=self.messages[:length], message_weights=self.message_weights[:length])
+        return replace(
+            self, messages=self.messages[:length], message_weights=self.message_weights[:length]
+        )
 
 
 def will_train(
@@ -143,7 +163,9 @@ def will_train(
     roles_to_train: Collection[str] = ("assistant",),
     train_on_inputs: bool = False,
 ) -> bool:
-    """Whether any part of this message is trained: the record's ranges and flags decide first, then the role."""
+    """Whether any part of this message is trained: the record's ranges and flags decide first, then
+    the role.
+    """
     if any(part.weight > 0 for part in weights.ranges):
         return True
     verdict = weights.verdict
@@ -165,7 +187,8 @@ def read_flag(item: JsonMapping, where: str, keys: Iterable[str] = FLAG_KEYS) ->
             continue
         if value not in (0, 1) or isinstance(value, str):
             raise ConversationError(
-                f'{where} has "{key}": {value!r}; expected true or false; put fractions into "weight"'
+                f'{where} has "{key}": {value!r}; expected true or false; put fractions into '
+                '"weight"'
             )
         found[key] = bool(value) != (key == MASKED)
     if len(set(found.values())) > 1:
@@ -174,7 +197,9 @@ def read_flag(item: JsonMapping, where: str, keys: Iterable[str] = FLAG_KEYS) ->
     return next(iter(found.values()), None)
 
 
-def read_record_mask(mask: Sequence[Any], weights: Sequence[MessageWeights], origin: str) -> list[MessageWeights]:
+def read_record_mask(
+    mask: Sequence[Any], weights: Sequence[MessageWeights], origin: str
+) -> list[MessageWeights]:
     """Weights of messages with those that a record gives in one list, 1 or 0 for each message.
 
     Raises:
@@ -182,10 +207,12 @@ def read_record_mask(mask: Sequence[Any], weights: Sequence[MessageWeights], ori
     """
     if len(mask) != len(weights) or any(one not in (0, 1) or isinstance(one, str) for one in mask):
         raise ConversationError(
-            f'{origin}: "{RECORD_MASK}" is {mask!r:.60}; expected 1 or 0 for each of {len(weights)} messages'
+            f'{origin}: "{RECORD_MASK}" is {mask!r:.60}; expected 1 or 0 for each of '
+            f"{len(weights)} messages"
         )
     return [
-        own if one else MessageWeights(train=False, weight=own.weight) for own, one in zip(weights, mask, strict=True)
+        own if one else MessageWeights(train=False, weight=own.weight)
+        for own, one in zip(weights, mask, strict=True)
     ]
 
 
@@ -240,13 +267,19 @@ def read_message_weights(
         return DEFAULT_WEIGHTS
     if train is False:
         return MessageWeights(train=False, weight=weight)
-    return MessageWeights(train=train, weight=weight, ranges=_in_order(found, 1.0 if weight is None else weight, where))
+    return MessageWeights(
+        train=train,
+        weight=weight,
+        ranges=_in_order(found, 1.0 if weight is None else weight, where),
+    )
 
 
 def _read_details(details: object, texts: Mapping[str, str], where: str) -> list[Range]:
     if not isinstance(details, list | tuple):
         raise ConversationError(f"{where} is {type(details).__name__}; expected a list of ranges")
-    ranges = [_read_detail(detail, texts, f"{where}[{index}]") for index, detail in enumerate(details)]
+    ranges = [
+        _read_detail(detail, texts, f"{where}[{index}]") for index, detail in enumerate(details)
+    ]
     for name in dict.fromkeys(one.field for one in ranges):
         ranges += _gaps([one for one in ranges if one.field == name], name, len(texts[name]))
     return ranges
@@ -254,22 +287,31 @@ def _read_details(details: object, texts: Mapping[str, str], where: str) -> list
 
 def _read_detail(detail: object, texts: Mapping[str, str], where: str) -> Range:
     if not isinstance(detail, Mapping):
-        raise ConversationError(f"{where} is {type(detail).__name__}; expected an object with begin and end")
+        raise ConversationError(
+            f"{where} is {type(detail).__name__}; expected an object with begin and end"
+        )
     name = detail.get("field", "content")
     if name not in texts:
-        raise ConversationError(f'{where} names field "{name}"; this message has: {", ".join(texts) or "no text"}')
+        raise ConversationError(
+            f'{where} names field "{name}"; this message has: {", ".join(texts) or "no text"}'
+        )
     inclusive = "end_offset" in detail
-    begin, end = (detail.get(key) for key in (("begin_offset", "end_offset") if inclusive else ("begin", "end")))
+    begin, end = (
+        detail.get(key)
+        for key in (("begin_offset", "end_offset") if inclusive else ("begin", "end"))
+    )
     weight = part_weight(detail, where)
     if type(begin) is not int or type(end) is not int or weight is None:
         raise ConversationError(
-            f"{where} has {dict(detail)!r}; expected begin_offset, end_offset and train, or begin, end and weight"
+            f"{where} has {dict(detail)!r}; expected begin_offset, end_offset and train, or "
+            "begin, end and weight"
         )
     length = len(texts[name])
     if not 0 <= begin < end + inclusive <= length:
         raise ConversationError(
-            f"{where} goes from {begin} to {end} ({'inclusive' if inclusive else 'half-open'}); "
-            f"expected 0 ≤ begin, at least one character, and no more than the {length} that {name} has"
+            f"{where} goes from {begin} to {end} "
+            f"({'inclusive' if inclusive else 'half-open'}); expected 0 ≤ begin, at least one "
+            f"character, and no more than the {length} that {name} has"
         )
     return Range(field=name, begin=begin, end=end + inclusive, weight=weight)
 
@@ -289,7 +331,10 @@ def _in_order(ranges: list[Range], factor: float, where: str) -> tuple[Range, ..
     for left, right in pairwise(ordered):
         if left.field == right.field and right.begin < left.end:
             raise ConversationError(
-                f"{where} has ranges [{left.begin}, {left.end}) and [{right.begin}, {right.end}) of {left.field}, "
-                "which overlap; correct one of them"
+                f"{where} has ranges [{left.begin}, {left.end}) and [{right.begin}, "
+                f"{right.end}) of {left.field}, which overlap; correct one of them"
             )
-    return tuple(Range(field=one.field, begin=one.begin, end=one.end, weight=one.weight * factor) for one in ordered)
+    return tuple(
+        Range(field=one.field, begin=one.begin, end=one.end, weight=one.weight * factor)
+        for one in ordered
+    )

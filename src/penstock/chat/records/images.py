@@ -1,7 +1,8 @@
-"""Images of conversations: found wherever records hold them, loaded, and put into the contents as parts.
+"""Images of conversations: found wherever records hold them, loaded, and put into the contents as
+parts.
 
-Contents refer to them as `penstock.media.placement` says. If nothing refers to a field's images, they come first in the
-first message of the user, as in TRL.
+Contents refer to them as `penstock.media.placement` says. If nothing refers to a field's images,
+they come first in the first message of the user, as in TRL.
 """
 
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ def place_images(
         frames: Looks at one video, whose frames become images; None: videos are refused.
 
     Raises:
-        ConversationError: There is something else than images; images and references to them differ in number; or an
-            image is refused. Names the message.
+        ConversationError: There is something else than images; images and references to them differ
+            in number; or an image is refused. Names the message.
     """
     inside = any(True for _ in find_media(conversation.messages))
     if not inside and not conversation.attachments:
@@ -55,11 +56,13 @@ def _put_first(
     medium: Medium,
 ) -> None:
     """Put images that nothing refers to before the text of the first message of the user."""
-    place = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
+    place = next(
+        (number for number, message in enumerate(messages) if message["role"] == "user"), None
+    )
     if place is None or images_of(messages) or weights[place].ranges:
         raise ConversationError(
-            f"{where}: {len(parts)} {NOUNS[medium]}s that no message refers to; put <{medium}> where each belongs, or "
-            "give them as parts of contents"
+            f"{where}: {len(parts)} {NOUNS[medium]}s that no message refers to; put "
+            f"<{medium}> where each belongs, or give them as parts of contents"
         )
     content = messages[place].get("content")
     text = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

@@ -1,8 +1,8 @@
 """Records of any layout become conversations; the layout is detected from a record's fields.
 
-`read_conversation` reads one record or raises an error that says what is wrong with it; `detect_layout` and
-`describe_layout` report the detected layout and the reason. Costs one microsecond for a plain message, a few for one
-with flags, nulls or parts.
+`read_conversation` reads one record or raises an error that says what is wrong with it;
+`detect_layout` and `describe_layout` report the detected layout and the reason. Costs one
+microsecond for a plain message, a few for one with flags, nulls or parts.
 
 | layout | fields |
 |---|---|
@@ -15,9 +15,10 @@ with flags, nulls or parts.
 | `oasst` | a tree under `prompt`, or a message with its `replies` |
 | `segments`, `tokens` | texts with all markers, or token ids: `written.py` |
 
-A path through an OASST tree is one conversation. `best` follows the best-ranked reply at every turn. `all` gives one
-conversation for each assistant message that no assistant message follows, so turns near the root are in several.
-"""
+A path through an OASST tree is one conversation. `best` follows the best-ranked reply at every
+turn. `all` gives one conversation for each assistant message that no assistant message follows, so
+turns near the root are in several.
+"""  # noqa: E501
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,10 +66,14 @@ _OTHER_MESSAGES = ("rejected_messages", "conversation_a", "conversation_b")
 _ANSWERS = {"chosen": "preference", "completion": "prompt_completion", "output": "alpaca"}
 _DEFAULT = LayoutSettings()
 _EMPTY = (None, "")
-"""An optional field that says nothing: formats with cells have an empty text in place of a missing value."""
+"""An optional field that says nothing: formats with cells have an empty text in place of a missing
+value.
+"""
 
 
-def detect_layout(record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
+def detect_layout(
+    record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record"
+) -> str:
     """Name of the record's layout.
 
     Raises:
@@ -77,7 +82,9 @@ def detect_layout(record: JsonMapping, settings: LayoutSettings = _DEFAULT, orig
     return _detect(with_lists(record, settings), settings, origin)[0]
 
 
-def describe_layout(record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record") -> str:
+def describe_layout(
+    record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record"
+) -> str:
     """One line that names the detected layout and the reason, to print once per dataset."""
     layout, field = _detect(with_lists(record, settings), settings, origin)
     why = {
@@ -85,11 +92,13 @@ def describe_layout(record: JsonMapping, settings: LayoutSettings = _DEFAULT, or
         "prompt_completion": "it has a prompt and a completion",
         "preference": 'it has "chosen": '
         + (
-            "the chosen answers are trained, the rejected ones are not read (answers: tree keeps both)"
+            "the chosen answers are trained, the rejected ones are not read (answers: tree "
+            "keeps both)"
             if settings.answers == "best"
             else "chosen and rejected answers are kept"
         ),
-        "oasst": f"it is a tree of messages: {settings.oasst_paths} path" + "s" * (settings.oasst_paths == "all"),
+        "oasst": f"it is a tree of messages: {settings.oasst_paths} path"
+        + "s" * (settings.oasst_paths == "all"),
         "steps": "it has completions with labels: the right steps of each answer are trained",
         "segments": "it has segments, which no template sees",
         "tokens": "it has input_ids, which are taken as they are",
@@ -101,14 +110,16 @@ def describe_layout(record: JsonMapping, settings: LayoutSettings = _DEFAULT, or
     dialect = settings.dialect(layout)
     chosen = "as configured, " if settings.field_messages else ""
     return (
-        f'layout {layout}, {chosen}because "{field}" holds messages with "{dialect.role_key}", "{dialect.content_key}"'
+        f'layout {layout}, {chosen}because "{field}" holds messages with "{dialect.role_key}", '
+        f'"{dialect.content_key}"'
     )
 
 
 def read_conversation(
     record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record"
 ) -> Conversation | list[Conversation]:
-    """Read a Python object, which may be a row of a table: with NumPy arrays, and nulls that a table adds.
+    """Read a Python object, which may be a row of a table: with NumPy arrays, and nulls that a
+    table adds.
 
     Args:
         record: A record of any layout.
@@ -119,8 +130,8 @@ def read_conversation(
         A conversation; a list of them for a tree with `oasst_paths="all"`.
 
     Raises:
-        ConversationError: The layout is unknown or a message cannot be read; names file, line and message, and what was
-            expected.
+        ConversationError: The layout is unknown or a message cannot be read; names file, line and
+            message, and what was expected.
     """
     return read_record(as_record(record), settings, origin)
 
@@ -130,19 +141,30 @@ def read_record(
 ) -> Conversation | list[Conversation]:
     """Read a record of a file, as `read_conversation`; it is taken as it is."""
     if not isinstance(record, Mapping):
-        raise ConversationError(f"{origin}: the record is {type(record).__name__}; expected an object with messages")
+        raise ConversationError(
+            f"{origin}: the record is {type(record).__name__}; expected an object with messages"
+        )
     record = with_lists(record, settings)
     layout, field = _detect(record, settings, origin)
     unread = unread_fields(record, layout, field, settings)
     if layout in ("segments", "tokens"):
-        read = read_segments(record, origin) if layout == "segments" else read_tokens(record, origin)
-        return Conversation(messages=(), message_weights=(), written=read, unread=unread, origin=origin)
+        read = (
+            read_segments(record, origin) if layout == "segments" else read_tokens(record, origin)
+        )
+        return Conversation(
+            messages=(), message_weights=(), written=read, unread=unread, origin=origin
+        )
     if layout == "oasst":
         root = root_of(record)
         if root is None:
-            raise ConversationError(f'{origin}: no tree under "prompt", and no message with replies')
+            raise ConversationError(
+                f'{origin}: no tree under "prompt", and no message with replies'
+            )
         paths = read_paths(root, settings.oasst_paths, origin)
-        found = [_finish(record, read_messages(path, layout, settings, origin), settings, origin) for path in paths]
+        found = [
+            _finish(record, read_messages(path, layout, settings, origin), settings, origin)
+            for path in paths
+        ]
         return found if settings.oasst_paths == "all" else found[0]
     return _finish(record, _read(record, layout, field, settings, origin), settings, origin, unread)
 
@@ -155,9 +177,13 @@ def with_lists(record: JsonMapping, settings: LayoutSettings) -> JsonMapping:
         value = record.get(name)
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, str) and first.lstrip()[:1] in ("[", "{"):
-            with suppress(ValueError, RecursionError):  # what is no list of messages is refused, or read as a text
+            with suppress(
+                ValueError, RecursionError
+            ):  # what is no list of messages is refused, or read as a text
                 changed[name] = (
-                    [_message_of(one) for one in value] if isinstance(value, list | tuple) else json.loads(first)
+                    [_message_of(one) for one in value]
+                    if isinstance(value, list | tuple)
+                    else json.loads(first)
                 )
     return {**record, **changed} if changed else record
 
@@ -166,7 +192,9 @@ def _message_of(text: object) -> Any:
     return json.loads(text) if isinstance(text, str) else text
 
 
-def _read(record: JsonMapping, layout: str, field: str, settings: LayoutSettings, origin: str) -> Messages:
+def _read(
+    record: JsonMapping, layout: str, field: str, settings: LayoutSettings, origin: str
+) -> Messages:
     if layout == "alpaca":
         return read_alpaca(record, settings, origin)
     if layout == "prompt_completion":
@@ -178,7 +206,9 @@ def _read(record: JsonMapping, layout: str, field: str, settings: LayoutSettings
         before = read_messages(record[found[1]], found[0], settings, origin) if found else None
         return read_preference(record, before, settings, origin)
     if field not in record:
-        raise ConversationError(f'{origin}: no field "{field}" (it has: {_names(record)}); name it: field_messages')
+        raise ConversationError(
+            f'{origin}: no field "{field}" (it has: {_names(record)}); name it: field_messages'
+        )
     messages, weights = read_messages(record[field], layout, settings, origin)
     if isinstance(record.get(RECORD_MASK), list | tuple):
         weights = read_record_mask(record[RECORD_MASK], weights, origin)
@@ -186,7 +216,11 @@ def _read(record: JsonMapping, layout: str, field: str, settings: LayoutSettings
 
 
 def _finish(
-    record: JsonMapping, read: Messages, settings: LayoutSettings, origin: str, unread: tuple[str, ...] = ()
+    record: JsonMapping,
+    read: Messages,
+    settings: LayoutSettings,
+    origin: str,
+    unread: tuple[str, ...] = (),
 ) -> Conversation:
     names = (settings.field_system,) if settings.field_system else SYSTEM_FIELDS
     system_field = next((name for name in names if record.get(name) is not None), names[0])
@@ -201,14 +235,18 @@ def _finish(
     tools = record.get(tool_field)
     variables = record.get("chat_template_kwargs")
     if variables not in _EMPTY and not isinstance(variables, Mapping):
-        raise ConversationError(f'{origin}: "chat_template_kwargs" is {variables!r:.60}; expected an object')
+        raise ConversationError(
+            f'{origin}: "chat_template_kwargs" is {variables!r:.60}; expected an object'
+        )
     conversation = Conversation(
         messages=tuple(messages),
         message_weights=tuple(weights),
         tools=None if tools is None else read_tools(tools, origin),
         variables=variables or {},
         attachments=media_fields(record),
-        unread=tuple(name for name in unread if name != tool_field and not (used and name == system_field)),
+        unread=tuple(
+            name for name in unread if name != tool_field and not (used and name == system_field)
+        ),
         origin=origin,
     )
     if settings.media == "drop":
@@ -225,7 +263,12 @@ def _with_system(
     system = record.get(field)
     if system is not None and not isinstance(system, str):
         raise ConversationError(f'{origin}: "{field}" is {system!r:.60}; expected a text')
-    if system is not None and settings.field_system is not None and messages and messages[0]["role"] == "system":
+    if (
+        system is not None
+        and settings.field_system is not None
+        and messages
+        and messages[0]["role"] == "system"
+    ):
         messages, weights = messages[1:], weights[1:]
     if not system:
         return messages, weights, True
@@ -235,7 +278,9 @@ def _with_system(
 
 
 def _detect(record: JsonMapping, settings: LayoutSettings, origin: str) -> tuple[str, str]:
-    """The layout and, if it has one, its field of messages; the most specific layouts are tried first."""
+    """The layout and, if it has one, its field of messages; the most specific layouts are tried
+    first.
+    """
     if settings.layout != "auto":
         found = _message_field(record, settings)
         default = "conversations" if settings.layout == "sharegpt" else "messages"
@@ -252,12 +297,18 @@ def _detect(record: JsonMapping, settings: LayoutSettings, origin: str) -> tuple
         raise ConversationError(_no_messages(record, settings.field_messages, origin))
     if root_of(record) is not None:
         return "oasst", ""
-    if _has(record, settings.name("instruction")) and _has(record, settings.name("output", *RESPONSES)):
+    if _has(record, settings.name("instruction")) and _has(
+        record, settings.name("output", *RESPONSES)
+    ):
         return "alpaca", ""
     prompted = _has(record, settings.name("prompt", *PROMPTS))
     if prompted and _has(record, settings.name("completion", *RESPONSES)):
         return "prompt_completion", ""
-    if prompted and isinstance(record.get(STEPS), list | tuple) and isinstance(record.get(LABELS), list | tuple):
+    if (
+        prompted
+        and isinstance(record.get(STEPS), list | tuple)
+        and isinstance(record.get(LABELS), list | tuple)
+    ):
         return "steps", ""
     if is_segments(record):
         return "segments", ""
@@ -267,7 +318,9 @@ def _detect(record: JsonMapping, settings: LayoutSettings, origin: str) -> tuple
 
 
 def _message_field(record: JsonMapping, settings: LayoutSettings) -> tuple[str, str] | None:
-    """Layout and name of the field that holds messages: the configured field only, or the first that fits."""
+    """Layout and name of the field that holds messages: the configured field only, or the first
+    that fits.
+    """
     for field in (settings.field_messages,) if settings.field_messages else MESSAGE_FIELDS:
         items = record.get(field)
         if not isinstance(items, list | tuple):
@@ -277,7 +330,9 @@ def _message_field(record: JsonMapping, settings: LayoutSettings) -> tuple[str, 
         if not isinstance(items[0], Mapping):
             continue
         if "role" in settings.message_property_mappings:
-            return ("sharegpt" if settings.message_property_mappings["role"] == "from" else "messages"), field
+            return (
+                "sharegpt" if settings.message_property_mappings["role"] == "from" else "messages"
+            ), field
         if "role" in items[0]:
             return "messages", field
         if "from" in items[0] and "value" in items[0]:
@@ -301,8 +356,14 @@ def _no_messages(record: JsonMapping, name: str, origin: str) -> str:
     value = record.get(name)
     found = f"is {value!r:.60}" if name in record else f"is not there (it has: {_names(record)})"
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        return f'{origin}: "{name}" {found}, which is not JSON; expected a list of messages, or its JSON text'
-    return f'{origin}: "{name}" {found}; expected a list of messages; name its field with field_messages'
+        return (
+            f'{origin}: "{name}" {found}, which is not JSON; expected a list of messages, or its '
+            "JSON text"
+        )
+    return (
+        f'{origin}: "{name}" {found}; expected a list of messages; name its field with '
+        "field_messages"
+    )
 
 
 def _no_layout(record: JsonMapping, origin: str) -> str:
@@ -311,16 +372,22 @@ def _no_layout(record: JsonMapping, origin: str) -> str:
         return _no_messages(record, named, origin)
     if named is not None:
         first = record[named][0]
-        held = f"has fields {_names(first)}" if isinstance(first, Mapping) else f"is {type(first).__name__}"
+        held = (
+            f"has fields {_names(first)}"
+            if isinstance(first, Mapping)
+            else f"is {type(first).__name__}"
+        )
         return (
-            f'{origin}: message 0 of "{named}" {held}; expected role and content, or from and value; '
+            f'{origin}: message 0 of "{named}" {held}; expected role and content, or from and '
+            f"value; "
             "name them: message_property_mappings: {role: …, content: …}"
         )
     return (
-        f"{origin}: no known layout (its fields: {_names(record)}); expected messages, conversations, "
-        "instruction and output, prompt and completion, chosen, segments, input_ids, or an OASST tree; "
-        "name the fields: field_messages: …, or fields: {prompt: …, completion: …}; for records of other forms give a "
-        "transform, which changes each before it is read"
+        f"{origin}: no known layout (its fields: {_names(record)}); expected messages, "
+        "conversations, instruction and output, prompt and completion, chosen, segments, "
+        "input_ids, or an OASST tree; name the fields: field_messages: …, or fields: "
+        "{prompt: …, completion: …}; for records of other forms give a transform, which "
+        "changes each before it is read"
     )
 
 
@@ -329,17 +396,24 @@ def _names(record: JsonMapping) -> str:
 
 
 def root_of(record: JsonMapping) -> Node | None:
-    """First message of a record that is a tree or a message with its replies; None for other records."""
+    """First message of a record that is a tree or a message with its replies; None for other
+    records.
+    """
     prompt = record.get("prompt")
     if isinstance(prompt, Mapping) and "text" in prompt and "role" in prompt:
         return prompt
-    if isinstance(record.get("text"), str) and isinstance(record.get("role"), str) and "message_id" in record:
+    if (
+        isinstance(record.get("text"), str)
+        and isinstance(record.get("role"), str)
+        and "message_id" in record
+    ):
         return record
     return None
 
 
 def read_paths(root: Node, which: str, origin: str) -> list[list[JsonObject]]:
-    """Paths of a tree, each a list of messages with `role` and `text`, without deleted messages and their replies.
+    """Paths of a tree, each a list of messages with `role` and `text`, without deleted messages and
+    their replies.
 
     Args:
         root: First message of the tree.
@@ -351,21 +425,28 @@ def read_paths(root: Node, which: str, origin: str) -> list[list[JsonObject]]:
     """
     if root.get("parent_id") is not None:
         raise ConversationError(
-            f"{origin}: message {root.get('message_id')} replies to {root['parent_id']}, which is another record; "
-            "expected whole trees; gather_trees() builds them from flat messages"
+            f"{origin}: message {root.get('message_id')} replies to {root['parent_id']}, "
+            "which is another record; expected whole trees; gather_trees() builds them from "
+            "flat messages"
         )
     paths = [_best_path(root)] if which == "best" else list(_all_paths(root))
-    return [[{"role": node.get("role"), "text": node.get("text")} for node in path] for path in paths]
+    return [
+        [{"role": node.get("role"), "text": node.get("text")} for node in path] for path in paths
+    ]
 
 
-def read_nodes(record: JsonMapping, path: Sequence[Node], settings: LayoutSettings, origin: str) -> Conversation:
+def read_nodes(
+    record: JsonMapping, path: Sequence[Node], settings: LayoutSettings, origin: str
+) -> Conversation:
     """A conversation of messages of an OASST tree, from its root."""
     messages = [{"role": node.get("role"), "text": node.get("text")} for node in path]
     return _finish(record, read_messages(messages, "oasst", settings, origin), settings, origin)
 
 
 def replies_of(node: Node) -> list[Node]:
-    """Replies that were not deleted: best rank first, unranked last; among equals, those with replies first."""
+    """Replies that were not deleted: best rank first, unranked last; among equals, those with
+    replies first.
+    """
     kept = [reply for reply in node.get("replies") or () if not reply.get("deleted")]
 
     def order(reply: Node) -> tuple[bool, float, bool]:
@@ -404,10 +485,12 @@ def _holds_reply(node: Node) -> bool:
 
 
 def gather_trees(messages: Iterable[JsonMapping]) -> Iterator[JsonObject]:
-    """Build trees from flat OASST messages; those of one tree must follow one another. Holds one tree in memory.
+    """Build trees from flat OASST messages; those of one tree must follow one another. Holds one
+    tree in memory.
 
     Raises:
-        ConversationError: The parent of a message is not in its tree, or a tree does not have exactly one root.
+        ConversationError: The parent of a message is not in its tree, or a tree does not have
+            exactly one root.
     """
     batch: list[JsonMapping] = []
     for message in messages:
@@ -425,7 +508,8 @@ def _tree(messages: list[JsonMapping]) -> JsonObject:
     roots = [node for node in nodes.values() if node.get("parent_id") is None]
     if len(roots) != 1:
         raise ConversationError(
-            f"tree {name} has {len(roots)} messages without a parent; expected one, with its messages in a row"
+            f"tree {name} has {len(roots)} messages without a parent; expected one, with its "
+            "messages in a row"
         )
     for node in nodes.values():
         parent = node.get("parent_id")

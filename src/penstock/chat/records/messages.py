@@ -1,13 +1,14 @@
 """Lists of messages in records become messages as templates see them, with their training weights.
 
-Values stay as the record has them: null contents, arguments as text, lists of texts. `forms.py` changes them only where
-a template fails on them. Other nulls, which Arrow adds to every message, are removed. A plain message takes less than
-a microsecond.
+Values stay as the record has them: null contents, arguments as text, lists of texts. `forms.py`
+changes them only where a template fails on them. Other nulls, which Arrow adds to every message,
+are removed. A plain message takes less than a microsecond.
 
 A content may be a list of parts: texts, thinking, tool calls and media, each with its own weight.
 
-`split_thinking` moves thinking between tags to its own field, together with its ranges. Only thinking at the start of
-the content is moved: a tag in the middle of an answer may be what the answer is about.
+`split_thinking` moves thinking between tags to its own field, together with its ranges. Only
+thinking at the start of the content is moved: a tag in the middle of an answer may be what the
+answer is about.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +57,9 @@ def read_messages(items: object, layout: str, settings: LayoutSettings, origin: 
         ConversationError: `items` is no list, or one of the messages cannot be read.
     """
     if not isinstance(items, list | tuple):
-        raise ConversationError(f"{origin}: messages are {type(items).__name__}; expected a list of objects")
+        raise ConversationError(
+            f"{origin}: messages are {type(items).__name__}; expected a list of objects"
+        )
     dialect = settings.dialect(layout)
     role_key, content_key, roles = dialect.role_key, dialect.content_key, dialect.roles
     may_be_plain = not settings.split_thinking
@@ -83,7 +86,9 @@ def _read_message(
 ) -> tuple[JsonObject, MessageWeights]:
     """Read any message: first its texts, then their weights, then thinking and calls."""
     if not isinstance(item, Mapping):
-        raise ConversationError(f"{where} is {type(item).__name__}; expected an object with a role and a content")
+        raise ConversationError(
+            f"{where} is {type(item).__name__}; expected an object with a role and a content"
+        )
     properties = _properties(item, dialect)
     name = _role(properties, item, dialect, where)
     role = "assistant" if name == CALL else name
@@ -96,15 +101,26 @@ def _read_message(
     if part_calls and not content:
         content = None
     weights = _message_weights(item, content, thinking, ranges, where, settings)
-    if settings.split_thinking and role == "assistant" and thinking is None and isinstance(content, str):
+    if (
+        settings.split_thinking
+        and role == "assistant"
+        and thinking is None
+        and isinstance(content, str)
+    ):
         content, thinking, weights = _split(content, weights, settings.thinking_key)
     elif content and isinstance(content, str) and isinstance(parts, list | tuple) and name != CALL:
         content = read_parts(parts, where, thinking_key=settings.thinking_key, join=False).content
-        weights = list_ranges(weights, content) if weights.ranges and isinstance(content, list) else weights
+        weights = (
+            list_ranges(weights, content)
+            if weights.ranges and isinstance(content, list)
+            else weights
+        )
     if name == CALL:
         calls += read_calls(content, where)
         if any(one.field == "content" for one in weights.ranges):
-            raise ConversationError(f"{where} has ranges over a tool call written as text; use train or weight")
+            raise ConversationError(
+                f"{where} has ranges over a tool call written as text; use train or weight"
+            )
         content = None if calls else ""
     message = {"role": role, "content": content, **properties}
     if thinking is not None:
@@ -115,8 +131,14 @@ def _read_message(
 
 
 def _properties(item: JsonMapping, dialect: Dialect) -> JsonObject:
-    """Fields of a message under the names that templates use; a mapped one comes only from its configured field."""
-    properties = {key: value for key, value in item.items() if value is not None and key not in dialect.consumed}
+    """Fields of a message under the names that templates use; a mapped one comes only from its
+    configured field.
+    """
+    properties = {
+        key: value
+        for key, value in item.items()
+        if value is not None and key not in dialect.consumed
+    }
     for target, source in dialect.mapping.items():
         if item.get(source) is not None:
             properties[target] = item[source]
@@ -139,9 +161,13 @@ def _role(properties: JsonObject, item: JsonMapping, dialect: Dialect, where: st
 def _no_content(item: JsonMapping, role: str, dialect: Dialect, where: str) -> str:
     expected = "expected a text, a list of parts, or tool calls"
     if dialect.content_key in item:
-        return f'{where} ({role}): "{dialect.content_key}" is null; {expected}; repair the record or skip it'
+        return (
+            f'{where} ({role}): "{dialect.content_key}" is null; {expected}; repair the record or '
+            "skip it"
+        )
     return (
-        f'{where} ({role}): "{dialect.content_key}" is missing (its fields: {", ".join(map(str, item))}); {expected}; '
+        f'{where} ({role}): "{dialect.content_key}" is missing (its fields: '
+        f"{', '.join(map(str, item))}); {expected}; "
         "name its field: message_property_mappings: {content: …}"
     )
 
@@ -167,8 +193,13 @@ def _texts(
     if isinstance(thinking, list | tuple):
         parts = read_parts(thinking, where, thinking_key=key)
         if not isinstance(parts.content, str):
-            raise ConversationError(f"{where} has thinking with parts that are not text; expected texts")
-        ranges += [Range(field=key, begin=one.begin, end=one.end, weight=one.weight) for one in parts.ranges]
+            raise ConversationError(
+                f"{where} has thinking with parts that are not text; expected texts"
+            )
+        ranges += [
+            Range(field=key, begin=one.begin, end=one.end, weight=one.weight)
+            for one in parts.ranges
+        ]
         thinking = parts.content
     if _is_parts(content, role):
         parts = read_parts(content, where, thinking_key=key, join=settings.join_text_parts)
@@ -176,17 +207,29 @@ def _texts(
         ranges += parts.ranges
         if parts.thinking is not None:
             if thinking is not None:
-                raise ConversationError(f"{where} has thinking both in its parts and in a field; remove one of the two")
+                raise ConversationError(
+                    f"{where} has thinking both in its parts and in a field; remove one of the two"
+                )
             thinking, ranges = parts.thinking, ranges + parts.thinking_ranges
-    elif not (content is None or isinstance(content, str) or (role == "tool" and isinstance(content, dict | list))):
-        raise ConversationError(f"{where} ({role}): content is {content!r:.60}; expected a text or a list of parts")
+    elif not (
+        content is None
+        or isinstance(content, str)
+        or (role == "tool" and isinstance(content, dict | list))
+    ):
+        raise ConversationError(
+            f"{where} ({role}): content is {content!r:.60}; expected a text or a list of parts"
+        )
     return content, thinking, ranges, calls
 
 
 def _thinking(properties: JsonObject, key: str) -> Any:
-    """Take the thinking out of any field that may hold it; a value that is neither text nor parts stays there."""
+    """Take the thinking out of any field that may hold it; a value that is neither text nor parts
+    stays there.
+    """
     names = [
-        name for name in dict.fromkeys((key, *THINKING_KEYS)) if isinstance(properties.get(name), str | list | tuple)
+        name
+        for name in dict.fromkeys((key, *THINKING_KEYS))
+        if isinstance(properties.get(name), str | list | tuple)
     ]
     if not names:
         return None
@@ -201,7 +244,9 @@ def _is_parts(content: object, role: str) -> bool:
     """Whether a content is a list of parts; the result of a tool may be a list of anything."""
     if not isinstance(content, list | tuple):
         return False
-    return role != "tool" or all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    return role != "tool" or all(
+        isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content
+    )
 
 
 def _message_weights(
@@ -227,7 +272,9 @@ def _message_weights(
     return read_message_weights(item, texts, ranges, where, flag, detail)
 
 
-def _split(content: str, weights: MessageWeights, key: str) -> tuple[str, str | None, MessageWeights]:
+def _split(
+    content: str, weights: MessageWeights, key: str
+) -> tuple[str, str | None, MessageWeights]:
     """Separate thinking from content, together with the ranges of each."""
     split = split_thinking(content)
     if split is None:
@@ -258,10 +305,12 @@ def read_parts(parts: Sequence[Any], where: str, *, thinking_key: str, join: boo
         parts: Objects with a `type`, or strings.
         where: File, line and message, for errors.
         thinking_key: Name of the thinking field in ranges.
-        join: Join the texts into one string, and their weights into ranges of it, if there are no media.
+        join: Join the texts into one string, and their weights into ranges of it, if there are no
+            media.
 
     Raises:
-        ConversationError: A part is neither text nor an object with a `type`, or its weight is out of bounds.
+        ConversationError: A part is neither text nor an object with a `type`, or its weight is out
+            of bounds.
     """
     texts: list[tuple[str, float | None]] = []
     thoughts: list[tuple[str, float | None]] = []
@@ -279,7 +328,11 @@ def read_parts(parts: Sequence[Any], where: str, *, thinking_key: str, join: boo
         weight = part_weight(part, place)
         if text is None:
             media = True
-            fields = {key: value for key, value in part.items() if value is not None and key not in TRAINING_KEYS}
+            fields = {
+                key: value
+                for key, value in part.items()
+                if value is not None and key not in TRAINING_KEYS
+            }
             kept.append({"type": kind, **fields})
         elif kind in THINKING_TYPES:
             thoughts.append((text, weight))
@@ -299,7 +352,8 @@ def _kind_and_text(part: object, where: str) -> tuple[str, str | None]:
     """Type of a part, and its text if that type has one."""
     if not isinstance(part, Mapping):
         raise ConversationError(
-            f'{where} is {type(part).__name__}; expected an object such as {{"type": "text", "text": …}}'
+            f'{where} is {type(part).__name__}; expected an object such as {{"type": "text", '
+            '"text": …}'
         )
     kind, media = part.get("type"), list(media_fields(part))
     if kind is None and any(isinstance(part.get(key), str) for key in TEXT_KEYS):
@@ -307,17 +361,22 @@ def _kind_and_text(part: object, where: str) -> tuple[str, str | None]:
     elif kind is None and media:
         kind = media[0]
     if not isinstance(kind, str):
-        raise ConversationError(f'{where} has no "type" (its fields: {", ".join(part)}); expected text, image, …')
+        raise ConversationError(
+            f'{where} has no "type" (its fields: {", ".join(part)}); expected text, image, …'
+        )
     if kind.startswith(MEDIA_TYPES):
         return kind, None
     if kind not in TEXT_TYPES | THINKING_TYPES | CALL_TYPES:
         # A template would silently leave it out.
         raise ConversationError(
-            f'{where} is of type "{kind}"; expected text, reasoning, tool_call, or image, video, audio and the like; '
+            f'{where} is of type "{kind}"; expected text, reasoning, tool_call, or image, video, '
+            f"audio and the like; "
             "put calls of tools into tool_calls, and their results into messages of role tool"
         )
     if media:
-        raise ConversationError(f'{where} is of type "{kind}" and also holds "{media[0]}"; expected one part for each')
+        raise ConversationError(
+            f'{where} is of type "{kind}" and also holds "{media[0]}"; expected one part for each'
+        )
     for key in (kind, *TEXT_KEYS):
         if isinstance(part.get(key), str):
             return kind, part[key]
@@ -345,7 +404,8 @@ def _ranges_of_parts(kept: list[JsonObject], texts: list[tuple[str, float | None
 
 
 def split_thinking(content: str) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """The spans [begin, end) of thinking and answer in `content`, without the whitespace around them.
+    """The spans [begin, end) of thinking and answer in `content`, without the whitespace around
+    them.
 
     Returns:
         None if the content does not begin with an opening tag, or the tag is never closed.
@@ -358,7 +418,10 @@ def split_thinking(content: str) -> tuple[tuple[int, int], tuple[int, int]] | No
                 return None
             thinking = _stripped(content, start + len(opening), close)
             after = close + len(closing)
-            return thinking, (after + len(content[after:]) - len(content[after:].lstrip()), len(content))
+            return thinking, (
+                after + len(content[after:]) - len(content[after:].lstrip()),
+                len(content),
+            )
     return None
 
 
@@ -371,7 +434,8 @@ def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
 def move_ranges(ranges: Iterable[Range], pieces: dict[str, tuple[int, int]]) -> list[Range]:
     """Ranges of `content` as ranges of its pieces; ranges of other fields stay as they are.
 
-    Ranges over characters in no piece (the tags and the whitespace around them) are dropped with these characters.
+    Ranges over characters in no piece (the tags and the whitespace around them) are dropped with
+    these characters.
 
     Args:
         ranges: Of one message.
@@ -385,5 +449,7 @@ def move_ranges(ranges: Iterable[Range], pieces: dict[str, tuple[int, int]]) -> 
         for name, (begin, end) in pieces.items():
             left, right = max(one.begin, begin), min(one.end, end)
             if left < right:
-                moved.append(Range(field=name, begin=left - begin, end=right - begin, weight=one.weight))
+                moved.append(
+                    Range(field=name, begin=left - begin, end=right - begin, weight=one.weight)
+                )
     return moved

@@ -1,18 +1,23 @@
-"""Nulls that a columnar format added to the objects of a record are removed; nulls that were written stay.
+"""Nulls that a columnar format added to the objects of a record are removed; nulls that were
+written stay.
 
-A column of structs gives every object the fields of all, so the arguments of one call get the names of another's with
-null, and a template would write them. Who added a null is known from where the record comes from:
+A column of structs gives every object the fields of all, so the arguments of one call get the names
+of another's with null, and a template would write them. Who added a null is known from where the
+record comes from:
 
 - JSON: nobody did. All nulls stay.
-- Arrow, Parquet, `datasets`: all nulls of structs were added, but not those in columns of JSON or of maps.
-- A Python object may be a row of such a table. It is taken for one where objects in the same place have the same names
-  in the same order, and some have nulls: people and JSON leave missing fields out.
+- Arrow, Parquet, `datasets`: all nulls of structs were added, but not those in columns of JSON or
+  of maps.
+- A Python object may be a row of such a table. It is taken for one where objects in the same place
+  have the same names in the same order, and some have nulls: people and JSON leave missing fields
+  out.
 
-Two kinds are in doubt even so, and a JSON schema settles them: an argument that its tool requires and that may be null
-keeps its null, and so does the `default` of a parameter that may be null. In a Python object a null for a name that is
-not among those that the tool declares was added.
+Two kinds are in doubt even so, and a JSON schema settles them: an argument that its tool requires
+and that may be null keeps its null, and so does the `default` of a parameter that may be null. In a
+Python object a null for a name that is not among those that the tool declares was added.
 
-The nulls of messages themselves (`tool_calls: null`) stay, because nothing tells them from a missing field.
+The nulls of messages themselves (`tool_calls: null`) stay, because nothing tells them from a
+missing field.
 """
 
 import json
@@ -29,10 +34,14 @@ _ROLES = ("role", "from")
 
 Schema = JsonMapping
 Removed = Counter[str]
-"""Place, such as `messages[].tool_calls[].function.arguments` → number of nulls that were removed there."""
+"""Place, such as `messages[].tool_calls[].function.arguments` → number of nulls that were removed
+there.
+"""
 
 
-def without_added_nulls(record: JsonObject, *, columnar: bool = False) -> tuple[JsonObject, Removed]:
+def without_added_nulls(
+    record: JsonObject, *, columnar: bool = False
+) -> tuple[JsonObject, Removed]:
     """A record without the nulls that a columnar format added, and their places.
 
     Args:
@@ -47,7 +56,9 @@ def without_added_nulls(record: JsonObject, *, columnar: bool = False) -> tuple[
 
 
 def as_record(value: object) -> Any:
-    """A Python object as a record: with lists for NumPy arrays, and without the nulls of a columnar format."""
+    """A Python object as a record: with lists for NumPy arrays, and without the nulls of a columnar
+    format.
+    """
     plain = as_plain(value)
     return without_added_nulls(plain)[0] if isinstance(plain, dict) else plain
 
@@ -55,7 +66,9 @@ def as_record(value: object) -> Any:
 class _Remover:
     """Copies a record without added nulls; what holds none is not copied."""
 
-    def __init__(self, tools: Mapping[str, Schema], places: frozenset[str] | None, removed: Removed) -> None:
+    def __init__(
+        self, tools: Mapping[str, Schema], places: frozenset[str] | None, removed: Removed
+    ) -> None:
         self.tools, self.places, self.removed = tools, places, removed
 
     def value(self, value: object, place: str, schema: Schema | None) -> Any:
@@ -83,7 +96,11 @@ class _Remover:
                 own = inside.get(key)
                 if key == "arguments" and isinstance(value.get("name"), str):
                     own = self.tools.get(value["name"])
-                item = self.value(item, f"{place}.{key}" if place else key, own if isinstance(own, Mapping) else None)
+                item = self.value(
+                    item,
+                    f"{place}.{key}" if place else key,
+                    own if isinstance(own, Mapping) else None,
+                )
             kept[key] = item
         return kept
 
@@ -120,7 +137,11 @@ def _may_be_null(schema: object) -> bool:
     if not isinstance(schema, Mapping):
         return False
     kinds = schema.get("type")
-    if kinds == "null" or (isinstance(kinds, list | tuple) and "null" in kinds) or schema.get("nullable") is True:
+    if (
+        kinds == "null"
+        or (isinstance(kinds, list | tuple) and "null" in kinds)
+        or schema.get("nullable") is True
+    ):
         return True
     if None in _names(schema, "enum"):
         return True
@@ -155,16 +176,29 @@ def _parsed(value: object) -> Any:
 
 
 def _has_null(value: object, *, top: bool = True) -> bool:
-    """Whether an object below the record itself has a null that is neither a message's nor known to be its own."""
+    """Whether an object below the record itself has a null that is neither a message's nor known to
+    be its own.
+    """
     if isinstance(value, dict):
-        if not top and not isinstance(value, OwnNulls) and has_none(value) and not _is_message(value):
+        if (
+            not top
+            and not isinstance(value, OwnNulls)
+            and has_none(value)
+            and not _is_message(value)
+        ):
             return True
-        return any(_has_null(item, top=False) for item in value.values() if isinstance(item, dict | list | tuple))
+        return any(
+            _has_null(item, top=False)
+            for item in value.values()
+            if isinstance(item, dict | list | tuple)
+        )
     return isinstance(value, list | tuple) and any(_has_null(item, top=False) for item in value)
 
 
 def _columnar_places(record: JsonObject) -> frozenset[str]:
-    """Places whose objects may have been filled up by a columnar format; none without a sign of one."""
+    """Places whose objects may have been filled up by a columnar format; none without a sign of
+    one.
+    """
     groups: dict[str, tuple[str, list[JsonObject]]] = {}
     for place, above, value in _objects(record, "", ""):
         groups.setdefault(place, (above, []))[1].append(value)
@@ -175,11 +209,17 @@ def _columnar_places(record: JsonObject) -> frozenset[str]:
         uniform[place] = uniform.get(above, False) and all(tuple(one) == first for one in objects)
         if uniform[place] and len(objects) > 1:
             is_filled = is_filled or any(map(has_none, objects))
-    return frozenset(place for place, is_uniform in uniform.items() if is_uniform) if is_filled else frozenset()
+    return (
+        frozenset(place for place, is_uniform in uniform.items() if is_uniform)
+        if is_filled
+        else frozenset()
+    )
 
 
 def _objects(value: object, place: str, above: str) -> Iterator[tuple[str, str, JsonObject]]:
-    """Each object below a value with its place and that of the object around it, outer ones first."""
+    """Each object below a value with its place and that of the object around it, outer ones
+    first.
+    """
     if isinstance(value, dict):
         if place:
             yield place, above, value

@@ -1,7 +1,8 @@
-"""Records that hold a request and its answer in fields: Alpaca, prompt and completion, preference pairs.
+"""Records that hold a request and its answer in fields: Alpaca, prompt and completion, preference
+pairs.
 
-A prompt is never trained as an answer: if it is a list of messages, its assistant turns get `train=False`. Only the
-chosen answer of a preference pair is read.
+A prompt is never trained as an answer: if it is a list of messages, its assistant turns get
+`train=False`. Only the chosen answer of a preference pair is read.
 """
 
 import re
@@ -24,7 +25,9 @@ _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):[ ]?")
 
 
 def read_alpaca(record: JsonMapping, settings: LayoutSettings, origin: str) -> Messages:
-    """`instruction`, `input` or `context`, `output` or `response`, and `history` of [request, answer] pairs."""
+    """`instruction`, `input` or `context`, `output` or `response`, and `history` of [request,
+    answer] pairs.
+    """
     instruction = _text(record, settings.name("instruction"), origin)
     more = _text(record, settings.name("input", *INPUTS), origin, "")
     output = _text(record, settings.name("output", *RESPONSES), origin)
@@ -39,17 +42,26 @@ def _history(record: JsonMapping, settings: LayoutSettings, origin: str) -> list
     items = []
     for index, pair in enumerate(_first(record, settings.name("history")) or ()):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise ConversationError(f"{origin}: history {index} is {pair!r:.60}; expected [request, answer]")
+            raise ConversationError(
+                f"{origin}: history {index} is {pair!r:.60}; expected [request, answer]"
+            )
         items += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     return items
 
 
 def read_steps(record: JsonMapping, settings: LayoutSettings, origin: str) -> Messages:
-    """`prompt` and `completions`, the steps of one answer, a line each, with `labels`: wrong steps are only read."""
+    """`prompt` and `completions`, the steps of one answer, a line each, with `labels`: wrong steps
+    are only read.
+    """
     steps, labels = record.get(STEPS), record.get(LABELS)
-    if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
+    if (
+        not isinstance(steps, list | tuple)
+        or not steps
+        or not all(isinstance(step, str) for step in steps)
+    ):
         raise ConversationError(
-            f'{origin}: "{STEPS}" is {steps!r:.60}; expected a list of texts, the steps of an answer'
+            f'{origin}: "{STEPS}" is {steps!r:.60}; expected a list of texts, the steps of an '
+            "answer"
         )
     if (
         not isinstance(labels, list | tuple)
@@ -57,9 +69,12 @@ def read_steps(record: JsonMapping, settings: LayoutSettings, origin: str) -> Me
         or any(label not in (0, 1) or isinstance(label, str) for label in labels)
     ):
         raise ConversationError(
-            f'{origin}: "{LABELS}" is {labels!r:.60}; expected true or false for each of {len(steps)} steps'
+            f'{origin}: "{LABELS}" is {labels!r:.60}; expected true or false for each of '
+            f"{len(steps)} steps"
         )
-    messages, weights = _turns(_first(record, settings.name("prompt", *PROMPTS)), "user", "prompt", settings, origin)
+    messages, weights = _turns(
+        _first(record, settings.name("prompt", *PROMPTS)), "user", "prompt", settings, origin
+    )
     parts = [
         {"type": "text", "text": step + "\n" * (place < len(steps) - 1), "train": bool(label)}
         for place, (step, label) in enumerate(zip(steps, labels, strict=True))
@@ -69,21 +84,34 @@ def read_steps(record: JsonMapping, settings: LayoutSettings, origin: str) -> Me
 
 
 def read_prompt_completion(record: JsonMapping, settings: LayoutSettings, origin: str) -> Messages:
-    """`prompt` (or `query`) and `completion` (or `response`): texts, messages, or lists of messages; `history`."""
+    """`prompt` (or `query`) and `completion` (or `response`): texts, messages, or lists of
+    messages; `history`.
+    """
     if record.get("label") is False:
         raise ConversationError(
-            f'{origin}: "label" is false, so a completion that was judged bad would be trained; remove such records'
+            f'{origin}: "label" is false, so a completion that was judged bad would be '
+            "trained; remove such records"
         )
     before, earlier = _read_own(_history(record, settings, origin), settings, origin)
-    messages, weights = _turns(_first(record, settings.name("prompt", *PROMPTS)), "user", "prompt", settings, origin)
+    messages, weights = _turns(
+        _first(record, settings.name("prompt", *PROMPTS)), "user", "prompt", settings, origin
+    )
     reply, reply_weights = _turns(
-        _first(record, settings.name("completion", *RESPONSES)), "assistant", "completion", settings, origin
+        _first(record, settings.name("completion", *RESPONSES)),
+        "assistant",
+        "completion",
+        settings,
+        origin,
     )
     return before + messages + reply, earlier + _asked(messages, weights) + reply_weights
 
 
-def read_preference(record: JsonMapping, before: Messages | None, settings: LayoutSettings, origin: str) -> Messages:
-    """The prompt and the `chosen` answer; `before`: the record's list of messages, if it has one."""
+def read_preference(
+    record: JsonMapping, before: Messages | None, settings: LayoutSettings, origin: str
+) -> Messages:
+    """The prompt and the `chosen` answer; `before`: the record's list of messages, if it has
+    one.
+    """
     chosen = _first(record, settings.name("chosen"))
     prompt = _first(record, settings.name("prompt", "instruction", "question"))
     if before is None and prompt is None:
@@ -110,7 +138,8 @@ def _human_and_assistant(text: str, origin: str) -> list[dict[str, str]]:
     ends = [match.start() for match in starts[1:]] + [len(text)]
     roles = {"Human": "user", "Assistant": "assistant"}
     return [
-        {"role": roles[match[1]], "content": text[match.end() : end]} for match, end in zip(starts, ends, strict=True)
+        {"role": roles[match[1]], "content": text[match.end() : end]}
+        for match, end in zip(starts, ends, strict=True)
     ]
 
 
@@ -121,7 +150,9 @@ def _turns(value: object, role: str, name: str, settings: LayoutSettings, origin
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | tuple) or not value:
-        raise ConversationError(f'{origin}: "{name}" is {value!r:.60}; expected a text, or a list of messages')
+        raise ConversationError(
+            f'{origin}: "{name}" is {value!r:.60}; expected a text, or a list of messages'
+        )
     layout = "sharegpt" if isinstance(value[0], Mapping) and "from" in value[0] else "messages"
     return read_messages(value, layout, settings, f'{origin}, "{name}"')
 
@@ -134,7 +165,9 @@ def _read_own(items: list[JsonObject], settings: LayoutSettings, origin: str) ->
 def _asked(messages: list[JsonObject], weights: list[MessageWeights]) -> list[MessageWeights]:
     """Weights of a prompt: its assistant turns are not trained unless the record says so."""
     return [
-        MessageWeights(train=False) if message["role"] == "assistant" and own.verdict is None else own
+        MessageWeights(train=False)
+        if message["role"] == "assistant" and own.verdict is None
+        else own
         for message, own in zip(messages, weights, strict=True)
     ]
 
@@ -145,7 +178,9 @@ def _first(record: JsonMapping, names: tuple[str, ...]) -> Any:
     return next((value for value in given if value != ""), given[0] if given else None)
 
 
-def _text(record: JsonMapping, names: tuple[str, ...], origin: str, default: str | None = None) -> str:
+def _text(
+    record: JsonMapping, names: tuple[str, ...], origin: str, default: str | None = None
+) -> str:
     value = _first(record, names)
     value = default if value is None else value
     if not isinstance(value, str):

@@ -1,11 +1,12 @@
 """Tools and tool calls, from every form that records use to the one that chat templates expect.
 
-Arrow cannot hold objects of different shapes, so many published datasets keep tools, their parameters and arguments of
-calls as JSON text, at any depth. JSON text is decoded wherever an object is expected.
+Arrow cannot hold objects of different shapes, so many published datasets keep tools, their
+parameters and arguments of calls as JSON text, at any depth. JSON text is decoded wherever an
+object is expected.
 
-`shorten_ids` gives calls ids of nine letters and digits: Mistral's templates raise on any other id, and few published
-tool sets have such. An id is a function of the call and its place. So ids look as varied to the model as in real
-traffic, and preparing again gives the same bytes.
+`shorten_ids` gives calls ids of nine letters and digits: Mistral's templates raise on any other id,
+and few published tool sets have such. An id is a function of the call and its place. So ids look as
+varied to the model as in real traffic, and preparing again gives the same bytes.
 """
 
 import hashlib
@@ -23,7 +24,8 @@ SCHEMAS = ("input_schema", "inputSchema")
 
 
 def read_tools(value: object, where: str) -> tuple[JsonObject, ...] | None:
-    """The tools of a record: a list of objects, where the list or each object may be JSON text. None: no tools.
+    """The tools of a record: a list of objects, where the list or each object may be JSON text.
+    None: no tools.
 
     Raises:
         ConversationError: Text is not JSON, or a tool has no name.
@@ -35,7 +37,9 @@ def read_tools(value: object, where: str) -> tuple[JsonObject, ...] | None:
     if value is None or (isinstance(value, list | tuple) and not value):
         return None
     if not isinstance(value, list | tuple):
-        raise ConversationError(f"{where}: its tools are {_kind(value)}; expected a list of tools, or its JSON text")
+        raise ConversationError(
+            f"{where}: its tools are {_kind(value)}; expected a list of tools, or its JSON text"
+        )
     return tuple(_read_tool(tool, f"{where}: tool {index}") for index, tool in enumerate(value))
 
 
@@ -45,25 +49,34 @@ def _read_tool(tool: Any, where: str) -> JsonObject:
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConversationError(
-            f'{where} has no name; expected {{"type": "function", "function": {{"name": …, "parameters": …}}}}'
+            f'{where} has no name; expected {{"type": "function", "function": {{"name": …, '
+            '"parameters": …}}'
         )
     function = {
-        key: item for key, item in function.items() if item is not None and (key != "type" or "function" in tool)
+        key: item
+        for key, item in function.items()
+        if item is not None and (key != "type" or "function" in tool)
     }
     for name in SCHEMAS:  # as Anthropic's API and MCP call them
         if name in function and "parameters" not in function:
             function["parameters"] = function.pop(name)
     if isinstance(function.get("parameters"), str):
-        function["parameters"] = _decode(function["parameters"], where, "its parameters", "an object")
-    outer = {key: item for key, item in tool.items() if item is not None} if "function" in tool else {}
+        function["parameters"] = _decode(
+            function["parameters"], where, "its parameters", "an object"
+        )
+    outer = (
+        {key: item for key, item in tool.items() if item is not None} if "function" in tool else {}
+    )
     return {"type": "function", **outer, "function": function}
 
 
 def read_calls(value: object, where: str) -> list[JsonObject]:
-    """The tool calls of a message: one or a list, or the JSON text of either; wrapped in `function` or bare.
+    """The tool calls of a message: one or a list, or the JSON text of either; wrapped in `function`
+    or bare.
 
-    Arguments stay as the record has them, an object or its JSON text; `forms.py` changes them for templates that need
-    the other. An empty text, which many servers give for a call without arguments, is an empty object.
+    Arguments stay as the record has them, an object or its JSON text; `forms.py` changes them for
+    templates that need the other. An empty text, which many servers give for a call without
+    arguments, is an empty object.
 
     Raises:
         ConversationError: Text is not JSON, a call has no name, or its arguments are no object.
@@ -72,7 +85,9 @@ def read_calls(value: object, where: str) -> list[JsonObject]:
         value = _decode(value, where, "its tool call", '{"name": …, "arguments": {…}}')
     calls = [value] if isinstance(value, Mapping) else value
     if not isinstance(calls, list | tuple):
-        raise ConversationError(f"{where} has tool calls that are {_kind(value)}; expected a list of calls")
+        raise ConversationError(
+            f"{where} has tool calls that are {_kind(value)}; expected a list of calls"
+        )
     return [_read_call(call, f"{where}, tool call {index},") for index, call in enumerate(calls)]
 
 
@@ -82,7 +97,8 @@ def _read_call(call: Any, where: str) -> JsonObject:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConversationError(
-            f'{where} has no name; expected {{"name": …, "arguments": {{…}}}}, bare or under "function"'
+            f'{where} has no name; expected {{"name": …, "arguments": {{…}}}}, bare or under '
+            '"function"'
         )
     arguments = function.get("arguments")
     if arguments is None:  # some records call them parameters, and calls without any have neither
@@ -90,15 +106,25 @@ def _read_call(call: Any, where: str) -> JsonObject:
     _check_arguments(arguments, f"{where} {function['name']}:")
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}
-    outer = {key: item for key, item in call.items() if item is not None} if "function" in call else {}
+    outer = (
+        {key: item for key, item in call.items() if item is not None} if "function" in call else {}
+    )
     if "id" in call and call["id"] is not None:
         outer["id"] = call["id"]
-    return {"type": "function", **outer, "function": {"name": function["name"], "arguments": arguments}}
+    return {
+        "type": "function",
+        **outer,
+        "function": {"name": function["name"], "arguments": arguments},
+    }
 
 
 def _check_arguments(arguments: object, where: str) -> None:
     """Check that arguments are an object, or the JSON text of one, or nothing."""
-    if arguments is None or isinstance(arguments, Mapping) or (isinstance(arguments, str) and not arguments.strip()):
+    if (
+        arguments is None
+        or isinstance(arguments, Mapping)
+        or (isinstance(arguments, str) and not arguments.strip())
+    ):
         return
     reason = ""
     if isinstance(arguments, str):
@@ -110,7 +136,8 @@ def _check_arguments(arguments: object, where: str) -> None:
             if isinstance(value, dict):
                 return
     raise ConversationError(
-        f'{where} its arguments are {_kind(arguments)}{reason}; expected an object such as {{"city": "Oslo"}}, or its '
+        f"{where} its arguments are {_kind(arguments)}{reason}; expected an object such as "
+        f'{{"city": "Oslo"}}, or its '
         "JSON text; repair the record or skip it"
     )
 
@@ -123,7 +150,9 @@ def _decode(text: str, where: str, what: str, expected: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConversationError(f"{where.rstrip(',')}: {what}: not JSON ({error}); expected {expected}") from None
+        raise ConversationError(
+            f"{where.rstrip(',')}: {what}: not JSON ({error}); expected {expected}"
+        ) from None
 
 
 def _kind(value: object) -> str:
@@ -133,10 +162,12 @@ def _kind(value: object) -> str:
 def shorten_ids(messages: list[JsonObject]) -> list[JsonObject]:
     """The messages with an id of nine characters for each call and its result.
 
-    A result is matched by its old id; a result without an id takes the first call without a result. A result that
-    answers no call keeps its id, which the template may refuse.
+    A result is matched by its old id; a result without an id takes the first call without a result.
+    A result that answers no call keeps its id, which the template may refuse.
     """
-    waiting: deque[tuple[Any, str]] = deque()  # the old id of each call without a result, and its new one
+    waiting: deque[tuple[Any, str]] = (
+        deque()
+    )  # the old id of each call without a result, and its new one
     shortened = []
     for index, message in enumerate(messages):
         if message.get("tool_calls"):

@@ -1,7 +1,8 @@
-"""Fields of records that nothing reads, and what to do about those whose names mean something elsewhere.
+"""Fields of records that nothing reads, and what to do about those whose names mean something
+elsewhere.
 
-A field without effect may be harmless (`id`, `source`), or say what should be trained. So all are counted, and those
-with a meaning come with a cure.
+A field without effect may be harmless (`id`, `source`), or say what should be trained. So all are
+counted, and those with a meaning come with a cure.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,48 +13,112 @@ from penstock.chat.records.preference_records import INPUTS, LABELS, PROMPTS, RE
 from penstock.core.json_values import JsonMapping
 from penstock.media.records import is_media_field
 
-KNOWN = frozenset((
-    "role", "content", "tool_calls", "reasoning_content", "thinking", "reasoning", "name", "tool_call_id",
-))  # fmt: skip
+KNOWN = frozenset(
+    (
+        "role",
+        "content",
+        "tool_calls",
+        "reasoning_content",
+        "thinking",
+        "reasoning",
+        "name",
+        "tool_call_id",
+    )
+)
 """Fields of messages that templates read in ways of their own."""
-_SAY_WHERE = "say in each message what is trained, with train or weight; a transform can move it there"
+_SAY_WHERE = (
+    "say in each message what is trained, with train or weight; a transform can move it there"
+)
 _MEANT: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "train", "training", "trainable", "loss", "loss_mask", "mask", "masked", "masks", "weight", "weights",
-            "loss_weight", "loss_weights", "loss_scale", "sample_weight", "labels", "label_mask", "assistant_mask",
-            "assistant_masks", "train_on_turn", "response_mask", "completion_mask", "prompt_mask",
+            "train",
+            "training",
+            "trainable",
+            "loss",
+            "loss_mask",
+            "mask",
+            "masked",
+            "masks",
+            "weight",
+            "weights",
+            "loss_weight",
+            "loss_weights",
+            "loss_scale",
+            "sample_weight",
+            "labels",
+            "label_mask",
+            "assistant_mask",
+            "assistant_masks",
+            "train_on_turn",
+            "response_mask",
+            "completion_mask",
+            "prompt_mask",
         ),
         _SAY_WHERE,
     ),
     **dict.fromkeys(
-        ("context", "input", "inputs", "passage", "document", "documents", "background", "knowledge", "evidence"),
+        (
+            "context",
+            "input",
+            "inputs",
+            "passage",
+            "document",
+            "documents",
+            "background",
+            "knowledge",
+            "evidence",
+        ),
         "name it as input (fields: {input: …}), or put it into a message with a transform",
     ),
     **dict.fromkeys(
-        ("system_prompt", "system_message", "system", "instructions", "persona"), "name it with field_system",
-    ),
-    **dict.fromkeys(
-        ("reasoning", "thinking", "reasoning_content", "thought", "thoughts", "cot", "chain_of_thought", "rationale"),
-        "put it into the answer's message as reasoning_content, with a transform",
-    ),
-    **dict.fromkeys(
-        ("history", "previous_messages", "past_messages"), "put it before the messages with a transform",
+        ("system_prompt", "system_message", "system", "instructions", "persona"),
+        "name it with field_system",
     ),
     **dict.fromkeys(
         (
-            "rejected", "rejected_response", "rejected_responses", "rejected_messages", "score", "scores", "rank",
-            "ranks", "reward", "rewards", "label", "labels_per_step", "winner",
+            "reasoning",
+            "thinking",
+            "reasoning_content",
+            "thought",
+            "thoughts",
+            "cot",
+            "chain_of_thought",
+            "rationale",
+        ),
+        "put it into the answer's message as reasoning_content, with a transform",
+    ),
+    **dict.fromkeys(
+        ("history", "previous_messages", "past_messages"),
+        "put it before the messages with a transform",
+    ),
+    **dict.fromkeys(
+        (
+            "rejected",
+            "rejected_response",
+            "rejected_responses",
+            "rejected_messages",
+            "score",
+            "scores",
+            "rank",
+            "ranks",
+            "reward",
+            "rewards",
+            "label",
+            "labels_per_step",
+            "winner",
         ),
         "answers: tree keeps answers that are compared",
     ),
-    **dict.fromkeys(("tools", "functions", "available_tools", "tool_schemas"), "name it with field_tools"),
+    **dict.fromkeys(
+        ("tools", "functions", "available_tools", "tool_schemas"), "name it with field_tools"
+    ),
     **dict.fromkeys(
         ("response_format", "chat_template_kwargs", "enable_thinking", "documents_for_rag"),
         "give it to the template in chat_template_kwargs, with a transform",
     ),
     **dict.fromkeys(("input_schema", "inputSchema"), "put it into function as parameters"),
-}  # fmt: skip
+}
 """Name → what to do about a field that nothing reads."""
 REJECTED = ("rejected_response", "rejected_messages")
 """Answers that are read where answers are kept."""
@@ -66,8 +131,11 @@ def cure_of(name: str) -> str | None:
     return _MEANT.get(name.removeprefix(MESSAGE))
 
 
-def unread_fields(record: JsonMapping, layout: str, field: str, settings: LayoutSettings) -> tuple[str, ...]:
-    """Names of fields of a record that its layout does not read, in order; those without a value do not count.
+def unread_fields(
+    record: JsonMapping, layout: str, field: str, settings: LayoutSettings
+) -> tuple[str, ...]:
+    """Names of fields of a record that its layout does not read, in order; those without a value do
+    not count.
 
     Args:
         record: The record.
@@ -85,7 +153,9 @@ def unread_fields(record: JsonMapping, layout: str, field: str, settings: Layout
     )
 
 
-def _layout_fields(record: JsonMapping, layout: str, field: str, settings: LayoutSettings) -> list[str]:
+def _layout_fields(
+    record: JsonMapping, layout: str, field: str, settings: LayoutSettings
+) -> list[str]:
     """The fields that a layout reads in this record."""
 
     def first(name: str, *others: str) -> list[str]:
@@ -115,12 +185,20 @@ def _says_something(value: object) -> bool:
     return value is not None and not (isinstance(value, str | list | tuple | dict) and not value)
 
 
-def unread_of_messages(messages: Collection[JsonMapping], words: Collection[str]) -> tuple[str, ...]:
+def unread_of_messages(
+    messages: Collection[JsonMapping], words: Collection[str]
+) -> tuple[str, ...]:
     """Fields of messages whose name the template does not have, each once.
 
     Args:
         messages: As read.
         words: All words of the template.
     """
-    names = {str(name) for message in messages if len(message) > 2 for name in message.keys() - KNOWN}
-    return tuple(f"{MESSAGE}{name}" for name in sorted(names) if name not in words and not is_media_field(name))
+    names = {
+        str(name) for message in messages if len(message) > 2 for name in message.keys() - KNOWN
+    }
+    return tuple(
+        f"{MESSAGE}{name}"
+        for name in sorted(names)
+        if name not in words and not is_media_field(name)
+    )

@@ -1,13 +1,16 @@
-"""Chooses the form of a conversation for a template: the first in which everything is written as it is.
+"""Chooses the form of a conversation for a template: the first in which everything is written as it
+is.
 
-A template first gets what the record has. If it raises, or loses or changes something (`structure.py`: calls, their
-arguments, results, empty contents; here: texts in parts), other forms are tried, those with the fewest changes first.
-The choice depends only on conversation and template. If no form is right, the one with the least loss is taken, and the
-certificate reports what is lost.
+A template first gets what the record has. If it raises, or loses or changes something
+(`structure.py`: calls, their arguments, results, empty contents; here: texts in parts), other forms
+are tried, those with the fewest changes first. The choice depends only on conversation and
+template. If no form is right, the one with the least loss is taken, and the certificate reports
+what is lost.
 
-Arguments as text need more: a template may print them as they are where an object would be written in another syntax
-(`call:weather{{"city": "Oslo"}}`). So text is taken only where the object would give the same apart from JSON's white
-space, or where the template prints an object as Python does, or raises on one. The same holds for values as text.
+Arguments as text need more: a template may print them as they are where an object would be written
+in another syntax (`call:weather{{"city": "Oslo"}}`). So text is taken only where the object would
+give the same apart from JSON's white space, or where the template prints an object as Python does,
+or raises on one. The same holds for values as text.
 """
 
 import json
@@ -68,8 +71,13 @@ def render_form(
     Raises:
         RecordError: The template accepts none; names the settings that may help.
     """
-    if template.reads_parts and (texts := [n for n, one in enumerate(conversation.messages) if is_text(one)]):
-        if not conversation.forms and (rendered := _all_written(conversation, template, texts)) is not None:
+    if template.reads_parts and (
+        texts := [n for n, one in enumerate(conversation.messages) if is_text(one)]
+    ):
+        if (
+            not conversation.forms
+            and (rendered := _all_written(conversation, template, texts)) is not None
+        ):
             return conversation, _with_lost(conversation, rendered, stops)
         conversation = replace(conversation, forms=(*conversation.forms, "wrap_text"))
     best: _Try | None = None
@@ -97,7 +105,9 @@ def render_form(
 
 
 def _render(conversation: Conversation, template: Template) -> Rendered:
-    return template.render(conversation.messages, tools=conversation.tools, **conversation.variables)
+    return template.render(
+        conversation.messages, tools=conversation.tools, **conversation.variables
+    )
 
 
 def _with_lost(
@@ -107,15 +117,21 @@ def _with_lost(
     objects: Conversation | None = None,
     template: Template | None = None,
 ) -> Rendered:
-    """The text with what is lost in it; `objects`: the same with arguments that are objects, where some are texts."""
+    """The text with what is lost in it; `objects`: the same with arguments that are objects, where
+    some are texts.
+    """
     lost = tuple(find_lost(conversation.messages, rendered, stops))
     if objects is not None and template is not None and not lost:
         lost = tuple(_unlike_objects(conversation, rendered, objects, template))
     return replace(rendered, lost=lost) if lost else rendered
 
 
-def _all_written(conversation: Conversation, template: Template, texts: Sequence[int]) -> Rendered | None:
-    """The text of a conversation as it is, if the template writes the content of these messages: nearly always."""
+def _all_written(
+    conversation: Conversation, template: Template, texts: Sequence[int]
+) -> Rendered | None:
+    """The text of a conversation as it is, if the template writes the content of these messages:
+    nearly always.
+    """
     try:
         rendered = _render(conversation, template)
     except RecordError:
@@ -125,7 +141,9 @@ def _all_written(conversation: Conversation, template: Template, texts: Sequence
 
 
 def _as_objects(conversation: Conversation, form: Conversation) -> Conversation | None:
-    """A form with objects for arguments, if some of its arguments, or their values, are JSON text instead."""
+    """A form with objects for arguments, if some of its arguments, or their values, are JSON text
+    instead.
+    """
     given = "decode_arguments" in conversation.forms and any(
         isinstance(one, str) for one in arguments_of(form.messages)
     )
@@ -160,19 +178,28 @@ def _plain(conversation: Conversation, template: Template) -> str | None:
     """The text of a conversation; None if the template raises, or Jinja escapes some of it."""
     try:
         if not template.may_escape:
-            return template.render_plain(conversation.messages, tools=conversation.tools, **conversation.variables)
+            return template.render_plain(
+                conversation.messages, tools=conversation.tools, **conversation.variables
+            )
         rendered = _render(conversation, template)
     except RecordError:
         return None
     return None if rendered.escaped else rendered.text
 
 
-def _values_as_text(form: Conversation, objects: Conversation) -> Iterator[tuple[tuple[int, str], Any]]:
-    """(message, field) and value of all arguments, or values of arguments, that are JSON text in a form."""
+def _values_as_text(
+    form: Conversation, objects: Conversation
+) -> Iterator[tuple[tuple[int, str], Any]]:
+    """(message, field) and value of all arguments, or values of arguments, that are JSON text in a
+    form.
+    """
     for number, (message, other) in enumerate(zip(form.messages, objects.messages, strict=True)):
         calls = zip(message.get("tool_calls") or (), other.get("tool_calls") or (), strict=True)
         for place, (call, same) in enumerate(calls):
-            path, given = f"tool_calls.{place}.function.arguments", call["function"].get("arguments")
+            path, given = (
+                f"tool_calls.{place}.function.arguments",
+                call["function"].get("arguments"),
+            )
             value = same["function"].get("arguments")
             if isinstance(given, str):
                 yield (number, path), value
@@ -180,7 +207,9 @@ def _values_as_text(form: Conversation, objects: Conversation) -> Iterator[tuple
                 yield from (((number, path_of(path, key)), value[key]) for key in given)
 
 
-def _places(rendered: Rendered, fields: Collection[tuple[int, str]]) -> Iterator[tuple[int, int, tuple[int, str]]]:
+def _places(
+    rendered: Rendered, fields: Collection[tuple[int, str]]
+) -> Iterator[tuple[int, int, tuple[int, str]]]:
     """(begin, end, field) of each field where it is written."""
     at = 0
     for length, message, field, offset, _, _ in rendered.runs:
@@ -190,7 +219,9 @@ def _places(rendered: Rendered, fields: Collection[tuple[int, str]]) -> Iterator
 
 
 def _end_of(value: object, written: str, text: str, at: int) -> int | None:
-    """Where a value ends that begins at `at`: as written, as JSON with other white space, or as Python prints it."""
+    """Where a value ends that begins at `at`: as written, as JSON with other white space, or as
+    Python prints it.
+    """
     for spelling in (written, str(value)):
         if text.startswith(spelling, at):
             return at + len(spelling)
@@ -207,7 +238,9 @@ def _compact(text: str) -> str:
 
 def _loses_texts(conversation: Conversation, rendered: Rendered, reads_parts: bool) -> bool:
     """Whether a template left out a text that may be given in another form: alone or as a part."""
-    if not reads_parts and not any(isinstance(message["content"], list) for message in conversation.messages):
+    if not reads_parts and not any(
+        isinstance(message["content"], list) for message in conversation.messages
+    ):
         return False
     written = {run[1:3] for run in rendered.runs}
     for number, message in enumerate(conversation.messages):
@@ -216,6 +249,9 @@ def _loses_texts(conversation: Conversation, rendered: Rendered, reads_parts: bo
                 return True
             continue
         parts = message["content"] if is_text_parts(message["content"]) else ()
-        if any(part["text"].strip() and (number, f"content.{i}.text") not in written for i, part in enumerate(parts)):
+        if any(
+            part["text"].strip() and (number, f"content.{i}.text") not in written
+            for i, part in enumerate(parts)
+        ):
             return True
     return False

@@ -1,12 +1,14 @@
-"""The Jinja environment of chat templates, as transformers sets it up, and one that tracks where text comes from.
+"""The Jinja environment of chat templates, as transformers sets it up, and one that tracks where
+text comes from.
 
-Sandbox, whitespace rules, extensions, filters and globals are those of `apply_chat_template` in transformers (read in
-version 5.23), so the text is the same. Templates can access only the data that they are given. Tracing costs about
-twice `apply_chat_template`.
+Sandbox, whitespace rules, extensions, filters and globals are those of `apply_chat_template` in
+transformers (read in version 5.23), so the text is the same. Templates can access only the data
+that they are given. Tracing costs about twice `apply_chat_template`.
 
-Filters that build text from several values track each character. `tojson` writes what `json.dumps` does: a character of
-a string keeps its offset unless it is escaped; brackets, numbers and field names belong to the object or list that they
-spell. All other filters keep only message and field (`coarse`), which is enough to know the author.
+Filters that build text from several values track each character. `tojson` writes what `json.dumps`
+does: a character of a string keeps its offset unless it is escaped; brackets, numbers and field
+names belong to the object or list that they spell. All other filters keep only message and field
+(`coarse`), which is enough to know the author.
 """
 
 import json
@@ -41,20 +43,31 @@ _PLACE = tuple[int, str] | None
 
 _OF_DICTS = frozenset(dir(dict))
 _SAFE = {
-    str: frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"},
+    str: frozenset(name for name in dir(str) if not name.startswith("_"))
+    - {"format", "format_map"},
     dict: frozenset(("items", "keys", "values", "get")),
 }
 """Methods that the sandbox allows and gives as they are."""
 
 
 def to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
     """`json.dumps` with these arguments, traced."""
     # The parts of a tool's schema need no origin of their own.
     given = hasattr(type(value), "_path") and value._message == GIVEN
     if given or not _holds_traced(value):
-        text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        text = json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
         return Traced(coarse(text, [value]))
     if isinstance(indent, int):
         indent = " " * indent
@@ -76,7 +89,9 @@ def _holds_traced(value: Any) -> bool:
 class _Writer:
     """Writes JSON piece by piece."""
 
-    def __init__(self, ascii_only: bool, indent: str | None, between: str, colon: str, sort_keys: bool) -> None:
+    def __init__(
+        self, ascii_only: bool, indent: str | None, between: str, colon: str, sort_keys: bool
+    ) -> None:
         self._escaped = _ESCAPED_OR_WIDE if ascii_only else _ESCAPED
         self._ascii_only, self._sort_keys = ascii_only, sort_keys
         self._indent, self._between, self._colon = indent, between, colon
@@ -89,7 +104,9 @@ class _Writer:
             self._write_string(value, place)
         elif isinstance(value, dict):
             items = list(value.items())
-            self._write_list("{}", sorted(items) if self._sort_keys else items, _place_of(value, place), line)
+            self._write_list(
+                "{}", sorted(items) if self._sort_keys else items, _place_of(value, place), line
+            )
         elif isinstance(value, (list, tuple)):
             self._write_list("[]", list(value), _place_of(value, place), line)
         else:
@@ -118,7 +135,11 @@ class _Writer:
             if brackets == "{}":
                 key, item = item
                 inside = _place_of(key, place)
-                self._put(_key(key, self._ascii_only) + self._colon, inside, -1 if inside == place else KEY)
+                self._put(
+                    _key(key, self._ascii_only) + self._colon,
+                    inside,
+                    -1 if inside == place else KEY,
+                )
             else:
                 inside = place and (place[0], path_of(place[1], number))
             self.write(item, inside, inner)
@@ -171,13 +192,17 @@ def _join(eval_context: Any, value: Any, d: str = "", attribute: str | int | Non
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     space = width if isinstance(width, str) else " " * width
     lines = (Traced(s) + "\n").splitlines()
-    indented = [space + line if number and (line or blank) else line for number, line in enumerate(lines)]
+    indented = [
+        space + line if number and (line or blank) else line for number, line in enumerate(lines)
+    ]
     return space + join("\n", indented) if first else join("\n", indented)
 
 
 def _format(value: str, *arguments: Any, **named: Any) -> str:
     if arguments and named:
-        raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments at the same time")
+        raise jinja2.exceptions.FilterArgumentError(
+            "can't handle positional and keyword arguments at the same time"
+        )
     return format_percent(value, named or arguments)
 
 
@@ -188,7 +213,9 @@ def _title(s: object) -> str:
 
 
 class _Recorder(sandbox.SandboxedFormatter):
-    """Records the pieces of the formatted text; they do not add up to it if a field has its own format."""
+    """Records the pieces of the formatted text; they do not add up to it if a field has its own
+    format.
+    """
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
@@ -205,12 +232,16 @@ class _Recorder(sandbox.SandboxedFormatter):
 
 
 def format_braces(environment: Any, template: str, arguments: Any, named: Any) -> str:
-    """`template.format(*arguments, **named)` in Jinja's sandbox; exact if no field has its own format."""
+    """`template.format(*arguments, **named)` in Jinja's sandbox; exact if no field has its own
+    format.
+    """
     recorder = _Recorder(environment)
     text = recorder.vformat(template, arguments, named)
     exact = join("", recorder.pieces)
     known = all(run[1] == LITERAL for run in runs_of(template))
-    return exact if known and str.__eq__(exact, text) else coarse(text, [template, *arguments, named])
+    return (
+        exact if known and str.__eq__(exact, text) else coarse(text, [template, *arguments, named])
+    )
 
 
 TRACED_FILTERS = {
@@ -226,14 +257,18 @@ TRACED_FILTERS = {
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}` … `{% endgeneration %}`: what the model generates, according to the template's author."""
+    """`{% generation %}` … `{% endgeneration %}`: what the model generates, according to the
+    template's author.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - the name and type that jinja2 expects
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.FilterBlock(body, nodes.Filter(None, "penstock_generated", [], [], None, None)).set_lineno(line)
+        return nodes.FilterBlock(
+            body, nodes.Filter(None, "penstock_generated", [], [], None, None)
+        ).set_lineno(line)
 
 
 def _fail(message: str) -> NoReturn:
@@ -241,9 +276,15 @@ def _fail(message: str) -> NoReturn:
 
 
 def _dumps(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 @final
@@ -274,7 +315,9 @@ class _Namespace(utils.Namespace):
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a chat template may not keep {name!r} in a namespace: it begins with _")
+        raise SecurityError(
+            f"a chat template may not keep {name!r} in a namespace: it begins with _"
+        )
 
 
 def _watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,7 +341,9 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
     """Compiles chat templates; traced or plain."""
 
     def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
+        )
         self.filters["tojson"] = _dumps
         self.filters["penstock_generated"] = lambda text: text
         self.globals["raise_exception"] = _fail
@@ -307,10 +352,14 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
 
     def getattr(self, obj: object, attribute: str) -> Any:
-        """`obj.attribute`; quicker for texts and messages, where the sandbox would ask six questions."""
+        """`obj.attribute`; quicker for texts and messages, where the sandbox would ask six
+        questions.
+        """
         if isinstance(obj, dict):
             if attribute not in _OF_DICTS and not attribute.startswith("_"):
-                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+                return (
+                    obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+                )
             if attribute in _SAFE[dict]:
                 return getattr(obj, attribute)
         elif isinstance(obj, str):
@@ -359,7 +408,8 @@ class TracingEnvironment(ChatEnvironment):
 
 
 def compile_template(source: str, environment: ChatEnvironment) -> jinja2.Template:
-    """Compile a template; in a tracing environment its code joins strings with `join` instead of `str.join`.
+    """Compile a template; in a tracing environment its code joins strings with `join` instead of
+    `str.join`.
 
     Raises:
         jinja2.TemplateSyntaxError: The template is not valid Jinja.

@@ -1,13 +1,16 @@
-"""The turns of long conversations, found in excerpts, so that the cost grows with the length and not with its square.
+"""The turns of long conversations, found in excerpts, so that the cost grows with the length and
+not with its square.
 
-Each reply needs the text that prompts for it, and the text that ends with it: renders of all messages before it. In a
-trace of an agent with hundreds of calls these would cost more than everything else. So a long conversation is cut into
-excerpts: its beginning, some replies with those before them, a few messages that follow, and its last question with
-what is answered to it. Turns are found in each excerpt and moved to where they are in the whole.
+Each reply needs the text that prompts for it, and the text that ends with it: renders of all
+messages before it. In a trace of an agent with hundreds of calls these would cost more than
+everything else. So a long conversation is cut into excerpts: its beginning, some replies with those
+before them, a few messages that follow, and its last question with what is answered to it. Turns
+are found in each excerpt and moved to where they are in the whole.
 
-That is right if the template writes a turn in an excerpt as it does in the whole. The text of each turn is compared,
-apart from numbers, which a template may count; a few replies are also found in the whole. If anything differs,
-or the template refuses an excerpt, all turns are found in the whole.
+That is right if the template writes a turn in an excerpt as it does in the whole. The text of each
+turn is compared, apart from numbers, which a template may count; a few replies are also found in
+the whole. If anything differs, or the template refuses an excerpt, all turns are found in the
+whole.
 """
 
 import re
@@ -43,7 +46,8 @@ def find_turns(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int
 
     Args:
         whole: The conversation.
-        prompted: Numbers of the messages that the template prompts for: the trained ones of the assistant.
+        prompted: Numbers of the messages that the template prompts for: the trained ones of the
+            assistant.
     """
     if len(prompted) >= LONG:
         turns = _in_excerpts(whole, prompted)
@@ -53,7 +57,9 @@ def find_turns(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int
 
 
 def _in_excerpts(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int, Turn] | None:
-    """The turns, found in excerpts; None if the template does not write these as it writes the whole."""
+    """The turns, found in excerpts; None if the template does not write these as it writes the
+    whole.
+    """
     astray = are_astray(whole, set(prompted))
     unprompted = cut_turns(whole, ())
     found: dict[int, Turn] = {}
@@ -114,9 +120,17 @@ def _turns_of(
         turn, same = found.get(places[number]), unprompted.get(number)
         if turn is None and (same is None or astray):
             continue
-        spans = None if turn is None else _spans_by_words(turn, part, whole, number) if astray else _spans_of(same)
+        spans = (
+            None
+            if turn is None
+            else _spans_by_words(turn, part, whole, number)
+            if astray
+            else _spans_of(same)
+        )
         moved = (
-            None if turn is None or spans is None else _moved(turn, rendered.text, whole.rendered.text, spans, number)
+            None
+            if turn is None or spans is None
+            else _moved(turn, rendered.text, whole.rendered.text, spans, number)
         )
         if moved is None:
             return None
@@ -132,8 +146,13 @@ def _spans_of(turn: Turn | None) -> Sequence[Span] | None:
 def _spans_by_words(
     turn: Turn, part: RenderedConversation, whole: RenderedConversation, message: int
 ) -> Sequence[Span] | None:
-    """Where the pieces of a turn are in the whole, as far from the message's own text as in the excerpt."""
-    here, there = part.rendered.first_words.get(turn.message), whole.rendered.first_words.get(message)
+    """Where the pieces of a turn are in the whole, as far from the message's own text as in the
+    excerpt.
+    """
+    here, there = (
+        part.rendered.first_words.get(turn.message),
+        whole.rendered.first_words.get(message),
+    )
     if here is None or there is None:
         return None
     return [(begin + there - here, end + there - here) for begin, end in turn.pieces]
@@ -163,7 +182,9 @@ def _moved(turn: Turn, here: str, there: str, spans: Sequence[Span], message: in
     if not needed <= places.keys():
         return None
     supplied = there[spans[0][0] : places[turn.begin]]
-    header = there[places[turn.begin] : places.get(turn.begin + len(turn.header), places[turn.begin])]
+    header = there[
+        places[turn.begin] : places.get(turn.begin + len(turn.header), places[turn.begin])
+    ]
     return turn._replace(
         message=message,
         header=header,
@@ -177,14 +198,20 @@ def _moved(turn: Turn, here: str, there: str, spans: Sequence[Span], message: in
 
 
 def _align(one: str, other: str, begin: int, first: int, places: dict[int, int]) -> bool:
-    """Whether two texts are equal but for numbers, which templates may count; `places` gets place → place."""
+    """Whether two texts are equal but for numbers, which templates may count; `places` gets place →
+    place.
+    """
     pieces, others = _NUMBERS.split(one), _NUMBERS.split(other)
-    if len(pieces) != len(others) or any(a != b for a, b in zip(pieces[::2], others[::2], strict=True)):
+    if len(pieces) != len(others) or any(
+        a != b for a, b in zip(pieces[::2], others[::2], strict=True)
+    ):
         return False
     at, there = begin, first
     for piece, same in zip(pieces, others, strict=True):
         if piece == same:
-            places.update(zip(range(at, at + len(piece)), range(there, there + len(same)), strict=True))
+            places.update(
+                zip(range(at, at + len(piece)), range(there, there + len(same)), strict=True)
+            )
         else:
             places[at] = there
         at, there = at + len(piece), there + len(same)
@@ -196,5 +223,9 @@ def _is_same(one: Turn | None, other: Turn | None) -> bool:
     """Whether two turns are equal; of differences in other text only that there are any."""
     if one is None or other is None:
         return one is other
-    alike = bool(one.rewritten) == bool(other.rewritten) and bool(one.difference) == bool(other.difference)
-    return alike and one._replace(rewritten="", difference="") == other._replace(rewritten="", difference="")
+    alike = bool(one.rewritten) == bool(other.rewritten) and bool(one.difference) == bool(
+        other.difference
+    )
+    return alike and one._replace(rewritten="", difference="") == other._replace(
+        rewritten="", difference=""
+    )

@@ -1,8 +1,9 @@
-"""Forms of a conversation: changes to its messages that a template may need before it can render them.
+"""Forms of a conversation: changes to its messages that a template may need before it can render
+them.
 
-Chat templates accept different inputs. For a message with only tool calls, some want a null content, others an empty
-text. Some want the arguments of tool calls as text, others as objects; some a list of parts (LLaVA), others one text.
-`choosing.py` decides which changes are made.
+Chat templates accept different inputs. For a message with only tool calls, some want a null
+content, others an empty text. Some want the arguments of tool calls as text, others as objects;
+some a list of parts (LLaVA), others one text. `choosing.py` decides which changes are made.
 """
 
 import json
@@ -26,7 +27,9 @@ _APART = (
 """Changes of which at most one is made."""
 
 
-def forms_of(messages: Sequence[JsonMapping], decode_arguments: bool, join_text_parts: bool) -> tuple[Form, ...]:
+def forms_of(
+    messages: Sequence[JsonMapping], decode_arguments: bool, join_text_parts: bool
+) -> tuple[Form, ...]:
     """Changes that apply to any of the messages and that the settings allow."""
     forms: list[Form] = []
     if any(message["content"] is None for message in messages):
@@ -40,7 +43,9 @@ def forms_of(messages: Sequence[JsonMapping], decode_arguments: bool, join_text_
         forms.append("null_content")
     if decode_arguments and any(isinstance(arguments, Mapping) for arguments in given):
         forms.append("encode_arguments")
-    if decode_arguments and any(not isinstance(value, str) for one in given for value in _values(decoded(one))):
+    if decode_arguments and any(
+        not isinstance(value, str) for one in given for value in _values(decoded(one))
+    ):
         forms.append("encode_values")
     if any(message["role"] == "tool" and _is_data(message["content"]) for message in messages):
         forms.append("encode_results")
@@ -66,17 +71,24 @@ def changed(conversation: Conversation, chosen: Sequence[Form]) -> Conversation:
         return conversation
     messages, weights = list(conversation.messages), list(conversation.message_weights)
     for form in chosen:
-        pairs = [_CHANGES[form](message, own) for message, own in zip(messages, weights, strict=True)]
+        pairs = [
+            _CHANGES[form](message, own) for message, own in zip(messages, weights, strict=True)
+        ]
         messages, weights = [message for message, _ in pairs], [own for _, own in pairs]
     return replace(
-        conversation, messages=tuple(messages), message_weights=tuple(weights), forms=(), changed=tuple(chosen)
+        conversation,
+        messages=tuple(messages),
+        message_weights=tuple(weights),
+        forms=(),
+        changed=tuple(chosen),
     )
 
 
 def is_text_parts(content: object) -> bool:
     """Whether a content is a list with only text parts."""
     return isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
     )
 
 
@@ -115,7 +127,9 @@ def list_ranges(weights: MessageWeights, content: Sequence[JsonMapping]) -> Mess
         for place, begin, end in _places(content):
             low, high = max(one.begin, begin) - begin, min(one.end, end) - begin
             if low < high:
-                ranges.append(Range(field=f"content.{place}.text", begin=low, end=high, weight=one.weight))
+                ranges.append(
+                    Range(field=f"content.{place}.text", begin=low, end=high, weight=one.weight)
+                )
     return replace(weights, ranges=tuple(sorted(ranges, key=lambda one: (one.field, one.begin))))
 
 
@@ -136,7 +150,13 @@ def _with_arguments(change: Callable[[Any], Any]) -> _Change:
         if not message.get("tool_calls"):
             return message, weights
         calls = [
-            {**call, "function": {**call["function"], "arguments": change(call["function"].get("arguments"))}}
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": change(call["function"].get("arguments")),
+                },
+            }
             for call in message["tool_calls"]
         ]
         return {**message, "tool_calls": calls}, weights
@@ -146,7 +166,11 @@ def _with_arguments(change: Callable[[Any], Any]) -> _Change:
 
 def _encoded(value: object) -> Any:
     """An object or list as JSON text."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list | tuple) else value
+    return (
+        json.dumps(value, ensure_ascii=False)
+        if isinstance(value, Mapping | list | tuple)
+        else value
+    )
 
 
 def _with_texts(arguments: object) -> Any:
@@ -155,7 +179,10 @@ def _with_texts(arguments: object) -> Any:
     if not isinstance(given, Mapping):
         return arguments
     others = {key: value for key, value in given.items() if not isinstance(value, str)}
-    return {**given, **{key: json.dumps(value, ensure_ascii=False) for key, value in others.items()}}
+    return {
+        **given,
+        **{key: json.dumps(value, ensure_ascii=False) for key, value in others.items()},
+    }
 
 
 def _values(arguments: object) -> Iterable[Any]:
@@ -171,7 +198,9 @@ def _encode_results(message: Message, weights: MessageWeights) -> tuple[Message,
 def _is_data(content: object) -> bool:
     """Whether a content is an object or a list that is not one of parts."""
     if isinstance(content, list | tuple):
-        return not all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+        return not all(
+            isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content
+        )
     return isinstance(content, Mapping)
 
 
@@ -183,7 +212,12 @@ def _join_text_parts(message: Message, weights: MessageWeights) -> tuple[Message
     ranges = [
         one
         if one.field not in begins
-        else replace(one, field="content", begin=one.begin + begins[one.field], end=one.end + begins[one.field])
+        else replace(
+            one,
+            field="content",
+            begin=one.begin + begins[one.field],
+            end=one.end + begins[one.field],
+        )
         for one in weights.ranges
     ]
     ranges.sort(key=lambda one: (one.field, one.begin))
@@ -195,7 +229,10 @@ def _wrap_text(message: Message, weights: MessageWeights) -> tuple[Message, Mess
     if not is_text(message):
         return message, weights
     wrapped = {**message, "content": [{"type": "text", "text": message["content"]}]}
-    ranges = [replace(one, field="content.0.text") if one.field == "content" else one for one in weights.ranges]
+    ranges = [
+        replace(one, field="content.0.text") if one.field == "content" else one
+        for one in weights.ranges
+    ]
     return wrapped, replace(weights, ranges=tuple(ranges)) if ranges else weights
 
 

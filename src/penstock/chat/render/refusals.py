@@ -1,7 +1,8 @@
-"""Error text for a conversation that a template refuses in every form: at which message, what was tried, what may help.
+"""Error text for a conversation that a template refuses in every form: at which message, what was
+tried, what may help.
 
-Templates say in their own words what they want, and nobody's settings. The words of many are known: for those the
-setting that helps is named.
+Templates say in their own words what they want, and nobody's settings. The words of many are known:
+for those the setting that helps is named.
 """
 
 import re
@@ -23,15 +24,30 @@ _NAMES: Mapping[Form, str] = {
     "wrap_text": "texts as parts",
 }
 _KNOWN: Sequence[tuple[str, str]] = (
-    (r"tool call ids?\b.*(?:9|nine|alphanumeric)|length 9", "call_ids: short gives calls and results such ids"),
-    (r"single tool.?calls?", "a transform can make a message of each call, with its result behind it"),
-    (r"system (?:role|message)s?\b.*not supported|not support system", "drop_system_message: true removes them"),
+    (
+        r"tool call ids?\b.*(?:9|nine|alphanumeric)|length 9",
+        "call_ids: short gives calls and results such ids",
+    ),
+    (
+        r"single tool.?calls?",
+        "a transform can make a message of each call, with its result behind it",
+    ),
+    (
+        r"system (?:role|message)s?\b.*not supported|not support system",
+        "drop_system_message: true removes them",
+    ),
     (
         r"\broles must alternate|alternate (?:between )?user",
-        "a transform can join messages of one role in a row; for calls of tools take a template that writes them",
+        (
+            "a transform can join messages of one role in a row; for calls of tools take a "
+            "template that writes them"
+        ),
     ),
     (r"only user.*roles|unknown role|unexpected role", "roles maps the names of roles"),
-    (r"unexpected content type|invalid content type|unknown content type", "contents are texts, or lists of parts"),
+    (
+        r"unexpected content type|invalid content type|unknown content type",
+        "contents are texts, or lists of parts",
+    ),
 )
 """Pattern of a template's own words → what to do."""
 
@@ -48,11 +64,16 @@ def refusal(conversation: Conversation, template: Template, failures: Sequence[R
         number, kind = media
         return (
             f"chat template {template.name} writes contents as one text, and message {number} "
-            f"({conversation.messages[number]['role']}) has a part of type {kind}; take a template that writes such "
-            f"parts, as that of the model's processor does (template: auto); {failures[0]}"
+            f"({conversation.messages[number]['role']}) has a part of type {kind}; take a "
+            "template that writes such parts, as that of the model's processor does "
+            f"(template: auto); {failures[0]}"
         )
     where = _first_refused(conversation, template, failures)
-    at = "" if where is None else f"; it refuses message {where} ({conversation.messages[where]['role']})"
+    at = (
+        ""
+        if where is None
+        else f"; it refuses message {where} ({conversation.messages[where]['role']})"
+    )
     cures = "".join(f"; {cure}" for cure in _cures(conversation, template, failures))
     return f"{failures[0]}{_tried(conversation, failures)}{cures}{at}"
 
@@ -66,12 +87,18 @@ def _first_media(conversation: Conversation) -> tuple[int, str] | None:
     return None
 
 
-def _first_refused(conversation: Conversation, template: Template, failures: Sequence[RecordError]) -> int | None:
-    """The message up to which the template still says the same; None: it refuses even the first ones."""
+def _first_refused(
+    conversation: Conversation, template: Template, failures: Sequence[RecordError]
+) -> int | None:
+    """The message up to which the template still says the same; None: it refuses even the first
+    ones.
+    """
 
     def refuses(count: int) -> bool:
         try:
-            template.render_plain(conversation.messages[:count], tools=conversation.tools, **conversation.variables)
+            template.render_plain(
+                conversation.messages[:count], tools=conversation.tools, **conversation.variables
+            )
         except RecordError as error:
             return str(error) == str(failures[0])
         return False
@@ -93,10 +120,14 @@ def _tried(conversation: Conversation, failures: Sequence[RecordError]) -> str:
     return f"; with {names}: {str(failures[-1]).partition(': ')[2]}"
 
 
-def _cures(conversation: Conversation, template: Template, failures: Sequence[RecordError]) -> list[str]:
+def _cures(
+    conversation: Conversation, template: Template, failures: Sequence[RecordError]
+) -> list[str]:
     """Possible cures."""
     said = f"{failures[0]} {failures[-1]}"
-    cures = [cure for pattern, cure in _KNOWN if re.search(pattern, said, re.IGNORECASE | re.DOTALL)]
+    cures = [
+        cure for pattern, cure in _KNOWN if re.search(pattern, said, re.IGNORECASE | re.DOTALL)
+    ]
     if any(isinstance(one, str) for one in arguments_of(conversation.messages)) and (
         "decode_arguments" not in conversation.forms
     ):
@@ -105,7 +136,9 @@ def _cures(conversation: Conversation, template: Template, failures: Sequence[Re
     if parts and "join_text_parts" not in conversation.forms:
         cures.append("join_text_parts: true gives it one text for the parts of a content")
     if conversation.tools is None and _takes(template, replace(conversation, tools=())):
-        cures.append("it reads tools, and the record has none; take another template for such records")
+        cures.append(
+            "it reads tools, and the record has none; take another template for such records"
+        )
     return cures
 
 

@@ -1,13 +1,15 @@
-"""Calls and results in a rendered conversation: whether each name, key and value was written, found by provenance.
+"""Calls and results in a rendered conversation: whether each name, key and value was written, found
+by provenance.
 
-Strings alone prove little of a call: a template may lose the second call, print an object as Python does, or write keys
-without their values. `find_lost` looks for every name, key and value of every call, and for the content of every
-result, where the origin of the text says that they are. A text is written if it is there in full, as it is or escaped;
-a number, if what is there parses to it. True, false and null have no origin outside of JSON: they are expected between
-their key and the next text that has one. Brackets and quotes that close a value are not looked for.
+Strings alone prove little of a call: a template may lose the second call, print an object as Python
+does, or write keys without their values. `find_lost` looks for every name, key and value of every
+call, and for the content of every result, where the origin of the text says that they are. A text
+is written if it is there in full, as it is or escaped; a number, if what is there parses to it.
+True, false and null have no origin outside of JSON: they are expected between their key and the
+next text that has one. Brackets and quotes that close a value are not looked for.
 
-JSON's notation is expected; in a call that is written in Python (`weather(city="Oslo", hot=True)`), Python's as well.
-Costs some microseconds for each value.
+JSON's notation is expected; in a call that is written in Python (`weather(city="Oslo", hot=True)`),
+Python's as well. Costs some microseconds for each value.
 """
 
 import json
@@ -39,8 +41,11 @@ class _Span(NamedTuple):
     offset: int
 
 
-def find_lost(messages: Sequence[JsonMapping], rendered: Rendered, stops: Collection[str] = ()) -> Iterator[Lost]:
-    """Missing parts of the calls and results of a conversation, and how its empty contents were written.
+def find_lost(
+    messages: Sequence[JsonMapping], rendered: Rendered, stops: Collection[str] = ()
+) -> Iterator[Lost]:
+    """Missing parts of the calls and results of a conversation, and how its empty contents were
+    written.
 
     Args:
         messages: As the template got them.
@@ -57,7 +62,9 @@ def find_lost(messages: Sequence[JsonMapping], rendered: Rendered, stops: Collec
     whole = _Origins(rendered, concerned)
     for number in sorted(concerned):
         message, turn = messages[number], whole.turns[number]
-        if message.get("content") is None and whole.writes_none(number, message.get("tool_calls") or ()):
+        if message.get("content") is None and whole.writes_none(
+            number, message.get("tool_calls") or ()
+        ):
             yield Lost(number, "content", "the template writes None for its null content")
         if message["role"] == "tool":
             reasons = _lost_of_result(message.get("content"), _Values(whole, whole.spans[number]))
@@ -68,8 +75,11 @@ def find_lost(messages: Sequence[JsonMapping], rendered: Rendered, stops: Collec
                 yield Lost(number, "stop", reason)
 
 
-def after_stop(text: str, pieces: Sequence[tuple[int, int, bool]], stops: Collection[str]) -> str | None:
-    """How a turn goes on after text of the template that ends a generation, in words; None if it does not.
+def after_stop(
+    text: str, pieces: Sequence[tuple[int, int, bool]], stops: Collection[str]
+) -> str | None:
+    """How a turn goes on after text of the template that ends a generation, in words; None if it
+    does not.
 
     Args:
         text: The whole conversation.
@@ -82,9 +92,14 @@ def after_stop(text: str, pieces: Sequence[tuple[int, int, bool]], stops: Collec
             at = text.find(stop, begin, end)
             if at < 0:
                 continue
-            rest = (text[at + len(stop) : end] + "".join(text[b:e] for b, e, _ in pieces[place + 1 :])).strip()
+            rest = (
+                text[at + len(stop) : end] + "".join(text[b:e] for b, e, _ in pieces[place + 1 :])
+            ).strip()
             if rest and rest not in stops:
-                return f"the template goes on with {_shown(rest)} after {stop!r}, where the model stops"
+                return (
+                    f"the template goes on with {_shown(rest)} after {stop!r}, where the model "
+                    "stops"
+                )
     return None
 
 
@@ -109,7 +124,9 @@ class _Origins:
             at += length
 
     def writes_none(self, message: int, calls: Sequence[JsonMapping]) -> bool:
-        """Whether the template writes None for the null content of a message; what it writes of calls is apart."""
+        """Whether the template writes None for the null content of a message; what it writes of
+        calls is apart.
+        """
         inside = [span for span in self.spans[message] if span.field.startswith("tool_calls.")]
         begin, end = (inside[0].begin, inside[-1].end) if inside else (0, 0)
         end = self.end(end) if "None" in repr(calls) else end
@@ -147,17 +164,27 @@ def _lost_of_calls(calls: Sequence[JsonMapping], whole: _Origins, message: int) 
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         named, own = f"call {place} ({name})", by_call.get(str(place), [])
         path = f"tool_calls.{place}.function"
-        named_by = [one for one in own if one.field == f"{path}.name" and name in whole.text[one.begin : one.end]]
+        named_by = [
+            one
+            for one in own
+            if one.field == f"{path}.name" and name in whole.text[one.begin : one.end]
+        ]
         if not own:
             yield Lost(message, "arguments", f"the template does not write {named}", weight=3)
             continue
         if own[0].begin < last:
-            yield Lost(message, "arguments", f"the template writes {named} before the call that it follows")
+            yield Lost(
+                message, "arguments", f"the template writes {named} before the call that it follows"
+            )
         last = own[0].begin
-        values = _Values(whole, own, in_python=bool(named_by) and whole.text.startswith("(", named_by[0].end))
+        values = _Values(
+            whole, own, in_python=bool(named_by) and whole.text.startswith("(", named_by[0].end)
+        )
         reasons = [values.lost(arguments, path + ".arguments", *values.extent())]
         for reason in filter(None, [*([] if named_by else ["its name is not there"]), *reasons]):
-            yield Lost(message, "arguments", f"the template does not write {named} as it is: {reason}")
+            yield Lost(
+                message, "arguments", f"the template does not write {named} as it is: {reason}"
+            )
 
 
 @final
@@ -173,20 +200,29 @@ class _Values:
 
     def extent(self) -> tuple[int, int]:
         """Its characters, with the template's own text after it."""
-        return (self._spans[0].begin, self._whole.end(self._spans[-1].end)) if self._spans else (0, 0)
+        return (
+            (self._spans[0].begin, self._whole.end(self._spans[-1].end)) if self._spans else (0, 0)
+        )
 
     def lost(self, value: object, path: str, begin: int, end: int) -> str | None:
-        """Missing part of a value that is expected within [begin, end), in words; None: nothing is missing."""
+        """Missing part of a value that is expected within [begin, end), in words; None: nothing is
+        missing.
+        """
         if isinstance(value, str):
             return self._lost_text(value, path, begin, end)
         if isinstance(value, Mapping | list | tuple):
             if not value:
                 return self._lost_empty(value, path, begin, end)
             printed = self._written(path, begin, end)
-            if any(_is_json(text, value) for text in printed) or (self._in_python and str(value) in printed):
+            if any(_is_json(text, value) for text in printed) or (
+                self._in_python and str(value) in printed
+            ):
                 return None
             if any(str(value) in text for text in printed):
-                return f"{_named(path)} is written as Python prints it, {_shown(str(value))}; expected JSON"
+                return (
+                    f"{_named(path)} is written as Python prints it, {_shown(str(value))}; "
+                    "expected JSON"
+                )
             if isinstance(value, Mapping):
                 return self._lost_object(value, path, begin, end)
             return self._lost_list(value, path, begin, end)
@@ -221,10 +257,16 @@ class _Values:
             quoted = any(f"{mark}{value}{mark}" in self._text[begin:end] for mark in "\"'")
             bare = self._in_python and value in found and not quoted and _is_literal(value)
             return (
-                f"{_named(path)} is the text {_shown(value)}, which reads as another value without quotes" * bare
+                f"{_named(path)} is the text {_shown(value)}, which reads as another value "
+                "without quotes"
+                * bare
                 or None
             )
-        return f"{_named(path)} is {_shown(value)}, found {_shown(found[0])}" if found else _missing(path)
+        return (
+            f"{_named(path)} is {_shown(value)}, found {_shown(found[0])}"
+            if found
+            else _missing(path)
+        )
 
     def _lost_empty(self, value: object, path: str, begin: int, end: int) -> str | None:
         """An empty object or list; templates may write nothing for a call without arguments."""
@@ -239,7 +281,9 @@ class _Values:
             found = [
                 span
                 for span in self._fields.get(inside, ())
-                if span.offset == KEY and begin <= span.begin < end and _is_key(self._text[span.begin : span.end], key)
+                if span.offset == KEY
+                and begin <= span.begin < end
+                and _is_key(self._text[span.begin : span.end], key)
             ]
             if not found:
                 return _missing(inside)
@@ -262,7 +306,9 @@ class _Values:
             if not spans:
                 unplaced.append(value)
                 continue
-            reason = self._lost_words(unplaced, path, at, spans[0].begin) or self.lost(value, inside, at, end)
+            reason = self._lost_words(unplaced, path, at, spans[0].begin) or self.lost(
+                value, inside, at, end
+            )
             if reason is not None:
                 return reason
             unplaced, at = [], spans[-1].end
@@ -285,10 +331,14 @@ class _Values:
             for text, word in zip(found, words, strict=True)
         )
         expected = ", ".join(map(_json, words))
-        return None if fit else f"{_named(path)} is {expected}, found {', '.join(found) or 'nothing'}"
+        return (
+            None if fit else f"{_named(path)} is {expected}, found {', '.join(found) or 'nothing'}"
+        )
 
     def _is_blank(self, value: object, begin: int, end: int) -> bool:
-        """Whether a value leaves no text with an origin: white space, and an empty object or list outside of JSON."""
+        """Whether a value leaves no text with an origin: white space, and an empty object or list
+        outside of JSON.
+        """
         if isinstance(value, Mapping | list | tuple) and not value:
             return ("{}" if isinstance(value, Mapping) else "[]") in self._text[begin:end]
         return isinstance(value, str) and not value.strip()
@@ -300,11 +350,15 @@ def _is_part(part: object) -> bool:
 
 def _is_key(text: str, key: str) -> bool:
     """Whether some text is the name of a field, as it is, escaped, or in JSON with its colon."""
-    return text == key or text.rstrip(" :") in (json.dumps(key), _json(key)) or unescape(text) == key
+    return (
+        text == key or text.rstrip(" :") in (json.dumps(key), _json(key)) or unescape(text) == key
+    )
 
 
 def _is_spelling(text: str, value: str) -> bool:
-    """Whether some text is a value, as it is, escaped, or in JSON, apart from white space around it."""
+    """Whether some text is a value, as it is, escaped, or in JSON, apart from white space around
+    it.
+    """
     quoted = _json(value), json.dumps(value)
     spellings = {value.strip(), *quoted, *(one[1:-1].strip() for one in quoted)}
     return text.strip() in spellings or unescape(text.strip()) in spellings
@@ -344,7 +398,11 @@ def _json(value: object) -> str:
 
 def _named(path: str) -> str:
     """A field in words."""
-    rest = path.partition(_ARGUMENTS)[2] if path.startswith("tool_calls") else path.removeprefix("content")
+    rest = (
+        path.partition(_ARGUMENTS)[2]
+        if path.startswith("tool_calls")
+        else path.removeprefix("content")
+    )
     return f"{rest.removeprefix('.')!r}" if rest else "it"
 
 

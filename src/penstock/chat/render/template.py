@@ -1,7 +1,8 @@
 """Chat templates: Jinja text with the names of control tokens that it may write.
 
-A template comes from a file, from a tokenizer folder, or as text. `render` traces the origin of each character;
-`render_plain` gives only the text. Compiling costs a few milliseconds, once per template.
+A template comes from a file, from a tokenizer folder, or as text. `render` traces the origin of
+each character; `render_plain` gives only the text. Compiling costs a few milliseconds, once per
+template.
 """
 
 import hashlib
@@ -26,10 +27,20 @@ from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.chat_templates import template_beside
 
-_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _OWN = Path(__file__).parent / "templates"
 _MARKUP = re.compile(r"\|\s*(?:safe|e|escape|forceescape|xmlattr|urlize)\b")
-"""Filters after which Jinja escapes what `+`, `%` and similar operators add; tracing does not see that."""
+"""Filters after which Jinja escapes what `+`, `%` and similar operators add; tracing does not see
+that.
+"""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _REASONING_NAMES = frozenset(_REASONING)
 _PARTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|['"]type['"]\s*,""")
@@ -50,19 +61,27 @@ class Template:
     source: str
     name: str = "template"
     variables: JsonMapping = field(default_factory=dict)
-    """Its variables besides the conversation: bos_token, eos_token, …, and the user's own (enable_thinking)."""
+    """Its variables besides the conversation: bos_token, eos_token, …, and the user's own
+    (enable_thinking).
+    """
     now: datetime | None = None
-    """The time that `strftime_now` writes; None: the time of rendering, so renders differ from day to day."""
+    """The time that `strftime_now` writes; None: the time of rendering, so renders differ from day
+    to day.
+    """
 
     @property
     def fingerprint(self) -> str:
         """Hex digest of everything that changes its output."""
-        content = json.dumps([self.source, dict(self.variables), str(self.now)], sort_keys=True, default=str)
+        content = json.dumps(
+            [self.source, dict(self.variables), str(self.now)], sort_keys=True, default=str
+        )
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Whether it looks at the types of parts; then a content that is one text may be lost without an error."""
+        """Whether it looks at the types of parts; then a content that is one text may be lost
+        without an error.
+        """
         return _PARTS.search(self.source) is not None
 
     @cached_property
@@ -93,7 +112,9 @@ class Template:
         try:
             return compile_template(self.source, environment)
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"chat template {self.name}, line {error.lineno}: {error.message}") from error
+            raise ConfigError(
+                f"chat template {self.name}, line {error.lineno}: {error.message}"
+            ) from error
 
     def render(
         self,
@@ -112,7 +133,8 @@ class Template:
             variables: Variables for this render; they override those of the template.
 
         Raises:
-            RecordError: The template refuses or cannot render the conversation; has the template's own message.
+            RecordError: The template refuses or cannot render the conversation; has the template's
+                own message.
         """
         plain = [_with_reasoning(message) for message in messages]
         traced = trace_messages(plain)
@@ -120,7 +142,9 @@ class Template:
         traced_tools = None if tools is None else trace(tools, GIVEN, "tools")
         plain_given = (plain, tools, add_generation_prompt, variables)
         try:
-            text = Traced(self._run(self._traced, traced, traced_tools, add_generation_prompt, given))
+            text = Traced(
+                self._run(self._traced, traced, traced_tools, add_generation_prompt, given)
+            )
         except RecordError:
             # Without tracing the same failure has a message that names none of our classes.
             self._run(self._plain, *plain_given)
@@ -142,25 +166,36 @@ class Template:
         return self._run(self._plain, plain, tools, add_generation_prompt, variables)
 
     def _as_written(self, traced: Traced, plain: str) -> "Rendered":
-        """The plain render's text, with the runs of the traced one; the two differ where Jinja escaped text."""
+        """The plain render's text, with the runs of the traced one; the two differ where Jinja
+        escaped text.
+        """
         if str.__eq__(traced, plain):
             return Rendered(text=plain, runs=traced._runs)
         runs = lay_over(traced, traced._runs, plain)
         if runs is None:
             raise RecordError(
-                f"chat template {self.name}: the origin of its text is unknown, because Jinja rewrites what is added "
-                "after |safe or |e; write a ~ b there instead of a + b, or remove the filter"
+                f"chat template {self.name}: the origin of its text is unknown, because Jinja "
+                "rewrites what is added after |safe or |e; write a ~ b there instead of a + "
+                "b, or remove the filter"
             )
         return Rendered(text=plain, runs=runs, escaped=len(plain) - len(traced))
 
     def usual_head(self, role: str) -> str:
-        """Text before that of a user or assistant that is not the first message; empty if unknown."""
+        """Text before that of a user or assistant that is not the first message; empty if
+        unknown.
+        """
         return self._usual_heads.get(role, "")
 
     @cached_property
     def _usual_heads(self) -> Mapping[str, str]:
-        said = [{"role": role, "content": text} for role, text in (("user", "q"), ("assistant", "a"), ("user", "r"))]
-        parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in said]
+        said = [
+            {"role": role, "content": text}
+            for role, text in (("user", "q"), ("assistant", "a"), ("user", "r"))
+        ]
+        parts = [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            for message in said
+        ]
         for messages in (said, parts):
             try:
                 rendered = self.render(messages)
@@ -170,14 +205,20 @@ class Template:
         return {}
 
     def _run(
-        self, template: jinja2.Template, messages: list[Any], tools: Any, prompt: bool, variables: JsonMapping
+        self,
+        template: jinja2.Template,
+        messages: list[Any],
+        tools: Any,
+        prompt: bool,
+        variables: JsonMapping,
     ) -> str:
         given = {**self.variables, "documents": None, **variables}
         tools = list(tools) if tools is not None else None
         own = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
         if clash := own.keys() & given.keys():
             raise RecordError(
-                f"chat template {self.name}: {min(clash)} cannot be a variable of the template; rename it"
+                f"chat template {self.name}: {min(clash)} cannot be a variable of the "
+                "template; rename it"
             )
         environment = template.environment
         names = {**environment.globals, **given, **own}
@@ -189,9 +230,13 @@ class Template:
             raise
         except Exception as error:
             # Names of our classes become those of plain ones.
-            reason = re.sub("Traced(Dict|List|)", lambda found: found[1].lower() or "str", str(error).strip())
+            reason = re.sub(
+                "Traced(Dict|List|)", lambda found: found[1].lower() or "str", str(error).strip()
+            )
             reason = reason or type(error).__name__
-            kind = "refuses the conversation" if isinstance(error, jinja2.TemplateError) else "fails"
+            kind = (
+                "refuses the conversation" if isinstance(error, jinja2.TemplateError) else "fails"
+            )
             raise RecordError(f"chat template {self.name} {kind}: {reason}") from error
 
 
@@ -200,7 +245,9 @@ class Lost(NamedTuple):
 
     message: int
     where: Literal["content", "stop", "arguments", "result"]
-    """An empty content; a reply that goes on after a text that ends it; a call; the content of a tool's result."""
+    """An empty content; a reply that goes on after a text that ends it; a call; the content of a
+    tool's result.
+    """
     text: str
     """A sentence about it."""
     weight: int = 1
@@ -215,7 +262,9 @@ class Words(NamedTuple):
     message: int
     field: str
     owner: int | None
-    """Message in the turn of which the template's loop wrote it; negative or None: outside all turns."""
+    """Message in the turn of which the template's loop wrote it; negative or None: outside all
+    turns.
+    """
 
 
 @cache
@@ -267,13 +316,16 @@ def _head(rendered: Rendered, message: int) -> str:
     return ""
 
 
-def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any) -> Template:
+def load_template(
+    source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any
+) -> Template:
     """Load a chat template.
 
     Args:
-        source: A `.jinja` file; a folder as models ship it (`chat_template.jinja`, `tokenizer_config.json`); the text
-            of a template; the name of a family in `template_names`, for a plain template that comes with penstock; or
-            "none", for records that need none (segments, token ids).
+        source: A `.jinja` file; a folder as models ship it (`chat_template.jinja`,
+            `tokenizer_config.json`); the text of a template; the name of a family in
+            `template_names`, for a plain template that comes with penstock; or "none", for records
+            that need none (segments, token ids).
         tokenizer: Gives the names of BOS, EOS and padding if the folder does not.
         variables: Variables for the template, such as enable_thinking.
 
@@ -283,10 +335,12 @@ def load_template(source: str | Path, *, tokenizer: Tokenizer | None = None, **v
     text, name, config = _find(source)
     if text is None:
         raise ConfigError(
-            f"{source}: no chat template there; give a .jinja file, a tokenizer folder that has one, or one of "
-            f"{', '.join(template_names())}"
+            f"{source}: no chat template there; give a .jinja file, a tokenizer folder that "
+            f"has one, or one of {', '.join(template_names())}"
         )
-    template = Template(source=text, name=name, variables={**_token_names(tokenizer, config), **variables})
+    template = Template(
+        source=text, name=name, variables={**_token_names(tokenizer, config), **variables}
+    )
     _ = template._plain
     return template
 
@@ -319,8 +373,9 @@ def _source_of(tokenizer: Tokenizer) -> str:
     """The text of a tokenizer's own template."""
     if tokenizer.chat_template is None:
         raise ConfigError(
-            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to a .jinja file, a "
-            f"tokenizer folder that has one, or one of {', '.join(template_names())}"
+            f"the tokenizer {tokenizer.name} has no chat template of its own; set template to "
+            "a .jinja file, a tokenizer folder that has one, or one of "
+            f"{', '.join(template_names())}"
         )
     return tokenizer.chat_template
 
@@ -343,7 +398,11 @@ def _find(source: str | Path) -> tuple[str | None, str, JsonMapping]:
         return path.read_text(encoding="utf-8"), path.name, {}
     folder = path.parent if path.is_file() else path
     config_path = path if path.is_file() else folder / "tokenizer_config.json"
-    config = parse_json(config_path.read_bytes(), config_path, ConfigError) if config_path.is_file() else {}
+    config = (
+        parse_json(config_path.read_bytes(), config_path, ConfigError)
+        if config_path.is_file()
+        else {}
+    )
     return template_beside(folder, config), path.name, config
 
 
@@ -352,7 +411,11 @@ def _token_names(tokenizer: Tokenizer | None, config: JsonMapping) -> dict[str, 
     named = {}
     if tokenizer is not None:
         texts = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
-        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+        ids = {
+            "bos_token": tokenizer.bos_id,
+            "eos_token": tokenizer.eos_id,
+            "pad_token": tokenizer.pad_id,
+        }
         named = {name: texts[token_id] for name, token_id in ids.items() if token_id in texts}
         content = tokenizer.source_bytes.get("tokenizer_config.json")
         if not config and content is not None:

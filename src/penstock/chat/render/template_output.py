@@ -1,10 +1,12 @@
-"""Hooks in compiled chat templates, which record the turn and the message of everything that a template writes.
+"""Hooks in compiled chat templates, which record the turn and the message of everything that a
+template writes.
 
 `Rewrite` changes the syntax tree of a template before it is compiled:
 
 - All output passes through a filter that records the current turn.
-- A round of a loop over messages begins a turn; the end of the loop ends it. A message that the template builds from
-  others (merged, filtered, renamed) counts as one of those that its text comes from.
+- A round of a loop over messages begins a turn; the end of the loop ends it. A message that the
+  template builds from others (merged, filtered, renamed) counts as one of those that its text comes
+  from.
 - Values stored in variables, and literal strings on which methods are called, become `Traced`.
 
 The output does not change.
@@ -19,7 +21,17 @@ import jinja2
 from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
-from penstock.chat.render.traced_text import KEY, LITERAL, Traced, join, kept, made, runs_of, spelled, written
+from penstock.chat.render.traced_text import (
+    KEY,
+    LITERAL,
+    Traced,
+    join,
+    kept,
+    made,
+    runs_of,
+    spelled,
+    written,
+)
 from penstock.core.json_values import JsonMapping
 
 NO_OWNER = -1
@@ -64,7 +76,9 @@ class TracedFloat(float):
 
 
 def path_of(path: str, key: object) -> str:
-    """Path of a field of an object in a message, from that of the object; a dot in a name is not one between two."""
+    """Path of a field of an object in a message, from that of the object; a dot in a name is not
+    one between two.
+    """
     return f"{path}.{str(key).replace('.', '․')}" if path else _FIELDS.get(str(key), str(key))
 
 
@@ -84,12 +98,19 @@ def trace(value: Any, message: int, path: str = "") -> Any:
         for key, item in value.items():
             field = path_of(path, key)
             # Names of arguments are text of the message too.
-            name = made(key, ((len(key), message, field, KEY, None, False),)) if path and isinstance(key, str) else key
+            name = (
+                made(key, ((len(key), message, field, KEY, None, False),))
+                if path and isinstance(key, str)
+                else key
+            )
             copied[name] = trace(item, message, field)
     elif isinstance(value, (list, tuple)):
-        copied = TracedList([trace(item, message, path_of(path, place)) for place, item in enumerate(value)])
+        copied = TracedList(
+            [trace(item, message, path_of(path, place)) for place, item in enumerate(value)]
+        )
     else:
-        # Images and other objects: templates may check that they exist, and must not call their methods.
+        # Images and other objects: templates may check that they exist, and must not call their
+        # methods.
         return f"<{type(value).__name__}>"
     copied._message, copied._path = message, path
     return copied
@@ -122,7 +143,8 @@ class Turns:
         """Begin a round of a loop; over messages, this begins a turn."""
         message = self._message_of(item)
         self._entered = message is not None
-        # A loop inside a turn over earlier messages looks something up; over later ones, it writes them.
+        # A loop inside a turn over earlier messages looks something up; over later ones, it writes
+        # them.
         if message is not None and message > self._inside:
             self._owner = message
 
@@ -138,7 +160,9 @@ class Turns:
         return alike[0] if alike else held[-1] if held else None
 
     def _look_up(self, value: Any) -> None:
-        """Handle a message looked up by the number of the round (`messages[i]`): the first one begins the turn."""
+        """Handle a message looked up by the number of the round (`messages[i]`): the first one
+        begins the turn.
+        """
         if not self._entered:
             self._enter(value)
 
@@ -254,18 +278,30 @@ class Rewrite(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
         target = node.target
-        names = {name.name for name in [target, *target.find_all(nodes.Name)] if isinstance(name, nodes.Name)}
+        names = {
+            name.name
+            for name in [target, *target.find_all(nodes.Name)]
+            if isinstance(name, nodes.Name)
+        }
         self._rounds.append(names | {"loop"})
         self.generic_visit(node)
         self._rounds.pop()
         nothing: nodes.Expr = _at(nodes.Const(""), node.lineno)
-        item = _at(nodes.Name(target.name, "load"), node.lineno) if isinstance(target, nodes.Name) else nothing
+        item = (
+            _at(nodes.Name(target.name, "load"), node.lineno)
+            if isinstance(target, nodes.Name)
+            else nothing
+        )
         node.body.insert(0, _statement("enter", item))
         return [_statement("begin_loop", nothing), node, _statement("end_loop", nothing)]
 
     def visit_Assign(self, node: nodes.Assign) -> nodes.Assign:
         self.generic_visit(node)
-        names = {name.name for name in [node.node, *node.node.find_all(nodes.Name)] if isinstance(name, nodes.Name)}
+        names = {
+            name.name
+            for name in [node.node, *node.node.find_all(nodes.Name)]
+            if isinstance(name, nodes.Name)
+        }
         by_round = bool(self._rounds) and bool(names & self._rounds[-1])
         node.node = _hook("look_up" if by_round else "keep", cast(nodes.Expr, node.node))
         return node

@@ -1,13 +1,16 @@
-"""Text that tracks the message and field of each character, through everything that a chat template does to it.
+"""Text that tracks the message and field of each character, through everything that a chat template
+does to it.
 
-`Traced` is a `str`: equal, hashed and compared as one. It also has runs, which give the message, field and offset of
-stretches of characters. Concatenation, slicing, strip, split, replace, join and formatting keep the runs exact; any
-other operation keeps message and field and loses the offset. Literal text has no message. An operation costs a few
-microseconds, in proportion to the number of runs.
+`Traced` is a `str`: equal, hashed and compared as one. It also has runs, which give the message,
+field and offset of stretches of characters. Concatenation, slicing, strip, split, replace, join and
+formatting keep the runs exact; any other operation keeps message and field and loses the offset.
+Literal text has no message. An operation costs a few microseconds, in proportion to the number of
+runs.
 
-`lay_over` handles text that Jinja escapes: `a + b` after `|safe` or `|e` writes `&lt;` for a `<` in the plain part, in
-transformers too, and tracing does not see that. So the runs of the traced text are laid over the plain render, which
-differs only in escaped characters. Costs some tenths of a microsecond per character, only where the two texts differ.
+`lay_over` handles text that Jinja escapes: `a + b` after `|safe` or `|e` writes `&lt;` for a `<` in
+the plain part, in transformers too, and tracing does not see that. So the runs of the traced text
+are laid over the plain render, which differs only in escaped characters. Costs some tenths of a
+microsecond per character, only where the two texts differ.
 """
 
 import operator
@@ -21,7 +24,9 @@ LITERAL: Final = -1
 GIVEN: Final = -2
 """Message number of other parts of a conversation: tools, documents, the record's own variables."""
 KEY: Final = -2
-"""Offset of the name of a field, such as that of an argument; `field` is the field that it names."""
+"""Offset of the name of a field, such as that of an argument; `field` is the field that it
+names.
+"""
 _KEPT: Final = -2
 """Owner n of text that is kept but not written is stored as −2 − n."""
 
@@ -29,13 +34,16 @@ _KEPT: Final = -2
 Run = tuple[int, int, str, int, int | None, bool]
 """Origin of some characters: (length, message, field, offset, owner, generated).
 
-- `message`, `field`: the message, and the path in it ("content", "content.0.text"); `LITERAL` and "" for literal text.
-- `offset`: of the first character in its field; −1 if the text was changed (escaped, padded), except in case, or is a
-  number; `KEY` if it is the field's own name.
-- `owner`: the message in the turn of which the text was written; −1: outside all turns; None: not yet written.
+- `message`, `field`: the message, and the path in it ("content", "content.0.text"); `LITERAL` and
+  "" for literal text.
+- `offset`: of the first character in its field; −1 if the text was changed (escaped, padded),
+  except in case, or is a number; `KEY` if it is the field's own name.
+- `owner`: the message in the turn of which the text was written; −1: outside all turns; None: not
+  yet written.
 - `generated`: whether the text is inside `{% generation %}`.
 
-A plain tuple, because a render makes hundreds of them."""
+A plain tuple, because a render makes hundreds of them.
+"""
 
 _PERCENT = re.compile("%%|%[sd]")
 
@@ -51,13 +59,17 @@ def literal(length: int) -> Run:
 
 @final
 class Traced(str):
-    """A string with runs; create it with `Traced.of` from a field, with `Traced(text)` from literal text."""
+    """A string with runs; create it with `Traced.of` from a field, with `Traced(text)` from literal
+    text.
+    """
 
     __slots__ = ("_runs",)
     _runs: tuple[Run, ...]
 
     def __new__(cls, text: object = "", runs: tuple[Run, ...] | None = None) -> Self:
-        """Args: `runs` of the characters in order; default: those of a `Traced`, else one literal run."""
+        """Args: `runs` of the characters in order; default: those of a `Traced`, else one literal
+        run.
+        """
         new = super().__new__(cls, text)
         if runs is None:
             runs = text._runs if isinstance(text, Traced) else ((literal(len(new)),) if new else ())
@@ -169,7 +181,9 @@ class Traced(str):
         return join(self, list(parts))
 
     def _find(self, parts: list[str], sep: str | None) -> list[str]:
-        """The parts of a split, cut out of this text; `sep` lies between them, or any whitespace."""
+        """The parts of a split, cut out of this text; `sep` lies between them, or any
+        whitespace.
+        """
         found: list[str] = []
         at = 0
         for part in parts:
@@ -188,7 +202,8 @@ def _traced_method(name: str, changes_case: bool) -> Callable[..., Traced]:
 
     def changed(self: Traced, *arguments: Any) -> Traced:
         text: str = method(self, *arguments)
-        # A change of case removes no character, so in a text of the same length each keeps its place.
+        # A change of case removes no character, so in a text of the same length each keeps its
+        # place.
         if changes_case and len(text) == len(self):
             return made(text, self._runs)
         return self if str.__eq__(text, self) else _coarse(text, [self])
@@ -210,7 +225,9 @@ def made(text: str, runs: tuple[Run, ...]) -> Traced:
 
 
 def written(text: str, owner: int) -> Traced:
-    """`text` as written in the turn of `owner`; outside all turns (−1): in the turn in which it was kept, if any."""
+    """`text` as written in the turn of `owner`; outside all turns (−1): in the turn in which it was
+    kept, if any.
+    """
     if not isinstance(text, Traced):
         return made(text, ((len(text), LITERAL, "", -1, owner, False),) if text else ())
     runs: list[Run] = []
@@ -221,7 +238,9 @@ def written(text: str, owner: int) -> Traced:
 
 
 def kept(text: str, owner: int) -> Traced:
-    """`text` as kept in a variable in the turn of `owner`; writing it in another turn overrides that owner."""
+    """`text` as kept in a variable in the turn of `owner`; writing it in another turn overrides
+    that owner.
+    """
     if owner < 0:
         return Traced(text)
     if not isinstance(text, Traced):
@@ -273,7 +292,9 @@ def format_percent(template: str, values: object) -> Traced:
     whole = join("", [*pieces, template.cut(at, len(template))])
     if str.__eq__(whole, text):
         return whole
-    return _coarse(text, [template, *waiting, *(values.values() if isinstance(values, dict) else given)])
+    return _coarse(
+        text, [template, *waiting, *(values.values() if isinstance(values, dict) else given)]
+    )
 
 
 def spelled(value: object) -> str:
@@ -282,7 +303,9 @@ def spelled(value: object) -> str:
 
 
 def coarse(text: str, values: Iterable[Any]) -> str:
-    """The result of an unknown operation on `values`: message and field of the first that has any, without offset."""
+    """The result of an unknown operation on `values`: message and field of the first that has any,
+    without offset.
+    """
     return text if isinstance(text, Traced) else _coarse(text, values)
 
 
@@ -292,12 +315,16 @@ def _coarse(text: str, values: Iterable[Any]) -> Traced:
 
 
 def _find_words(values: Iterable[Any]) -> tuple[int, str, int, int | None, bool] | None:
-    """Message and field of the first text in `values`; a role, which may be a marker, only if there is no other."""
+    """Message and field of the first text in `values`; a role, which may be a marker, only if there
+    is no other.
+    """
     found = None
     for value in values:
         inner: Any = None
         if isinstance(value, str):
-            inner = next(((*run[1:3], -1, *run[4:]) for run in runs_of(value) if run[1] != LITERAL), None)
+            inner = next(
+                ((*run[1:3], -1, *run[4:]) for run in runs_of(value) if run[1] != LITERAL), None
+            )
         elif hasattr(type(value), "_path"):
             inner = (value._message, value._path, -1, None, False)
         elif isinstance(value, (dict, list, tuple)):

@@ -1,20 +1,23 @@
-r"""The turns of a rendered conversation: what the prompt supplies of each, and what the model must produce.
+r"""The turns of a rendered conversation: what the prompt supplies of each, and what the model must
+produce.
 
-A turn is the text that the template writes for one message. It has three parts: the opening, which the prompt supplies
-(the generation prompt: "<|im_start|>assistant\n"); what the model produces (its text, the wrappers of tool calls and
-thinking, the terminator); and whitespace after it. The opening of a reply is the end of the text that the template
-writes to prompt for it, found by rendering the messages before it.
+A turn is the text that the template writes for one message. It has three parts: the opening, which
+the prompt supplies (the generation prompt: "<|im_start|>assistant\n"); what the model produces (its
+text, the wrappers of tool calls and thinking, the terminator); and whitespace after it. The opening
+of a reply is the end of the text that the template writes to prompt for it, found by rendering the
+messages before it.
 
-Some templates write messages in a way that cannot be followed, for example from a list of texts that they built before.
-Then the text of a reply is in the turn of another message, or in none. In that case replies are cut out by prompts:
-from the end of the text without the reply's prompt to the end of the text with the reply. Other messages then have no
-turn.
+Some templates write messages in a way that cannot be followed, for example from a list of texts
+that they built before. Then the text of a reply is in the turn of another message, or in none. In
+that case replies are cut out by prompts: from the end of the text without the reply's prompt to the
+end of the text with the reply. Other messages then have no turn.
 
-Each reply is also compared with what the template writes when it is the last message: a template may write it
-differently once more messages follow (it strips earlier thinking).
+Each reply is also compared with what the template writes when it is the last message: a template
+may write it differently once more messages follow (it strips earlier thinking).
 
-The result depends only on template and conversation. Costs two plain renders per reply and a few microseconds; four
-renders where replies are cut out by prompts. `excerpts.py` keeps that linear in long conversations.
+The result depends only on template and conversation. Costs two plain renders per reply and a few
+microseconds; four renders where replies are cut out by prompts. `excerpts.py` keeps that linear in
+long conversations.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +43,9 @@ class Opening(NamedTuple):
     end: int
     """One after the last character of the rendered text that the prompt supplies."""
     difference: str = ""
-    """How the prompt differs from the text before the reply; empty if it does not, or if that is unknown."""
+    """How the prompt differs from the text before the reply; empty if it does not, or if that is
+    unknown.
+    """
 
 
 class Reply(NamedTuple):
@@ -69,21 +74,33 @@ def find_opening(reply: Reply) -> Opening:
     if prompt is None:
         opening = usual_opening(reply.template, reply.tools, reply.variables)
         return Opening(opening, begin + supplied(text[begin : reply.words], opening))
-    if reply.floor <= len(prompt) < begin and text.startswith(prompt) and text[len(prompt) : begin].isspace():
+    if (
+        reply.floor <= len(prompt) < begin
+        and text.startswith(prompt)
+        and text[len(prompt) : begin].isspace()
+    ):
         return Opening("", len(prompt))
     opening = prompt[begin:] if prompt[:begin] == text[:begin] else _tail(reply, prompt)
-    # A template without add_generation_prompt may write a prompt at the end of every text, or never.
-    if "add_generation_prompt" not in reply.template.source and not supplied(text[begin:end], opening):
+    # A template without add_generation_prompt may write a prompt at the end of every text, or
+    # never.
+    if "add_generation_prompt" not in reply.template.source and not supplied(
+        text[begin:end], opening
+    ):
         opening = _written_before(reply.template, reply.variables)
     if not text.startswith(opening, begin, end):
         opening = _longest_end(prompt, text[begin : reply.words]) or opening
-    last = begin + (len(opening) if text.startswith(opening, begin, end) else supplied(text[begin:end], opening))
+    last = begin + (
+        len(opening) if text.startswith(opening, begin, end) else supplied(text[begin:end], opening)
+    )
     same = prompt.removesuffix(opening) == text[:begin]
     return Opening(opening, last, "" if same else difference(prompt, text))
 
 
 def render_prompt(
-    template: Template, before: Sequence[JsonMapping], tools: Sequence[Any] | None, variables: JsonMapping
+    template: Template,
+    before: Sequence[JsonMapping],
+    tools: Sequence[Any] | None,
+    variables: JsonMapping,
 ) -> str | None:
     """The text that prompts for a reply after some messages; None if the template refuses them."""
     try:
@@ -93,18 +110,26 @@ def render_prompt(
 
 
 def usual_opening(template: Template, tools: Sequence[Any] | None, variables: JsonMapping) -> str:
-    """Text that the generation prompt adds to a plain question; if none, the text before the answer."""
+    """Text that the generation prompt adds to a plain question; if none, the text before the
+    answer.
+    """
     for question, _ in _PROBES:
         messages = [{"role": "user", "content": question}]
         prompt = render_prompt(template, messages, tools, variables)
         if prompt is not None:
             whole = template.render_plain(messages, tools=tools, **variables)
-            return prompt.removeprefix(whole) if prompt != whole else _written_before(template, variables)
+            return (
+                prompt.removeprefix(whole)
+                if prompt != whole
+                else _written_before(template, variables)
+            )
     return ""
 
 
 def supplied(text: str, opening: str) -> int:
-    """Number of characters of a turn that the opening supplies: all of it except whitespace, or the shared markers."""
+    """Number of characters of a turn that the opening supplies: all of it except whitespace, or the
+    shared markers.
+    """
     same = _same_but_for_space(text, opening)
     if same is not None:
         return same
@@ -120,7 +145,9 @@ def common_length(one: str, other: str) -> int:
     same, different = 0, min(len(one), len(other)) + 1
     while different - same > 1:
         middle = (same + different) // 2
-        same, different = (middle, different) if one[same:middle] == other[same:middle] else (same, middle)
+        same, different = (
+            (middle, different) if one[same:middle] == other[same:middle] else (same, middle)
+        )
     return same
 
 
@@ -139,7 +166,9 @@ def _longest_end(prompt: str, turn: str) -> str:
 
 
 def _same_but_for_space(text: str, opening: str) -> int | None:
-    """Where the opening ends in a text that begins with it, apart from whitespace; None if it does not."""
+    """Where the opening ends in a text that begins with it, apart from whitespace; None if it does
+    not.
+    """
     at = 0
     for character in opening.split():
         at += len(text[at:]) - len(text[at:].lstrip())
@@ -155,7 +184,9 @@ def _same_but_for_space(text: str, opening: str) -> int | None:
 
 def _tail(reply: Reply, prompt: str) -> str:
     """Text of the prompt after all turns, if the text before the reply differs from the prompt."""
-    rendered = reply.template.render(reply.before, tools=reply.tools, add_generation_prompt=True, **reply.variables)
+    rendered = reply.template.render(
+        reply.before, tools=reply.tools, add_generation_prompt=True, **reply.variables
+    )
     at = end = 0
     for length, _, _, _, owner, _ in rendered.runs:
         at += length
@@ -195,13 +226,17 @@ class Turn(NamedTuple):
     opening: str
     """Text that the generation prompt supplies."""
     supplied: str
-    """The part of `opening` in the text: shorter if the template does not write turns as it prompts for them."""
+    """The part of `opening` in the text: shorter if the template does not write turns as it prompts
+    for them.
+    """
     header: str = ""
     """The header of the turn, if the prompt does not supply it."""
     difference: str = ""
     """How the text that prompts for the turn differs from the text before it."""
     rewritten: str = ""
-    """How the template writes the turn, or the text before it, when it is the last one; empty: as it is here."""
+    """How the template writes the turn, or the text before it, when it is the last one; empty: as
+    it is here.
+    """
 
     @property
     def end(self) -> int:
@@ -224,19 +259,24 @@ def cut_turns(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int,
 
     Args:
         whole: The conversation.
-        prompted: Numbers of the messages that the template prompts for: the trained ones of the assistant.
+        prompted: Numbers of the messages that the template prompts for: the trained ones of the
+            assistant.
     """
     turns = _cut_by_prompts(whole, prompted) or _cut_by_loop(whole, prompted)
     first = min(turns.values(), key=lambda turn: turn.pieces[0][0], default=None)
     if first is not None:
-        turns[first.message] = first._replace(pieces=(*_without_preamble(whole, first), *first.pieces[1:]))
+        turns[first.message] = first._replace(
+            pieces=(*_without_preamble(whole, first), *first.pieces[1:])
+        )
     return turns
 
 
 def _without_preamble(whole: RenderedConversation, turn: Turn) -> list[Span]:
-    """The first piece of the first turn, without text that the template writes on its own, such as a system message.
+    """The first piece of the first turn, without text that the template writes on its own, such as
+    a system message.
 
-    That is what it writes there and not where a later message of this role begins, before or behind the usual text.
+    That is what it writes there and not where a later message of this role begins, before or behind
+    the usual text.
     """
     begin, end = turn.pieces[0]
     first = next(iter(whole.rendered.words), None)
@@ -248,21 +288,37 @@ def _without_preamble(whole: RenderedConversation, turn: Turn) -> list[Span]:
     if not usual.strip() or head == usual:
         return [(begin, end)]
     if head.endswith(usual):
-        return [(first.begin - len(usual), end)] if head.removesuffix(usual).strip() else [(begin, end)]
+        return (
+            [(first.begin - len(usual), end)]
+            if head.removesuffix(usual).strip()
+            else [(begin, end)]
+        )
     if role == "user" and head.startswith(usual) and head.removeprefix(usual).strip():
         return [(begin, begin + len(usual)), (first.begin, end)]
     return [(begin, end)]
 
 
 def are_astray(whole: RenderedConversation, messages: Collection[int]) -> bool:
-    """Whether text of some replies is outside the turns of all replies, so that they are cut out by prompts."""
-    replies = {number for number, message in enumerate(whole.messages) if message.get("role") == "assistant"}
-    return any(words.message in messages and words.owner not in replies for words in whole.rendered.words)
+    """Whether text of some replies is outside the turns of all replies, so that they are cut out by
+    prompts.
+    """
+    replies = {
+        number
+        for number, message in enumerate(whole.messages)
+        if message.get("role") == "assistant"
+    }
+    return any(
+        words.message in messages and words.owner not in replies for words in whole.rendered.words
+    )
 
 
 def place_of(words: Words, turns: Mapping[int, Turn]) -> int | None:
     """The message in the turn of which some text is: its own, another one, or None."""
-    likely = [turns[message] for message in (words.message, words.owner) if message is not None and message in turns]
+    likely = [
+        turns[message]
+        for message in (words.message, words.owner)
+        if message is not None and message in turns
+    ]
     for turn in chain(likely, turns.values()):
         if any(begin <= words.begin < end for begin, end in turn.pieces):
             return turn.message
@@ -301,7 +357,9 @@ def _cut_by_loop(whole: RenderedConversation, prompted: Sequence[int]) -> dict[i
             turn = _turn(whole.rendered.text, message, spans, own, opening.end, opening.text)
             header = _unsupplied_header(reply, turn, roles.get(message))
             rewritten = _rewritten(whole, turn)
-            turns[message] = turn._replace(header=header, difference=opening.difference, rewritten=rewritten)
+            turns[message] = turn._replace(
+                header=header, difference=opening.difference, rewritten=rewritten
+            )
         else:
             begin = own[0][0] if own else spans[0][0]
             turns[message] = _turn(whole.rendered.text, message, spans, own, begin, "")
@@ -310,7 +368,17 @@ def _cut_by_loop(whole: RenderedConversation, prompted: Sequence[int]) -> dict[i
 
 def _reply(whole: RenderedConversation, message: int, piece: Span, words: int, floor: int) -> Reply:
     text, before = whole.rendered.text, whole.messages[:message]
-    return Reply(whole.template, text, *piece[:1], words, piece[1], floor, before, whole.tools, whole.variables)
+    return Reply(
+        whole.template,
+        text,
+        *piece[:1],
+        words,
+        piece[1],
+        floor,
+        before,
+        whole.tools,
+        whole.variables,
+    )
 
 
 def _unsupplied_header(reply: Reply, turn: Turn, role: int | None) -> str:
@@ -326,12 +394,16 @@ def _unsupplied_header(reply: Reply, turn: Turn, role: int | None) -> str:
     return head if turn.opening.strip() or (usual and usual in head) else ""
 
 
-def _turn(text: str, message: int, spans: Sequence[Span], own: Sequence[Span], begin: int, opening: str) -> Turn:
+def _turn(
+    text: str, message: int, spans: Sequence[Span], own: Sequence[Span], begin: int, opening: str
+) -> Turn:
     """The turn of a message, of which the model produces the text from `begin` on."""
     words_end = max([end for _, end in own if end > begin], default=begin)
     last_begin, last_end = spans[-1]
     end = max(last_begin + len(text[last_begin:last_end].rstrip()), min(words_end, last_end))
-    produced = [(max(first, begin), last) for first, last in spans[:-1]] + [(max(last_begin, begin), end)]
+    produced = [(max(first, begin), last) for first, last in spans[:-1]] + [
+        (max(last_begin, begin), end)
+    ]
     if begin < spans[0][0]:
         produced[0] = (begin, produced[0][1])
     return Turn(
@@ -346,7 +418,9 @@ def _turn(text: str, message: int, spans: Sequence[Span], own: Sequence[Span], b
 
 
 def _cut_by_prompts(whole: RenderedConversation, prompted: Sequence[int]) -> dict[int, Turn] | None:
-    """Turns of the replies by their prompts, if the template's loop does not contain them; otherwise None."""
+    """Turns of the replies by their prompts, if the template's loop does not contain them;
+    otherwise None.
+    """
     words: dict[int, list[Span]] = {message: [] for message in prompted}
     if not are_astray(whole, words):
         return None
@@ -368,7 +442,13 @@ def _cut_by_prompt(whole: RenderedConversation, message: int, own: Sequence[Span
     text, before = whole.rendered.text, whole.messages[:message]
     prompt = render_prompt(whole.template, before, whole.tools, whole.variables)
     end = _end_by_prompt(whole, message)
-    if prompt is None or end is None or not text.startswith(prompt) or own[0][0] < len(prompt) or own[-1][1] > end:
+    if (
+        prompt is None
+        or end is None
+        or not text.startswith(prompt)
+        or own[0][0] < len(prompt)
+        or own[-1][1] > end
+    ):
         return None
     try:
         unprompted = whole.template.render_plain(before, tools=whole.tools, **whole.variables)
@@ -380,7 +460,9 @@ def _cut_by_prompt(whole: RenderedConversation, message: int, own: Sequence[Span
 
 
 def _rewritten(whole: RenderedConversation, turn: Turn) -> str:
-    """How the template writes a turn, or the text before it, when it is the last one; empty: as here, or not at all."""
+    """How the template writes a turn, or the text before it, when it is the last one; empty: as
+    here, or not at all.
+    """
     head, text = whole.messages[: turn.message + 1], whole.rendered.text
     if len(head) == len(whole.messages):
         return ""
@@ -392,7 +474,9 @@ def _rewritten(whole: RenderedConversation, turn: Turn) -> str:
 
 
 def _end_by_prompt(whole: RenderedConversation, message: int) -> int | None:
-    """Where a reply ends: at the end of the text that the conversation up to it shares with the whole."""
+    """Where a reply ends: at the end of the text that the conversation up to it shares with the
+    whole.
+    """
     text, head = whole.rendered.text, whole.messages[: message + 1]
     if len(head) == len(whole.messages):
         return len(text)

@@ -1,7 +1,7 @@
 """Compiled parts of `encoding`: find control text in texts, and map tokens to characters.
 
-Positions are bytes of UTF-8 unless they are called characters. Callers guarantee valid UTF-8 and arrays that are large
-enough; nothing is allocated here.
+Positions are bytes of UTF-8 unless they are called characters. Callers guarantee valid UTF-8 and
+arrays that are large enough; nothing is allocated here.
 """
 
 from penstock.core.compiled import inline_kernel, kernel
@@ -14,7 +14,9 @@ def _starts_character(byte):
 
 @inline_kernel
 def _space_at(data, place, end):
-    """Length in bytes of the whitespace character (Unicode's White_Space) at `place`; 0: there is none."""
+    """Length in bytes of the whitespace character (Unicode's White_Space) at `place`; 0: there is
+    none.
+    """
     first = data[place]
     if first == 0x20 or 0x09 <= first <= 0x0D:
         return 1
@@ -70,7 +72,9 @@ def _all_literal(data, begin, end, literal, character):
 
 @inline_kernel
 def _match(data, place, end, literal, character, steps, accepts, is_control):
-    """(end, entry) of the longest entry at `place` that may be a token, and of the longest of all; entry -1: none."""
+    """(end, entry) of the longest entry at `place` that may be a token, and of the longest of all;
+    entry -1: none.
+    """
     state, at = 0, place
     valid_end, valid, any_end, found = place, -1, place, -1
     while at < end:
@@ -88,19 +92,35 @@ def _match(data, place, end, literal, character, steps, accepts, is_control):
 
 @kernel
 def find_items(
-    data, text_offsets, literal, steps, accepts, is_control, lstrip, rstrip, items, text_items, forged, counts
+    data,
+    text_offsets,
+    literal,
+    steps,
+    accepts,
+    is_control,
+    lstrip,
+    rstrip,
+    items,
+    text_items,
+    forged,
+    counts,
 ):
-    """Cut texts at the control text that may become control tokens, into stretches of text and control entries.
+    """Cut texts at the control text that may become control tokens, into stretches of text and
+    control entries.
 
     Args:
         data, text_offsets: UTF-8 of the texts, end to end.
         literal: Whether the template wrote each character.
-        steps, accepts: The trie of entries: next state (0: none) by state and byte; entry that ends in a state, or -1.
+        steps, accepts: The trie of entries: next state (0: none) by state and byte; entry that ends
+            in a state, or -1.
         is_control, lstrip, rstrip: Flags of each entry.
-        items: Out, int64 [·, 3]: begin, end, entry (-1: a stretch of text); none is empty, and they cover all bytes.
+        items: Out, int64 [·, 3]: begin, end, entry (-1: a stretch of text); none is empty, and they
+            cover all bytes.
         text_items: Out, int64 [texts + 1]: first item of each text.
-        forged: Out, int64 [·, 3]: text, character of the text, entry of control text that stays text.
-        counts: Out, int64 [2]: numbers of items and forged items; a number larger than its array is the length needed.
+        forged: Out, int64 [·, 3]: text, character of the text, entry of control text that stays
+            text.
+        counts: Out, int64 [2]: numbers of items and forged items; a number larger than its array is
+            the length needed.
     """
     num_items = num_forged = character = 0
     for text in range(len(text_offsets) - 1):
@@ -162,22 +182,40 @@ def gather(data, begins, ends, out):
 
 @kernel
 def place_tokens(
-    data, text_offsets, items, text_items, rows, values, entry_ids, table_data, table_offsets, ids, begins, ends,
-    control, tokens, token_offsets, exact,
-):  # fmt: skip
-    """Join the ids of stretches and control entries, and find the characters of its text that each token touches.
+    data,
+    text_offsets,
+    items,
+    text_items,
+    rows,
+    values,
+    entry_ids,
+    table_data,
+    table_offsets,
+    ids,
+    begins,
+    ends,
+    control,
+    tokens,
+    token_offsets,
+    exact,
+):
+    """Join the ids of stretches and control entries, and find the characters of its text that each
+    token touches.
 
     Args:
         data, text_offsets, items, text_items: As `find_items` returns them.
-        rows: int64 [items, 2]: begin and end of the ids of each stretch in `values`; not used for control entries.
+        rows: int64 [items, 2]: begin and end of the ids of each stretch in `values`; not used for
+            control entries.
         values: Ids of the stretches, uint32.
         entry_ids: Id of each entry, uint32.
         table_data, table_offsets: Bytes of each id; `table_offsets` is empty if there is no table.
-        ids, begins, ends, control: Out, for each token: id; characters begin:end; whether it is a control token.
-        tokens: Out, int64 [items, 2]: first token of each item, and its first character in its text.
+        ids, begins, ends, control: Out, for each token: id; characters begin:end; whether it is a
+            control token.
+        tokens: Out, int64 [items, 2]: first token of each item, and its first character in its
+            text.
         token_offsets: Out, int64 [texts + 1]: first token of each text.
-        exact: Out, for each item: whether its ids spell its bytes, apart from one space before them; if not, begins and
-            ends of its tokens are not set.
+        exact: Out, for each item: whether its ids spell its bytes, apart from one space before
+            them; if not, begins and ends of its tokens are not set.
     """
     token = 0
     for text in range(len(text_offsets) - 1):
@@ -190,7 +228,12 @@ def place_tokens(
             for place in range(begin, end):
                 character += _starts_character(data[place])
             if entry >= 0:
-                ids[token], begins[token], ends[token], control[token] = entry_ids[entry], first, character, True
+                ids[token], begins[token], ends[token], control[token] = (
+                    entry_ids[entry],
+                    first,
+                    character,
+                    True,
+                )
                 exact[item] = True
                 token += 1
                 continue
@@ -207,7 +250,9 @@ def place_tokens(
 
 @inline_kernel
 def _place_stretch(data, begin, end, character, values, table_data, table_offsets, begins, ends):
-    """Place the tokens of a stretch; its first character is `character`. False: the ids spell other bytes."""
+    """Place the tokens of a stretch; its first character is `character`. False: the ids spell other
+    bytes.
+    """
     spelled = 0
     if len(table_offsets) == 0:
         return False

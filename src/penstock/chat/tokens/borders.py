@@ -1,7 +1,9 @@
-"""Borders of prompts in the tokens of a document: whether the ids of a prompt are those that the document begins with.
+"""Borders of prompts in the tokens of a document: whether the ids of a prompt are those that the
+document begins with.
 
-A tokenizer may merge the end of a prompt with the beginning of the reply (Qwen 2.5: a reply that begins with a line
-break). Then the document has ids that no prompt ends with, so the model is never trained to go on after that prompt.
+A tokenizer may merge the end of a prompt with the beginning of the reply (Qwen 2.5: a reply that
+begins with a line break). Then the document has ids that no prompt ends with, so the model is never
+trained to go on after that prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +15,22 @@ from penstock.chat.tokens.encoding import BoolArray, EncodedText, encode_rendere
 from penstock.tokenizers import Tokenizer
 
 LONGEST = 2000
-"""Characters of a stretch that is encoded again; in a longer one only a token across the border is found."""
+"""Characters of a stretch that is encoded again; in a longer one only a token across the border is
+found.
+"""
 
 Encode = Callable[[str], Sequence[int]]
 """Text without control text → its ids."""
 
 
-def merged_borders(encoded: EncodedText, text: str, borders: Sequence[int], encode: Encode) -> list[int]:
-    """Those of some borders before which the document has other ids than the text up to there alone.
+def merged_borders(
+    encoded: EncodedText, text: str, borders: Sequence[int], encode: Encode
+) -> list[int]:
+    """Those of some borders before which the document has other ids than the text up to there
+    alone.
 
-    Text is encoded in stretches between control tokens, so only the stretch before a border is looked at.
+    Text is encoded in stretches between control tokens, so only the stretch before a border is
+    looked at.
 
     Args:
         encoded: The document.
@@ -42,15 +50,23 @@ def merged_borders(encoded: EncodedText, text: str, borders: Sequence[int], enco
         last = first + int(np.searchsorted(encoded.begins[first:], border, "left"))
         merges = last > first and encoded.ends[last - 1] > border
         short = border - begin <= LONGEST
-        if merges or (short and encoded.ids[first:last].tolist() != list(encode(text[begin:border]))):
+        if merges or (
+            short and encoded.ids[first:last].tolist() != list(encode(text[begin:border]))
+        ):
             found.append(border)
     return found
 
 
 def encode_cut(
-    tokenizer: Tokenizer, text: str, literal: BoolArray, borders: Sequence[int], *, allow_forged: bool
+    tokenizer: Tokenizer,
+    text: str,
+    literal: BoolArray,
+    borders: Sequence[int],
+    *,
+    allow_forged: bool,
 ) -> EncodedText:
-    """A rendered text whose tokens end at some borders: what a prompt and the reply to it are, put together.
+    """A rendered text whose tokens end at some borders: what a prompt and the reply to it are, put
+    together.
 
     Args:
         tokenizer: A tokenizer that adds no space before texts.
@@ -67,8 +83,12 @@ def encode_cut(
     )
     return EncodedText(
         ids=np.concatenate([piece.ids for piece in pieces]),
-        begins=np.concatenate([piece.begins + begin for piece, (begin, _) in zip(pieces, spans, strict=True)]),
-        ends=np.concatenate([piece.ends + begin for piece, (begin, _) in zip(pieces, spans, strict=True)]),
+        begins=np.concatenate(
+            [piece.begins + begin for piece, (begin, _) in zip(pieces, spans, strict=True)]
+        ),
+        ends=np.concatenate(
+            [piece.ends + begin for piece, (begin, _) in zip(pieces, spans, strict=True)]
+        ),
         is_control=np.concatenate([piece.is_control for piece in pieces]),
         forged=tuple(
             (begin + at, control)

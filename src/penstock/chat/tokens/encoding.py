@@ -1,20 +1,22 @@
 """Rendered conversations become token ids; each token has the characters that it touches.
 
-Guarantees: control tokens come only from text that the template wrote. Control text in a message (*forged* control
-text) stays text, and is reported. Without forged text, the ids are those of the tokenizer's own encoder with control
-text allowed; with it, only the forged occurrences differ. Positions are proved: the bytes of each id are the bytes of
-its characters. For costs see `encode_rendered_batch`.
+Guarantees: control tokens come only from text that the template wrote. Control text in a message
+(*forged* control text) stays text, and is reported. Without forged text, the ids are those of the
+tokenizer's own encoder with control text allowed; with it, only the forged occurrences differ.
+Positions are proved: the bytes of each id are the bytes of its characters. For costs see
+`encode_rendered_batch`.
 
-**The fast way.** A tokenizer cuts a text at its control entries and encodes each stretch between them as a separate
-text. Here the text is cut only where the template wrote every character of the control text. The stretches go through
-the fast encoder, which knows no control text.
+**The fast way.** A tokenizer cuts a text at its control entries and encodes each stretch between
+them as a separate text. Here the text is cut only where the template wrote every character of the
+control text. The stretches go through the fast encoder, which knows no control text.
 
-**The slow way** (`encode_whole`) is for vocabularies that do not cut texts so: their control entries are `normalized`
-under a normalizer, or count only between words (`single_word`). The vocabulary's own encoder gets the whole text; ids
-and positions are its own. If a message forges control text, the encoder gets the text again, with the template's
-control entries under unknown names, so that the forged ones stay text. To check that the names change nothing else,
-both ways must agree on the text with the forged occurrences replaced; otherwise there is an error. Costs one pass of
-the tokenizers package (2 to 5 MB/s), about four with forged text.
+**The slow way** (`encode_whole`) is for vocabularies that do not cut texts so: their control
+entries are `normalized` under a normalizer, or count only between words (`single_word`). The
+vocabulary's own encoder gets the whole text; ids and positions are its own. If a message forges
+control text, the encoder gets the text again, with the template's control entries under unknown
+names, so that the forged ones stay text. To check that the names change nothing else, both ways
+must agree on the text with the forged occurrences replaced; otherwise there is an error. Costs one
+pass of the tokenizers package (2 to 5 MB/s), about four with forged text.
 """
 
 from collections.abc import Sequence
@@ -41,7 +43,9 @@ Span = tuple[int, int, str]
 """Begin, end, control text."""
 
 FILLERS = "xqzjv0"
-"""Characters that replace forged control text; the next one is used if one is itself control text."""
+"""Characters that replace forged control text; the next one is used if one is itself control
+text.
+"""
 
 
 FEW = 150
@@ -53,10 +57,11 @@ FEW = 150
 class EncodedText:
     """Tokens of one text.
 
-    Token i touches `text[begins[i]:ends[i]]`. A character with bytes in several tokens belongs to each of them, so
-    neighbours may overlap by one character. A token that is only a space that the tokenizer adds before the text is
-    empty. Characters that the vocabulary drops (WordPiece: whitespace) belong to no token. A control token covers its
-    text, including whitespace that the tokenizer makes part of it.
+    Token i touches `text[begins[i]:ends[i]]`. A character with bytes in several tokens belongs to
+    each of them, so neighbours may overlap by one character. A token that is only a space that the
+    tokenizer adds before the text is empty. Characters that the vocabulary drops (WordPiece:
+    whitespace) belong to no token. A control token covers its text, including whitespace that the
+    tokenizer makes part of it.
     """
 
     ids: IdArray
@@ -82,7 +87,9 @@ class _Items:
     forged: IntArray
 
 
-def encode_rendered(tokenizer: Tokenizer, text: str, literal: object, *, allow_forged: bool = False) -> EncodedText:
+def encode_rendered(
+    tokenizer: Tokenizer, text: str, literal: object, *, allow_forged: bool = False
+) -> EncodedText:
     """Ids of one rendered text, and the characters of each token.
 
     Args:
@@ -92,32 +99,42 @@ def encode_rendered(tokenizer: Tokenizer, text: str, literal: object, *, allow_f
         allow_forged: Let control text in messages become control tokens, as other packages do.
 
     Raises:
-        TokenizerError: `literal` is not as long as the text; the text holds a lone surrogate; or the positions of the
-            tokens cannot be determined.
+        TokenizerError: `literal` is not as long as the text; the text holds a lone surrogate; or
+            the positions of the tokens cannot be determined.
     """
     return encode_rendered_batch(tokenizer, [text], [literal], allow_forged=allow_forged)[0]
 
 
 def encode_rendered_batch(
-    tokenizer: Tokenizer, texts: Sequence[str], literals: Sequence[Any], *, allow_forged: bool = False
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    literals: Sequence[Any],
+    *,
+    allow_forged: bool = False,
 ) -> list[EncodedText]:
     """`encode_rendered` of many texts: the same results, faster.
 
-    Measured in processor time (GPT-2, Qwen 2.5, Phi-3; ChatML over web text, 1.8 KB per conversation): 25 to 80 MB/s,
-    14,000 to 45,000 conversations/s; a single text of a few turns 0.1 ms. Memory: about 25 bytes per token, and the
-    UTF-8 of the texts twice. The results are views of arrays of the whole batch, so keeping one keeps all: pass a few
-    thousand conversations at a time.
+    Measured in processor time (GPT-2, Qwen 2.5, Phi-3; ChatML over web text, 1.8 KB per
+    conversation): 25 to 80 MB/s, 14,000 to 45,000 conversations/s; a single text of a few turns 0.1
+    ms. Memory: about 25 bytes per token, and the UTF-8 of the texts twice. The results are views of
+    arrays of the whole batch, so keeping one keeps all: pass a few thousand conversations at a
+    time.
 
     Raises:
         TokenizerError: See `encode_rendered`; the message names the text by its place in the batch.
     """
     if len(texts) != len(literals):
-        raise TokenizerError(f"{len(texts)} texts, but literal flags of {len(literals)}; expected one array a text")
+        raise TokenizerError(
+            f"{len(texts)} texts, but literal flags of {len(literals)}; expected one array a text"
+        )
     flags = [_check_flags(place, text, literals[place]) for place, text in enumerate(texts)]
     known = control_text(tokenizer)
     if known is None:
         _encode_utf8(texts)
-        return [encode_whole(tokenizer, text, flag | allow_forged) for text, flag in zip(texts, flags, strict=True)]
+        return [
+            encode_whole(tokenizer, text, flag | allow_forged)
+            for text, flag in zip(texts, flags, strict=True)
+        ]
     literal = np.concatenate(flags) if flags else np.empty(0, np.bool_)
     found = _find(known, _encode_utf8(texts), literal | allow_forged)
     return _place(tokenizer, known, texts, found)
@@ -126,7 +143,9 @@ def encode_rendered_batch(
 def _check_flags(place: int, text: str, literal: object) -> BoolArray:
     flags = np.asarray(literal, np.bool_)
     if flags.shape != (len(text),):
-        raise TokenizerError(f"text {place} has {len(text)} characters, its literal flags are of shape {flags.shape}")
+        raise TokenizerError(
+            f"text {place} has {len(text)} characters, its literal flags are of shape {flags.shape}"
+        )
     return flags
 
 
@@ -137,8 +156,8 @@ def _encode_utf8(texts: Sequence[str]) -> list[bytes]:
             encoded.append(text.encode())
         except UnicodeEncodeError as error:
             raise TokenizerError(
-                f"text {place}: character {error.start} is U+{ord(text[error.start]):04X}, half of a surrogate pair, "
-                "which has no UTF-8; repair the text"
+                f"text {place}: character {error.start} is U+{ord(text[error.start]):04X}, "
+                "half of a surrogate pair, which has no UTF-8; repair the text"
             ) from error
     return encoded
 
@@ -148,19 +167,34 @@ def _find(known: ControlText, encoded: Sequence[bytes], literal: BoolArray) -> _
     data = np.frombuffer(b"".join(encoded), np.uint8)
     text_offsets = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=text_offsets[1:])
-    text_items, counts = np.empty(len(encoded) + 1, np.int64), np.array([len(data) // 8 + 2 * len(encoded), 16])
+    text_items, counts = (
+        np.empty(len(encoded) + 1, np.int64),
+        np.array([len(data) // 8 + 2 * len(encoded), 16]),
+    )
     items, forged = np.empty((0, 3), np.int64), np.empty((0, 3), np.int64)
     while counts[0] > len(items) or counts[1] > len(forged):
         items, forged = np.empty((counts[0], 3), np.int64), np.empty((counts[1], 3), np.int64)
         find_items(
-            data, text_offsets, literal, known.steps, known.accepts, known.is_control, known.lstrip, known.rstrip,
-            items, text_items, forged, counts,
-        )  # fmt: skip
+            data,
+            text_offsets,
+            literal,
+            known.steps,
+            known.accepts,
+            known.is_control,
+            known.lstrip,
+            known.rstrip,
+            items,
+            text_items,
+            forged,
+            counts,
+        )
     return _Items(data, text_offsets, items[: counts[0]], text_items, forged[: counts[1]])
 
 
 def _encode_stretches(tokenizer: Tokenizer, found: _Items) -> tuple[IdArray, IntArray]:
-    """Ids of all stretches, end to end, and begin and end of those of each item, int64 [items, 2]."""
+    """Ids of all stretches, end to end, and begin and end of those of each item, int64 [items,
+    2].
+    """
     rows = np.zeros((len(found.items), 2), np.int64)
     is_stretch = found.items[:, 2] < 0
     groups = [(tokenizer, is_stretch)]
@@ -192,10 +226,14 @@ def _as_arrow(data: Bytes, stretches: IntArray) -> Any:
     np.cumsum(ends - begins, out=offsets[1:])
     gathered = np.empty(offsets[-1], np.uint8)
     gather(data, begins, ends, gathered)
-    return pa.LargeStringArray.from_buffers(len(stretches), pa.py_buffer(offsets), pa.py_buffer(gathered))
+    return pa.LargeStringArray.from_buffers(
+        len(stretches), pa.py_buffer(offsets), pa.py_buffer(gathered)
+    )
 
 
-def _place(tokenizer: Tokenizer, known: ControlText, texts: Sequence[str], found: _Items) -> list[EncodedText]:
+def _place(
+    tokenizer: Tokenizer, known: ControlText, texts: Sequence[str], found: _Items
+) -> list[EncodedText]:
     """Ids, positions and flags of all tokens, split by text."""
     values, rows = _encode_stretches(tokenizer, found)
     count = int((rows[:, 1] - rows[:, 0]).sum()) + int((found.items[:, 2] >= 0).sum())
@@ -205,23 +243,44 @@ def _place(tokenizer: Tokenizer, known: ControlText, texts: Sequence[str], found
     token_offsets = np.empty(len(texts) + 1, np.int64)
     table = _table(tokenizer)
     place_tokens(
-        found.data, found.text_offsets, found.items, found.text_items, rows, values, known.ids, table.values,
-        table.offsets, ids, begins, ends, control, tokens, token_offsets, exact,
-    )  # fmt: skip
+        found.data,
+        found.text_offsets,
+        found.items,
+        found.text_items,
+        rows,
+        values,
+        known.ids,
+        table.values,
+        table.offsets,
+        ids,
+        begins,
+        ends,
+        control,
+        tokens,
+        token_offsets,
+        exact,
+    )
     for item in np.flatnonzero(~exact).tolist():
         _ask_encoder(tokenizer, found, item, tokens[item], ids, begins, ends)
     leaked = np.flatnonzero(known.is_control_id[ids] & ~control)
     if len(leaked):
         raise TokenizerError(
-            f"token {leaked[0]} of the batch is control entry {ids[leaked[0]]}, which the vocabulary's model gives for "
-            "ordinary text; with this tokenizer, messages could write control tokens; use another one"
+            f"token {leaked[0]} of the batch is control entry {ids[leaked[0]]}, which the "
+            "vocabulary's model gives for ordinary text; with this tokenizer, messages could "
+            "write control tokens; use another one"
         )
     forged: list[list[tuple[int, str]]] = [[] for _ in texts]
     for text, character, entry in found.forged.tolist():
         forged[text].append((character, known.entries[entry].text))
     parts = [slice(low, high) for low, high in pairwise(token_offsets.tolist())]
     return [
-        EncodedText(ids=ids[p], begins=begins[p], ends=ends[p], is_control=control[p], forged=tuple(forged[text]))
+        EncodedText(
+            ids=ids[p],
+            begins=begins[p],
+            ends=ends[p],
+            is_control=control[p],
+            forged=tuple(forged[text]),
+        )
         for text, p in enumerate(parts)
     ]
 
@@ -236,12 +295,20 @@ def _table(tokenizer: Tokenizer) -> Ragged:
 
 
 def _ask_encoder(
-    tokenizer: Tokenizer, found: _Items, item: int, tokens: IntArray, ids: IdArray, begins: IntArray, ends: IntArray
+    tokenizer: Tokenizer,
+    found: _Items,
+    item: int,
+    tokens: IntArray,
+    ids: IdArray,
+    begins: IntArray,
+    ends: IntArray,
 ) -> None:
-    """Set the positions of a stretch with ids that do not spell its bytes (normalised text), from the own encoder.
+    """Set the positions of a stretch with ids that do not spell its bytes (normalised text), from
+    the own encoder.
 
     Raises:
-        TokenizerError: It gives none, other ids, or positions that run backwards or leave the stretch.
+        TokenizerError: It gives none, other ids, or positions that run backwards or leave the
+            stretch.
     """
     begin, end, _ = found.items[item]
     text = int(np.searchsorted(found.text_offsets, begin, "right")) - 1
@@ -252,28 +319,37 @@ def _ask_encoder(
     part = slice(token, token + len(own_ids))
     if not np.array_equal(own_ids, ids[part]):
         raise TokenizerError(
-            f"text {text}: {tokenizer.encoder} and the vocabulary's own encoder disagree on {stretch[:60]!r}, so the "
-            "positions of its tokens are unknown; report it, or normalise the text (NFC) first"
+            f"text {text}: {tokenizer.encoder} and the vocabulary's own encoder disagree on "
+            f"{stretch[:60]!r}, so the positions of its tokens are unknown; report it, or "
+            "normalise the text (NFC) first"
         )
     check_positions(stretch, positions, np.zeros(len(own_ids), np.bool_))
     begins[part], ends[part] = positions[:, 0] + first, positions[:, 1] + first
 
 
 def check_positions(text: str, positions: IntArray, is_control: BoolArray) -> None:
-    """Check the (begin, end) that an encoder gives each token, in characters of `text`, int64 [tokens, 2].
+    """Check the (begin, end) that an encoder gives each token, in characters of `text`, int64
+    [tokens, 2].
 
-    The tokenizers package encodes whitespace twice if both a control entry (`rstrip`) and an entry for runs of spaces
-    contain it; such ids represent another text.
+    The tokenizers package encodes whitespace twice if both a control entry (`rstrip`) and an entry
+    for runs of spaces contain it; such ids represent another text.
 
     Raises:
-        TokenizerError: They run backwards or leave the text, or a control token shares characters with a neighbour.
+        TokenizerError: They run backwards or leave the text, or a control token shares characters
+            with a neighbour.
     """
     shared = (positions[1:, 0] < positions[:-1, 1]) & (is_control[1:] | is_control[:-1])
     flat = positions.ravel()
-    if shared.any() or (np.diff(positions, axis=0) < 0).any() or (flat < 0).any() or (flat > len(text)).any():
+    if (
+        shared.any()
+        or (np.diff(positions, axis=0) < 0).any()
+        or (flat < 0).any()
+        or (flat > len(text)).any()
+    ):
         raise TokenizerError(
-            f"the tokens of {text[:60]!r} have no positions: the vocabulary's own encoder gives "
-            f"{positions[:6].tolist()}, and they must follow each other inside its {len(text)} characters; drop it"
+            f"the tokens of {text[:60]!r} have no positions: the vocabulary's own encoder "
+            f"gives {positions[:6].tolist()}, and they must follow each other inside its "
+            f"{len(text)} characters; drop it"
         )
 
 
@@ -281,7 +357,8 @@ def encode_whole(tokenizer: Tokenizer, text: str, literal: BoolArray) -> Encoded
     """Ids and positions of one text; see `encode_rendered`.
 
     Raises:
-        TokenizerError: Forged control text cannot stay text without changing other ids; or there are no positions.
+        TokenizerError: Forged control text cannot stay text without changing other ids; or there
+            are no positions.
     """
     twin, forged = text, []
     for filler in FILLERS:
@@ -295,16 +372,17 @@ def encode_whole(tokenizer: Tokenizer, text: str, literal: BoolArray) -> Encoded
             twin = _make_harmless(twin, span, literal, filler)
     else:
         raise TokenizerError(
-            f"character {forged[-1][0]}: {forged[-1][2]!r} in a message cannot stay text with this tokenizer; drop the "
-            "conversation, or allow forged control text"
+            f"character {forged[-1][0]}: {forged[-1][2]!r} in a message cannot stay text with "
+            "this tokenizer; drop the conversation, or allow forged control text"
         )
     if forged:
         ids, positions = _encode_forged(tokenizer, text, twin, spans, ids)
         kept, is_control = _find_controls(tokenizer, text, ids, positions)
         if [span[:2] for span in kept] != [span[:2] for span in spans]:
             raise TokenizerError(
-                f"control tokens are at {kept[:6]}, expected where the template has control text, at {spans[:6]}; with "
-                "this tokenizer, control text in messages cannot stay text; drop the conversation"
+                f"control tokens are at {kept[:6]}, expected where the template has control "
+                f"text, at {spans[:6]}; with this tokenizer, control text in messages cannot "
+                "stay text; drop the conversation"
             )
     check_positions(text, positions, is_control)
     return EncodedText(
@@ -316,15 +394,20 @@ def encode_whole(tokenizer: Tokenizer, text: str, literal: BoolArray) -> Encoded
     )
 
 
-def _find_controls(tokenizer: Tokenizer, text: str, ids: IntArray, positions: IntArray) -> tuple[list[Span], BoolArray]:
-    """The control tokens among `ids`: spans of their text without whitespace around it; and a flag for each id."""
+def _find_controls(
+    tokenizer: Tokenizer, text: str, ids: IntArray, positions: IntArray
+) -> tuple[list[Span], BoolArray]:
+    """The control tokens among `ids`: spans of their text without whitespace around it; and a flag
+    for each id.
+    """
     names = {token_id: control for control, token_id in tokenizer.special_tokens.items()}
     spans, is_control = [], np.zeros(len(ids), np.bool_)
     for place in np.flatnonzero(np.isin(ids, list(names))).tolist():
         begin, end = positions[place].tolist()
         control, covered = names[int(ids[place])], text[begin:end]
         exact = covered.find(control)
-        # Normalised control text is not in the text as such; whitespace around it is not its own if it has none.
+        # Normalised control text is not in the text as such; whitespace around it is not its own if
+        # it has none.
         core = control if exact >= 0 else covered.strip() if control == control.strip() else covered
         if ids[place] == tokenizer.unknown_id and core != control:
             continue  # text that the vocabulary cannot spell
@@ -335,7 +418,8 @@ def _find_controls(tokenizer: Tokenizer, text: str, ids: IntArray, positions: In
 
 
 def _make_harmless(text: str, span: Span, literal: BoolArray, filler: str) -> str:
-    """`text` with the message's part of forged control text replaced; its ends are kept if possible.
+    """`text` with the message's part of forged control text replaced; its ends are kept if
+    possible.
 
     Tokens next to it may depend on whether its ends are letters or spaces.
     """
@@ -361,7 +445,8 @@ def _encode_forged(
     found, _ = tokenizer.encode_disguised(twin, spans)
     if not np.array_equal(found, twin_ids):
         raise TokenizerError(
-            f"a message has control text ({text[:60]!r}…), which with this tokenizer cannot stay text without changing "
-            "other ids; drop the conversation, or allow forged control text"
+            f"a message has control text ({text[:60]!r}…), which with this tokenizer cannot "
+            "stay text without changing other ids; drop the conversation, or allow forged "
+            "control text"
         )
     return tokenizer.encode_disguised(text, spans)

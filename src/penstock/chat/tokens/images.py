@@ -1,6 +1,7 @@
 """Tokens of a text with expanded images, at their places in the rendered text.
 
-Masks and checks then see only what the template wrote: all tokens of an image cover its placeholder.
+Masks and checks then see only what the template wrote: all tokens of an image cover its
+placeholder.
 """
 
 import numpy as np
@@ -12,8 +13,11 @@ from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor
 
 
-def restore(encoded: EncodedText, expanded: ExpandedText, processor: Processor) -> tuple[EncodedText, list[ImagePlace]]:
-    """Tokens of an expanded text at their places in the rendered one, with all tokens of its images.
+def restore(
+    encoded: EncodedText, expanded: ExpandedText, processor: Processor
+) -> tuple[EncodedText, list[ImagePlace]]:
+    """Tokens of an expanded text at their places in the rendered one, with all tokens of its
+    images.
 
     Args:
         encoded: The expanded text's.
@@ -33,11 +37,13 @@ def restore(encoded: EncodedText, expanded: ExpandedText, processor: Processor) 
     wanted = np.array([count for layout in expanded.layouts for count in layout.counts], np.int64)
     if int(repeated.sum()) != len(wanted):
         raise ConversationError(
-            f"the tokenizer makes {int(repeated.sum())} of {len(wanted)} tokens that stand for {noun}s; give the "
-            "processor's own tokenizer"
+            f"the tokenizer makes {int(repeated.sum())} of {len(wanted)} tokens that stand "
+            f"for {noun}s; give the processor's own tokenizer"
         )
     counts[repeated] = wanted
-    begins = np.where(encoded.ends > encoded.begins, expanded.begins[first], expanded.rendered(encoded.begins))
+    begins = np.where(
+        encoded.ends > encoded.begins, expanded.begins[first], expanded.rendered(encoded.begins)
+    )
     ends = np.where(encoded.ends > encoded.begins, expanded.ends[last], begins)
     owner = np.repeat(np.where(inside, image, -1), counts)
     made = EncodedText(
@@ -45,14 +51,18 @@ def restore(encoded: EncodedText, expanded: ExpandedText, processor: Processor) 
         begins=np.repeat(begins, counts),
         ends=np.repeat(ends, counts),
         is_control=np.repeat(encoded.is_control, counts),
-        forged=tuple((int(expanded.rendered(np.array([place]))[0]), text) for place, text in encoded.forged),
+        forged=tuple(
+            (int(expanded.rendered(np.array([place]))[0]), text) for place, text in encoded.forged
+        ),
     )
     places = []
     for number, layout in enumerate(expanded.layouts):
         found = np.flatnonzero(owner == number)
         slots = int((made.ids[found] == processor.slot_id).sum())
         if layout.slots == 0:
-            raise ConversationError(f"{noun} {number} is too small for the processor {processor.name}: it has 0 slots")
+            raise ConversationError(
+                f"{noun} {number} is too small for the processor {processor.name}: it has 0 slots"
+            )
         if slots != layout.slots:
             raise ConversationError(f"{noun} {number} has {slots} slots, expected {layout.slots}")
         places.append(ImagePlace(int(found[0]), int(found[-1]) + 1, layout))

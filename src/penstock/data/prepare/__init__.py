@@ -1,4 +1,6 @@
-"""Turns sources into shards: in several processes, resumable at any moment, with every record accounted for."""
+"""Turns sources into shards: in several processes, resumable at any moment, with every record
+accounted for.
+"""
 
 from penstock.core.lazy_imports import public_names
 from penstock.data.prepare.chat_settings import ChatSettings

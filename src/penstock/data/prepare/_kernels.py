@@ -11,7 +11,8 @@ _ZERO, _EIGHT = np.uint64(0), np.uint64(8)
 
 @kernel
 def frame(values, offsets, rows, bos, eos, out, out_offsets):
-    """Copy the chosen rows of a ragged array, each with BOS before and EOS after it unless it has them.
+    """Copy the chosen rows of a ragged array, each with BOS before and EOS after it unless it has
+    them.
 
     Args:
         values: uint32 [tokens]; offsets: int64 [documents + 1].
@@ -38,7 +39,9 @@ def frame(values, offsets, rows, bos, eos, out, out_offsets):
 
 @kernel
 def hash_texts(data, offsets, key, out):
-    """A 64-bit hash of each text's bytes: data uint8, offsets int64 [n + 1], key uint64 → out uint64 [n]."""
+    """A 64-bit hash of each text's bytes: data uint8, offsets int64 [n + 1], key uint64 → out
+    uint64 [n].
+    """
     for row in range(len(out)):
         begin, end = offsets[row], offsets[row + 1]
         value = mix(key, np.uint64(end - begin))
@@ -60,7 +63,8 @@ def hash_texts(data, offsets, key, out):
 
 @kernel
 def characters_to_bytes(data, offsets, range_offsets, begin, end, out_begin, out_end):
-    """Turn character positions into byte positions within each text; ranges are in order and do not overlap.
+    """Turn character positions into byte positions within each text; ranges are in order and do not
+    overlap.
 
     Args:
         data: uint8 [bytes], UTF-8; offsets: int64 [documents + 1].
@@ -88,15 +92,19 @@ def characters_to_bytes(data, offsets, range_offsets, begin, end, out_begin, out
 def mark_spans(sizes, ends, offsets, ranges, present, first, extra, out, out_offsets):
     """Loss-weight spans of tokens from byte ranges: a token has the weight of its last byte.
 
-    A token without bytes has the weight of the byte after it; EOS that of the text's last byte; BOS has weight 0.
+    A token without bytes has the weight of the byte after it; EOS that of the text's last byte; BOS
+    has weight 0.
 
     Args:
         sizes: int64 [documents], bytes of each text.
         ends: int64 [tokens], byte position after each token; offsets: int64 [documents + 1].
-        ranges: (offsets int64 [documents + 1], begin int64, end int64, weight float32), in bytes of the text.
+        ranges: (offsets int64 [documents + 1], begin int64, end int64, weight float32), in bytes of
+            the text.
         present: bool [documents], False: the document has no ranges and counts in full.
-        first: int64 [documents], tokens added before the text; extra: int64 [documents], tokens added after it.
-        out: (begin uint32, end uint32, weight float32), [ranges + documents], written from the start.
+        first: int64 [documents], tokens added before the text; extra: int64 [documents], tokens
+            added after it.
+        out: (begin uint32, end uint32, weight float32), [ranges + documents], written from the
+            start.
         out_offsets: int64 [documents + 1], written.
 
     Returns:
@@ -125,7 +133,9 @@ def mark_spans(sizes, ends, offsets, ranges, present, first, extra, out, out_off
                     r = max(stop - 1, start)
                 while r < stop and range_end[r] <= before:
                     r += 1
-                at_first = range_weight[r] if r < stop and range_begin[r] <= before else np.float32(0.0)
+                at_first = (
+                    range_weight[r] if r < stop and range_begin[r] <= before else np.float32(0.0)
+                )
                 while r < stop and range_end[r] <= last:
                     r += 1
                 weight = range_weight[r] if r < stop and range_begin[r] <= last else np.float32(0.0)

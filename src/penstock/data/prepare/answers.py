@@ -1,4 +1,6 @@
-"""Sets of answers become documents: prefix trees of encoded conversations, with ranks and labels as values of paths."""
+"""Sets of answers become documents: prefix trees of encoded conversations, with ranks and labels as
+values of paths.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +39,12 @@ class Answers:
         return (*self.given.conversations, *([] if self.partner is None else [self.partner]))
 
     def plant(
-        self, encoded: Sequence[list[EncodedChat]], columns: Columns, *, share: bool, shared_weights: str
+        self,
+        encoded: Sequence[list[EncodedChat]],
+        columns: Columns,
+        *,
+        share: bool,
+        shared_weights: str,
     ) -> None:
         """Make the document.
 
@@ -53,12 +60,16 @@ class Answers:
         given = self.given
         if not given.compared:
             self.chats = [chat for chats in encoded for chat in chats]
-            values: dict[str, list[float]] = {name: [np.nan] * len(self.chats) for name in PATH_VALUES}
+            values: dict[str, list[float]] = {
+                name: [np.nan] * len(self.chats) for name in PATH_VALUES
+            }
         else:
             # Only the last reply is an answer.
             self.chats = [chats[-1] for chats in encoded]
             count = len(self.chats)
-            labels = [np.nan] * count if given.label is None else [given.label, *[-1.0] * (count - 1)]
+            labels = (
+                [np.nan] * count if given.label is None else [given.label, *[-1.0] * (count - 1)]
+            )
             values = {RANK: list(given.ranks or [np.nan] * count), LABEL: labels}
             self._refuse_equal(values[RANK])
         self.document = build_tree(
@@ -75,11 +86,17 @@ class Answers:
     def _refuse_equal(self, ranks: Sequence[float]) -> None:
         for one, chat in enumerate(self.chats):
             for other in range(one):
-                if ranks[one] != ranks[other] and np.array_equal(chat.tokens, self.chats[other].tokens):
-                    raise ConfigError(f"answers {other} and {one} are the same tokens, so neither is better")
+                if ranks[one] != ranks[other] and np.array_equal(
+                    chat.tokens, self.chats[other].tokens
+                ):
+                    raise ConfigError(
+                        f"answers {other} and {one} are the same tokens, so neither is better"
+                    )
 
     def count(self, totals: dict[str, int], *, shared: bool) -> None:
-        """Add its document to the totals of a summary; `shared`: beginnings are stored once where there are any."""
+        """Add its document to the totals of a summary; `shared`: beginnings are stored once where
+        there are any.
+        """
         assert self.document is not None
         tree = self.tree
         found = {
@@ -96,9 +113,11 @@ class Answers:
 
 
 def add_mismatched(answers: Sequence[Answers]) -> None:
-    """Give each labelled answer the answer of another record as a partner: that of the one before it, in turn.
+    """Give each labelled answer the answer of another record as a partner: that of the one before
+    it, in turn.
 
-    As TRL does with its batches: the divergence that KTO compares with is estimated on answers to other prompts.
+    As TRL does with its batches: the divergence that KTO compares with is estimated on answers to
+    other prompts.
     """
     labelled = [one for one in answers if one.given.label is not None]
     if len(labelled) < 2:

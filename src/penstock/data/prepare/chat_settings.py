@@ -1,6 +1,8 @@
-"""Settings of `prepare` for chats: the template, how records are read, what is trained, what is cleaned up.
+"""Settings of `prepare` for chats: the template, how records are read, what is trained, what is
+cleaned up.
 
-All settings have different names, so that they can be given together: as keywords, in a file, on the command line.
+All settings have different names, so that they can be given together: as keywords, in a file, on
+the command line.
 """
 
 import json
@@ -10,7 +12,14 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, final
 
-from penstock.chat import Boundary, ChatEncoder, LayoutSettings, MaskSettings, Template, load_template
+from penstock.chat import (
+    Boundary,
+    ChatEncoder,
+    LayoutSettings,
+    MaskSettings,
+    Template,
+    load_template,
+)
 from penstock.chat.records.cleaning import CleaningSettings
 from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import own_template
@@ -42,22 +51,28 @@ class ChatSettings:
     """Settings for records that are conversations."""
 
     template: Template | str | Path = "auto"
-    """A .jinja file, a folder with a tokenizer, the text of a template, the name of a family that has one (chatml), or
-    auto: the tokenizer's own."""
+    """A .jinja file, a folder with a tokenizer, the text of a template, the name of a family that
+    has one (chatml), or auto: the tokenizer's own.
+    """
 
     chat_template_kwargs: JsonMapping = field(default_factory=dict)
     """Variables for the template, such as `enable_thinking`; those of a record take precedence."""
 
     date: str | None = None
-    """The date for templates that write one, such as 2026-12-31; None: the day on which the preparation begins."""
+    """The date for templates that write one, such as 2026-12-31; None: the day on which the
+    preparation begins.
+    """
 
     role_boundaries: Sequence[Boundary] = ()
-    """Markers of turns for checking the masks, each with role, start, end, also as mappings; empty: those of the
-    template's family."""
+    """Markers of turns for checking the masks, each with role, start, end, also as mappings; empty:
+    those of the template's family.
+    """
 
     processor: str | Path | None = None
-    """A model's folder, or its name on the Hub, with a processor of transformers: conversations may then have images,
-    and `template: auto` is the processor's. None: images are refused, or dropped (`media: drop`)."""
+    """A model's folder, or its name on the Hub, with a processor of transformers: conversations may
+    then have images, and `template: auto` is the processor's. None: images are refused, or dropped
+    (`media: drop`).
+    """
 
     layout: LayoutSettings = field(default_factory=LayoutSettings)
     """How records become conversations."""
@@ -73,13 +88,17 @@ class ChatSettings:
 
     def __post_init__(self) -> None:
         given: Sequence[Any] = self.role_boundaries
-        boundaries = tuple(one if isinstance(one, Boundary) else Boundary.from_mapping(one) for one in given)
+        boundaries = tuple(
+            one if isinstance(one, Boundary) else Boundary.from_mapping(one) for one in given
+        )
         object.__setattr__(self, "role_boundaries", boundaries)
         if self.date is not None:
             try:
                 datetime.strptime(self.date, "%Y-%m-%d")
             except (ValueError, TypeError):
-                raise ConfigError(f"date must be a day such as 2026-12-31, got {self.date!r}") from None
+                raise ConfigError(
+                    f"date must be a day such as 2026-12-31, got {self.date!r}"
+                ) from None
         # Role names after mapping; a name that no message can have is refused.
         roles = resolve_roles(self.mask_settings.roles_to_train, self.layout.roles)
         object.__setattr__(self, "mask_settings", replace(self.mask_settings, roles_to_train=roles))
@@ -115,7 +134,9 @@ class ChatSettings:
         template = self.template
         processor = None if self.processor is None else load_processor(self.processor)
         if template == "auto" and processor is not None and isinstance(processor.template, str):
-            template = replace(own_template(tokenizer, source=processor.template), name=f"of {processor.name}")
+            template = replace(
+                own_template(tokenizer, source=processor.template), name=f"of {processor.name}"
+            )
         elif template == "auto":
             template = own_template(tokenizer)
         elif not isinstance(template, Template):
@@ -124,7 +145,9 @@ class ChatSettings:
         if template.now is None and "strftime_now" in template.source:
             now = datetime.fromisoformat(self.date or day or date.today().isoformat())
             template = replace(template, now=now)
-        return ChatEncoder(tokenizer, template, self.mask_settings, self.role_boundaries, processor=processor)
+        return ChatEncoder(
+            tokenizer, template, self.mask_settings, self.role_boundaries, processor=processor
+        )
 
     def describe(self) -> dict[str, JsonObject]:
         """Every setting in effect except the template, as plain JSON values."""
@@ -137,7 +160,9 @@ class ChatSettings:
         if self.processor is not None:
             described["images"] = {"processor": str(self.processor), **self.images.describe()}
         if self.role_boundaries:
-            described[CROSS_CHECK] = {"role_boundaries": [asdict(one) for one in self.role_boundaries]}
+            described[CROSS_CHECK] = {
+                "role_boundaries": [asdict(one) for one in self.role_boundaries]
+            }
         plain: dict[str, JsonObject] = json.loads(json.dumps(described, default=dict))
         return plain
 

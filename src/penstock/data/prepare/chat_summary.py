@@ -1,6 +1,7 @@
 """Statistics about chats: summed over conversations, then over parts, then reported.
 
-Also the description of a chat preparation: for people before it begins, and in the dataset for serving.
+Also the description of a chat preparation: for people before it begins, and in the dataset for
+serving.
 """
 
 from collections import Counter
@@ -27,7 +28,9 @@ MEANINGS: dict[Kind, str] = {
     "not_written": "the template leaves out a message that should be trained",
     "foreign_text": "words of a message that is not trained would be trained",
     "untraced": "trained words are written where no turn can be traced",
-    "unsupplied_header": "the template begins a reply with a header that its generation prompt does not supply",
+    "unsupplied_header": (
+        "the template begins a reply with a header that its generation prompt does not supply"
+    ),
     "escaped": "the template escapes quotes and brackets of messages",
     "control_text": "a message of a trained role holds control text in its own words",
     "rewritten": "the template writes an earlier reply differently once more follows",
@@ -36,8 +39,13 @@ MEANINGS: dict[Kind, str] = {
     "opening_differs": "a reply begins differently from the generation prompt",
     "disagreement": "another method would train other tokens",
     "empty_reply": "a trained reply says nothing",
-    "merged_prompt": "the tokenizer merges the end of a prompt with the reply, so the ids differ from the prompt's",
-    "result_order": "results of tools come in another order than their calls, and the template writes no ids",
+    "merged_prompt": (
+        "the tokenizer merges the end of a prompt with the reply, so the ids differ from the "
+        "prompt's"
+    ),
+    "result_order": (
+        "results of tools come in another order than their calls, and the template writes no ids"
+    ),
     "unread": "nothing reads a field whose name means something",
     "forged": "messages hold control text, which was encoded as ordinary text",
 }
@@ -69,7 +77,9 @@ class TerminatorCounts:
     seen: int = 0
     trained: int = 0
     is_control: bool = True
-    """Whether it is one control token of the tokenizer; the template of another model writes its own as plain text."""
+    """Whether it is one control token of the tokenizer; the template of another model writes its
+    own as plain text.
+    """
 
 
 @final
@@ -109,27 +119,43 @@ class ChatSummary:
     typed: int = 0
     """Occurrences of control text in messages that became control tokens, as the settings say."""
     trees: dict[str, int] = field(default_factory=dict)
-    """Documents, paths, pairs, examples, stored tokens, tokens of all paths, and documents whose paths share nothing,
-    where answers are kept."""
+    """Documents, paths, pairs, examples, stored tokens, tokens of all paths, and documents whose
+    paths share nothing, where answers are kept.
+    """
     images: dict[str, int] = field(default_factory=dict)
-    """Images, their tokens, slots and patches, and documents compared with the processor's own encoding."""
+    """Images, their tokens, slots and patches, and documents compared with the processor's own
+    encoding.
+    """
 
     def add_documents(self, chats: Sequence[EncodedChat], control: Collection[str]) -> None:
         """Count documents of the dataset; `control` are the tokenizer's control tokens."""
         self.documents += len(chats)
         self._add_roles(chats)
-        endings = Counter((text, trained) for chat in chats for _, text, trained in chat.certificate.terminators)
+        endings = Counter(
+            (text, trained) for chat in chats for _, text, trained in chat.certificate.terminators
+        )
         for (text, trained), count in endings.items():
-            ending = self.terminators.setdefault(text, TerminatorCounts(is_control=text.strip() in control))
+            ending = self.terminators.setdefault(
+                text, TerminatorCounts(is_control=text.strip() in control)
+            )
             ending.seen += count
             ending.trained += count * trained
-        _add_counts(self.checks, Counter(check for chat in chats for check in chat.certificate.checks))
+        _add_counts(
+            self.checks, Counter(check for chat in chats for check in chat.certificate.checks)
+        )
         self.straddling_tokens += sum(len(chat.certificate.straddling) for chat in chats)
         self.forged += sum(len(chat.certificate.forged) for chat in chats)
         self.typed += sum(len(chat.certificate.typed) for chat in chats)
         for image, place in (one for chat in chats for one in chat.images):
-            counts = {"images": 1, "tokens": place.end - place.begin, **({"shrunk": 1} if image.is_shrunk else {})}
-            _add_counts(self.images, {**counts, "slots": place.layout.slots, "patches": place.layout.patches})
+            counts = {
+                "images": 1,
+                "tokens": place.end - place.begin,
+                **({"shrunk": 1} if image.is_shrunk else {}),
+            }
+            _add_counts(
+                self.images,
+                {**counts, "slots": place.layout.slots, "patches": place.layout.patches},
+            )
 
     def add_unread(self, names: Iterable[str]) -> None:
         """Count fields of a record that nothing reads."""
@@ -149,7 +175,9 @@ class ChatSummary:
         if not chats:
             return
         numbers: dict[str, int] = {TEMPLATE: 0}
-        roles: list[int] = []  # for each document: the role of "no message", then of each message, as numbers
+        roles: list[
+            int
+        ] = []  # for each document: the role of "no message", then of each message, as numbers
         firsts = []
         for chat in chats:
             firsts.append(len(roles))
@@ -183,7 +211,9 @@ class ChatSummary:
             self.cleaned = self.cleaned + Counts(**scaled)
 
     def add_problems(self, problems: Sequence[Problem], origin: str, *, rejected: bool) -> None:
-        """Count the problems of one record, each kind once; of a rejected one only the errors, for which it is."""
+        """Count the problems of one record, each kind once; of a rejected one only the errors, for
+        which it is.
+        """
         if rejected:
             problems = [problem for problem in problems if problem.is_error]
         for problem in {problem.kind: problem for problem in reversed(problems)}.values():
@@ -212,11 +242,15 @@ class ChatSummary:
             entry.tokens += counts.tokens
             entry.trained += counts.trained
         for text, endings in other.terminators.items():
-            ending = self.terminators.setdefault(text, TerminatorCounts(is_control=endings.is_control))
+            ending = self.terminators.setdefault(
+                text, TerminatorCounts(is_control=endings.is_control)
+            )
             ending.seen += endings.seen
             ending.trained += endings.trained
         for kind, problem in other.problems.items():
-            first = self.problems.setdefault(kind, ProblemCounts(is_error=problem.is_error, example=problem.example))
+            first = self.problems.setdefault(
+                kind, ProblemCounts(is_error=problem.is_error, example=problem.example)
+            )
             first.conversations += problem.conversations
 
     @classmethod
@@ -240,8 +274,13 @@ class ChatSummary:
                 **value,
                 "cleaned": Counts(**value["cleaned"]),
                 "roles": {name: RoleCounts(**counts) for name, counts in value["roles"].items()},
-                "terminators": {name: TerminatorCounts(**counts) for name, counts in value["terminators"].items()},
-                "problems": {name: ProblemCounts(**counts) for name, counts in value["problems"].items()},
+                "terminators": {
+                    name: TerminatorCounts(**counts)
+                    for name, counts in value["terminators"].items()
+                },
+                "problems": {
+                    name: ProblemCounts(**counts) for name, counts in value["problems"].items()
+                },
             }
         )
 
@@ -249,7 +288,9 @@ class ChatSummary:
         """The summary as text."""
         trees = self.trees
         layouts = ", ".join(f"{name} {count:,}" for name, count in self.layouts.items())
-        lines = [f"conversations: {'; '.join(self.cleaned.lines(self.dropped))} (layout: {layouts})"]
+        lines = [
+            f"conversations: {'; '.join(self.cleaned.lines(self.dropped))} (layout: {layouts})"
+        ]
         if trees:
             said = [f"{trees[name]:,} {name}" for name in ("pairs", "examples") if trees[name]]
             if trees["apart"]:
@@ -264,30 +305,42 @@ class ChatSummary:
             smaller = f"{images['shrunk']:,} of them made smaller, " if "shrunk" in images else ""
             lines.append(
                 f"images: {images['images']:,}, {smaller}in {images['tokens']:,} tokens, "
-                f"{images['slots']:,} of them slots; "
-                f"{images['patches']:,} patches; {images['verified']:,} documents compared with the processor's own"
+                f"{images['slots']:,} of them slots; {images['patches']:,} patches; "
+                f"{images['verified']:,} documents compared with the processor's own"
             )
-        tokens, trained = (sum(getattr(role, name) for role in self.roles.values()) for name in ("tokens", "trained"))
+        tokens, trained = (
+            sum(getattr(role, name) for role in self.roles.values())
+            for name in ("tokens", "trained")
+        )
         lines.append(f"trained: {trained:,} of {tokens:,} tokens, {_share(trained, tokens)}")
         lines.append(f"{'role':>16} {'messages':>10} {'tokens':>12} {'trained':>12}")
         for name, role in self.roles.items():
             share = _share(role.trained, role.tokens)
-            lines.append(f"{name:>16} {role.messages:>10,} {role.tokens:>12,} {role.trained:>12,} {share}")
+            lines.append(
+                f"{name:>16} {role.messages:>10,} {role.tokens:>12,} {role.trained:>12,} {share}"
+            )
         endings = (
-            f"{text!r} {ending.seen:,} (trained {ending.trained:,})" for text, ending in self.terminators.items()
+            f"{text!r} {ending.seen:,} (trained {ending.trained:,})"
+            for text, ending in self.terminators.items()
         )
         lines.append(f"terminators: {', '.join(endings) or 'none'}")
         plain = [repr(text) for text, ending in self.terminators.items() if not ending.is_control]
         if plain:
             lines.append(
-                f"warning: plain text, because this tokenizer has no such control token: {', '.join(plain)}; does the "
-                "template belong to another model?"
+                "warning: plain text, because this tokenizer has no such control token: "
+                f"{', '.join(plain)}; does the template belong to another model?"
             )
         lines += self._check_lines()
         for kind, problem in self.problems.items():
-            if not problem.is_error and kind != "unread":  # rejected records have a table of reasons
-                count = f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
-                lines.append(f"{count} kept: {MEANINGS[kind]} ({kind}); the first: {problem.example}")
+            if (
+                not problem.is_error and kind != "unread"
+            ):  # rejected records have a table of reasons
+                count = (
+                    f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
+                )
+                lines.append(
+                    f"{count} kept: {MEANINGS[kind]} ({kind}); the first: {problem.example}"
+                )
         if self.unread:
             most = sorted(self.unread.items(), key=lambda one: -one[1])
             shown = ", ".join(f"{name} {count:,}" for name, count in most[:SHOWN_FIELDS])
@@ -296,7 +349,10 @@ class ChatSummary:
             meant = [(name, cure) for name, _ in most if (cure := cure_of(name)) is not None]
             lines += [f"warning: {name} has no effect; {cure}" for name, cure in meant]
         if self.nulls:
-            places = ", ".join(f"{place} {count:,}" for place, count in Counter(self.nulls).most_common(SHOWN_FIELDS))
+            places = ", ".join(
+                f"{place} {count:,}"
+                for place, count in Counter(self.nulls).most_common(SHOWN_FIELDS)
+            )
             lines.append(f"nulls of the columnar format, removed: {places}")
         if self.forged:
             lines.append(f"control text in messages that was encoded as text: {self.forged:,}")
@@ -313,8 +369,9 @@ class ChatSummary:
         rest = self.documents - max(compared.values(), default=self.documents)
         if rest:
             lines.append(
-                f"cross-check: {rest:,} not compared: other parts than all of the assistant's turns are trained "
-                "(by settings, flags, or one reply alone), or a message holds control text"
+                f"cross-check: {rest:,} not compared: other parts than all of the assistant's "
+                "turns are trained (by settings, flags, or one reply alone), or a message "
+                "holds control text"
             )
         return lines
 
@@ -331,13 +388,16 @@ def _share(part: int, whole: int) -> str:
 def describe_chat(encoder: ChatEncoder, chat: ChatSettings, summary: ChatSummary) -> ChatInfo:
     """The chat information in a dataset: template, settings, and the tokens that end a generation.
 
-    These are the control tokens at the end of trained turns, the known stop tokens of the template's family, and EOS.
+    These are the control tokens at the end of trained turns, the known stop tokens of the
+    template's family, and EOS.
     """
     tokenizer, template = encoder.tokenizer, encoder.template
     control = tokenizer.special_tokens
     family = detect_family(template.source)
     learned = [text for text, counts in summary.terminators.items() if counts.trained]
-    ids = {control[text] for text in (*learned, *(family.stop if family else ())) if text in control}
+    ids = {
+        control[text] for text in (*learned, *(family.stop if family else ())) if text in control
+    }
     if tokenizer.eos_id is not None:
         ids.add(tokenizer.eos_id)
     return ChatInfo(
@@ -352,8 +412,11 @@ def describe_chat(encoder: ChatEncoder, chat: ChatSettings, summary: ChatSummary
     )
 
 
-def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[JsonObject, str] | None) -> Iterator[str]:
-    """The settings in effect, one line per group; role boundaries as ids; and the layout of the first record.
+def chat_notices(
+    encoder: ChatEncoder, chat: ChatSettings, first: tuple[JsonObject, str] | None
+) -> Iterator[str]:
+    """The settings in effect, one line per group; role boundaries as ids; and the layout of the
+    first record.
 
     Args:
         encoder: The encoder, with its template.
@@ -370,12 +433,16 @@ def chat_notices(encoder: ChatEncoder, chat: ChatSettings, first: tuple[JsonObje
     for group, settings in chat.describe().items():
         if group == CROSS_CHECK:
             continue
-        shown = [f"{name} {_shown(value)}" for name, value in settings.items() if value not in (None, {})]
+        shown = [
+            f"{name} {_shown(value)}" for name, value in settings.items() if value not in (None, {})
+        ]
         yield f"{group.replace('_', ' ')}: {', '.join(shown)}"
 
 
 def describe_template(template: Template) -> str:
-    """One phrase: the template's name, its family if it is a known one, and the date that it writes."""
+    """One phrase: the template's name, its family if it is a known one, and the date that it
+    writes.
+    """
     family = detect_family(template.source)
     facts = [f"family {family.name}"] if family else []
     facts += [f"writes the date {day_of(template)}"] if template.now else []

@@ -1,9 +1,11 @@
-"""Turns blocks of records into documents of conversations: reads, cleans up, encodes and checks them.
+"""Turns blocks of records into documents of conversations: reads, cleans up, encodes and checks
+them.
 
-A record is one unit, even if it gives several conversations (a tree may). It is rejected as a whole if one of them
-cannot be read, rendered, or certified, and dropped if the clean-up leaves nothing of it. There is one document per
-conversation, or with on_rewrite "split", one per reply. All documents of a record go to the same split, by a hash of
-its first conversation as it was read, so that neither the template nor the clean-up moves it from train to validation.
+A record is one unit, even if it gives several conversations (a tree may). It is rejected as a whole
+if one of them cannot be read, rendered, or certified, and dropped if the clean-up leaves nothing of
+it. There is one document per conversation, or with on_rewrite "split", one per reply. All documents
+of a record go to the same split, by a hash of its first conversation as it was read, so that
+neither the template nor the clean-up moves it from train to validation.
 """
 
 import json
@@ -48,7 +50,9 @@ BATCH = 256
 """Conversations that are encoded together."""
 
 KEPT_BYTES = 256 << 20
-"""Bytes of the images of a block that stay in memory until they are stored; files beyond are read twice."""
+"""Bytes of the images of a block that stay in memory until they are stored; files beyond are read
+twice.
+"""
 
 VERIFIED = 4
 """Conversations with images of a block that are compared with the processor's own encoding."""
@@ -64,7 +68,9 @@ class _Record:
     key: str = ""
     """The text that determines its split."""
     counts: dict[int, Counts] = field(default_factory=dict)
-    """Id of a conversation, or a number of its own if it was dropped → what the clean-up did with it."""
+    """Id of a conversation, or a number of its own if it was dropped → what the clean-up did with
+    it.
+    """
     layout: str = ""
     waiting: list[Conversation] = field(default_factory=list)
     chats: list[EncodedChat] = field(default_factory=list)
@@ -81,7 +87,9 @@ class _Record:
     """The record itself, where its fields become columns."""
 
     def numbers(self, name: str, chat: EncodedChat) -> Float32:
-        """float32 [tokens] of a conversation: the record's number, or that of the message of each token; else 0."""
+        """float32 [tokens] of a conversation: the record's number, or that of the message of each
+        token; else 0.
+        """
         given, _ = look_up(self.value, name)
         if isinstance(given, list):
             table = np.zeros(len(chat.roles) + 1, np.float32)
@@ -98,7 +106,10 @@ class _Record:
             given, _ = look_up(self.value, name)
             for one in given if isinstance(given, list) else [given]:
                 if one is not None and (isinstance(one, bool) or not isinstance(one, int | float)):
-                    self.fail(f"field {name!r} holds {one!r:.40}; expected a number, or one for each message")
+                    self.fail(
+                        f"field {name!r} holds {one!r:.40}; expected a number, or one for "
+                        "each message"
+                    )
 
     def count(self, kept: Conversation | None, counts: Counts) -> None:
         """Note what the clean-up did with a conversation; `kept`: what is left of it."""
@@ -142,17 +153,28 @@ def encode_chats(
     for record in records:
         file = addresses[block.files[record.row]]
         load_images = image_loader(file, chat.images, encoder.processor, room)
-        _read(record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0)
+        _read(
+            record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0
+        )
     if chat.keeps_answers:
-        add_mismatched([one for record in records if record.reason is None for one in record.answers])
+        add_mismatched(
+            [one for record in records if record.reason is None for one in record.answers]
+        )
         for record in records:
-            record.waiting = [conversation for one in record.answers for conversation in one.conversations]
+            record.waiting = [
+                conversation for one in record.answers for conversation in one.conversations
+            ]
     if settings.token_columns:
         for record in records:
             record.value = block.objects[record.row]
             record.check_numbers(settings.token_columns)
     summary, control = ChatSummary(), frozenset(encoder.tokenizer.special_tokens)
-    jobs = [(record, conversation) for record in records if record.reason is None for conversation in record.waiting]
+    jobs = [
+        (record, conversation)
+        for record in records
+        if record.reason is None
+        for conversation in record.waiting
+    ]
     for begin in range(0, len(jobs), BATCH):
         for (record, conversation), chats in _encode(jobs[begin : begin + BATCH], encoder):
             _accept(record, conversation, chats, encoder, chat, summary)
@@ -168,7 +190,9 @@ def encode_chats(
     good = [record for record in records if record.reason is None]
     kept = [record for record in good if record.chats]
     summary.layouts = dict(Counter(record.layout for record in good))
-    summary.add_cleaned((record.origin, counts) for record in good for counts in record.counts.values())
+    summary.add_cleaned(
+        (record.origin, counts) for record in good for counts in record.counts.values()
+    )
     for record in records:
         summary.add_problems(record.problems, record.origin, rejected=record.reason is not None)
     columns = {name.partition(".")[0] for name in settings.token_columns}
@@ -188,7 +212,14 @@ def encode_chats(
     )
 
 
-def _read(record: _Record, value: JsonObject, chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool) -> None:
+def _read(
+    record: _Record,
+    value: JsonObject,
+    chat: ChatSettings,
+    load: ImageLoader | None,
+    *,
+    needs_key: bool,
+) -> None:
     """Read the conversations of a record with their images, and clean them up."""
     try:
         if chat.keeps_answers:
@@ -198,7 +229,10 @@ def _read(record: _Record, value: JsonObject, chat: ChatSettings, load: ImageLoa
         read = read_record(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
         if load is not None:
-            found = [place_images(conversation, load, load.processor.medium, load.frames) for conversation in found]
+            found = [
+                place_images(conversation, load, load.processor.medium, load.frames)
+                for conversation in found
+            ]
         if found and needs_key:
             record.key = _key_of(found[0])
         for conversation in found:
@@ -213,22 +247,31 @@ def _read(record: _Record, value: JsonObject, chat: ChatSettings, load: ImageLoa
 def _key_of(conversation: Conversation) -> str:
     """The text that determines the split of a record with this conversation."""
     if conversation.written:
-        return json.dumps([[piece.text, piece.ids] for piece in conversation.written], ensure_ascii=False)
+        return json.dumps(
+            [[piece.text, piece.ids] for piece in conversation.written], ensure_ascii=False
+        )
     return json.dumps(normalise(conversation).messages, ensure_ascii=False, default=repr)
 
 
 def _read_answers(
-    record: _Record, value: JsonObject, chat: ChatSettings, load: ImageLoader | None, *, needs_key: bool
+    record: _Record,
+    value: JsonObject,
+    chat: ChatSettings,
+    load: ImageLoader | None,
+    *,
+    needs_key: bool,
 ) -> None:
     """Read all answers of a record; a set of which the clean-up drops one is dropped."""
     record.layout = answers_layout(value, chat.layout, record.origin)
     sets = read_answers(value, chat.layout, record.origin)
     if load is not None:
         for conversation in (one for some in sets for one in some.conversations):
-            if images_of(place_images(conversation, load, load.processor.medium, load.frames).messages):
+            if images_of(
+                place_images(conversation, load, load.processor.medium, load.frames).messages
+            ):
                 raise ConversationError(
-                    f"{record.origin}: has images, which documents with several answers cannot have yet; take "
-                    "answers: best"
+                    f"{record.origin}: has images, which documents with several answers "
+                    "cannot have yet; take answers: best"
                 )
     if sets and needs_key:
         record.key = _key_of(sets[0].conversations[0])
@@ -239,10 +282,14 @@ def _read_answers(
             record.count(cleaned, counts)
             kept.append(cleaned)
         if all(cleaned is not None for cleaned in kept):
-            record.answers.append(Answers(replace(one, conversations=tuple(c for c in kept if c is not None))))
+            record.answers.append(
+                Answers(replace(one, conversations=tuple(c for c in kept if c is not None)))
+            )
 
 
-def _plant(record: _Record, chat: ChatSettings, settings: PrepareSettings, summary: ChatSummary) -> None:
+def _plant(
+    record: _Record, chat: ChatSettings, settings: PrepareSettings, summary: ChatSummary
+) -> None:
     """Make documents of a record's answers; a set of which one was too long is dropped."""
     planted, share = [], chat.layout.answers == "tree"
     for answers in record.answers:
@@ -253,7 +300,10 @@ def _plant(record: _Record, chat: ChatSettings, settings: PrepareSettings, summa
         try:
             encoded = [record.encoded[id(conversation)] for conversation in answers.conversations]
             answers.plant(
-                encoded, partial(_numbers_of, record, settings), share=share, shared_weights=chat.layout.shared_weights
+                encoded,
+                partial(_numbers_of, record, settings),
+                share=share,
+                shared_weights=chat.layout.shared_weights,
             )
         except ConfigError as error:
             record.fail(error)
@@ -268,9 +318,13 @@ def _plant(record: _Record, chat: ChatSettings, settings: PrepareSettings, summa
 def _encode(
     jobs: Sequence[tuple[_Record, Conversation]], encoder: ChatEncoder
 ) -> list[tuple[tuple[_Record, Conversation], list[EncodedChat]]]:
-    """Encode conversations together; if one fails, halve the batch until it is isolated and rejected."""
+    """Encode conversations together; if one fails, halve the batch until it is isolated and
+    rejected.
+    """
     try:
-        return list(zip(jobs, encoder.encode_batch([conversation for _, conversation in jobs]), strict=True))
+        return list(
+            zip(jobs, encoder.encode_batch([conversation for _, conversation in jobs]), strict=True)
+        )
     except (RecordError, TokenizerError) as error:
         if len(jobs) == 1:
             jobs[0][0].fail(error)
@@ -310,8 +364,12 @@ def _accept(
     if errors:
         record.fail("; ".join(map(str, errors)))
     elif not chats:
-        record.fail("the template rewrites earlier turns, and none of its replies can be trained separately")
-    elif encoder.processor is not None and (chat.images.verify_all or summary.images.get("verified", 0) < VERIFIED):
+        record.fail(
+            "the template rewrites earlier turns, and none of its replies can be trained separately"
+        )
+    elif encoder.processor is not None and (
+        chat.images.verify_all or summary.images.get("verified", 0) < VERIFIED
+    ):
         summary.add_verified(_verify(record, chats, encoder.processor, chat.images))
     record.chats += chats
     if len(kept.messages) == len(conversation.messages):
@@ -319,7 +377,9 @@ def _accept(
     return None
 
 
-def _verify(record: _Record, chats: Sequence[EncodedChat], processor: Processor, settings: ImageSettings) -> int:
+def _verify(
+    record: _Record, chats: Sequence[EncodedChat], processor: Processor, settings: ImageSettings
+) -> int:
     """Compare documents with the processor's own encoding; returns how many could be compared."""
     compared = 0
     for one in chats:
@@ -345,7 +405,10 @@ def in_short(value: object) -> str:
 
 
 def _what_trains(chat: ChatSettings) -> JsonObject:
-    return {"roles_to_train": chat.mask_settings.roles_to_train, "train_on_inputs": chat.mask_settings.train_on_inputs}
+    return {
+        "roles_to_train": chat.mask_settings.roles_to_train,
+        "train_on_inputs": chat.mask_settings.train_on_inputs,
+    }
 
 
 def _documents(
@@ -364,18 +427,25 @@ def _documents(
         chats = [one for record in picked for one in record.chats]
         if not chats:
             continue
-        rows = np.repeat([record.row for record in picked], [len(record.chats) for record in picked])
+        rows = np.repeat(
+            [record.row for record in picked], [len(record.chats) for record in picked]
+        )
         texts = from_texts([one.text for one in chats])
         splits[name] = Documents(
             tokens=Ragged.from_rows(
-                [one.tokens for one in chats], np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+                [one.tokens for one in chats],
+                np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32),
             ),
-            spans=spans_of(Ragged.from_rows([one.loss_weights for one in chats], np.dtype(np.float32))),
+            spans=spans_of(
+                Ragged.from_rows([one.loss_weights for one in chats], np.dtype(np.float32))
+            ),
             texts=texts if settings.keep_text else None,
             lines=block.lines[rows],
             files=block.files[rows],
             text_sizes=np.array([len(one.text.encode()) for one in chats], np.int64),
-            columns=_columns([(record, one) for record in picked for one in record.chats], settings),
+            columns=_columns(
+                [(record, one) for record in picked for one in record.chats], settings
+            ),
             images=[_images(one, storage) for one in chats],
         )
     return splits
@@ -394,23 +464,34 @@ def _images(chat: EncodedChat, storage: str) -> list[ImageOf]:
             digest=image.digest,
             read=image.read,
             origin=image.origin,
-            reference=image.reference() if storage == "reference" and not image.is_embedded else None,
+            reference=image.reference()
+            if storage == "reference" and not image.is_embedded
+            else None,
         )
         for image, place in chat.images
     ]
 
 
-def _columns(chats: Sequence[tuple[_Record, EncodedChat]], settings: PrepareSettings) -> dict[str, Ragged]:
+def _columns(
+    chats: Sequence[tuple[_Record, EncodedChat]], settings: PrepareSettings
+) -> dict[str, Ragged]:
     """Name → a number for each token of documents that are one conversation each."""
     return {
-        column.name: Ragged.from_rows([record.numbers(name, chat) for record, chat in chats], np.float32)
+        column.name: Ragged.from_rows(
+            [record.numbers(name, chat) for record, chat in chats], np.float32
+        )
         for name, column in zip(settings.token_columns, settings.columns, strict=True)
     }
 
 
-def _numbers_of(record: _Record, settings: PrepareSettings, chats: Sequence[EncodedChat]) -> dict[str, list[Any]]:
+def _numbers_of(
+    record: _Record, settings: PrepareSettings, chats: Sequence[EncodedChat]
+) -> dict[str, list[Any]]:
     """Column → a number for each token of each path."""
-    return {column_name(name): [record.numbers(name, chat) for chat in chats] for name in settings.token_columns}
+    return {
+        column_name(name): [record.numbers(name, chat) for chat in chats]
+        for name in settings.token_columns
+    }
 
 
 def _answer_documents(
@@ -430,7 +511,9 @@ def _answer_documents(
         texts=from_texts([one.chats[0].text for one in answers]) if settings.keep_text else None,
         lines=block.lines[rows],
         files=block.files[rows],
-        text_sizes=np.array([sum(len(chat.text.encode()) for chat in one.chats) for one in answers], np.int64),
+        text_sizes=np.array(
+            [sum(len(chat.text.encode()) for chat in one.chats) for one in answers], np.int64
+        ),
         trees=[one.tree for one in answers],
         images=[[] for _ in answers],
         columns={

@@ -1,11 +1,13 @@
-"""Turns blocks of texts into documents: encodes them, adds BOS and EOS, and puts loss-weight spans on the tokens.
+"""Turns blocks of texts into documents: encodes them, adds BOS and EOS, and puts loss-weight spans
+on the tokens.
 
-Spans come from character ranges and do not affect the tokenization. A token has the weight of its last byte: most
-vocabularies put the space before a word into the word's token, so an answer that begins after a space keeps its first
-word. EOS has the weight of the text's last character; BOS is never a target.
+Spans come from character ranges and do not affect the tokenization. A token has the weight of its
+last byte: most vocabularies put the space before a word into the word's token, so an answer that
+begins after a space keeps its first word. EOS has the weight of the text's last character; BOS is
+never a target.
 
-Text that spells BOS at its very start, or EOS at its very end, is replaced by the added token, so that neither occurs
-twice; if none is added, it stays text.
+Text that spells BOS at its very start, or EOS at its very end, is replaced by the added token, so
+that neither occurs twice; if none is added, it stays text.
 """
 
 from dataclasses import dataclass, field
@@ -58,7 +60,8 @@ class Framing:
         ):
             if choice == "yes" and token_id is None:
                 raise ConfigError(
-                    f"{name} is yes, but the tokenizer {tokenizer.name} has no such token; use auto or no"
+                    f"{name} is yes, but the tokenizer {tokenizer.name} has no such token; "
+                    "use auto or no"
                 )
         eos = tokenizer.eos_id if settings.add_eos != "no" else None
         bos = tokenizer.bos_id if settings.add_bos == "yes" else None
@@ -120,7 +123,11 @@ class Encoded:
 
 
 def encode_block(
-    block: RecordBlock, files: tuple[str, ...], tokenizer: Tokenizer, framing: Framing, settings: PrepareSettings
+    block: RecordBlock,
+    files: tuple[str, ...],
+    tokenizer: Tokenizer,
+    framing: Framing,
+    settings: PrepareSettings,
 ) -> Encoded:
     """Encode the records of a block.
 
@@ -137,14 +144,21 @@ def encode_block(
     ids = tokenizer.encode_batch(texts)
     good = np.diff(text_offsets(texts)) > 0
     good &= ids.lengths > 0
-    reasons = dict.fromkeys(np.flatnonzero(~good).tolist(), "the text encodes to no token, or only spells BOS and EOS")
+    reasons = dict.fromkeys(
+        np.flatnonzero(~good).tolist(), "the text encodes to no token, or only spells BOS and EOS"
+    )
     ends = None
     if weights is not None and weights.present.any():
         ends, problems = _token_ends(tokenizer, texts, ids, weights, good)
         reasons |= problems
         good[list(problems)] = False
     rejects = [
-        Reject(files[block.files[row]], int(block.lines[row]), reason, excerpt(block.texts[row].as_py()))
+        Reject(
+            files[block.files[row]],
+            int(block.lines[row]),
+            reason,
+            excerpt(block.texts[row].as_py()),
+        )
         for row, reason in sorted(reasons.items())
     ]
     splits: dict[str, Documents] = {}
@@ -164,7 +178,9 @@ def encode_block(
             column.name: _column(block, name, column, texts, ids, rows, tokens, framing, tokenizer)
             for name, column in zip(settings.token_columns, settings.columns, strict=True)
         }
-        splits[split] = Documents(tokens, spans, kept, block.lines[rows], block.files[rows], sizes, columns=columns)
+        splits[split] = Documents(
+            tokens, spans, kept, block.lines[rows], block.files[rows], sizes, columns=columns
+        )
     weighted = int(weights.present[good].sum()) if weights is not None else 0
     return Encoded(splits, rejects, straddling, edge_controls, weighted=weighted)
 
@@ -182,8 +198,9 @@ def _column(
 ) -> Ragged:
     """A number for each token of the chosen documents.
 
-    One number is that of all tokens of its document, BOS and EOS among them. Of ranges of characters, a token has the
-    number of its last character, as with loss weights; BOS and EOS have the fill.
+    One number is that of all tokens of its document, BOS and EOS among them. Of ranges of
+    characters, a token has the number of its last character, as with loss weights; BOS and EOS have
+    the fill.
     """
     values = block.columns[name].to_pylist()
     out = np.full(len(tokens.values), column.fill, np.dtype(column.dtype))
@@ -197,7 +214,9 @@ def _column(
             last = np.cumsum((data & 0xC0) != 0x80)[ends - 1] - 1
             head = int(framing.bos >= 0 and ids[row][0] != framing.bos)
             for part in given:
-                inside[head : head + len(last)][(last >= part["begin"]) & (last < part["end"])] = part["value"]
+                inside[head : head + len(last)][(last >= part["begin"]) & (last < part["end"])] = (
+                    part["value"]
+                )
         elif given is not None:
             inside[:] = given
     return Ragged(out, tokens.offsets)
@@ -216,7 +235,9 @@ def text_offsets(texts: pa.Array) -> Integers:
     """Byte offsets of a large string array, int64 [n + 1]."""
     if not len(texts):
         return np.zeros(1, np.int64)
-    offsets: Integers = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    offsets: Integers = np.frombuffer(texts.buffers()[1], np.int64)[
+        texts.offset : texts.offset + len(texts) + 1
+    ]
     return offsets
 
 
@@ -236,10 +257,22 @@ def split_rows(texts: pa.Array, settings: PrepareSettings) -> dict[str, Bool]:
     return {"train": ~held_out, "validation": held_out}
 
 
-def _without_edges(texts: pa.Array, weights: Weights | None, framing: Framing) -> tuple[pa.Array, Weights | None, int]:
-    """Remove a spelled BOS from the start and a spelled EOS from the end of texts that will get the real tokens."""
-    starts = to_numpy(pc.starts_with(texts, framing.bos_text)) if framing.bos_text else np.zeros(len(texts), np.bool_)
-    stops = to_numpy(pc.ends_with(texts, framing.eos_text)) if framing.eos_text else np.zeros(len(texts), np.bool_)
+def _without_edges(
+    texts: pa.Array, weights: Weights | None, framing: Framing
+) -> tuple[pa.Array, Weights | None, int]:
+    """Remove a spelled BOS from the start and a spelled EOS from the end of texts that will get the
+    real tokens.
+    """
+    starts = (
+        to_numpy(pc.starts_with(texts, framing.bos_text))
+        if framing.bos_text
+        else np.zeros(len(texts), np.bool_)
+    )
+    stops = (
+        to_numpy(pc.ends_with(texts, framing.eos_text))
+        if framing.eos_text
+        else np.zeros(len(texts), np.bool_)
+    )
     rows = np.flatnonzero(starts | stops)
     if not len(rows):
         return texts, weights, 0
@@ -266,7 +299,9 @@ def _token_ends(
     weights: Weights,
     good: Bool,
 ) -> tuple[Integers, dict[int, str]]:
-    """Byte position after each token; and document → the reason why its tokens have no byte positions."""
+    """Byte position after each token; and document → the reason why its tokens have no byte
+    positions.
+    """
     try:
         return tokenizer.token_ends_batch(texts, ids).values, {}
     except TokenizerError:
@@ -274,14 +309,21 @@ def _token_ends(
         problems = {}
         for row in np.flatnonzero(weights.present & good).tolist():
             try:
-                ends[ids.offsets[row] : ids.offsets[row + 1]] = tokenizer.token_ends(texts[row].as_py(), ids[row])
+                ends[ids.offsets[row] : ids.offsets[row + 1]] = tokenizer.token_ends(
+                    texts[row].as_py(), ids[row]
+                )
             except TokenizerError as error:
                 problems[row] = f"its loss weights cannot be put on tokens: {error}"
         return ends, problems
 
 
 def _spans(
-    texts: pa.Array, ids: Ragged, ends: Integers | None, weights: Weights | None, rows: Integers, framing: Framing
+    texts: pa.Array,
+    ids: Ragged,
+    ends: Integers | None,
+    weights: Weights | None,
+    rows: Integers,
+    framing: Framing,
 ) -> tuple[SpanBlock, int]:
     """Spans of the chosen documents."""
     if weights is None or ends is None:
@@ -289,15 +331,26 @@ def _spans(
         return SpanBlock(spans=none, valid=np.zeros(len(rows), np.bool_)), 0
     begin, end = np.empty_like(weights.begin), np.empty_like(weights.end)
     offsets = text_offsets(texts)
-    k.characters_to_bytes(text_bytes(texts), offsets, weights.offsets, weights.begin, weights.end, begin, end)
+    k.characters_to_bytes(
+        text_bytes(texts), offsets, weights.offsets, weights.begin, weights.end, begin, end
+    )
     ranges = _pick(Ragged(np.arange(len(begin)), weights.offsets), rows)
     tokens = _pick(Ragged(ends, ids.offsets), rows)
     values = np.zeros(len(ranges.values) + len(rows), SPAN)
-    out = tuple(np.empty(len(values), values.dtype[name]) for name in ("begin", "end", "loss_weight"))
+    out = tuple(
+        np.empty(len(values), values.dtype[name]) for name in ("begin", "end", "loss_weight")
+    )
     out_offsets = np.empty(len(rows) + 1, np.int64)
     first = (ids.values[ids.offsets[rows]] != framing.bos).astype(np.int64) * (framing.bos >= 0)
-    extra = (ids.values[ids.offsets[rows + 1] - 1] != framing.eos).astype(np.int64) * (framing.eos >= 0)
-    picked = (ranges.offsets, begin[ranges.values], end[ranges.values], weights.weight[ranges.values])
+    extra = (ids.values[ids.offsets[rows + 1] - 1] != framing.eos).astype(np.int64) * (
+        framing.eos >= 0
+    )
+    picked = (
+        ranges.offsets,
+        begin[ranges.values],
+        end[ranges.values],
+        weights.weight[ranges.values],
+    )
     straddling = k.mark_spans(
         np.diff(offsets)[rows],
         tokens.values,
@@ -311,7 +364,9 @@ def _spans(
     )
     for name, column in zip(("begin", "end", "loss_weight"), out, strict=True):
         values[name] = column
-    return SpanBlock(spans=Ragged(values[: out_offsets[-1]], out_offsets), valid=weights.present[rows]), int(straddling)
+    return SpanBlock(
+        spans=Ragged(values[: out_offsets[-1]], out_offsets), valid=weights.present[rows]
+    ), int(straddling)
 
 
 def _pick(rows: Ragged, chosen: Integers) -> Ragged:

@@ -1,16 +1,19 @@
-"""Drops exact duplicates from a prepared dataset: of equal documents, the first in input order stays.
+"""Drops exact duplicates from a prepared dataset: of equal documents, the first in input order
+stays.
 
-Documents are equal if their tokens are; those with several answers, if also their trees and values are; those with
-images, if also their images are. Equal texts always have equal tokens. Loss weights, columns and origins do not count.
-The hash is BLAKE2b of 128 bits: among 10⁹ documents, the chance that any two different ones have the same is 10⁻²¹.
+Documents are equal if their tokens are; those with several answers, if also their trees and values
+are; those with images, if also their images are. Equal texts always have equal tokens. Loss
+weights, columns and origins do not count. The hash is BLAKE2b of 128 bits: among 10⁹ documents, the
+chance that any two different ones have the same is 10⁻²¹.
 
-Each part writes its hashes while it is prepared (`prepare/hashes.py`), sorted, 24 bytes a document. When all parts are
-there, one process compares them, some millions at a time, and the crew writes the shards that lose documents again. So
-the result does not depend on the number of processes. Memory: `BUCKET` documents, about 150 MB, and 4 bytes for each
-document that is dropped.
+Each part writes its hashes while it is prepared (`prepare/hashes.py`), sorted, 24 bytes a document.
+When all parts are there, one process compares them, some millions at a time, and the crew writes
+the shards that lose documents again. So the result does not depend on the number of processes.
+Memory: `BUCKET` documents, about 150 MB, and 4 bytes for each document that is dropped.
 
-A part's record says which of its documents were dropped. If the input changes, a part of which other documents would
-be dropped is prepared again. A part whose shards were being written when the run was killed, too.
+A part's record says which of its documents were dropped. If the input changes, a part of which
+other documents would be dropped is prepared again. A part whose shards were being written when the
+run was killed, too.
 
 Shards that are in a store are read from there, and their new bytes go there, by any node.
 """
@@ -29,7 +32,14 @@ from penstock.core.terminal import Progress
 from penstock.data.prepare.answers import PATH_VALUES
 from penstock.data.prepare.hashes import HASH
 from penstock.data.prepare.part import Workshop
-from penstock.data.prepare.part_record import UNSETTLED, PartRecord, has_hashes, hashes_path, load_record, save_record
+from penstock.data.prepare.part_record import (
+    UNSETTLED,
+    PartRecord,
+    has_hashes,
+    hashes_path,
+    load_record,
+    save_record,
+)
 from penstock.data.prepare.pool import Pool
 from penstock.data.prepare.stored_shards import get_shard
 from penstock.data.shards.writing.dropping import count_origins, drop_documents
@@ -68,7 +78,9 @@ class Loss:
 @final
 @dataclass(frozen=True, slots=True)
 class StoredDrop:
-    """The task of dropping documents from a finished part that is in a store; needs nothing of the output."""
+    """The task of dropping documents from a finished part that is in a store; needs nothing of the
+    output.
+    """
 
     number: int
     record: PartRecord
@@ -85,10 +97,16 @@ def find_duplicates(parts: Sequence[Array]) -> list[Array]:
     """
     buckets = 1 << max(-(-sum(map(len, parts)) // BUCKET) - 1, 0).bit_length()
     edges = np.array([(1 << 64) // buckets * number for number in range(1, buckets)], np.uint64)
-    places = [np.concatenate([[0], np.searchsorted(rows["high"], edges), [len(rows)]]).astype(int) for rows in parts]
+    places = [
+        np.concatenate([[0], np.searchsorted(rows["high"], edges), [len(rows)]]).astype(int)
+        for rows in parts
+    ]
     found: list[list[Array]] = [[] for _ in parts]
     for bucket in range(buckets):
-        _search([rows[at[bucket] : at[bucket + 1]] for rows, at in zip(parts, places, strict=True)], found)
+        _search(
+            [rows[at[bucket] : at[bucket + 1]] for rows, at in zip(parts, places, strict=True)],
+            found,
+        )
     return [np.sort(np.concatenate(some)) if some else np.empty(0, np.uint32) for some in found]
 
 
@@ -135,7 +153,8 @@ def drop_duplicates(
         shop: The preparation.
         pool: Does the work.
         records: The finished parts; some may have been filtered by a killed or an earlier run.
-        prepare_again: Called with numbers of parts; prepares them from the input and gives their records.
+        prepare_again: Called with numbers of parts; prepares them from the input and gives their
+            records.
         reopen: Called before a shard is changed.
         progress: Show a bar.
 
@@ -143,7 +162,9 @@ def drop_duplicates(
         The new records of all parts.
     """
     done, numbers = dict(records), sorted(records)
-    found = find_duplicates([_map_hashes(shop.output, number, records[number]) for number in numbers])
+    found = find_duplicates(
+        [_map_hashes(shop.output, number, records[number]) for number in numbers]
+    )
     drops = dict(zip(numbers, found, strict=True))
     stale = [n for n in numbers if records[n].drops not in ("", _describe(drops[n]))]
     if stale:
@@ -151,9 +172,14 @@ def drop_duplicates(
     todo = [n for n in numbers if len(drops[n]) and not done[n].drops]
     if todo:
         reopen()
-    with Progress("dropping duplicates", total=len(todo), unit="parts", enabled=progress and bool(todo)) as bar:
+    with Progress(
+        "dropping duplicates", total=len(todo), unit="parts", enabled=progress and bool(todo)
+    ) as bar:
         while todo:
-            tasks = ((f"duplicates of {done[n].identity}", _task(shop, n, done[n], drops[n])) for n in todo)
+            tasks = (
+                (f"duplicates of {done[n].identity}", _task(shop, n, done[n], drops[n]))
+                for n in todo
+            )
             done.update(pool.run(_drop, tasks, lambda: None))
             again = [n for n in todo if done[n].drops == UNSETTLED]
             bar.advance(len(todo) - len(again))
@@ -164,9 +190,13 @@ def drop_duplicates(
 
 
 def _task(shop: Workshop, number: int, record: PartRecord, dropped: Array) -> Drop | StoredDrop:
-    """The task for one part. If its shards are in a store, the record says from now on that they may be changing."""
+    """The task for one part. If its shards are in a store, the record says from now on that they
+    may be changing.
+    """
     losses = {}
-    for split, inside, text_bytes in _by_split(record, _map_hashes(shop.output, number, record), dropped):
+    for split, inside, text_bytes in _by_split(
+        record, _map_hashes(shop.output, number, record), dropped
+    ):
         if len(inside):
             path = shop.output / split / record.shards[split]
             if path.is_file() or (stub := load_stub(path)) is None:
@@ -181,7 +211,8 @@ def _drop(shop: Workshop, task: Drop | StoredDrop, report: object) -> tuple[int,
 
 
 def _drop_stored(shop: Workshop, task: StoredDrop) -> tuple[int, PartRecord]:
-    """Bring the shards of one part from the store, and put them there without the dropped documents.
+    """Bring the shards of one part from the store, and put them there without the dropped
+    documents.
 
     If another object is there, a task of a lost node has replaced it: the record stays unsettled.
     """
@@ -195,7 +226,12 @@ def _drop_stored(shop: Workshop, task: StoredDrop) -> tuple[int, PartRecord]:
                 return task.number, replace(task.record, drops=UNSETTLED)
             sources[split] = _origins(folder / name, loss.dropped)
             info = drop_documents(
-                folder, name, shop.layout, loss.dropped, text_bytes=loss.text_bytes, path_values=_path_values(shop)
+                folder,
+                name,
+                shop.layout,
+                loss.dropped,
+                text_bytes=loss.text_bytes,
+                path_values=_path_values(shop),
             )
             if info is None:
                 del shards[split]
@@ -209,15 +245,23 @@ def _drop_stored(shop: Workshop, task: StoredDrop) -> tuple[int, PartRecord]:
 def _drop_here(shop: Workshop, task: Drop) -> tuple[int, PartRecord]:
     """Write the shards of one part again.
 
-    Ray runs a task again if its node is lost. If that was while a shard got its new bytes, the record stays unsettled.
+    Ray runs a task again if its node is lost. If that was while a shard got its new bytes, the
+    record stays unsettled.
     """
     number, record, dropped = task.number, task.record, task.dropped
-    chosen = [one for one in _by_split(record, _map_hashes(shop.output, number, record), dropped) if len(one[1])]
+    chosen = [
+        one
+        for one in _by_split(record, _map_hashes(shop.output, number, record), dropped)
+        if len(one[1])
+    ]
     before = load_record(shop.output, number)
     if before is not None and before.drops == UNSETTLED:
         sources = before.dropped_from
     else:
-        sources = {split: _origins(shop.output / split / record.shards[split], inside) for split, inside, _ in chosen}
+        sources = {
+            split: _origins(shop.output / split / record.shards[split], inside)
+            for split, inside, _ in chosen
+        }
         save_record(shop.output, number, replace(record, drops=UNSETTLED, dropped_from=sources))
     shards = dict(record.shards)
     for split, inside, text_bytes in chosen:
@@ -228,7 +272,12 @@ def _drop_here(shop: Workshop, task: Drop) -> tuple[int, PartRecord]:
         documents = 0 if info is None else info.documents
         if documents == record.hashed[split]:
             drop_documents(
-                shop.output / split, name, shop.layout, inside, text_bytes=text_bytes, path_values=_path_values(shop)
+                shop.output / split,
+                name,
+                shop.layout,
+                inside,
+                text_bytes=text_bytes,
+                path_values=_path_values(shop),
             )
         elif documents != remaining:
             return number, replace(record, drops=UNSETTLED)
@@ -242,9 +291,13 @@ def _without(
 ) -> PartRecord:
     """The record of a part once its duplicates are dropped."""
     return replace(
-        record, documents=record.documents - len(dropped), duplicates=len(dropped), dropped_from=sources,
-        drops=_describe(dropped), shards=shards,
-    )  # fmt: skip
+        record,
+        documents=record.documents - len(dropped),
+        duplicates=len(dropped),
+        dropped_from=sources,
+        drops=_describe(dropped),
+        shards=shards,
+    )
 
 
 def _path_values(shop: Workshop) -> tuple[str, ...]:
@@ -270,7 +323,9 @@ def _by_split(record: PartRecord, rows: Array, dropped: Array) -> Iterator[tuple
 def _map_hashes(output: Path, number: int, record: PartRecord) -> Array:
     path = hashes_path(output, number)
     if not has_hashes(path, record):
-        raise OutputError(f"{path}: was removed or cut meanwhile; run it again: finished parts are kept")
+        raise OutputError(
+            f"{path}: was removed or cut meanwhile; run it again: finished parts are kept"
+        )
     if not path.stat().st_size:
         return np.empty(0, HASH)
     with output_errors(path):
@@ -279,4 +334,8 @@ def _map_hashes(output: Path, number: int, record: PartRecord) -> Array:
 
 def _describe(dropped: Array) -> str:
     """A hash of the numbers of dropped documents; empty: there are none."""
-    return hashlib.blake2b(dropped.astype("<u4").tobytes(), digest_size=8).hexdigest() if len(dropped) else ""
+    return (
+        hashlib.blake2b(dropped.astype("<u4").tobytes(), digest_size=8).hexdigest()
+        if len(dropped)
+        else ""
+    )

@@ -1,12 +1,13 @@
 """Finished parts of earlier and killed runs, which are reused if their input is still the same.
 
-`Earlier` finds parts of earlier runs by what they read. A part is the same if the sizes and times of its files are, or
-else the bytes that it read, and if the encoder is the same. So a file with only a new time costs reading its bytes, and
-lines appended to a large file cost its last part.
+`Earlier` finds parts of earlier runs by what they read. A part is the same if the sizes and times
+of its files are, or else the bytes that it read, and if the encoder is the same. So a file with
+only a new time costs reading its bytes, and lines appended to a large file cost its last part.
 
-`Interrupted` finds the parts that a killed run of the same preparation left in its folder. A manifest there is valid as
-long as nothing next to it changes: all code that changes something removes the manifest first. An iterable from Python
-may give other records than last time, which then take the same places.
+`Interrupted` finds the parts that a killed run of the same preparation left in its folder. A
+manifest there is valid as long as nothing next to it changes: all code that changes something
+removes the manifest first. An iterable from Python may give other records than last time, which
+then take the same places.
 """
 
 import json
@@ -81,10 +82,13 @@ class Earlier:
 
         Call this after the check of the encoder, which may choose another.
         """
-        return next((kept for kept in self._kept.get(part.identity, ()) if self._is_same(kept, part)), None)
+        return next(
+            (kept for kept in self._kept.get(part.identity, ()) if self._is_same(kept, part)), None
+        )
 
     def take(self, kept: Kept, number: int, part: Part, files: Sequence[int]) -> PartRecord | None:
-        """Move a finished part to the preparation; None if its shards or rejects are missing or damaged.
+        """Move a finished part to the preparation; None if its shards or rejects are missing or
+        damaged.
 
         Args:
             kept: The finished part.
@@ -93,15 +97,21 @@ class Earlier:
             files: Numbers of its files in the preparation.
         """
         output, target = self._shop.output, rejects_path(self._shop.output, number)
-        if (count := kept.record.rejects) and not copy_lines(kept.rejects, kept.first_reject, count, target):
+        if (count := kept.record.rejects) and not copy_lines(
+            kept.rejects, kept.first_reject, count, target
+        ):
             return None
         if self._shop.settings.drop_duplicates:
             total, place = sum(kept.record.hashed.values()), hashes_path(output, number)
-            if not copy_hashes(kept.hashes, kept.first_hash, total, kept.record.hashes_checksum, place):
+            if not copy_hashes(
+                kept.hashes, kept.first_hash, total, kept.record.hashes_checksum, place
+            ):
                 return None
         numbers = dict(zip(kept.record.files, files, strict=True))
         for split, name in kept.record.shards.items():
-            if not self._store(kept.home / split).hand_over(name, output / split, shard_name(number), numbers):
+            if not self._store(kept.home / split).hand_over(
+                name, output / split, shard_name(number), numbers
+            ):
                 return None
         shards = dict.fromkeys(kept.record.shards, shard_name(number))
         record = replace(
@@ -116,13 +126,20 @@ class Earlier:
 
     def _is_same(self, kept: Kept, part: Part) -> bool:
         record = kept.record
-        if record.encoder != self._shop.tokenizer.encoder or (record.rejects and not kept.rejects.is_file()):
+        if record.encoder != self._shop.tokenizer.encoder or (
+            record.rejects and not kept.rejects.is_file()
+        ):
             return False
         if record.drops == UNSETTLED:
             return False
-        if any(self._store(kept.home / split).find(name) is None for split, name in record.shards.items()):
+        if any(
+            self._store(kept.home / split).find(name) is None
+            for split, name in record.shards.items()
+        ):
             return False
-        return record.stamp == stamp_of(part) or (record.digest != "" and record.digest == digest_of(part))
+        return record.stamp == stamp_of(part) or (
+            record.digest != "" and record.digest == digest_of(part)
+        )
 
     def _store(self, folder: Path) -> ShardStore:
         if folder not in self._stores:
@@ -136,7 +153,15 @@ def _kept_in(home: Path) -> Iterator[Kept]:
         for number in finished_numbers(home):
             record = load_record(home, number)
             if record is not None:
-                yield Kept(home, number, record, rejects_path(home, number), 0, hashes_path(home, number), 0)
+                yield Kept(
+                    home,
+                    number,
+                    record,
+                    rejects_path(home, number),
+                    0,
+                    hashes_path(home, number),
+                    0,
+                )
         return
     rejects = hashes = 0
     for number, record in enumerate(finished_records(home)):
@@ -167,7 +192,8 @@ class Interrupted:
         self._open_stores()
 
     def find(self, number: int, part: Part) -> PartRecord | None:
-        """The record of a part, if exactly this part was finished with the same encoder, and its files exist.
+        """The record of a part, if exactly this part was finished with the same encoder, and its
+        files exist.
 
         Call this after the check of the encoder, which may choose another.
         """
@@ -180,9 +206,13 @@ class Interrupted:
             return None
         if record.rejects and not rejects_path(self._shop.output, number).is_file():
             return None
-        if self._shop.settings.drop_duplicates and not has_hashes(hashes_path(self._shop.output, number), record):
+        if self._shop.settings.drop_duplicates and not has_hashes(
+            hashes_path(self._shop.output, number), record
+        ):
             return None
-        complete = all(self._stores[split].find(name) is not None for split, name in record.shards.items())
+        complete = all(
+            self._stores[split].find(name) is not None for split, name in record.shards.items()
+        )
         return record if complete else None
 
     def forget(self, number: int) -> None:
@@ -193,12 +223,18 @@ class Interrupted:
             forget_part(self._shop.output, number, record)
 
     def keep_only(self, records: Mapping[int, PartRecord]) -> None:
-        """Remove everything that belongs to no part of this run: a killed run may have had other or more records."""
+        """Remove everything that belongs to no part of this run: a killed run may have had other or
+        more records.
+        """
         for number in finished_numbers(self._shop.output):
             if number not in records:
                 self.forget(number)
         for split, folder in self._folders.items():
-            expected = {name for record in records.values() if (name := record.shards.get(split)) is not None}
+            expected = {
+                name
+                for record in records.values()
+                if (name := record.shards.get(split)) is not None
+            }
             expected = {path.name for name in expected for path in files_of(folder / name)}
             with output_errors(folder):
                 for path in folder.glob("part-*"):
@@ -206,7 +242,9 @@ class Interrupted:
                         path.unlink()
 
     def reopen(self) -> None:
-        """Remove the manifests that a killed run may have written, before something next to them changes."""
+        """Remove the manifests that a killed run may have written, before something next to them
+        changes.
+        """
         for folder in self._folders.values():
             reopen_dataset(folder)
         self._open_stores()

@@ -17,19 +17,26 @@ EXECUTORS = ("processes", "ray")
 """`processes`: of this machine. `ray`: tasks of a Ray cluster."""
 
 WORTH_A_PROCESS = 8 << 20
-"""Raw bytes per process if their number is chosen automatically: starting one takes a second or two."""
+"""Raw bytes per process if their number is chosen automatically: starting one takes a second or
+two.
+"""
 
 MakeCrew = Callable[[Workshop, OutputFolder], Crew | None]
 
 
 def choose_executor(
-    executor: str, *, processes: int | None, parts: Sequence[Part] | None, transform: Transform | None
+    executor: str,
+    *,
+    processes: int | None,
+    parts: Sequence[Part] | None,
+    transform: Transform | None,
 ) -> MakeCrew:
     """Choose who will do the work, and refuse impossible choices before anything is written.
 
     Args:
         executor: One of `EXECUTORS`.
-        processes: Parts at once; None: one per core of this machine or the cluster, as far as there is work.
+        processes: Parts at once; None: one per core of this machine or the cluster, as far as there
+            is work.
         parts: The work; None if it is not known beforehand.
         transform: The user's function.
 

@@ -1,12 +1,14 @@
-"""The output folder of a preparation: new, or with a preparation of the same settings; anything else is refused.
+"""The output folder of a preparation: new, or with a preparation of the same settings; anything
+else is refused.
 
-`prepare.json` describes the preparation: the settings, and the input with sizes and times. It is written first and
-stays. A lock keeps a second preparation out. The system releases it when its processes end, however they end; workers
-hold it too, so that none of a killed run can write to a new one.
+`prepare.json` describes the preparation: the settings, and the input with sizes and times. It is
+written first and stays. A lock keeps a second preparation out. The system releases it when its
+processes end, however they end; workers hold it too, so that none of a killed run can write to a
+new one.
 
-If the input has changed, the new preparation is made in a separate folder inside the working folder, from reusable and
-new parts. It replaces the old one when it is complete; until then nothing of the old one is touched. If it is killed
-during the replacement, the next start continues it.
+If the input has changed, the new preparation is made in a separate folder inside the working
+folder, from reusable and new parts. It replaces the old one when it is complete; until then nothing
+of the old one is touched. If it is killed during the replacement, the next start continues it.
 """
 
 import json
@@ -42,9 +44,24 @@ NEXT = "next-"
 
 SPLITS = ("", "train", "validation")
 OURS = (
-    WORK, PLAN, REPORT, PARTS, REJECTED, HASHES, MANIFEST, LENGTHS, BATCHES, WEIGHT_SUMS,
-    RANGE_CHECKSUMS, FILES, "unfinished", "tokenizer", "chat.json", "chat_template.jinja", *SPLITS[1:],
-)  # fmt: skip
+    WORK,
+    PLAN,
+    REPORT,
+    PARTS,
+    REJECTED,
+    HASHES,
+    MANIFEST,
+    LENGTHS,
+    BATCHES,
+    WEIGHT_SUMS,
+    RANGE_CHECKSUMS,
+    FILES,
+    "unfinished",
+    "tokenizer",
+    "chat.json",
+    "chat_template.jinja",
+    *SPLITS[1:],
+)
 """Names that a preparation creates, in addition to its shards."""
 
 
@@ -126,10 +143,16 @@ class OutputFolder:
         return Place(place, (*others, self.path))
 
     def promote(self, place: Path) -> None:
-        """Replace the present preparation by a complete one; can be repeated if it was killed meanwhile."""
+        """Replace the present preparation by a complete one; can be repeated if it was killed
+        meanwhile.
+        """
         with output_errors(self.path):
             (self.path / REPORT).unlink(missing_ok=True)
-            files = [path for path in place.rglob("*") if path.is_file() and WORK not in path.relative_to(place).parts]
+            files = [
+                path
+                for path in place.rglob("*")
+                if path.is_file() and WORK not in path.relative_to(place).parts
+            ]
             waiting = [path for path in files if path != place / REPORT]
             for path in waiting:
                 if path.name == MANIFEST:
@@ -144,7 +167,10 @@ class OutputFolder:
 
     def refresh(self, place: Path, report: JsonObject) -> None:
         """Record new times of the same input in a finished preparation that stays as it is."""
-        write_json(self.path / PARTS, [json.loads(path.read_bytes()) for path in sorted((place / WORK).glob("*.json"))])
+        write_json(
+            self.path / PARTS,
+            [json.loads(path.read_bytes()) for path in sorted((place / WORK).glob("*.json"))],
+        )
         write_json(self.path / REPORT, report)
         write_json(self.path / PLAN, json.loads((place / PLAN).read_bytes()))
 
@@ -153,7 +179,8 @@ class OutputFolder:
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     def plan(self) -> JsonObject | None:
-        """The plan of the preparation in this folder, without retired settings; None: there is none yet.
+        """The plan of the preparation in this folder, without retired settings; None: there is none
+        yet.
 
         Raises:
             OutputError: It is damaged.
@@ -163,35 +190,56 @@ class OutputFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise OutputError(f"{self.path / PLAN}: damaged: {error}; set overwrite to prepare again") from error
+            raise OutputError(
+                f"{self.path / PLAN}: damaged: {error}; set overwrite to prepare again"
+            ) from error
         settings = plan.get("settings", {}).items()
-        return {**plan, "settings": {name: value for name, value in settings if name not in RETIRED}}
+        return {
+            **plan,
+            "settings": {name: value for name, value in settings if name not in RETIRED},
+        }
 
     def _has_results(self) -> bool:
         work = self.path / WORK
-        return (self.path / REPORT).exists() or any(work.glob("part-*.json")) or any(work.glob(f"{NEXT}*"))
+        return (
+            (self.path / REPORT).exists()
+            or any(work.glob("part-*.json"))
+            or any(work.glob(f"{NEXT}*"))
+        )
 
     def _refuse_strangers(self) -> None:
-        names = sorted(name for name in os.listdir(self.path) if name not in (WORK, f"{PLAN}.partial"))
+        names = sorted(
+            name for name in os.listdir(self.path) if name not in (WORK, f"{PLAN}.partial")
+        )
         if names and PLAN not in names:
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            raise OutputError(f"{self.path}: holds other files ({shown}); name an empty or a new folder")
+            raise OutputError(
+                f"{self.path}: holds other files ({shown}); name an empty or a new folder"
+            )
 
     def _drop_leftovers(self, report: JsonObject) -> None:
         """Remove files of the replaced preparation that the new one does not have."""
         if not report["rejects"]:
             (self.path / REJECTED).unlink(missing_ok=True)
-        for folder in (self.path / split for split in SPLITS if (self.path / split / MANIFEST).is_file()):
+        for folder in (
+            self.path / split for split in SPLITS if (self.path / split / MANIFEST).is_file()
+        ):
             manifest = Manifest.load(folder)
             shards = [folder / shard.file for shard in manifest.shards]
-            kept = {path.name for path in (*shards, *map(stub_path, shards))} | set(manifest.checksums)
+            kept = {path.name for path in (*shards, *map(stub_path, shards))} | set(
+                manifest.checksums
+            )
             for name in os.listdir(folder):
-                if name not in kept and (name.startswith("part-") or name in (WEIGHT_SUMS, RANGE_CHECKSUMS)):
+                if name not in kept and (
+                    name.startswith("part-") or name in (WEIGHT_SUMS, RANGE_CHECKSUMS)
+                ):
                     (folder / name).unlink()
             shutil.rmtree(folder / "unfinished", ignore_errors=True)
 
     def _clear(self) -> None:
-        """Remove an earlier preparation: first the report, which marks it as finished; last the plan."""
+        """Remove an earlier preparation: first the report, which marks it as finished; last the
+        plan.
+        """
         with output_errors(self.path):
             (self.path / REPORT).unlink(missing_ok=True)
             for path in (self.path / WORK).iterdir():
@@ -203,7 +251,9 @@ class OutputFolder:
             (self.path / PLAN).unlink(missing_ok=True)
 
     def _tidy(self) -> None:
-        """Remove what is left of a preparation that was refused, or failed before its first part was finished."""
+        """Remove what is left of a preparation that was refused, or failed before its first part
+        was finished.
+        """
         work = self.path / WORK
         if any(path.name != LOCK for path in work.iterdir()):
             return
@@ -236,7 +286,11 @@ def begun_on(output: Path) -> str | None:
 def _changes(old: JsonObject, new: JsonObject) -> Sequence[str]:
     """Which settings differ, in words."""
     names = sorted(set(old) | set(new))
-    return [f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in names if old.get(name) != new.get(name)]
+    return [
+        f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
 
 
 def input_changes(before: JsonObject | None, now: JsonObject) -> dict[str, str]:
@@ -247,5 +301,7 @@ def input_changes(before: JsonObject | None, now: JsonObject) -> dict[str, str]:
     if before is None or "files" not in before:
         return {}
     old, new = before["files"], now["files"]
-    changes = {path: "changed" if path in old else "new" for path in new if old.get(path) != new[path]}
+    changes = {
+        path: "changed" if path in old else "new" for path in new if old.get(path) != new[path]
+    }
     return changes | {path: "gone" for path in old if path not in new}

@@ -1,4 +1,6 @@
-"""Hashes of a part's documents, written next to it, so that duplicates can be found when all parts are there."""
+"""Hashes of a part's documents, written next to it, so that duplicates can be found when all parts
+are there.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from penstock.data.shards.format.trees import tree_words
 from penstock.data.stores.files import checksum, write_file
 
 HASH = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u4"), ("text_bytes", "<u4")])
-"""Of a document: its hash, its number in its part (those of the first split come first), and its UTF-8 bytes."""
+"""Of a document: its hash, its number in its part (those of the first split come first), and its
+UTF-8 bytes.
+"""
 
 
 @final
@@ -46,7 +50,9 @@ class HashFile:
         self._sizes[split].append(documents.text_sizes)
 
     def finish(self, path: Path) -> tuple[dict[str, int], int]:
-        """Write them sorted; returns the number of documents of each split, and the checksum of the file."""
+        """Write them sorted; returns the number of documents of each split, and the checksum of the
+        file.
+        """
         counts = {split: len(digests) for split, digests in self._digests.items()}
         digests = [digest for split in self._digests.values() for digest in split]
         rows = np.zeros(len(digests), HASH)
@@ -72,7 +78,9 @@ def _extras(documents: Documents) -> list[bytes]:
 
 
 def copy_hashes(source: Path, first: int, count: int, sum_of_bytes: int, target: Path) -> bool:
-    """Copy `count` hashes from number `first` on; False if they are missing or differ from their checksum."""
+    """Copy `count` hashes from number `first` on; False if they are missing or differ from their
+    checksum.
+    """
     try:
         with open(source, "rb") as file:
             file.seek(first * HASH.itemsize)

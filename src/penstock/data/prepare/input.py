@@ -16,7 +16,9 @@ from penstock.data.sources import Part, open_records, open_sources
 Paths = str | os.PathLike[str]
 
 
-def open_parts(source: Any, settings: PrepareSettings, progress: bool) -> list[Part] | Iterator[Part]:
+def open_parts(
+    source: Any, settings: PrepareSettings, progress: bool
+) -> list[Part] | Iterator[Part]:
     """The parts of paths, as a list; those of an iterable, as they come."""
     if paths_of(source) is not None:
         return open_sources(
@@ -41,22 +43,30 @@ def identity_of(parts: list[Part] | Iterator[Part]) -> JsonObject:
 
 
 def refuse_output(source: object, output: Path) -> None:
-    """Refuse an output path that Arrow cannot open, or that lies inside a source and would be read as input."""
+    """Refuse an output path that Arrow cannot open, or that lies inside a source and would be read
+    as input.
+    """
     try:
         str(output).encode()
     except UnicodeEncodeError:
-        raise OutputError(f"{str(output)!a}: the path is not UTF-8, which Arrow needs; choose another folder") from None
+        raise OutputError(
+            f"{str(output)!a}: the path is not UTF-8, which Arrow needs; choose another folder"
+        ) from None
     if output.is_file():
         return
     for one in paths_of(source) or ():
         if os.path.isdir(one) and output.resolve().is_relative_to(Path(one).resolve()):
-            raise ConfigError(f"{output}: lies inside the source {os.fspath(one)}; choose a folder outside")
+            raise ConfigError(
+                f"{output}: lies inside the source {os.fspath(one)}; choose a folder outside"
+            )
 
 
 def paths_of(source: object) -> Sequence[Paths] | None:
     """The paths in a source; None if it is an iterable of records."""
     listed = [source] if isinstance(source, (str, os.PathLike)) else source
-    if isinstance(listed, (list, tuple)) and all(isinstance(one, (str, os.PathLike)) for one in listed):
+    if isinstance(listed, (list, tuple)) and all(
+        isinstance(one, (str, os.PathLike)) for one in listed
+    ):
         return listed
     return None
 
@@ -70,4 +80,6 @@ def refuse_changes(plan: JsonObject, source: object, settings: PrepareSettings) 
         raise RecordError(f"the input changed while it was prepared: {error}; {again}") from error
     if now != {name: plan[name] for name in now}:
         changes = input_changes(plan, now)
-        raise RecordError(f"the input changed while it was prepared: {describe_changes(changes)}; {again}")
+        raise RecordError(
+            f"the input changed while it was prepared: {describe_changes(changes)}; {again}"
+        )

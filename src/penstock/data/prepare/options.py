@@ -20,14 +20,24 @@ FIELD_OPTIONS = {"text_field": "text", "weights_field": "weights", "columns": "c
 """Keyword → the field of `Fields` that it gives."""
 
 PARAMETERS = (
-    "tokenizer", "output", "template", "settings", "transform", "processes", "executor", "overwrite", "progress",
+    "tokenizer",
+    "output",
+    "template",
+    "settings",
+    "transform",
+    "processes",
+    "executor",
+    "overwrite",
+    "progress",
     "verbose",
-)  # fmt: skip
+)
 """Parameters of `prepare` that stand in its signature, which a mistyped keyword may mean too."""
 
 
 class ChatKeywords(MaskKeywords, total=False):
-    """Settings of chats that are also keywords of `prepare`, those of the mask included; see `ChatOptions`."""
+    """Settings of chats that are also keywords of `prepare`, those of the mask included; see
+    `ChatOptions`.
+    """
 
     chat_template_kwargs: Mapping[str, Any]
     date: str | None
@@ -73,10 +83,11 @@ class ChatKeywords(MaskKeywords, total=False):
 
 
 class ChatOptions(ChatKeywords, total=False):
-    """Settings that make records conversations, side by side: `prepare(…, chat=ps.ChatOptions(mask_history=True))`.
+    """Settings that make records conversations, side by side: `prepare(…,
+    chat=ps.ChatOptions(mask_history=True))`.
 
-    A plain dict of keywords, so `chat={"mask_history": True}` is the same. `penstock prepare --help` says what each
-    means.
+    A plain dict of keywords, so `chat={"mask_history": True}` is the same. `penstock prepare
+    --help` says what each means.
     """
 
     template: Template | str | Path
@@ -84,7 +95,9 @@ class ChatOptions(ChatKeywords, total=False):
 
 
 class PrepareOptions(ChatKeywords, total=False):
-    """Keywords of `prepare`: the fields of `PrepareSettings`, of `Fields`, and settings of chats."""
+    """Keywords of `prepare`: the fields of `PrepareSettings`, of `Fields`, and settings of
+    chats.
+    """
 
     fields: Fields | Mapping[str, str]
     """A mapping is that of `LayoutSettings`, for chats."""
@@ -120,12 +133,18 @@ def merge_options(settings: PrepareSettings | None, options: Mapping[str, Any]) 
     settings = settings or PrepareSettings()
     known = [field.name for field in fields(PrepareSettings)]
     refuse_unknown(options, [*PARAMETERS, *PrepareOptions.__annotations__], "an option of prepare")
-    if not isinstance(options.get("fields", settings.fields), Fields):  # those of chats have the same name
+    if not isinstance(
+        options.get("fields", settings.fields), Fields
+    ):  # those of chats have the same name
         known.remove("fields")
-    about_chats = {name: value for name, value in options.items() if name in chat_names() and name not in known}
+    about_chats = {
+        name: value for name, value in options.items() if name in chat_names() and name not in known
+    }
     chat = _chat_settings(options.get("chat", settings.chat))
     if about_chats and chat is None and "template" not in options:
-        raise ConfigError(f"{next(iter(about_chats))} is for chats: give a template, a .jinja file or auto")
+        raise ConfigError(
+            f"{next(iter(about_chats))} is for chats: give a template, a .jinja file or auto"
+        )
     named = {FIELD_OPTIONS[name]: value for name, value in options.items() if name in FIELD_OPTIONS}
     chosen = {name: value for name, value in options.items() if name in known}
     if chat is not None or about_chats:
@@ -141,5 +160,7 @@ def _chat_settings(given: object) -> ChatSettings | None:
     if isinstance(given, Mapping):
         return ChatSettings().merge(given)
     if given is not None and not isinstance(given, ChatSettings):
-        raise ConfigError(f"chat must be penstock.ChatOptions(…), such as mask_history=True, got {given!r}")
+        raise ConfigError(
+            f"chat must be penstock.ChatOptions(…), such as mask_history=True, got {given!r}"
+        )
     return given

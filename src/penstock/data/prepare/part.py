@@ -1,4 +1,5 @@
-"""Prepares one part of the input: a shard for each split, a file of rejected records, and a part record, written last.
+"""Prepares one part of the input: a shard for each split, a file of rejected records, and a part
+record, written last.
 
 Rejected records are written as they come, so memory does not grow with their number.
 """
@@ -21,7 +22,14 @@ from penstock.core.errors import RecordError
 from penstock.core.urls import Address
 from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.hashes import HashFile
-from penstock.data.prepare.part_record import WORK, PartRecord, hashes_path, rejects_path, save_record, shard_name
+from penstock.data.prepare.part_record import (
+    WORK,
+    PartRecord,
+    hashes_path,
+    rejects_path,
+    save_record,
+    shard_name,
+)
 from penstock.data.prepare.reasons import Reasons
 from penstock.data.prepare.recipe import Recipe
 from penstock.data.prepare.settings import PrepareSettings
@@ -67,7 +75,10 @@ class RejectFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
             self._file.close()
@@ -90,8 +101,8 @@ class RejectFile:
                 every.add(reject)
             table = "\n".join(["by reason:", *every.lines()])
             raise RecordError(
-                f"{found[-1]}; more than {self._settings.max_rejects} records were rejected; set max_rejects higher; "
-                f"{table}"
+                f"{found[-1]}; more than {self._settings.max_rejects} records were rejected; "
+                f"set max_rejects higher; {table}"
             )
 
     def write(self, found: Iterable[Reject]) -> None:
@@ -118,7 +129,9 @@ class RejectFile:
 
 
 def join_files(paths: Iterable[Path], target: Path) -> None:
-    """Join files end to end into `target`, forced to the disk, then renamed; without any, `target` is removed."""
+    """Join files end to end into `target`, forced to the disk, then renamed; without any, `target`
+    is removed.
+    """
     partial = target.with_name(f"{target.name}.partial")
     with output_errors(target):
         listed = list(paths)
@@ -181,7 +194,9 @@ class Workshop:
     store: Address | None = None
     """URL where shards go; None: to the output."""
     scratch: Path | None = None
-    """Folder of this machine for shards on their way to the store; None: that for temporary files."""
+    """Folder of this machine for shards on their way to the store; None: that for temporary
+    files.
+    """
 
     def elsewhere(self, folder: Path) -> "Workshop":
         """The same work in another folder, which has no copies."""
@@ -192,7 +207,11 @@ class Workshop:
 
     def making(self) -> AbstractContextManager[Path]:
         """The folder where shards are made; `keep` takes them from there."""
-        return nullcontext(self.output) if self.store is None else made_apart(self.scratch, self.settings.splits)
+        return (
+            nullcontext(self.output)
+            if self.store is None
+            else made_apart(self.scratch, self.settings.splits)
+        )
 
     def keep(self, made: Path, split: str, info: ShardInfo) -> str:
         """Take a finished shard from the folder where it was made; returns its name."""
@@ -220,10 +239,12 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
         report: Called after each block with raw bytes, tokens and rejects.
 
     Raises:
-        RecordError: A record or the rest of a file cannot be read, and the settings say stop; or there are too many.
+        RecordError: A record or the rest of a file cannot be read, and the settings say stop; or
+            there are too many.
         OutputError: The disk is full, or the folder was removed.
     """
-    # The digest comes first: input that changes during reading then differs from it, and is read again next time.
+    # The digest comes first: input that changes during reading then differs from it, and is read
+    # again next time.
     record = PartRecord(
         identity=task.part.identity,
         stamp=stamp_of(task.part),
@@ -236,7 +257,9 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
     numbers = np.array(task.files, np.int32)
     hashes = HashFile(shop.layout, shop.settings.splits) if shop.settings.drop_duplicates else None
     with ExitStack() as stack:
-        rejects = stack.enter_context(RejectFile(rejects_path(shop.output, task.number), shop.settings))
+        rejects = stack.enter_context(
+            RejectFile(rejects_path(shop.output, task.number), shop.settings)
+        )
         made = stack.enter_context(shop.making())
         for block in shop.recipe.blocks(task.part, shop.settings.on_damage(record.damaged)):
             record.records += len(block) + len(block.rejects)
@@ -281,7 +304,10 @@ def prepare_part(shop: Workshop, task: Task, report: Progressed) -> PartRecord:
             report(block.size_bytes, tokens, len(found))
         record.rejects, record.reasons = rejects.count, rejects.reasons.as_json()
         record.chats = chats.as_json() if chats is not None else None
-        record.shards = {split: shop.keep(made, split, writer.finish()) for split, writer in sorted(writers.items())}
+        record.shards = {
+            split: shop.keep(made, split, writer.finish())
+            for split, writer in sorted(writers.items())
+        }
         rejects.finish()
     if hashes is not None:
         record.hashed, record.hashes_checksum = hashes.finish(hashes_path(shop.output, task.number))
@@ -309,7 +335,9 @@ def stamp_of(part: Part) -> str:
 
 
 def digest_of(part: Part) -> str:
-    """A hash of the bytes of local files that determine a part's result; empty if the files are not local."""
+    """A hash of the bytes of local files that determine a part's result; empty if the files are not
+    local.
+    """
     digest = hashlib.blake2b(digest_size=16)
     try:
         extents = part.extents()

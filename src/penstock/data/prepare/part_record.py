@@ -1,4 +1,6 @@
-"""The record of a prepared part, and the files that a part has: names, writing, reading, removing."""
+"""The record of a prepared part, and the files that a part has: names, writing, reading,
+removing.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -16,8 +18,9 @@ WORK = PREPARING[0]
 """Folder inside the output for temporary files of a preparation; removed at the end."""
 
 REPORT, PARTS, REJECTED, HASHES = "report.json", "parts.json", "rejected.jsonl", "hashes.bin"
-"""Files of a finished preparation: the report, the record of each part, the rejects of all parts, and the hashes of
-their documents, if duplicates are dropped."""
+"""Files of a finished preparation: the report, the record of each part, the rejects of all parts,
+and the hashes of their documents, if duplicates are dropped.
+"""
 
 UNSETTLED = "being dropped"
 """`PartRecord.drops` while the shards of a part are written again without duplicates."""
@@ -26,7 +29,9 @@ UNSETTLED = "being dropped"
 @final
 @dataclass(slots=True)
 class PartRecord:
-    """The result of a part; a later run of the same preparation reuses it if its input is still the same."""
+    """The result of a part; a later run of the same preparation reuses it if its input is still the
+    same.
+    """
 
     identity: str
     """What was read: a path, and which stretch of the file; for records from Python, their hash."""
@@ -37,7 +42,9 @@ class PartRecord:
     files: list[int] = field(default_factory=list)
     """Numbers of its files among all files of the dataset, which its shards hold."""
     encoder: str = ""
-    """`Tokenizer.encoder` that encoded its texts; with other input, the check of the encoder may choose another."""
+    """`Tokenizer.encoder` that encoded its texts; with other input, the check of the encoder may
+    choose another.
+    """
     records: int = 0
     documents: int = 0
     weighted: int = 0
@@ -57,7 +64,9 @@ class PartRecord:
     shards: dict[str, str] = field(default_factory=dict)
     """Split → file name, for the splits that got documents."""
     hashed: dict[str, int] = field(default_factory=dict)
-    """Split → documents in the file of hashes, dropped ones too; empty if duplicates are not dropped."""
+    """Split → documents in the file of hashes, dropped ones too; empty if duplicates are not
+    dropped.
+    """
     hashes_checksum: int = 0
     """Of the bytes of these hashes."""
     duplicates: int = 0
@@ -118,7 +127,9 @@ def files_of(shard: Path) -> tuple[Path, Path, Path]:
 
 def finished_numbers(output: Path) -> list[int]:
     """Numbers of the parts that have a record, in order."""
-    return sorted(int(path.stem.removeprefix("part-")) for path in (output / WORK).glob("part-??????.json"))
+    return sorted(
+        int(path.stem.removeprefix("part-")) for path in (output / WORK).glob("part-??????.json")
+    )
 
 
 def load_record(output: Path, number: int) -> PartRecord | None:

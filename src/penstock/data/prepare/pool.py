@@ -1,11 +1,12 @@
 """Runs tasks in order, several at once, and collects their messages; the work is done by a crew.
 
-There are two crews: processes of this machine, and tasks of a Ray cluster. Both run the same functions with the same
-state, so the result does not depend on the crew.
+There are two crews: processes of this machine, and tasks of a Ray cluster. Both run the same
+functions with the same state, so the result does not depend on the crew.
 
-Worker processes are plain children (`python -m penstock.data.prepare.worker`), not copies of this process: no fork of a
-program with threads, and no second run of the user's main script. Each does one task at a time. A worker that dies is
-an error that names its task, never an endless wait. Workers end when their parent does, even by kill -9.
+Worker processes are plain children (`python -m penstock.data.prepare.worker`), not copies of this
+process: no fork of a program with threads, and no second run of the user's main script. Each does
+one task at a time. A worker that dies is an error that names its task, never an endless wait.
+Workers end when their parent does, even by kill -9.
 """
 
 import os
@@ -33,8 +34,8 @@ WORKER_MEMORY = {
 }
 """Environment that lets a worker keep the memory of one block for the next; a third less CPU time.
 
-Otherwise glibc maps each array of some megabytes, the system clears it page by page, and it is returned, each time.
-Arrow's own allocator does the same, whatever the settings of glibc.
+Otherwise glibc maps each array of some megabytes, the system clears it page by page, and it is
+returned, each time. Arrow's own allocator does the same, whatever the settings of glibc.
 """
 
 
@@ -59,7 +60,8 @@ class Crew(Protocol):
 
 @final
 class Pool:
-    """Runs functions `(state, argument, report) → result` with a crew, or in this process without one.
+    """Runs functions `(state, argument, report) → result` with a crew, or in this process without
+    one.
 
     Args:
         state: What every task needs; the crew has it too.
@@ -78,12 +80,17 @@ class Pool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._crew is not None:
             self._crew.close()
 
-    def run(self, function: Function, tasks: Iterable[tuple[str, Any]], report: Callable[..., None]) -> Iterator[Any]:
+    def run(
+        self, function: Function, tasks: Iterable[tuple[str, Any]], report: Callable[..., None]
+    ) -> Iterator[Any]:
         """Do all tasks, started in order; yield results as they come.
 
         Args:
@@ -165,7 +172,9 @@ class Processes:
 
     def has_room(self) -> bool:
         """Whether a worker is free, or another may be started."""
-        return len(self._workers) < self._limit or any(worker.task is None for worker in self._workers)
+        return len(self._workers) < self._limit or any(
+            worker.task is None for worker in self._workers
+        )
 
     def start(self, number: int, name: str, function: Function, argument: object) -> None:
         """Give a task to a free worker, or to a new one."""
@@ -203,8 +212,12 @@ def _message(worker: _Worker, name: str) -> Any:
         return pickle.loads(worker.connection.recv_bytes())
     except (EOFError, OSError):
         code = worker.process.wait()
-        cause = "killed by signal 9, often for lack of memory" if code == -9 else f"it ended with code {code}"
+        cause = (
+            "killed by signal 9, often for lack of memory"
+            if code == -9
+            else f"it ended with code {code}"
+        )
         raise PenstockError(
-            f"{name}: the process that worked on it died ({cause}); finished parts are kept: run it again, "
-            "with fewer processes or a smaller part_bytes if memory ran out"
+            f"{name}: the process that worked on it died ({cause}); finished parts are kept: "
+            "run it again, with fewer processes or a smaller part_bytes if memory ran out"
         ) from None

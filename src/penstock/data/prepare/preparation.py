@@ -1,8 +1,10 @@
-"""`prepare`: finds the parts of the sources, prepares them in several processes, finishes the datasets, and reports.
+"""`prepare`: finds the parts of the sources, prepares them in several processes, finishes the
+datasets, and reports.
 
-The parts are prepared by this process, child processes, or a Ray cluster. The result is byte-identical for any number
-of processes, and for any number of interruptions and changes of the input: a part depends on its own input alone, is
-finished once its record is on the disk, and is reused as long as its input is the same.
+The parts are prepared by this process, child processes, or a Ray cluster. The result is
+byte-identical for any number of processes, and for any number of interruptions and changes of the
+input: a part depends on its own input alone, is finished once its record is on the disk, and is
+reused as long as its input is the same.
 """
 
 import os
@@ -24,13 +26,27 @@ from penstock.data.prepare.chat_summary import describe_template
 from penstock.data.prepare.documents import Framing
 from penstock.data.prepare.executors import choose_executor
 from penstock.data.prepare.folder import OutputFolder, Place, begun_on, input_changes
-from penstock.data.prepare.input import Paths, identity_of, open_parts, paths_of, refuse_changes, refuse_output
+from penstock.data.prepare.input import (
+    Paths,
+    identity_of,
+    open_parts,
+    paths_of,
+    refuse_changes,
+    refuse_output,
+)
 from penstock.data.prepare.options import PrepareOptions, merge_options
 from penstock.data.prepare.part import COPIES, Workshop
 from penstock.data.prepare.part_record import REPORT, WORK
 from penstock.data.prepare.probe import say
 from penstock.data.prepare.recipe import ChatRecipe, TextRecipe
-from penstock.data.prepare.report import SHOWN, PrepareReport, describe_changes, finish, input_of, read_report
+from penstock.data.prepare.report import (
+    SHOWN,
+    PrepareReport,
+    describe_changes,
+    finish,
+    input_of,
+    read_report,
+)
 from penstock.data.prepare.settings import PrepareSettings, fingerprint
 from penstock.data.prepare.stored_shards import MAKING, StoreOutput
 from penstock.data.prepare.transform import Transform, describe_transform, load_transform
@@ -67,42 +83,57 @@ def prepare(
     prepare("chats.jsonl", tokenizer="Qwen3-0.6B/", output="data/chats", chat=ChatOptions(mask_history=True))
     ```
 
-    If it is killed at any moment, the next call continues after the finished parts. If the input has changed since the
-    last call, only the changed parts are prepared again; the old dataset stays complete until then.
+    If it is killed at any moment, the next call continues after the finished parts. If the input
+    has changed since the last call, only the changed parts are prepared again; the old dataset
+    stays complete until then.
 
     Args:
-        source: Paths, folders, globs, URLs, one or several; an iterator of texts or of dicts; a `datasets.Dataset`, or
-            a table of Arrow, polars or pandas.
+        source: Paths, folders, globs, URLs, one or several; an iterator of texts or of dicts; a
+            `datasets.Dataset`, or a table of Arrow, polars or pandas.
         tokenizer: A tokenizer, or its path.
-        output: Folder for the result: new, empty, or with an earlier run of this preparation. With a validation share,
-            the datasets are its folders `train` and `validation`. A URL (`s3://bucket/web`): shards go there from
-            where they are made, the rest of the result at the end.
-        template: Records are conversations, and this chat template renders them: a .jinja file, a folder with a
-            tokenizer, the text of a template, or "auto", the tokenizer's own.
+        output: Folder for the result: new, empty, or with an earlier run of this preparation. With
+            a validation share, the datasets are its folders `train` and `validation`. A URL
+            (`s3://bucket/web`): shards go there from where they are made, the rest of the result at
+            the end.
+        template: Records are conversations, and this chat template renders them: a .jinja file, a
+            folder with a tokenizer, the text of a template, or "auto", the tokenizer's own.
         settings: Settings that determine the result; its fields can also be given as keywords.
-        transform: Function, or `"module:function"`, that changes records (dicts) or drops them (None).
+        transform: Function, or `"module:function"`, that changes records (dicts) or drops them
+            (None).
         processes: Parts at once; None: one per core, fewer for a few megabytes.
-        executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of `ray.init`, otherwise a new
-            one on this machine; nodes that do not see the output send their parts here, or their shards to the URL.
+        executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of
+            `ray.init`, otherwise a new one on this machine; nodes that do not see the output send
+            their parts here, or their shards to the URL.
         overwrite: Discard existing results and start again; required to change settings.
         progress: Show progress on standard error, after one line on what is read and how.
         verbose: For chats, also print all settings in effect, and the layout of the first record.
-        options: See `PrepareOptions`: fields of `PrepareSettings`, and of `Fields` as `text_field`, `weights_field`,
-            `columns`; of chats, those of `ChatOptions`, one by one or together as `chat`.
+        options: See `PrepareOptions`: fields of `PrepareSettings`, and of `Fields` as `text_field`,
+            `weights_field`, `columns`; of chats, those of `ChatOptions`, one by one or together as
+            `chat`.
 
     Raises:
-        RecordError: A record cannot be read, with file and line; a conversation cannot be trained; too many were
-            rejected; or there is no document.
+        RecordError: A record cannot be read, with file and line; a conversation cannot be trained;
+            too many were rejected; or there is no document.
         DamagedFileError: A file was cut or is damaged, and `on_damaged_file` is "stop".
         OutputError: The folder cannot be used.
         ConfigError: A setting is out of range.
         StoreError: The output is a URL, and its store cannot be written.
         TokenizerError: The tokenizer cannot be loaded, or has no byte table for loss weights.
-    """
+    """  # noqa: E501
     into = partial(
-        _prepare_folder, source, tokenizer=tokenizer, template=template, settings=settings, transform=transform,
-        processes=processes, executor=executor, overwrite=overwrite, progress=progress, verbose=verbose, **options,
-    )  # fmt: skip
+        _prepare_folder,
+        source,
+        tokenizer=tokenizer,
+        template=template,
+        settings=settings,
+        transform=transform,
+        processes=processes,
+        executor=executor,
+        overwrite=overwrite,
+        progress=progress,
+        verbose=verbose,
+        **options,
+    )
     if is_url(output):
         return prepare_remote(normal_url(output), overwrite, progress, into)
     return into(local_path(output, "the output of prepare"), None)
@@ -126,7 +157,9 @@ def _prepare_folder(
 ) -> PrepareReport:
     """`prepare` into a folder, or its shards into a store."""
     started = time.monotonic()
-    settings = merge_options(settings, options if template is None else {"template": template, **options})
+    settings = merge_options(
+        settings, options if template is None else {"template": template, **options}
+    )
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(os.fspath(tokenizer))
     function = load_transform(transform)
     if settings.fields.weights:
@@ -141,13 +174,18 @@ def _prepare_folder(
     chat_template = recipe.encoder.template if isinstance(recipe, ChatRecipe) else None
     processor = recipe.encoder.processor if isinstance(recipe, ChatRecipe) else None
     plan_settings = settings.as_plan(
-        loaded, describe_transform(function), chat_template, None if processor is None else processor.fingerprint
+        loaded,
+        describe_transform(function),
+        chat_template,
+        None if processor is None else processor.fingerprint,
     )
     plan = {"settings": plan_settings, **identity_of(parts)}
     with OutputFolder(output) as folder:
         changes = {} if overwrite else input_changes(folder.plan(), plan)
         place = folder.adopt(plan, overwrite=overwrite)
-        is_whole = store is None or store.begin(folder.path, is_finished=place.finished and known is not None)
+        is_whole = store is None or store.begin(
+            folder.path, is_finished=place.finished and known is not None
+        )
         if place.finished:
             report = read_report((folder.path / REPORT).read_bytes(), str(folder.path))
             if known is not None and is_whole and settings.accepts(report.rejects, report.damaged):
@@ -176,7 +214,10 @@ def _prepare_folder(
         if progress:
             say(_describe_work(source, parts, shop, output if store is None else store.url))
         if progress and place.earlier and changes:
-            say(f"since the last run {describe_changes(changes)}; only changed parts are prepared again")
+            say(
+                f"since the last run {describe_changes(changes)}; only changed parts are "
+                "prepared again"
+            )
         with _keeping(copies, shop.copies), _without_leftovers(folder.path / WORK):
             work = Work(shop, folder, place, store, progress=progress, verbose=verbose)
             done = work.run(parts, make_crew)
@@ -187,20 +228,31 @@ def _prepare_folder(
     if progress and (line := report.untrained()):
         say(line)
     seconds = None if done.unchanged else time.monotonic() - started
-    return replace(report, seconds=seconds, parts_resumed=done.resumed, input_changes=changes if place.earlier else {})
+    return replace(
+        report,
+        seconds=seconds,
+        parts_resumed=done.resumed,
+        input_changes=changes if place.earlier else {},
+    )
 
 
-def _room_for_copies(folder: OutputFolder, parts: list[Part] | Iterator[Part], progress: bool) -> Path | None:
-    """The folder for copies of remote files; None: nothing is remote, or the disk has no room for all of it."""
+def _room_for_copies(
+    folder: OutputFolder, parts: list[Part] | Iterator[Part], progress: bool
+) -> Path | None:
+    """The folder for copies of remote files; None: nothing is remote, or the disk has no room for
+    all of it.
+    """
     listed = parts if isinstance(parts, list) else []
     remote = sum(part.size_bytes for part in listed if any(file.is_remote for file in part.sources))
-    room = shutil.disk_usage(folder.path).free - FREE_SHARE * sum(part.size_bytes for part in listed)
+    room = shutil.disk_usage(folder.path).free - FREE_SHARE * sum(
+        part.size_bytes for part in listed
+    )
     if not remote or remote < room:
         return folder.path / WORK / COPIES if remote else None
     if progress:
         say(
-            f"reading remote files more than once: {folder.path} has no room for copies of {short_number(remote)}B; "
-            "free some, or choose another folder"
+            f"reading remote files more than once: {folder.path} has no room for copies of "
+            f"{short_number(remote)}B; free some, or choose another folder"
         )
     return None
 
@@ -236,10 +288,14 @@ def _without_leftovers(work: Path) -> Iterator[None]:
         remove()
 
 
-def _describe_work(source: object, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str) -> str:
+def _describe_work(
+    source: object, parts: list[Part] | Iterator[Part], shop: Workshop, output: Path | str
+) -> str:
     """One line: what is read, with which tokenizer and template, where it goes."""
     paths = [shown_url(path) for path in paths_of(source) or ()]
-    read = ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+    read = ", ".join(paths[:SHOWN]) + (
+        f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    )
     if isinstance(parts, list):
         files = len({file.key for part in parts for file in part.sources})
         size = short_number(sum(part.size_bytes for part in parts))
@@ -250,7 +306,9 @@ def _describe_work(source: object, parts: list[Part] | Iterator[Part], shop: Wor
     return f"preparing {read or 'records from Python'} with {tools} into {output}"
 
 
-def _settle(shop: Workshop, done: Done, folder: OutputFolder, place: Place, configuration: str) -> PrepareReport:
+def _settle(
+    shop: Workshop, done: Done, folder: OutputFolder, place: Place, configuration: str
+) -> PrepareReport:
     """Finish the new dataset; if nothing changed, keep the old one."""
     if done.unchanged:
         report = read_report((folder.path / REPORT).read_bytes(), str(folder.path))
@@ -267,7 +325,9 @@ def _settle(shop: Workshop, done: Done, folder: OutputFolder, place: Place, conf
 def _make_recipe(
     settings: PrepareSettings, tokenizer: Tokenizer, output: Path, overwrite: bool
 ) -> TextRecipe | ChatRecipe:
-    """The recipe for the settings; a template that writes the date gets the date of the first run."""
+    """The recipe for the settings; a template that writes the date gets the date of the first
+    run.
+    """
     if settings.chat is None:
         return TextRecipe(tokenizer, Framing.of(tokenizer, settings), settings)
     day = None if overwrite else begun_on(output)

@@ -1,6 +1,8 @@
-"""Checks a sample of the input before it is prepared: whether the fast encoder is right, and what to report to users.
+"""Checks a sample of the input before it is prepared: whether the fast encoder is right, and what
+to report to users.
 
-Reports go to standard error, one line each: what needs attention if progress is shown, settings if `verbose` is set.
+Reports go to standard error, one line each: what needs attention if progress is shown, settings if
+`verbose` is set.
 """
 
 import sys
@@ -14,7 +16,9 @@ from penstock.data.prepare.recipe import Block, ChatRecipe
 from penstock.data.sources import ObjectBlock, Part, RecordBlock
 
 SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
-"""The sample for checking the encoder: number of parts, bytes of text from each, characters of each text."""
+"""The sample for checking the encoder: number of parts, bytes of text from each, characters of each
+text.
+"""
 
 
 def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose: bool) -> bool:
@@ -36,7 +40,11 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose
         block = next(shop.recipe.blocks(part, shop.settings.on_damage([])), None)
         if number == 0 and verbose and isinstance(shop.recipe, ChatRecipe):
             _report_settings(shop.recipe, block, part)
-        if isinstance(block, RecordBlock) and block.weights is not None and block.weights.present.any():
+        if (
+            isinstance(block, RecordBlock)
+            and block.weights is not None
+            and block.weights.present.any()
+        ):
             unweighted = None
         size = 0
         for text in shop.recipe.sample(block) if block is not None else []:
@@ -45,10 +53,16 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose
             if size >= SAMPLE_BYTES:
                 break
     if unweighted is not None and sample and progress:
-        say(f"warning: no sampled record has the field {unweighted!r}, which weights_field names; check its spelling")
+        say(
+            f"warning: no sampled record has the field {unweighted!r}, which weights_field "
+            "names; check its spelling"
+        )
     has_switched = shop.tokenizer.check_encoder(sample) is not None
     if shop.tokenizer.fallback_reason and progress:
-        say(f"encoding with {shop.tokenizer.encoder}, slower and with the same ids: {shop.tokenizer.fallback_reason}")
+        say(
+            f"encoding with {shop.tokenizer.encoder}, slower and with the same ids: "
+            f"{shop.tokenizer.fallback_reason}"
+        )
     return has_switched
 
 
@@ -60,7 +74,9 @@ def _report_settings(recipe: ChatRecipe, block: Block | None, part: Part) -> Non
         say(line)
 
 
-def checked_first(shop: Workshop, parts: Iterator[Part], progress: bool, verbose: bool) -> Iterator[Part]:
+def checked_first(
+    shop: Workshop, parts: Iterator[Part], progress: bool, verbose: bool
+) -> Iterator[Part]:
     """Parts as they come, after checking the encoder on the first.
 
     Raises:

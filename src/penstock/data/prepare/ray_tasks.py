@@ -1,13 +1,15 @@
 """A crew of Ray tasks: parts are prepared on any node of a cluster.
 
-The cluster is the one that this program is connected to, that of RAY_ADDRESS, or a new one on this machine. Nodes need
-the same version of penstock, which each task checks, and the sources. Ray runs a task again if its node is lost.
+The cluster is the one that this program is connected to, that of RAY_ADDRESS, or a new one on this
+machine. Nodes need the same version of penstock, which each task checks, and the sources. Ray runs
+a task again if its node is lost.
 
-Each run puts its own marker into the output's working folder. A task looks for the marker. On a node that sees it, the
-task writes to the output, and holds a lock on the marker meanwhile, so that a later run waits until the tasks of a
-killed run have ended. The locks are `flock`: they are released however a process ends, but the shared file system must
-support them. On any other node, the task works in a temporary folder and sends its files to this program, which writes
-them to the output; a part's record comes last. If the output is a store, its shards go there from any node
+Each run puts its own marker into the output's working folder. A task looks for the marker. On a
+node that sees it, the task writes to the output, and holds a lock on the marker meanwhile, so that
+a later run waits until the tasks of a killed run have ended. The locks are `flock`: they are
+released however a process ends, but the shared file system must support them. On any other node,
+the task works in a temporary folder and sends its files to this program, which writes them to the
+output; a part's record comes last. If the output is a store, its shards go there from any node
 (`prepare/stored_shards.py`), so what is sent is small.
 """
 
@@ -54,7 +56,9 @@ WAITING = 16
 """Messages of a task that may wait to be received; then it waits."""
 
 AHEAD = 2
-"""Tasks given to Ray per core, so that no core waits, and an elastic cluster sees that there is more work."""
+"""Tasks given to Ray per core, so that no core waits, and an elastic cluster sees that there is
+more work.
+"""
 
 _fetched: dict[Any, Any] = {}
 """The last state of this worker process: unpickling a tokenizer takes longer than a small part."""
@@ -89,22 +93,34 @@ def _work(place: Place, state: Any, work: bytes, send: Callable[[tuple[str, Any]
     last: tuple[str, Any]
     try:
         name = "a task"
-        with _hold(place) as sees_output, contextlib.chdir(place.folder if os.path.isdir(place.folder) else "."):
+        with (
+            _hold(place) as sees_output,
+            contextlib.chdir(place.folder if os.path.isdir(place.folder) else "."),
+        ):
             sys.path += [path for path in place.paths if path not in sys.path]
             name, function, argument = pickle.loads(work)
             last = _do(_fetch(state), function, argument, send, place, sees_output)
     except StoreError as error:
-        last = "failed", StoreError(f"{error} (on node {_node()})")  # each has credentials of its own
+        last = (
+            "failed",
+            StoreError(f"{error} (on node {_node()})"),
+        )  # each has credentials of its own
     except PenstockError as error:
         last = "failed", error
     except BaseException as error:  # any error must be sent: nothing else would report it
         last = "failed", PenstockError(f"{name}: failed on node {_node()}: {last_line(error)}")
-    # Only now: Ray may begin the next task in this process at once, and the working folder is the whole process's.
+    # Only now: Ray may begin the next task in this process at once, and the working folder is the
+    # whole process's.
     send(last)
 
 
 def _do(
-    state: Any, function: Function, argument: Any, send: Callable[[tuple[str, Any]], None], place: Place, sees: bool
+    state: Any,
+    function: Function,
+    argument: Any,
+    send: Callable[[tuple[str, Any]], None],
+    place: Place,
+    sees: bool,
 ) -> tuple[str, Any]:
     """Do the work, here or in a temporary folder; returns the last message."""
 
@@ -115,8 +131,9 @@ def _do(
         return "done", function(state, argument, report)
     if not hasattr(state, "elsewhere"):
         raise OutputError(
-            f"node {_node()}: does not see {place.marker.parent.parent} of this run; the output must be on a file "
-            "system that all nodes share, under the same path, with one preparation at a time"
+            f"node {_node()}: does not see {place.marker.parent.parent} of this run; the "
+            "output must be on a file system that all nodes share, under the same path, with "
+            "one preparation at a time"
         )
     if getattr(argument, "needs_output", False):
         return "unseen", None
@@ -189,10 +206,13 @@ def _fetch(state: Any) -> Any:
 
 @contextlib.contextmanager
 def _hold(place: Place) -> Iterator[bool]:
-    """Check that this node fits the run, and keep later runs waiting meanwhile; whether it sees the output."""
+    """Check that this node fits the run, and keep later runs waiting meanwhile; whether it sees the
+    output.
+    """
     if (found := version("penstock")) != place.version:
         raise PenstockError(
-            f"node {_node()}: has penstock {found}, expected: {place.version}, the version that started the run"
+            f"node {_node()}: has penstock {found}, expected: {place.version}, the version "
+            "that started the run"
         )
     try:
         marker = os.open(place.marker, os.O_RDWR)
@@ -201,8 +221,9 @@ def _hold(place: Place) -> Iterator[bool]:
         return
     except OSError as error:
         raise OutputError(
-            f"node {_node()}: cannot write to {place.marker.parent.parent} ({error.strerror}); let the user that Ray "
-            "runs as write there, or unmount it there: then parts are sent instead"
+            f"node {_node()}: cannot write to {place.marker.parent.parent} "
+            f"({error.strerror}); let the user that Ray runs as write there, or unmount it "
+            "there: then parts are sent instead"
         ) from None
     try:
         fcntl.flock(marker, fcntl.LOCK_SH)
@@ -247,8 +268,8 @@ def end_run(marker: Path) -> None:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise OutputError(
-                        f"{marker.parent.parent}: Ray tasks of an earlier run still write to it; stop that job "
-                        "(`ray list tasks` shows it), then run it again"
+                        f"{marker.parent.parent}: Ray tasks of an earlier run still write to "
+                        "it; stop that job (`ray list tasks` shows it), then run it again"
                     ) from None
                 time.sleep(0.05)
         marker.unlink(missing_ok=True)
@@ -286,7 +307,9 @@ class RayTasks:
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(ray, limit)
-        self._task = ray.remote(num_cpus=1, num_returns="streaming", _generator_backpressure_num_objects=WAITING)(serve)
+        self._task = ray.remote(
+            num_cpus=1, num_returns="streaming", _generator_backpressure_num_objects=WAITING
+        )(serve)
 
     def has_room(self) -> bool:
         """Whether another task may be given to Ray."""
@@ -315,7 +338,10 @@ class RayTasks:
                 # Its node does not have the files that it needs; they are here.
                 kind, value = "done", function(self._state, argument, lambda *_: None)
         except self._ray.exceptions.RayError as error:
-            text = f"{name}: Ray could not finish it: {last_line(error)}; run it again: finished parts are kept"
+            text = (
+                f"{name}: Ray could not finish it: {last_line(error)}; run it again: finished "
+                "parts are kept"
+            )
             kind, value = "failed", PenstockError(text)
         except PenstockError as error:
             kind, value = "failed", error
@@ -331,7 +357,9 @@ class RayTasks:
         self._shared = None
 
     def close(self) -> None:
-        """Cancel running tasks and wait until they have released the folder; shut Ray down if we started it."""
+        """Cancel running tasks and wait until they have released the folder; shut Ray down if we
+        started it.
+        """
         for stream in self._running:
             self._ray.cancel(stream, force=True)
         self._running = {}
@@ -339,13 +367,17 @@ class RayTasks:
             incoming.abandon()
         if self._ours:
             self._ray.shutdown()
-        with contextlib.suppress(OutputError):  # the marker stays then, and the next run waits for it
+        with contextlib.suppress(
+            OutputError
+        ):  # the marker stays then, and the next run waits for it
             end_run(self._place.marker)
 
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold back Ctrl-C meanwhile: Python ignores one that arrives in a destructor, and Ray's streams have one."""
+    """Hold back Ctrl-C meanwhile: Python ignores one that arrives in a destructor, and Ray's
+    streams have one.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -376,15 +408,26 @@ def _connect(ray: Any, limit: int | None) -> None:
     address = os.environ.get("RAY_ADDRESS") or "local"
     if address.startswith("ray://"):
         raise PenstockError(
-            f"RAY_ADDRESS is {address}: Ray Client cannot stream messages of tasks; run this on a node of the cluster, "
-            "with RAY_ADDRESS=auto (`ray job submit` does both)"
+            f"RAY_ADDRESS is {address}: Ray Client cannot stream messages of tasks; run this "
+            "on a node of the cluster, with RAY_ADDRESS=auto (`ray job submit` does both)"
         )
-    here: JsonObject = {"num_cpus": limit, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    here: JsonObject = {
+        "num_cpus": limit,
+        "include_dashboard": False,
+        "object_store_memory": STORE_BYTES,
+    }
     host, colon, port = address.rpartition(":")
     try:
         if colon and port.isdecimal():  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         # Prints of a transform stay in Ray's logs: they must not mix with our JSON.
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **(here if address == "local" else {}))
+        ray.init(
+            address,
+            log_to_driver=False,
+            logging_level="ERROR",
+            **(here if address == "local" else {}),
+        )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise PenstockError(f"Ray at {address!r} cannot be reached: {error}; set RAY_ADDRESS, or unset it") from error
+        raise PenstockError(
+            f"Ray at {address!r} cannot be reached: {error}; set RAY_ADDRESS, or unset it"
+        ) from error

@@ -1,4 +1,6 @@
-"""Reasons of rejected records, counted: those that differ only in names, numbers and quotations count together."""
+"""Reasons of rejected records, counted: those that differ only in names, numbers and quotations
+count together.
+"""
 
 import re
 from collections.abc import Iterable
@@ -70,6 +72,13 @@ class Reasons:
     def lines(self) -> list[str]:
         """A table, the most frequent first."""
         ordered = sorted(self.counts.items(), key=lambda one: -one[1])
-        shown = [f"{count:>10,}  {kind}; the first: {self.examples[kind]}" for kind, count in ordered[:SHOWN]]
+        shown = [
+            f"{count:>10,}  {kind}; the first: {self.examples[kind]}"
+            for kind, count in ordered[:SHOWN]
+        ]
         rest = ordered[SHOWN:]
-        return shown + ([f"{sum(count for _, count in rest):>10,}  for {len(rest):,} other reasons"] if rest else [])
+        return shown + (
+            [f"{sum(count for _, count in rest):>10,}  for {len(rest):,} other reasons"]
+            if rest
+            else []
+        )

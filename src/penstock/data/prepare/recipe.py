@@ -40,7 +40,8 @@ class Recipe(Protocol):
 
 @contextmanager
 def _rare_collection() -> Iterator[None]:
-    """Collect cyclic garbage rarely: decoded records and rendered text are many small objects without cycles.
+    """Collect cyclic garbage rarely: decoded records and rendered text are many small objects
+    without cycles.
 
     At Python's default rate, collection took a fifth of the time.
     """

@@ -46,40 +46,51 @@ class PrepareSettings:
     """CSV and TSV: the character between cells; None: a tab in TSV, else a comma."""
 
     part_bytes: int | None = None
-    """Approximate raw bytes of a part; each part becomes a shard. None: 64 MiB, more for terabytes."""
+    """Approximate raw bytes of a part; each part becomes a shard. None: 64 MiB, more for
+    terabytes.
+    """
 
     add_bos: Choice = "auto"
-    """BOS before each document. auto: if the tokenizer's own encoding puts it there. What trains on the dataset
-    begins texts likewise when it is used."""
+    """BOS before each document. auto: if the tokenizer's own encoding puts it there. What trains on
+    the dataset begins texts likewise when it is used.
+    """
 
     add_eos: Choice = "auto"
     """EOS after each document. auto: when the tokenizer has one."""
 
     validation: float = 0.0
-    """Share of documents that go to `validation`, the rest to `train`, by a hash of the text. 0: no split."""
+    """Share of documents that go to `validation`, the rest to `train`, by a hash of the text. 0: no
+    split.
+    """
 
     keep_text: bool = False
     """Store the text next to its tokens."""
 
     drop_duplicates: bool = False
-    """Of documents with the same tokens, keep the first in input order, across all sources and splits. Hashes stay
-    next to the dataset, 24 bytes a document."""
+    """Of documents with the same tokens, keep the first in input order, across all sources and
+    splits. Hashes stay next to the dataset, 24 bytes a document.
+    """
 
     on_error: Literal["stop", "skip"] = "stop"
     """At a record that cannot be read: stop, or skip it and write it to rejected.jsonl."""
 
     on_damaged_file: Literal["stop", "skip"] = "stop"
-    """At a file that was cut or is damaged: stop, or continue without the unreadable part, which the report and the
-    manifest count. "skip" reads compressed files twice, and uses nothing of a file with wrong data."""
+    """At a file that was cut or is damaged: stop, or continue without the unreadable part, which
+    the report and the manifest count. "skip" reads compressed files twice, and uses nothing of a
+    file with wrong data.
+    """
 
     max_rejects: int | float | str | None = None
-    """With "skip": more rejects than this are an error. A whole number (1000) counts records; a percentage ("1%") or a
-    decimal below 1 (0.01) is a share of all records, judged at the end. None: 1%, or 100 records where that is more."""
+    """With "skip": more rejects than this are an error. A whole number (1000) counts records; a
+    percentage ("1%") or a decimal below 1 (0.01) is a share of all records, judged at the end.
+    None: 1%, or 100 records where that is more.
+    """
 
     token_columns: Sequence[str] = ()
-    """Fields that become columns, a number for each token. Texts: among `fields.columns`, of type int64, float64 (the
-    same for all tokens) or ranges (by character; 0 elsewhere). Chats: a number, or a list of one for each message. A
-    record without the field has 0."""
+    """Fields that become columns, a number for each token. Texts: among `fields.columns`, of type
+    int64, float64 (the same for all tokens) or ranges (by character; 0 elsewhere). Chats: a number,
+    or a list of one for each message. A record without the field has 0.
+    """
 
     chat: ChatSettings | None = None
     """Records are conversations, and become documents with loss weights; None: they are texts."""
@@ -89,7 +100,9 @@ class PrepareSettings:
             self._accept_chats()
         for name, known in (("add_bos", ("auto", "yes", "no")), ("add_eos", ("auto", "yes", "no"))):
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}"
+                )
         for name in ("on_error", "on_damaged_file"):
             if getattr(self, name) not in ("stop", "skip"):
                 raise ConfigError(f"{name} must be stop or skip; got {getattr(self, name)!r}")
@@ -104,8 +117,9 @@ class PrepareSettings:
         for name in self.token_columns if self.chat is None else ():
             if self.fields.columns.get(name) not in ("int64", "float64", "ranges"):
                 raise ConfigError(
-                    f"token_columns: {name!r} must be among columns, with type int64, float64 or ranges; found "
-                    f"{self.fields.columns.get(name) or 'nothing'} (--column {name}:float64)"
+                    f"token_columns: {name!r} must be among columns, with type int64, float64 "
+                    f"or ranges; found {self.fields.columns.get(name) or 'nothing'} (--column "
+                    f"{name}:float64)"
                 )
         self.reject_limit(0)
 
@@ -113,7 +127,9 @@ class PrepareSettings:
         """Read whole records, in smaller parts; refuse what is about texts."""
         for name, default in (("add_bos", "auto"), ("add_eos", "auto"), ("separator", None)):
             if getattr(self, name) != default:
-                raise ConfigError(f"{name} is for texts; for chats the template does this: leave it out")
+                raise ConfigError(
+                    f"{name} is for texts; for chats the template does this: leave it out"
+                )
         if replace(self.fields, whole=False) != Fields():
             raise ConfigError(
                 "text_field, weights_field and columns are for texts; chats are read whole: "
@@ -144,21 +160,36 @@ class PrepareSettings:
     def columns(self) -> tuple[Column, ...]:
         """The columns of the resulting datasets."""
         return tuple(
-            Column(name=column_name(name), dtype="int32" if self.fields.columns.get(name) == "int64" else "float32")
+            Column(
+                name=column_name(name),
+                dtype="int32" if self.fields.columns.get(name) == "int64" else "float32",
+            )
             for name in self.token_columns
         )
 
     def on_damage(self, found: list[JsonObject]) -> OnDamage:
-        """The handler for a file that cannot be read further: stop, or note it in `found` and continue."""
-        return stop_at_damage if self.on_damaged_file == "stop" else lambda damage: found.append(asdict(damage))
+        """The handler for a file that cannot be read further: stop, or note it in `found` and
+        continue.
+        """
+        return (
+            stop_at_damage
+            if self.on_damaged_file == "stop"
+            else lambda damage: found.append(asdict(damage))
+        )
 
     def accepts(self, rejects: int, damaged: Sequence[Any]) -> bool:
-        """Whether these settings allow a result with this number of rejects and these damaged files."""
-        return not (rejects and self.on_error == "stop") and not (damaged and self.on_damaged_file == "stop")
+        """Whether these settings allow a result with this number of rejects and these damaged
+        files.
+        """
+        return not (rejects and self.on_error == "stop") and not (
+            damaged and self.on_damaged_file == "stop"
+        )
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the resulting datasets, as folders inside the output; ("",) is the output itself."""
+        """Names of the resulting datasets, as folders inside the output; ("",) is the output
+        itself.
+        """
         return ("train", "validation") if self.validation else ("",)
 
     def as_plan(
@@ -170,13 +201,17 @@ class PrepareSettings:
     ) -> JsonObject:
         """The settings that determine the bytes of the result, for comparison with an earlier run.
 
-        The handling of bad records and damaged files may change: parts without any are the same either way.
+        The handling of bad records and damaged files may change: parts without any are the same
+        either way.
         """
         chat = {}
         if self.chat is not None and template is not None:
             groups = self.chat.describe().values()
             chat = {f"chat.{name}": value for group in groups for name, value in group.items()}
-            chat |= {"chat.template": f"{template.name} {template.fingerprint}", "chat.date": day_of(template)}
+            chat |= {
+                "chat.template": f"{template.name} {template.fingerprint}",
+                "chat.date": day_of(template),
+            }
             chat |= {} if processor is None else {"chat.processor": processor}
         return {
             **chat,
@@ -200,7 +235,9 @@ class PrepareSettings:
         }
 
     def _begins_otherwise(self, tokenizer: Tokenizer) -> JsonObject:
-        """What tells a preparation from one of earlier versions, in which a BOS that is not EOS was always added."""
+        """What tells a preparation from one of earlier versions, in which a BOS that is not EOS was
+        always added.
+        """
         named = () if tokenizer.bos_id in (None, tokenizer.eos_id) else (tokenizer.bos_id,)
         same = self.chat is not None or self.add_bos != "auto" or tokenizer.begin_ids == named
         return {} if same else {"begin_ids": list(tokenizer.begin_ids)}
@@ -212,7 +249,9 @@ def column_name(field_name: str) -> str:
 
 
 def _limit(given: int | float | str) -> int | Decimal:
-    """A number of records, or a share of them as a decimal from 0 to 1, exact: 0.29 of 100 is 29."""
+    """A number of records, or a share of them as a decimal from 0 to 1, exact: 0.29 of 100 is
+    29.
+    """
     text = str(given).strip()
     if text.isdecimal():
         return int(text)
@@ -225,8 +264,8 @@ def _limit(given: int | float | str) -> int | Decimal:
     except ArithmeticError:
         pass
     raise ConfigError(
-        "max_rejects must be a number of records (1000), or a share of them as a percentage (1%) or a decimal below 1 "
-        f"(0.01); got {given!r}"
+        "max_rejects must be a number of records (1000), or a share of them as a percentage "
+        f"(1%) or a decimal below 1 (0.01); got {given!r}"
     )
 
 

@@ -1,7 +1,7 @@
 """Applies the user's own function, which changes or drops records one at a time.
 
-It gets a record as a dict of the requested fields, and returns it, changed or not, or None to drop it. The result is
-checked like any other record. As Python code per record, it limits the speed.
+It gets a record as a dict of the requested fields, and returns it, changed or not, or None to drop
+it. The result is checked like any other record. As Python code per record, it limits the speed.
 """
 
 import hashlib
@@ -38,7 +38,9 @@ def load_transform(given: str | Transform | None) -> Transform | None:
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"transform {given!r} cannot be imported: {error}; expected: module:function") from error
+        raise ConfigError(
+            f"transform {given!r} cannot be imported: {error}; expected: module:function"
+        ) from error
     if not colon or not callable(function):
         raise ConfigError(f"transform {given!r} is not a function; expected: module:function")
     loaded: Transform = function
@@ -54,7 +56,9 @@ def describe_transform(function: Transform | None) -> str | None:
     except (OSError, TypeError):
         code = repr(getattr(function, "__code__", function).__class__)
     name = getattr(function, "__qualname__", type(function).__name__)
-    return f"{function.__module__}:{name} {hashlib.blake2b(code.encode(), digest_size=8).hexdigest()}"
+    return (
+        f"{function.__module__}:{name} {hashlib.blake2b(code.encode(), digest_size=8).hexdigest()}"
+    )
 
 
 def require_picklable(function: Transform) -> None:
@@ -71,12 +75,14 @@ def require_picklable(function: Transform) -> None:
     if not reachable:
         name = getattr(function, "__qualname__", repr(function))
         raise ConfigError(
-            f"transform {name} cannot be imported by other processes; define it at the top level of a separate module, "
-            "or use processes=1"
+            f"transform {name} cannot be imported by other processes; define it at the top "
+            "level of a separate module, or use processes=1"
         )
 
 
-def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, ...], fields: Fields) -> RecordBlock:
+def apply_transform(
+    function: Transform, block: RecordBlock, files: tuple[str, ...], fields: Fields
+) -> RecordBlock:
     """Run a function over the records of a block.
 
     Returns:
@@ -92,7 +98,14 @@ def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, .
         reason = diagnose(_nested(changed), fields)
         if reason:
             shown = excerpt(repr(changed))
-            rejects.append(Reject(files[block.files[row]], int(block.lines[row]), f"after transform: {reason}", shown))
+            rejects.append(
+                Reject(
+                    files[block.files[row]],
+                    int(block.lines[row]),
+                    f"after transform: {reason}",
+                    shown,
+                )
+            )
             continue
         kept.append(_nested(changed))
         rows.append(row)
@@ -103,12 +116,16 @@ def apply_transform(function: Transform, block: RecordBlock, files: tuple[str, .
         lines=block.lines[keep],
         files=block.files[keep],
         size_bytes=block.size_bytes,
-        explain=lambda row: Reject("", 0, "after transform: the record cannot be read", repr(kept[row])),
+        explain=lambda row: Reject(
+            "", 0, "after transform: the record cannot be read", repr(kept[row])
+        ),
         rejects=rejects,
     )
 
 
-def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str, ...]) -> ObjectBlock:
+def transform_objects(
+    function: Transform, block: ObjectBlock, files: tuple[str, ...]
+) -> ObjectBlock:
     """Run a function over the whole records of a block.
 
     Returns:
@@ -119,11 +136,16 @@ def transform_objects(function: Transform, block: ObjectBlock, files: tuple[str,
     """
     kept = dict(_changed(function, block.objects, block, files))
     keep = np.array(list(kept), np.int64)
-    return replace(block, objects=list(kept.values()), lines=block.lines[keep], files=block.files[keep])
+    return replace(
+        block, objects=list(kept.values()), lines=block.lines[keep], files=block.files[keep]
+    )
 
 
 def _changed(
-    function: Transform, records: Sequence[JsonObject], block: RecordBlock | ObjectBlock, files: tuple[str, ...]
+    function: Transform,
+    records: Sequence[JsonObject],
+    block: RecordBlock | ObjectBlock,
+    files: tuple[str, ...],
 ) -> Iterator[tuple[int, JsonObject]]:
     """The rows that the function keeps, and its results for them."""
     for row, record in enumerate(records):
@@ -131,12 +153,15 @@ def _changed(
         try:
             changed: Any = function(record)
         except Exception as error:
-            raise RecordError(f"{place}: transform failed: {type(error).__name__}: {error}") from error
+            raise RecordError(
+                f"{place}: transform failed: {type(error).__name__}: {error}"
+            ) from error
         if changed is None:
             continue
         if not isinstance(changed, dict):
             raise RecordError(
-                f"{place}: transform returned {type(changed).__name__}; expected: the record as a dict, or None"
+                f"{place}: transform returned {type(changed).__name__}; expected: the record "
+                "as a dict, or None"
             )
         yield row, changed
 
@@ -149,14 +174,20 @@ def as_records(block: RecordBlock, fields: Fields) -> list[JsonObject]:
         weights = block.weights
         columns[fields.weights] = [
             [
-                {"begin": int(weights.begin[r]), "end": int(weights.end[r]), "weight": float(weights.weight[r])}
+                {
+                    "begin": int(weights.begin[r]),
+                    "end": int(weights.end[r]),
+                    "weight": float(weights.weight[r]),
+                }
                 for r in range(weights.offsets[row], weights.offsets[row + 1])
             ]
             if weights.present[row]
             else None
             for row in range(len(block))
         ]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
 
 
 def _nested(record: JsonObject) -> JsonObject:

@@ -1,9 +1,10 @@
-"""Preparing into a store: in a folder of the cache that belongs to the URL; its files are copied at the end.
+"""Preparing into a store: in a folder of the cache that belongs to the URL; its files are copied at
+the end.
 
-Where several machines may write to the store at once, shards go there as soon as they are made, from the node that made
-them (`prepare/stored_shards.py`), and the folder holds small files only. A killed preparation goes on: parts that are
-finished are not prepared again, and files that were copied are not copied again. The manifest is copied last. The
-folder is removed at the end.
+Where several machines may write to the store at once, shards go there as soon as they are made,
+from the node that made them (`prepare/stored_shards.py`), and the folder holds small files only. A
+killed preparation goes on: parts that are finished are not prepared again, and files that were
+copied are not copied again. The manifest is copied last. The folder is removed at the end.
 """
 
 import hashlib
@@ -23,7 +24,10 @@ from penstock.data.stores.store import Store
 
 
 def prepare_remote(
-    url: str, overwrite: bool, progress: bool, prepare: Callable[[Path, StoreOutput | None], PrepareReport]
+    url: str,
+    overwrite: bool,
+    progress: bool,
+    prepare: Callable[[Path, StoreOutput | None], PrepareReport],
 ) -> PrepareReport:
     """Prepare into a URL.
 
@@ -41,18 +45,24 @@ def prepare_remote(
     folder = folder_of(url)
     found = {name: store.read_if_there(name) for name in (f"{split}{MANIFEST}" for split in SPLITS)}
     there = {name: content for name, content in found.items() if content is not None}
-    if not overwrite and (strange := [name for name, content in there.items() if not _is(folder / name, content)]):
+    if not overwrite and (
+        strange := [name for name, content in there.items() if not _is(folder / name, content)]
+    ):
         raise OutputError(
-            f"{store.where(strange[0])}: a dataset is there already; choose another URL, or replace it with overwrite "
-            "(--overwrite)"
+            f"{store.where(strange[0])}: a dataset is there already; choose another URL, or "
+            "replace it with overwrite (--overwrite)"
         )
     replaced = list(there) if overwrite else []
-    output = StoreOutput(url, replaced, [] if overwrite else list(there)) if store.is_shared else None
+    output = (
+        StoreOutput(url, replaced, [] if overwrite else list(there)) if store.is_shared else None
+    )
     report = prepare(folder, output)
     if output is None:
         for name in replaced:
             store.remove(name)
-    copy_dataset(folder, url, progress=progress, stored={} if output is None else output.stored(folder))
+    copy_dataset(
+        folder, url, progress=progress, stored={} if output is None else output.stored(folder)
+    )
     shutil.rmtree(folder)
     splits = {split: replace(one, path=store.where(split)) for split, one in report.splits.items()}
     return replace(report, output=store.url, splits=splits)

@@ -49,7 +49,8 @@ class Work:
     Args:
         shop: The preparation.
         folder: Its output.
-        place: Where in the output this run writes, and the earlier runs whose parts it may take over.
+        place: Where in the output this run writes, and the earlier runs whose parts it may take
+            over.
         store: Where shards go as soon as they are made; None: they stay in the folder.
         progress: Show a bar.
         verbose: Report the settings of chats too.
@@ -73,7 +74,9 @@ class Work:
         self._records: dict[int, PartRecord] = {}
         self._resumed = 0
         self._stayed: set[int] = set()
-        """Numbers of the parts that are finished in the output itself, as the same parts of the same files."""
+        """Numbers of the parts that are finished in the output itself, as the same parts of the
+        same files.
+        """
 
     def run(self, parts: list[Part] | Iterator[Part], make_crew: MakeCrew) -> Done:
         """Prepare the parts; the records are complete when this returns."""
@@ -82,10 +85,18 @@ class Work:
             (shop.output / split).mkdir(exist_ok=True)
         with Pool(shop, make_crew(shop, self._folder)) as pool:
             found, total = self._survey(parts, pool)
-            with Progress("preparing", total=total, unit="B", enabled=self._progress, rates={"tokens": "tok/s"}) as bar:
+            with Progress(
+                "preparing",
+                total=total,
+                unit="B",
+                enabled=self._progress,
+                rates={"tokens": "tok/s"},
+            ) as bar:
 
                 def advance(size_bytes: int, tokens: int, rejects: int) -> None:
-                    bar.advance(size_bytes, tokens=tokens, **({"rejects": rejects} if rejects else {}))
+                    bar.advance(
+                        size_bytes, tokens=tokens, **({"rejects": rejects} if rejects else {})
+                    )
 
                 self._records.update(pool.run(_prepare_one, self._tasks(found), advance))
             self._interrupted.keep_only(self._records)
@@ -98,8 +109,12 @@ class Work:
         ordered = [self._records[number] for number in sorted(self._records)]
         return Done(ordered, self._resumed, list(self._files), self._is_unchanged())
 
-    def _survey(self, parts: list[Part] | Iterator[Part], pool: Pool) -> tuple[Iterable[Found], int | None]:
-        """Each part with what is finished of it, after the check of the encoder; and the bytes to prepare, if known."""
+    def _survey(
+        self, parts: list[Part] | Iterator[Part], pool: Pool
+    ) -> tuple[Iterable[Found], int | None]:
+        """Each part with what is finished of it, after the check of the encoder; and the bytes to
+        prepare, if known.
+        """
         shop = self._shop
         if not isinstance(parts, list):
             return self._stream(checked_first(shop, parts, self._progress, self._verbose)), None
@@ -110,7 +125,9 @@ class Work:
             (part, self._interrupted.find(number, part), self._earlier.find(part))
             for number, part in enumerate(self._listed)
         ]
-        missing = sum(part.size_bytes for part, there, kept in found if there is None and kept is None)
+        missing = sum(
+            part.size_bytes for part, there, kept in found if there is None and kept is None
+        )
         if self._store is None:
             _check_room(shop, missing)
         return found, missing
@@ -118,7 +135,8 @@ class Work:
     def _stream(self, parts: Iterator[Part]) -> Iterator[Found]:
         """Parts from Python, as they come.
 
-        None can be prepared again later, should others be duplicates now, so one that lost documents is not taken over.
+        None can be prepared again later, should others be duplicates now, so one that lost
+        documents is not taken over.
         """
         for number, part in enumerate(parts):
             there, kept = self._interrupted.find(number, part), self._earlier.find(part)
@@ -146,17 +164,25 @@ class Work:
         if self._shop.settings.drop_duplicates:
             again = partial(self._prepare_again, pool)
             reopen, progress = self._interrupted.reopen, self._progress
-            self._records = drop_duplicates(self._shop, pool, self._records, again, reopen, progress)
+            self._records = drop_duplicates(
+                self._shop, pool, self._records, again, reopen, progress
+            )
 
-    def _prepare_again(self, pool: Pool, numbers: Sequence[int]) -> Iterator[tuple[int, PartRecord]]:
+    def _prepare_again(
+        self, pool: Pool, numbers: Sequence[int]
+    ) -> Iterator[tuple[int, PartRecord]]:
         """Prepare finished parts once more, as if they were not."""
         if not self._listed:
-            raise OutputError(f"{self._shop.output}: a shard was lost while it was written; run it again")
+            raise OutputError(
+                f"{self._shop.output}: a shard was lost while it was written; run it again"
+            )
         for number in numbers:
             self._interrupted.forget(number)
             self._stayed.discard(number)
         listed = self._listed
-        tasks = [(listed[n].name, Task(n, listed[n], tuple(self._records[n].files))) for n in numbers]
+        tasks = [
+            (listed[n].name, Task(n, listed[n], tuple(self._records[n].files))) for n in numbers
+        ]
         return pool.run(_prepare_one, tasks, lambda *_: None)
 
     def _is_unchanged(self) -> bool:
@@ -181,8 +207,8 @@ def _check_room(shop: Workshop, missing_bytes: int) -> None:
     free = shutil.disk_usage(shop.output).free
     if free < needed:
         raise OutputError(
-            f"{shop.output}: {free / 1e6:,.1f} MB are free, but at least {needed / 1e6:,.1f} MB are needed; "
-            "make room or choose another folder"
+            f"{shop.output}: {free / 1e6:,.1f} MB are free, but at least {needed / 1e6:,.1f} "
+            "MB are needed; make room or choose another folder"
         )
 
 
@@ -191,7 +217,11 @@ def _numbered(parts: list[Part], pool: Pool) -> list[Part]:
 
     def count(_: object, ranges: Iterable[Any]) -> Iterable[Any]:
         listed = list(ranges)
-        found = dict(pool.run(_count, [(part.name, (n, part)) for n, part in enumerate(listed)], lambda: None))
+        found = dict(
+            pool.run(
+                _count, [(part.name, (n, part)) for n, part in enumerate(listed)], lambda: None
+            )
+        )
         return [found[n] for n in range(len(listed))]
 
     return number_lines(parts, count)

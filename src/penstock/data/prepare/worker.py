@@ -1,6 +1,8 @@
-"""A pool's child process: takes tasks from a pipe until the pipe closes, and sends back reports and results.
+"""A pool's child process: takes tasks from a pipe until the pipe closes, and sends back reports and
+results.
 
-The parent handles Ctrl-C. If the parent dies, its end of standard input closes, and the worker ends at once.
+The parent handles Ctrl-C. If the parent dies, its end of standard input closes, and the worker ends
+at once.
 """
 
 import os
@@ -41,7 +43,10 @@ def _serve(connection: Connection, state: object) -> None:
     except PenstockError as error:
         message = ("failed", error)
     except MemoryError:
-        message = ("failed", PenstockError("out of memory; use fewer processes, or a smaller part_bytes"))
+        message = (
+            "failed",
+            PenstockError("out of memory; use fewer processes, or a smaller part_bytes"),
+        )
     connection.send_bytes(pickle.dumps(message))
 
 

@@ -1,7 +1,7 @@
 """Shards: documents of tokens on disk, and the tables that locate them.
 
-Write with `ShardWriter` and `finish_dataset` (or `ps.write_dataset` from memory), open with `ps.open_dataset`. Kernels
-of other rooms read documents by address through `DocumentTable`.
+Write with `ShardWriter` and `finish_dataset` (or `ps.write_dataset` from memory), open with
+`ps.open_dataset`. Kernels of other rooms read documents by address through `DocumentTable`.
 """
 
 from penstock.core.lazy_imports import public_names
@@ -12,7 +12,13 @@ from penstock.data.shards.foreign.in_place import InPlaceCorpus
 from penstock.data.shards.foreign.megatron import open_megatron
 from penstock.data.shards.foreign.npy import open_npy
 from penstock.data.shards.format.layout import ShardLayout
-from penstock.data.shards.format.manifest import ChatInfo, DamagedSource, Manifest, ShardInfo, TokenizerInfo
+from penstock.data.shards.format.manifest import (
+    ChatInfo,
+    DamagedSource,
+    Manifest,
+    ShardInfo,
+    TokenizerInfo,
+)
 from penstock.data.shards.format.trees import Tree, TreeDocument, build_tree
 from penstock.data.shards.joined import JoinedCorpus
 from penstock.data.shards.tables.corpus import Corpus

@@ -1,4 +1,5 @@
-"""Converts documents between formats: a foreign corpus to a dataset, any dataset to Megatron's `.bin` and `.idx`.
+"""Converts documents between formats: a foreign corpus to a dataset, any dataset to Megatron's
+`.bin` and `.idx`.
 
 Tokens are checked as far as the source format allows.
 """
@@ -42,8 +43,8 @@ def import_corpus(
     Args:
         corpus: The result of `open_megatron` or `open_npy`, or several of these joined.
         output: A new or empty folder.
-        tokenizer: The tokenizer of the ids; a whole tokenizer is saved with the dataset. None: unknown; a nameless one
-            is recorded, with as many ids as the corpus's type can hold.
+        tokenizer: The tokenizer of the ids; a whole tokenizer is saved with the dataset. None:
+            unknown; a nameless one is recorded, with as many ids as the corpus's type can hold.
         progress: Show a bar.
 
     Raises:
@@ -52,7 +53,9 @@ def import_corpus(
     """
     table = corpus.table
     if tokenizer is None:
-        info = TokenizerInfo(name="", fingerprint="", vocab_size=2**16 if table.token_bytes == 2 else 2**31)
+        info = TokenizerInfo(
+            name="", fingerprint="", vocab_size=2**16 if table.token_bytes == 2 else 2**31
+        )
     elif isinstance(tokenizer, TokenizerInfo):
         info = tokenizer
     else:
@@ -74,7 +77,12 @@ def import_corpus(
                     block = next(documents, None)
                 shards.append(writer.finish())
         finish_dataset(
-            folder, shards=shards, layout=layout, tokenizer=info, configuration=corpus.fingerprint, files=corpus.files
+            folder,
+            shards=shards,
+            layout=layout,
+            tokenizer=info,
+            configuration=corpus.fingerprint,
+            files=corpus.files,
         )
     return Dataset.open(folder)
 
@@ -104,12 +112,13 @@ def write_megatron(
     output, table = megatron_prefix(local_path(output, "a Megatron corpus")), corpus.table
     if corpus.media is not None:
         raise ConfigError(
-            f"{corpus.name} has images, which a Megatron corpus cannot hold; train it with penstock's loader"
+            f"{corpus.name} has images, which a Megatron corpus cannot hold; train it with "
+            "penstock's loader"
         )
     if table.has_spans and not drop_spans:
         raise ConfigError(
-            f"{corpus.name} has loss-weight spans, which a Megatron corpus cannot hold: all tokens would be trained; "
-            "set drop_spans to lose them"
+            f"{corpus.name} has loss-weight spans, which a Megatron corpus cannot hold: all "
+            "tokens would be trained; set drop_spans to lose them"
         )
     token_type = "uint16" if table.token_bytes == 2 else "int32"
     paths = [output.with_name(output.name + ending) for ending in (".bin", ".idx")]
@@ -129,7 +138,9 @@ def write_megatron(
     return output
 
 
-def _documents(corpus: Dataset | InPlaceCorpus | JoinedCorpus, progress: bool) -> Iterator[tuple[int, Ragged]]:
+def _documents(
+    corpus: Dataset | InPlaceCorpus | JoinedCorpus, progress: bool
+) -> Iterator[tuple[int, Ragged]]:
     """All documents in order, in blocks: (number of the first, uint32 tokens)."""
     with Progress("converting", total=len(corpus), unit="documents", enabled=progress) as bar:
         for first in range(0, len(corpus), DOCUMENTS_PER_BATCH):

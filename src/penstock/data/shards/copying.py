@@ -1,7 +1,8 @@
 """Copies datasets between folders and object stores; a copy that was interrupted goes on.
 
-Every file with a checksum is checked on its way, and the manifest is written last, so a copy with a manifest is
-complete. In a store, a note next to the files says which ones are there already; in a folder, their checksums do.
+Every file with a checksum is checked on its way, and the manifest is written last, so a copy with a
+manifest is complete. In a store, a note next to the files says which ones are there already; in a
+folder, their checksums do.
 """
 
 import hashlib
@@ -58,7 +59,8 @@ def copy_dataset(
     check: bool = True,
     stored: Mapping[str, StoredFile] = MappingProxyType({}),
 ) -> int:
-    """Copy a dataset, or a folder with the datasets `train` and `validation`, from anywhere to anywhere.
+    """Copy a dataset, or a folder with the datasets `train` and `validation`, from anywhere to
+    anywhere.
 
     ```python
     copy_dataset("data/web", "s3://bucket/web")
@@ -93,13 +95,25 @@ def copy_dataset(
     for name, content in manifests.items():
         found = goal.read_if_there(name)
         if found is not None and found != content:
-            raise OutputError(f"{goal.where(name)}: another dataset is there; choose another place, or remove it")
+            raise OutputError(
+                f"{goal.where(name)}: another dataset is there; choose another place, or remove it"
+            )
         is_finished &= found is not None
-    files = [one for name, content in manifests.items() for one in _files_of(origin, name, content, listed)]
-    files += [_File(name=name, size=listed[name].size, checksum=None) for name in listed if _is_report(name, manifests)]
+    files = [
+        one
+        for name, content in manifests.items()
+        for one in _files_of(origin, name, content, listed)
+    ]
+    files += [
+        _File(name=name, size=listed[name].size, checksum=None)
+        for name in listed
+        if _is_report(name, manifests)
+    ]
     files = [one for one in files if one.name not in stored]
     digest = hashlib.blake2b(b"".join(manifests.values()), digest_size=16).hexdigest()
-    with Progress("copying", total=sum(one.size or 0 for one in files), unit="B", enabled=progress) as bar:
+    with Progress(
+        "copying", total=sum(one.size or 0 for one in files), unit="B", enabled=progress
+    ) as bar:
         copied = _copy_files(origin, goal, files, digest, bar, check, is_finished)
     if copied or not is_finished:
         for name, content in sorted(manifests.items(), reverse=True):
@@ -110,7 +124,13 @@ def copy_dataset(
 
 
 def _copy_files(
-    origin: "_Place", goal: "_Place", files: list[_File], digest: str, bar: Progress, check: bool, is_finished: bool
+    origin: "_Place",
+    goal: "_Place",
+    files: list[_File],
+    digest: str,
+    bar: Progress,
+    check: bool,
+    is_finished: bool,
 ) -> int:
     done = goal.complete(files, digest, is_finished)
     lock, copied = threading.Lock(), 0
@@ -120,7 +140,9 @@ def _copy_files(
         if one.name not in done:
             with origin.local(one) as path:
                 if check and one.checksum is not None and checksum(map_file(path)) != one.checksum:
-                    raise CorruptionError(f"{origin.where(one.name)}: differs from its checksum; prepare it again")
+                    raise CorruptionError(
+                        f"{origin.where(one.name)}: differs from its checksum; prepare it again"
+                    )
                 size = path.stat().st_size
                 goal.write(one, path, digest)
             with lock:
@@ -146,31 +168,42 @@ def _manifests(origin: "_Place") -> dict[str, bytes]:
         try:
             if (content := origin.read_if_there(name)) is not None:
                 here[name] = content
-        except RefusedError as error:  # S3 without the right to list says so of files that are not there
+        except (
+            RefusedError
+        ) as error:  # S3 without the right to list says so of files that are not there
             refused = refused or error
     if not here and refused is not None:
         raise refused
     if not here:
         raise FormatError(
-            f"{origin.where('')}: not a dataset: no {MANIFEST}; give a folder or URL that `penstock prepare` finished"
+            f"{origin.where('')}: not a dataset: no {MANIFEST}; give a folder or URL that "
+            "`penstock prepare` finished"
         )
     return here
 
 
-def _files_of(origin: "_Place", name: str, content: bytes, listed: Mapping[str, StoredFile]) -> Iterator[_File]:
+def _files_of(
+    origin: "_Place", name: str, content: bytes, listed: Mapping[str, StoredFile]
+) -> Iterator[_File]:
     """The files of one dataset, but its manifest."""
     prefix = name.removesuffix(MANIFEST)
     manifest = Manifest.parse(content, origin.where(prefix.rstrip("/")))
     for shard in manifest.shards:
         here = listed.get(f"{prefix}{shard.file}")
         if here is None or here.size not in (None, shard.bytes):
-            found = "is missing" if here is None else f"has {here.size} bytes, expected {shard.bytes}"
-            raise CorruptionError(f"{origin.where(prefix + shard.file)}: the file {found}; prepare it again")
+            found = (
+                "is missing" if here is None else f"has {here.size} bytes, expected {shard.bytes}"
+            )
+            raise CorruptionError(
+                f"{origin.where(prefix + shard.file)}: the file {found}; prepare it again"
+            )
         yield _File(name=f"{prefix}{shard.file}", size=shard.bytes, checksum=shard.checksum)
     for file, expected in manifest.checksums.items():
         here = listed.get(f"{prefix}{file}")
         if here is None:
-            raise CorruptionError(f"{origin.where(prefix + file)}: the file is missing; prepare it again")
+            raise CorruptionError(
+                f"{origin.where(prefix + file)}: the file is missing; prepare it again"
+            )
         yield _File(name=f"{prefix}{file}", size=here.size, checksum=expected)
     for folder in (TOKENIZER_FOLDER, PROCESSOR_FOLDER):
         for file, here in listed.items():
@@ -209,7 +242,9 @@ class _Folder:
     def local(self, one: _File) -> Iterator[Path]:
         path = self._path / one.name
         if not path.is_file() or (one.size is not None and path.stat().st_size != one.size):
-            raise CorruptionError(f"{path}: is missing, or not of {one.size} bytes; prepare it again")
+            raise CorruptionError(
+                f"{path}: is missing, or not of {one.size} bytes; prepare it again"
+            )
         yield path
 
     def complete(self, files: list[_File], digest: str, is_finished: bool) -> set[str]:
@@ -258,9 +293,16 @@ class _Remote:
         for name, content in manifests.items():
             prefix = name.removesuffix(MANIFEST)
             manifest = Manifest.parse(content, self.where(prefix))
-            guesses += [f"{prefix}{file}" for file in (*manifest.checksums, *(one.file for one in manifest.shards))]
+            guesses += [
+                f"{prefix}{file}"
+                for file in (*manifest.checksums, *(one.file for one in manifest.shards))
+            ]
             guesses += [f"{prefix}{TOKENIZER_FOLDER}/{file}" for file in TOKENIZER_FILES]
-            guesses += [f"{prefix}{PROCESSOR_FOLDER}/{file}" for file in PROCESSOR_FILES if manifest.has_images]
+            guesses += [
+                f"{prefix}{PROCESSOR_FOLDER}/{file}"
+                for file in PROCESSOR_FILES
+                if manifest.has_images
+            ]
             guesses += [f"{prefix}{file}" for file in REPORTS]
         guesses += [file for file in REPORTS if file not in guesses]
         return self._store.listing(guesses)
@@ -276,11 +318,16 @@ class _Remote:
             yield path
 
     def complete(self, files: list[_File], digest: str, is_finished: bool) -> set[str]:
-        """What the note of an interrupted copy lists, if it is still there as it was written; if the copy was finished,
-        all files of the right size."""
+        """What the note of an interrupted copy lists, if it is still there as it was written; if
+        the copy was finished, all files of the right size.
+        """
         if is_finished:
             listed = self._store.listing([one.name for one in files])
-            return {one.name for one in files if one.name in listed and listed[one.name].size == one.size}
+            return {
+                one.name
+                for one in files
+                if one.name in listed and listed[one.name].size == one.size
+            }
         note = self._store.read_if_there(NOTE)
         try:
             value = json.loads(note or b"{}")
@@ -292,7 +339,8 @@ class _Remote:
         self._noted = {
             one.name: noted[one.name]
             for one in files
-            if one.name in listed and noted.get(one.name) == [listed[one.name].size, listed[one.name].stamp]
+            if one.name in listed
+            and noted.get(one.name) == [listed[one.name].size, listed[one.name].stamp]
         }
         return set(self._noted)
 
@@ -327,4 +375,6 @@ _Place = _Folder | _Remote
 
 
 def _place(location: str | Path) -> _Place:
-    return _Remote(Store(location)) if is_url(location) else _Folder(local_path(location, "a dataset"))
+    return (
+        _Remote(Store(location)) if is_url(location) else _Folder(local_path(location, "a dataset"))
+    )

@@ -1,4 +1,5 @@
-"""A prepared dataset, opened by mapping: any document is available at once, and nothing is read before it is needed.
+"""A prepared dataset, opened by mapping: any document is available at once, and nothing is read
+before it is needed.
 
 `read_origins` reads where all documents came from; it costs a few microseconds per batch of 1,024.
 """
@@ -21,7 +22,15 @@ from penstock.data.shards.for_datasets import TargetColumn, to_datasets
 from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
 from penstock.data.shards.format.layout import TOKENIZER_FOLDER, other_places, read_texts
-from penstock.data.shards.format.manifest import BATCHES, FILES, LENGTHS, WEIGHT_SUMS, ChatInfo, Manifest, TokenizerInfo
+from penstock.data.shards.format.manifest import (
+    BATCHES,
+    FILES,
+    LENGTHS,
+    WEIGHT_SUMS,
+    ChatInfo,
+    Manifest,
+    TokenizerInfo,
+)
 from penstock.data.shards.remote.length_ranges import lazy_tables, open_tables
 from penstock.data.shards.remote.residency import Residency
 from penstock.data.shards.remote.tables import fetch_tables
@@ -43,10 +52,11 @@ Result = TypeVar("Result")
 
 @final
 class Dataset:
-    """A folder that `penstock prepare` made; `len(dataset)` documents, `dataset[i]` one of them, `dataset[i:j]` a list.
+    """A folder that `penstock prepare` made; `len(dataset)` documents, `dataset[i]` one of them,
+    `dataset[i:j]` a list.
 
-    Open it with `Dataset.open`. Pickling keeps the path alone and opens it again. Two datasets are equal when their
-    fingerprints are: the same tokens and loss weights, wherever they lie.
+    Open it with `Dataset.open`. Pickling keeps the path alone and opens it again. Two datasets are
+    equal when their fingerprints are: the same tokens and loss weights, wherever they lie.
     """
 
     kind = "penstock"
@@ -67,21 +77,22 @@ class Dataset:
 
     @classmethod
     def open(cls, path: str | Path, *, cache: str | Path | None = None) -> Self:
-        """Map a dataset: O(shards), and O(documents / 1024) for the batch table, which is checked because addresses
-        come from it. Other contents are checked as they are used, and all by `penstock verify`.
+        """Map a dataset: O(shards), and O(documents / 1024) for the batch table, which is checked
+        because addresses come from it. Other contents are checked as they are used, and all by
+        `penstock verify`.
 
         Args:
-            path: Its folder, or the URL of a folder in a store (`s3://bucket/folder`): then the batch table and the
-                lengths are fetched now (lengths of a large dataset when they are needed), and documents when they are
-                read.
-            cache: Where copies of a remote dataset are kept; None: the environment's `PENSTOCK_CACHE`, else the user's
-                cache folder.
+            path: Its folder, or the URL of a folder in a store (`s3://bucket/folder`): then the
+                batch table and the lengths are fetched now (lengths of a large dataset when they
+                are needed), and documents when they are read.
+            cache: Where copies of a remote dataset are kept; None: the environment's
+                `PENSTOCK_CACHE`, else the user's cache folder.
 
         Raises:
             StoreError: A store cannot be read.
             FormatError: Not a dataset, unfinished, or of another format version.
-            CorruptionError: A file is missing, a link, or has another size than it should; or the manifest or the batch
-                table is damaged, or contradicts itself.
+            CorruptionError: A file is missing, a link, or has another size than it should; or the
+                manifest or the batch table is damaged, or contradicts itself.
         """
         if is_url(path):
             return cls._open_remote(path, cache)
@@ -97,7 +108,9 @@ class Dataset:
             is_lazy = lazy_tables(manifest) and not (folder / LENGTHS).is_file()
             numbers = open_tables(store, kept, folder, manifest, remote.stamps) if is_lazy else None
             local = cls._open_local(folder, numbers, is_cache=True)
-        table = replace(local.table, paths=[store.where(shard.file) for shard in local.manifest.shards])
+        table = replace(
+            local.table, paths=[store.where(shard.file) for shard in local.manifest.shards]
+        )
         units = UnitMap(table, local.manifest)
         holder = Residency(store, kept, folder, table, units, remote.stamps)
         holder.forget(remote.lost)
@@ -105,11 +118,18 @@ class Dataset:
 
     @classmethod
     def _open_local(
-        cls, path: Path, numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None, *, is_cache: bool = False
+        cls,
+        path: Path,
+        numbers: tuple[LazyNumbers, LazyNumbers | None] | None = None,
+        *,
+        is_cache: bool = False,
     ) -> Self:
         """Open a folder; `numbers` are its lengths and weight sums, if they are not in it."""
         manifest = Manifest.load(path)
-        files, sizes = [shard.file for shard in manifest.shards], [shard.bytes for shard in manifest.shards]
+        files, sizes = (
+            [shard.file for shard in manifest.shards],
+            [shard.bytes for shard in manifest.shards],
+        )
         mappings = map_shards(path, files, sizes, is_cache=is_cache)
         for name in manifest.checksums:
             if numbers is None or name not in (LENGTHS, WEIGHT_SUMS):
@@ -119,7 +139,9 @@ class Dataset:
         except OSError as error:
             raise unreadable(error.filename or path, error) from None
         if checksum(table.batches) != manifest.checksums[BATCHES]:
-            raise CorruptionError(f"{path / BATCHES}: differs from its checksum; copy it again, or prepare again")
+            raise CorruptionError(
+                f"{path / BATCHES}: differs from its checksum; copy it again, or prepare again"
+            )
         check_batches(path, manifest, table.batches)
         return cls(path, manifest, table)
 
@@ -168,9 +190,13 @@ class Dataset:
 
     @property
     def framed(self) -> tuple[bool, bool]:
-        """Whether all documents begin with the tokenizer's BOS, and whether all end with its EOS."""
+        """Whether all documents begin with the tokenizer's BOS, and whether all end with its
+        EOS.
+        """
         wanted = (self.tokenizer.bos_id, self.tokenizer.eos_id)
-        begins, ends = (found == token_id for found, token_id in zip(self.manifest.ends, wanted, strict=True))
+        begins, ends = (
+            found == token_id for found, token_id in zip(self.manifest.ends, wanted, strict=True)
+        )
         return begins, ends
 
     @cached_property
@@ -182,7 +208,11 @@ class Dataset:
     def extras(self) -> ExtraTable | None:
         """Its trees and columns; None: it has neither."""
         manifest = self.manifest
-        return ExtraTable(self.table, manifest.layout, manifest.path_values or ()) if manifest.layout.extras else None
+        return (
+            ExtraTable(self.table, manifest.layout, manifest.path_values or ())
+            if manifest.layout.extras
+            else None
+        )
 
     @cached_property
     def media(self) -> MediaInfo | None:
@@ -201,8 +231,9 @@ class Dataset:
         found = self._small(lambda: load_processor(self.path / PROCESSOR_FOLDER))
         if found.fingerprint != self.media.fingerprint:
             raise ConfigError(
-                f"{self.path / PROCESSOR_FOLDER}: is not the processor that made the dataset, or another version of "
-                "transformers reads its settings differently; prepare again"
+                f"{self.path / PROCESSOR_FOLDER}: is not the processor that made the dataset, "
+                "or another version of transformers reads its settings differently; prepare "
+                "again"
             )
         return found
 
@@ -217,17 +248,22 @@ class Dataset:
         if self._files is None:
             names = self._small(lambda: read_json(self.path / FILES))
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise CorruptionError(f"{self.path / FILES}: expected a list of names; copy it again, or prepare again")
+                raise CorruptionError(
+                    f"{self.path / FILES}: expected a list of names; copy it again, or "
+                    "prepare again"
+                )
             if len(names) != self.manifest.files:
                 raise CorruptionError(
-                    f"{self.path / FILES}: {len(names)} names, expected {self.manifest.files}; copy it again, or "
-                    "prepare again"
+                    f"{self.path / FILES}: {len(names)} names, expected "
+                    f"{self.manifest.files}; copy it again, or prepare again"
                 )
             self._files = names
         return self._files
 
     def _small(self, read: Callable[[], Result]) -> Result:
-        """Read a small file of the folder; of a dataset in a store, a damaged copy is fetched again, once."""
+        """Read a small file of the folder; of a dataset in a store, a damaged copy is fetched
+        again, once.
+        """
         if self.address is None:
             return read()
         try:
@@ -238,17 +274,21 @@ class Dataset:
                 return read()
 
     def to_datasets(self, targets: TargetColumn = "assistant_masks", *, verify: bool = True) -> Any:
-        """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in `input_ids`.
+        """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in
+        `input_ids`.
 
-        Ids are not copied: they are read from the mapped shards. What is trained becomes one more column.
+        Ids are not copied: they are read from the mapped shards. What is trained becomes one more
+        column.
 
         Args:
-            targets: The column that says what is trained: `assistant_masks` (0 or 1; left out where everything is),
-                `labels` (the id or −100, not shifted) or `loss_weights`.
-            verify: Compare all tokens with their checksums now; where another column is made they always are.
+            targets: The column that says what is trained: `assistant_masks` (0 or 1; left out where
+                everything is), `labels` (the id or −100, not shifted) or `loss_weights`.
+            verify: Compare all tokens with their checksums now; where another column is made they
+                always are.
 
         Raises:
-            ConfigError: The columns cannot express it: weights other than 0 and 1, several answers, images.
+            ConfigError: The columns cannot express it: weights other than 0 and 1, several answers,
+                images.
             CorruptionError: It is damaged.
             MissingExtraError: `datasets` is not installed.
         """
@@ -267,17 +307,22 @@ class Dataset:
         return self.table.num_documents
 
     def __eq__(self, other: object) -> bool:
-        return self.fingerprint == other.fingerprint if isinstance(other, Dataset) else NotImplemented
+        return (
+            self.fingerprint == other.fingerprint if isinstance(other, Dataset) else NotImplemented
+        )
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return f"Dataset({location_of(self)!r}, {len(self)} documents, {self.manifest.tokens} tokens)"
+        return (
+            f"Dataset({location_of(self)!r}, {len(self)} documents, {self.manifest.tokens} tokens)"
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows: totals, and a histogram of the lengths."""
-        # The manifest counts numbers of no, one, two, … bits; no token and one token are shown as one.
+        # The manifest counts numbers of no, one, two, … bits; no token and one token are shown as
+        # one.
         bits = np.trim_zeros(np.array(self.manifest.histogram), "b")
         counts = [int(bits[:2].sum()), *bits[2:].tolist()]
         facts = [
@@ -286,7 +331,10 @@ class Dataset:
             ("tokens", f"{self.manifest.tokens:,}"),
             ("longest document", f"{self.longest:,} tokens"),
             ("shards", len(self.manifest.shards)),
-            ("tokenizer", f"{self.tokenizer.name or 'unknown'} ({self.tokenizer.vocab_size:,} ids)"),
+            (
+                "tokenizer",
+                f"{self.tokenizer.name or 'unknown'} ({self.tokenizer.vocab_size:,} ids)",
+            ),
             ("chat template", "yes" if self.chat else "no"),
         ]
         bins = [f"{1 << i:,} to {(2 << i) - 1:,} tokens" for i in range(len(counts))]
@@ -303,13 +351,18 @@ class Dataset:
         tokens = self.table.read(document, document + 1).values
         data, line = self.table.mappings[shard], self.table.batches[batch]
         local = document - int(self.table.shard_starts[shard])
-        rows = min(self.manifest.documents_per_batch, self.manifest.shards[shard].documents - local + row)
+        rows = min(
+            self.manifest.documents_per_batch, self.manifest.shards[shard].documents - local + row
+        )
         try:
             files, lines, place = other_places(data, line, rows)
-            text = read_texts(data, place, rows, row, row + 1)[0] if self.manifest.has_text else None
+            text = (
+                read_texts(data, place, rows, row, row + 1)[0] if self.manifest.has_text else None
+            )
         except ValueError as error:
             raise CorruptionError(
-                f"{self.table.paths[shard]}: a text is damaged: {error}; copy the file again, or prepare again"
+                f"{self.table.paths[shard]}: a text is damaged: {error}; copy the file again, "
+                "or prepare again"
             ) from None
         extras = self.extras
         file = int(numbers_at(data, files, np.int32, row, 1)[0])
@@ -331,13 +384,15 @@ class Dataset:
 
 @contextmanager
 def _in_cache(url: str, kept: Path) -> Iterator[None]:
-    """Say where the copies of a dataset are that is damaged although it was just compared with the store."""
+    """Say where the copies of a dataset are that is damaged although it was just compared with the
+    store.
+    """
     try:
         yield
     except CorruptionError as error:
         raise CorruptionError(
-            f"{error}; that is the copy of {url}, which was just compared with it: upload the dataset again, or remove "
-            f"{kept} if `penstock verify {url}` finds it sound"
+            f"{error}; that is the copy of {url}, which was just compared with it: upload the "
+            f"dataset again, or remove {kept} if `penstock verify {url}` finds it sound"
         ) from error
 
 
@@ -346,7 +401,8 @@ def _reopened(location: str | Path, cache: str | Path | None) -> Dataset:
 
 
 def check_batches(path: Path, manifest: Manifest, batches: Array) -> None:
-    """Check that the batch table of a dataset (`BATCH` [batches]) leads to places inside its shards.
+    """Check that the batch table of a dataset (`BATCH` [batches]) leads to places inside its
+    shards.
 
     Raises:
         CorruptionError: It does not; names the shard and the batch.
@@ -357,8 +413,8 @@ def check_batches(path: Path, manifest: Manifest, batches: Array) -> None:
         wrong = k.wrong_batch(lines, shard.documents, shard.bytes, manifest.has_spans)
         if wrong >= 0:
             raise CorruptionError(
-                f"{path / BATCHES}: batch {wrong} of {shard.file} does not lie in its {shard.bytes} bytes; copy it "
-                "again, or prepare again"
+                f"{path / BATCHES}: batch {wrong} of {shard.file} does not lie in its "
+                f"{shard.bytes} bytes; copy it again, or prepare again"
             )
         begin += shard.batches
 
@@ -388,9 +444,13 @@ def _table(
 ) -> DocumentTable:
     lengths, weight_sums = numbers or (
         map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2)),
-        map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,)) if manifest.fractional_weights else None,
+        map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,))
+        if manifest.fractional_weights
+        else None,
     )
-    documents, batches = ([getattr(shard, name) for shard in manifest.shards] for name in ("documents", "batches"))
+    documents, batches = (
+        [getattr(shard, name) for shard in manifest.shards] for name in ("documents", "batches")
+    )
     starts = np.cumsum([0, *documents], dtype=np.int64)
     addresses, sizes = addresses_of(mappings)
     return DocumentTable(

@@ -27,7 +27,11 @@ SIDE_DOCUMENTS = 1_000_000
 
 
 def extend_dataset(
-    dataset: Dataset, output: str | Path, columns: Mapping[str, Iterable[Any]], *, progress: bool = False
+    dataset: Dataset,
+    output: str | Path,
+    columns: Mapping[str, Iterable[Any]],
+    *,
+    progress: bool = False,
 ) -> Dataset:
     """Copy a dataset and add columns.
 
@@ -43,20 +47,29 @@ def extend_dataset(
     """
     manifest = dataset.manifest
     if there := {column.name for column in manifest.columns} & set(columns):
-        raise ConfigError(f"{dataset.path}: has a column {min(there)!r} already; start from the dataset without it")
+        raise ConfigError(
+            f"{dataset.path}: has a column {min(there)!r} already; start from the dataset "
+            "without it"
+        )
     more = (Column(name=name, dtype="float32") for name in columns)
     layout = replace(manifest.layout, columns=(*manifest.columns, *more))
     numbers = {name: iter(values) for name, values in columns.items()}
     names = {name: number for number, name in enumerate(dataset.files)}
     shards: list[ShardInfo] = []
     begin = 0
-    with new_folder(output) as folder, Progress("writing", total=len(dataset), enabled=progress) as bar:
+    with (
+        new_folder(output) as folder,
+        Progress("writing", total=len(dataset), enabled=progress) as bar,
+    ):
         for shard in manifest.shards:
             with ShardWriter(folder, shard.file, layout) as writer:
                 for first in range(begin, begin + shard.documents, _TOGETHER):
                     part = dataset[first : min(first + _TOGETHER, begin + shard.documents)]
                     _write(
-                        writer, part, names, {name: [next(values) for _ in part] for name, values in numbers.items()}
+                        writer,
+                        part,
+                        names,
+                        {name: [next(values) for _ in part] for name, values in numbers.items()},
                     )
                     bar.advance(len(part))
                 shards.append(writer.finish())
@@ -68,10 +81,18 @@ def extend_dataset(
             if (dataset.path / name).is_dir():
                 shutil.copytree(dataset.path / name, folder / name)
         finish_dataset(
-            folder, shards=shards, layout=layout, tokenizer=manifest.tokenizer, configuration=manifest.configuration,
-            files=dataset.files, sealed=sealed, damaged=manifest.damaged, duplicates=manifest.duplicates,
-            path_values=manifest.path_values or (), sampling=manifest.sampling,
-        )  # fmt: skip
+            folder,
+            shards=shards,
+            layout=layout,
+            tokenizer=manifest.tokenizer,
+            configuration=manifest.configuration,
+            files=dataset.files,
+            sealed=sealed,
+            damaged=manifest.damaged,
+            duplicates=manifest.duplicates,
+            path_values=manifest.path_values or (),
+            sampling=manifest.sampling,
+        )
     return Dataset.open(output)
 
 
@@ -82,9 +103,11 @@ def write_side(
     *,
     fills: Mapping[str, float] | None = None,
 ) -> Dataset:
-    """Write columns of a dataset into a folder of their own, a side dataset: `Source(…, sides=[…])` reads both.
+    """Write columns of a dataset into a folder of their own, a side dataset: `Source(…, sides=[…])`
+    reads both.
 
-    It has the documents' lengths, no tokens of theirs (2 bytes a token of zeros), and belongs to that dataset alone.
+    It has the documents' lengths, no tokens of theirs (2 bytes a token of zeros), and belongs to
+    that dataset alone.
 
     Args:
         dataset: The documents: a dataset, a foreign corpus, or several joined.
@@ -96,7 +119,9 @@ def write_side(
         ConfigError: Numbers do not fit a document.
         OutputError: The folder is not empty, or cannot be written.
     """
-    made = tuple(Column(name=name, dtype="float32", fill=(fills or {}).get(name, 0.0)) for name in columns)
+    made = tuple(
+        Column(name=name, dtype="float32", fill=(fills or {}).get(name, 0.0)) for name in columns
+    )
     layout = ShardLayout(vocab_size=1, columns=made)
     numbers = {name: iter(values) for name, values in columns.items()}
     lengths = dataset.table.lengths[:, 0].astype(np.int64)
@@ -106,17 +131,26 @@ def write_side(
             with ShardWriter(folder, f"{len(shards):05}.arrow", layout) as writer:
                 for first in range(begin, min(begin + SIDE_DOCUMENTS, len(lengths)), _TOGETHER):
                     sizes = lengths[first : min(first + _TOGETHER, begin + SIDE_DOCUMENTS)]
-                    tokens = Ragged(np.zeros(int(sizes.sum()), np.uint16), np.concatenate([[0], np.cumsum(sizes)]))
+                    tokens = Ragged(
+                        np.zeros(int(sizes.sum()), np.uint16),
+                        np.concatenate([[0], np.cumsum(sizes)]),
+                    )
                     rows = {
                         name: Ragged.from_rows([next(values) for _ in sizes], np.float32)
                         for name, values in numbers.items()
                     }
-                    writer.write(tokens, files=0, lines=np.arange(first, first + len(sizes)), columns=rows)
+                    writer.write(
+                        tokens, files=0, lines=np.arange(first, first + len(sizes)), columns=rows
+                    )
                 shards.append(writer.finish())
         finish_dataset(
-            folder, shards=shards, layout=layout, files=[str(dataset.path)], configuration=side_of(dataset),
+            folder,
+            shards=shards,
+            layout=layout,
+            files=[str(dataset.path)],
+            configuration=side_of(dataset),
             tokenizer=TokenizerInfo(name="", fingerprint="", vocab_size=1),
-        )  # fmt: skip
+        )
     return Dataset.open(output)
 
 
@@ -134,17 +168,22 @@ def open_side(path: str | Path, dataset: Corpus) -> Dataset:
     side = Dataset.open(path)
     if side.manifest.configuration != side_of(dataset):
         raise ConfigError(
-            f"{side.path}: is no side dataset of {dataset.path}, or of an earlier version of it; write it again with "
-            "penstock.shards.write_side"
+            f"{side.path}: is no side dataset of {dataset.path}, or of an earlier version of "
+            "it; write it again with penstock.shards.write_side"
         )
     return side
 
 
-def _write(writer: ShardWriter, part: list[Any], names: Mapping[str, int], more: Mapping[str, list[Any]]) -> None:
+def _write(
+    writer: ShardWriter, part: list[Any], names: Mapping[str, int], more: Mapping[str, list[Any]]
+) -> None:
     layout = writer.layout
     columns = {
         column.name: Ragged.from_rows(
-            more[column.name] if column.name in more else [one.columns[column.name] for one in part], column.dtype
+            more[column.name]
+            if column.name in more
+            else [one.columns[column.name] for one in part],
+            column.dtype,
         )
         for column in layout.columns
     }

@@ -1,4 +1,6 @@
-"""Whether a dataset has grown: the fingerprint of its first documents, to compare with that of the smaller one."""
+"""Whether a dataset has grown: the fingerprint of its first documents, to compare with that of the
+smaller one.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,11 +15,12 @@ from penstock.data.shards.writing.finish import content_fingerprint, fingerprint
 
 
 def prefix_fingerprint(corpus: Corpus, documents: int) -> str | None:
-    """The fingerprint that a corpus of its first `documents` documents would have; reads their checksums.
+    """The fingerprint that a corpus of its first `documents` documents would have; reads their
+    checksums.
 
     Returns:
-        None where it cannot be known: a dataset in a store, or of a foreign format, is compared as a whole, or as a
-        whole part of several that are joined.
+        None where it cannot be known: a dataset in a store, or of a foreign format, is compared as
+        a whole, or as a whole part of several that are joined.
     """
     if not 0 < documents <= len(corpus):
         return None
@@ -49,6 +52,9 @@ def _of_dataset(corpus: Corpus, documents: int) -> str | None:
             lengths = np.asarray(table.lengths[begin:end])
             count = min(documents, end) - begin
             if count > 0:
-                yield fingerprint_pieces(data, batches, lengths, layout, first=count), lengths[:count]
+                yield (
+                    fingerprint_pieces(data, batches, lengths, layout, first=count),
+                    lengths[:count],
+                )
 
     return content_fingerprint(shards(), layout)

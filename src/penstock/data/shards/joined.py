@@ -1,8 +1,9 @@
-"""Several datasets as one corpus: their documents follow one another, and one document table leads to all of them.
+"""Several datasets as one corpus: their documents follow one another, and one document table leads
+to all of them.
 
-Plan and fill see one table, so all that a loader does with a dataset it does with a joined one. Joining copies the
-lengths (8 bytes a document, 4 of foreign corpora; of large remote datasets those that come) and the batch tables
-(72 bytes for 1,024 documents); tokens stay where they lie.
+Plan and fill see one table, so all that a loader does with a dataset it does with a joined one.
+Joining copies the lengths (8 bytes a document, 4 of foreign corpora; of large remote datasets those
+that come) and the batch tables (72 bytes for 1,024 documents); tokens stay where they lie.
 """
 
 import hashlib
@@ -47,10 +48,12 @@ _CURES = {
 
 @final
 class JoinedCorpus:
-    """Datasets whose documents are numbered through, part after part; made by `open_dataset` of a list or a glob.
+    """Datasets whose documents are numbered through, part after part; made by `open_dataset` of a
+    list or a glob.
 
-    The fingerprint is of the parts' fingerprints in their order, so it changes when a part is changed, added, removed
-    or moved. Tokenizer and chat template are those of all parts. Pickling keeps the parts' paths.
+    The fingerprint is of the parts' fingerprints in their order, so it changes when a part is
+    changed, added, removed or moved. Tokenizer and chat template are those of all parts. Pickling
+    keeps the parts' paths.
 
     Args:
         parts: At least one, in order.
@@ -136,7 +139,9 @@ class JoinedCorpus:
 
     @cached_property
     def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text that the tokens stand for; None where a part does not know its own."""
+        """UTF-8 bytes of the text that the tokens stand for; None where a part does not know its
+        own.
+        """
         known = [part.text_bytes for part in self.parts if part.num_tokens]
         return sum(filter(None, known)) if all(known) else None
 
@@ -154,13 +159,20 @@ class JoinedCorpus:
         return self.table.num_documents
 
     def __eq__(self, other: object) -> bool:
-        return self.fingerprint == other.fingerprint if isinstance(other, JoinedCorpus) else NotImplemented
+        return (
+            self.fingerprint == other.fingerprint
+            if isinstance(other, JoinedCorpus)
+            else NotImplemented
+        )
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return f"JoinedCorpus({self.name!r}, {len(self.parts)} parts, {len(self)} documents, {self.num_tokens} tokens)"
+        return (
+            f"JoinedCorpus({self.name!r}, {len(self.parts)} parts, {len(self)} documents, "
+            f"{self.num_tokens} tokens)"
+        )
 
     __getitem__ = documents_at
 
@@ -178,7 +190,10 @@ def _refuse_twice(parts: Sequence[Corpus]) -> None:
     places = [part.url or part.path.resolve() for part in parts]
     if len(set(places)) < len(places):
         twice = next(place for place in places if places.count(place) > 1)
-        raise ConfigError(f"{twice}: is given twice in one corpus; leave one out (a larger share reads it more often)")
+        raise ConfigError(
+            f"{twice}: is given twice in one corpus; leave one out (a larger share reads it "
+            "more often)"
+        )
 
 
 def _refuse_differences(parts: Sequence[Corpus]) -> None:
@@ -189,8 +204,9 @@ def _refuse_differences(parts: Sequence[Corpus]) -> None:
             other, expected = first.setdefault(fact, (part, value))
             if value != expected:
                 raise ConfigError(
-                    f"{location_of(other)} and {location_of(part)} cannot be one corpus: {fact}: {_shown(expected)} "
-                    f"and {_shown(value)}; {_CURES[fact]}, or make them two sources"
+                    f"{location_of(other)} and {location_of(part)} cannot be one corpus: "
+                    f"{fact}: {_shown(expected)} and {_shown(value)}; {_CURES[fact]}, or make "
+                    "them two sources"
                 )
 
 
@@ -204,13 +220,19 @@ def _facts(part: Corpus) -> dict[str, Any]:
         "chat template": chat and (chat.template_name, chat.template_fingerprint, chat.stop_ids),
     }
     if isinstance(part, Dataset):
-        facts["columns"] = part.manifest.columns and ("of", ", ".join(map(str, part.manifest.columns)))
+        facts["columns"] = part.manifest.columns and (
+            "of",
+            ", ".join(map(str, part.manifest.columns)),
+        )
         media = part.media
         facts["images"] = media and (media.processor, media.fingerprint)
         names = part.manifest.path_values
-        facts["prefix trees"] = names if names is None else ("with", ", ".join(names) or "no values")
+        facts["prefix trees"] = (
+            names if names is None else ("with", ", ".join(names) or "no values")
+        )
     if part.num_tokens and chat is None:
-        # Which ids chats begin and end with is the template's business, and may differ by conversation.
+        # Which ids chats begin and end with is the template's business, and may differ by
+        # conversation.
         begins, ends = part.framed
         facts |= {"BOS at the beginning of documents": begins, "EOS at the end of documents": ends}
     return facts
@@ -221,8 +243,16 @@ def _shown(value: object) -> str:
         name = value.fingerprint[:8] or "nameless"
         return f"{name} (vocabulary {value.vocab_size}, BOS {value.bos_id}, EOS {value.eos_id})"
     if isinstance(value, tuple):
-        return f"{value[0]} ({value[1][:8]})" if value and len(value[1]) == 32 else " ".join(value) or "none"
-    return {True: "yes", False: "no", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)
+        return (
+            f"{value[0]} ({value[1][:8]})"
+            if value and len(value[1]) == 32
+            else " ".join(value) or "none"
+        )
+    return (
+        {True: "yes", False: "no", None: "none"}[value]
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _join_tables(tables: Sequence[DocumentTable]) -> DocumentTable:
@@ -261,7 +291,9 @@ def _joined(tables: Sequence[DocumentTable], column: Callable[[DocumentTable], A
 
 
 def _cumulated(starts: Sequence[Array]) -> Array:
-    """Starts of all parts' entries (int64 [entries + 1]) from starts in each part ([entries of the part + 1])."""
+    """Starts of all parts' entries (int64 [entries + 1]) from starts in each part ([entries of the
+    part + 1]).
+    """
     offsets = np.cumsum([0, *(int(part[-1]) for part in starts)])
     shifted = [part[:-1] + offset for part, offset in zip(starts, offsets, strict=False)]
     return np.concatenate([*shifted, offsets[-1:]]).astype(np.int64)

@@ -1,4 +1,6 @@
-"""Writes a dataset from token lists in memory, in one call: for tests, small data, and import from other programs."""
+"""Writes a dataset from token lists in memory, in one call: for tests, small data, and import from
+other programs.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -45,30 +47,39 @@ def write_dataset(
     Args:
         output: A new or empty folder.
         documents: Token ids of each document, whole numbers.
-        spans: For each document its loss-weight spans, or None for all weights 1; tokens outside spans have weight 0.
+        spans: For each document its loss-weight spans, or None for all weights 1; tokens outside
+            spans have weight 0.
         texts: The raw text of each document, to be stored with it.
         vocab_size: One more than the highest id, if no tokenizer is given; None: from the ids.
-        tokenizer: The tokenizer of the ids; a whole one is saved with the dataset. None: a nameless one.
+        tokenizer: The tokenizer of the ids; a whole one is saved with the dataset. None: a nameless
+            one.
         documents_per_shard: Documents after which a new shard begins.
-        columns: Name → for each document a number for each token, such as advantages: int32 if all are whole numbers of
-            an integer type, else float32. The loader packs them: `row.columns[name]`.
+        columns: Name → for each document a number for each token, such as advantages: int32 if all
+            are whole numbers of an integer type, else float32. The loader packs them:
+            `row.columns[name]`.
         fills: Name of a column → its value in slots without such a token; 0 by default.
-        trees: For each document its branches and paths, as `build_tree` makes them; None: an ordinary document. The
-            values of paths must have the same names in all.
+        trees: For each document its branches and paths, as `build_tree` makes them; None: an
+            ordinary document. The values of paths must have the same names in all.
         chat: Template and stop ids of a dataset of chats.
-        sampling: Of sampled answers: settings of the sampler that change what is drawn, such as top_k, as JSON holds
-            them. Temperature is a value of each path (`temperature`).
+        sampling: Of sampled answers: settings of the sampler that change what is drawn, such as
+            top_k, as JSON holds them. Temperature is a value of each path (`temperature`).
 
     Raises:
         OutputError: The folder is not empty, or cannot be written.
-        ConfigError: Values that are not ids or outside the vocabulary, or spans that do not fit their documents.
+        ConfigError: Values that are not ids or outside the vocabulary, or spans that do not fit
+            their documents.
     """
     if documents_per_shard < 1 or (vocab_size is not None and vocab_size < 1):
         raise ConfigError(
-            f"documents_per_shard ({documents_per_shard}) and vocab_size ({vocab_size}) must be 1 or more"
+            f"documents_per_shard ({documents_per_shard}) and vocab_size ({vocab_size}) must "
+            "be 1 or more"
         )
     rows = documents if isinstance(documents, Ragged) else _flat_rows(documents)
-    if not len(rows) == len(spans if spans is not None else rows) == len(texts if texts is not None else rows):
+    if (
+        not len(rows)
+        == len(spans if spans is not None else rows)
+        == len(texts if texts is not None else rows)
+    ):
         raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
     if any(not weight >= 0 for row in spans or () for _, _, weight in row or ()):
         raise ConfigError("spans: a weight must be 0 or more")
@@ -80,7 +91,9 @@ def write_dataset(
         tokenizer = TokenizerInfo.of(tokenizer)
     if trees is not None:
         trees, spans = _with_trees(trees, len(rows), spans)
-    of_columns = {name: _column_rows(name, values, len(rows)) for name, values in (columns or {}).items()}
+    of_columns = {
+        name: _column_rows(name, values, len(rows)) for name, values in (columns or {}).items()
+    }
     layout = ShardLayout(
         vocab_size=tokenizer.vocab_size,
         has_spans=spans is not None,
@@ -107,18 +120,30 @@ def write_dataset(
                     lines=np.arange(part.start, part.stop),
                     spans=None if spans is None else span_block(spans[part]),
                     texts=None if texts is None else pa.array(texts[part], pa.large_string()),
-                    text_bytes=sum(len(text.encode()) for text in texts[part]) if texts is not None else 0,
+                    text_bytes=sum(len(text.encode()) for text in texts[part])
+                    if texts is not None
+                    else 0,
                     trees=None if trees is None else trees[part],
-                    columns={name: slice_rows(one, part.start, part.stop) for name, one in of_columns.items()},
+                    columns={
+                        name: slice_rows(one, part.start, part.stop)
+                        for name, one in of_columns.items()
+                    },
                 )
                 shards.append(writer.finish())
         if whole is not None:
             whole.save(folder / TOKENIZER_FOLDER)
         sealed = () if chat is None else chat.save(folder)
         finish_dataset(
-            folder, shards=shards, layout=layout, tokenizer=tokenizer, configuration="", files=["memory"],
-            path_values=path_values, sealed=sealed, sampling=sampling or {},
-        )  # fmt: skip
+            folder,
+            shards=shards,
+            layout=layout,
+            tokenizer=tokenizer,
+            configuration="",
+            files=["memory"],
+            path_values=path_values,
+            sealed=sealed,
+            sampling=sampling or {},
+        )
     return Dataset.open(Path(output))
 
 
@@ -127,19 +152,26 @@ def _with_trees(
 ) -> tuple[Sequence[Tree | None], Sequence[Sequence[Span] | None]]:
     """Checked trees, and the spans that they need."""
     if len(trees) != count:
-        raise ConfigError(f"{len(trees)} trees for {count} documents; give None for an ordinary document")
+        raise ConfigError(
+            f"{len(trees)} trees for {count} documents; give None for an ordinary document"
+        )
     names = {tree.names for tree in trees if tree is not None}
     if len(names) > 1:
         shown = " and ".join(sorted(", ".join(some) or "none" for some in names))
-        raise ConfigError(f"paths have different values in two documents: {shown}; give all the same (NaN: not known)")
+        raise ConfigError(
+            f"paths have different values in two documents: {shown}; give all the same (NaN: "
+            "not known)"
+        )
     if spans is None:
         spans = [None] * count
     for number, (tree, row) in enumerate(zip(trees, spans, strict=True)):
         begins = [] if tree is None else tree.branches[1:, 0].tolist()
-        if begins and (row is None or any(begin <= at < end for begin, end, _ in row for at in begins)):
+        if begins and (
+            row is None or any(begin <= at < end for begin, end, _ in row for at in begins)
+        ):
             raise ConfigError(
-                f"document {number}: the first token of a later branch of a tree is not a target and must have weight "
-                "0; give the loss weights that build_tree returns"
+                f"document {number}: the first token of a later branch of a tree is not a "
+                "target and must have weight 0; give the loss weights that build_tree returns"
             )
     return trees, spans
 
@@ -148,18 +180,28 @@ def _column_rows(name: str, values: Sequence[object], count: int) -> Ragged:
     if len(values) != count:
         raise ConfigError(f"column {name!r}: {len(values)} lists for {count} documents")
     arrays = [np.asarray(one) for one in values]
-    wrong = next((one for one in arrays if one.ndim != 1 or (one.size and one.dtype.kind not in "fiu")), None)
+    wrong = next(
+        (one for one in arrays if one.ndim != 1 or (one.size and one.dtype.kind not in "fiu")), None
+    )
     if wrong is not None:
-        raise ConfigError(f"column {name!r}: expected a flat list of numbers for each document, got {wrong!r:.60}")
+        raise ConfigError(
+            f"column {name!r}: expected a flat list of numbers for each document, got {wrong!r:.60}"
+        )
     whole = all(one.dtype.kind in "iu" for one in arrays if one.size)
-    return Ragged.from_rows(arrays, np.int64 if whole and any(one.size for one in arrays) else np.float32)
+    return Ragged.from_rows(
+        arrays, np.int64 if whole and any(one.size for one in arrays) else np.float32
+    )
 
 
 def weight_spans(weights: object) -> list[Span]:
     """Loss weights of a document's tokens as spans of equal weight."""
     values = np.asarray(weights, np.float32)
     edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
-    return [(begin, end, float(values[begin])) for begin, end in pairwise(edges) if end > begin and values[begin] != 0]
+    return [
+        (begin, end, float(values[begin]))
+        for begin, end in pairwise(edges)
+        if end > begin and values[begin] != 0
+    ]
 
 
 def _flat_rows(documents: Sequence[object]) -> Ragged:
@@ -171,7 +213,10 @@ def _flat_rows(documents: Sequence[object]) -> Ragged:
         except (ValueError, TypeError, RuntimeError):
             array = np.empty(1, np.object_)
         if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-            raise ConfigError(f"document {number}: expected a flat list of token ids, whole numbers of at most 64 bits")
+            raise ConfigError(
+                f"document {number}: expected a flat list of token ids, whole numbers of at "
+                "most 64 bits"
+            )
         arrays.append(array)
     return Ragged.from_rows(arrays, np.int64)
 

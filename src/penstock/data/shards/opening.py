@@ -38,20 +38,22 @@ def open_dataset(
     ```
 
     Args:
-        path: A folder that `penstock prepare` made, or its URL in a store; a Megatron corpus (its prefix, `.bin` or
-            `.idx`); an `.npy` file of bare tokens; a glob of these; or a list of paths, globs and opened datasets.
-            Parts of one corpus have one format, tokenizer and template.
+        path: A folder that `penstock prepare` made, or its URL in a store; a Megatron corpus (its
+            prefix, `.bin` or `.idx`); an `.npy` file of bare tokens; a glob of these; or a list of
+            paths, globs and opened datasets. Parts of one corpus have one format, tokenizer and
+            template.
         dtype: Type of the tokens in `.npy` files: "uint16" or "uint32".
-        eos_id: The token that ends each document in `.npy` files, or in Megatron corpora if all documents have it.
-        cache: Where copies of remote datasets are kept; None: the environment's `PENSTOCK_CACHE`, else the user's cache
-            folder.
+        eos_id: The token that ends each document in `.npy` files, or in Megatron corpora if all
+            documents have it.
+        cache: Where copies of remote datasets are kept; None: the environment's `PENSTOCK_CACHE`,
+            else the user's cache folder.
 
     Raises:
         FormatError: There is nothing that penstock can read, or nothing matches a glob.
         StoreError: A store cannot be read.
         CorruptionError: A dataset is damaged.
-        ConfigError: An `.npy` file without `dtype` and `eos_id`, a remote dataset with images, an empty list, a part
-            that is given twice, or two parts that cannot be one corpus.
+        ConfigError: An `.npy` file without `dtype` and `eos_id`, a remote dataset with images, an
+            empty list, a part that is given twice, or two parts that cannot be one corpus.
     """
     if isinstance(path, os.PathLike):
         path = Path(path)
@@ -68,8 +70,9 @@ def open_dataset(
 
 
 def corpus_name(path: object) -> str:
-    """The name that a dataset has by default: the last part of its path, or of a glob; a list is named by its first
-    entry and the number of others."""
+    """The name that a dataset has by default: the last part of its path, or of a glob; a list is
+    named by its first entry and the number of others.
+    """
     if isinstance(path, (str, Path)):
         return base_name(path)
     if isinstance(path, Sequence) and not is_corpus(path):
@@ -79,7 +82,8 @@ def corpus_name(path: object) -> str:
 
 
 def dataset_paths(path: str | Path) -> list[str | Path]:
-    """The path or URL itself, or what a glob matches, sorted by path; of a Megatron corpus its prefix, once.
+    """The path or URL itself, or what a glob matches, sorted by path; of a Megatron corpus its
+    prefix, once.
 
     A path that exists is no glob, whatever characters it has.
 
@@ -93,7 +97,9 @@ def dataset_paths(path: str | Path) -> list[str | Path]:
     matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
     if not matches:
         raise FormatError(f"{path}: no dataset matches this glob; is it spelled right?")
-    return list(dict.fromkeys(match if match.is_dir() else megatron_prefix(match) for match in matches))
+    return list(
+        dict.fromkeys(match if match.is_dir() else megatron_prefix(match) for match in matches)
+    )
 
 
 def _expanded(entries: Sequence[object]) -> Iterator[Any]:
@@ -102,13 +108,20 @@ def _expanded(entries: Sequence[object]) -> Iterator[Any]:
         if is_corpus(entry):
             yield entry
         elif not isinstance(entry, (str, os.PathLike)):
-            raise ConfigError(f"a part of a corpus must be a path, a glob or an opened dataset, got {entry!r}")
+            raise ConfigError(
+                f"a part of a corpus must be a path, a glob or an opened dataset, got {entry!r}"
+            )
         else:
             yield from dataset_paths(entry if isinstance(entry, str) else Path(entry))
 
 
 def _is_glob(path: str | Path) -> bool:
-    return glob.has_magic(str(path)) and not is_url(path) and not Path(path).exists() and not _has_index(Path(path))
+    return (
+        glob.has_magic(str(path))
+        and not is_url(path)
+        and not Path(path).exists()
+        and not _has_index(Path(path))
+    )
 
 
 def _has_index(path: Path) -> bool:
@@ -134,6 +147,7 @@ def _open_one(
             return open_megatron(megatron_prefix(path), eos_id)
         found = "not a dataset" if path.exists() else "nothing there"
         raise FormatError(
-            f"{path}: {found}; give a folder that `penstock prepare` made, a Megatron prefix, or an .npy file"
+            f"{path}: {found}; give a folder that `penstock prepare` made, a Megatron prefix, "
+            "or an .npy file"
         )
     return Dataset.open(path)

@@ -21,13 +21,16 @@ Origins = tuple[Annotated[Int32, "documents"], Annotated[Int64, "documents"]]
 
 
 def knows_origins(corpus: Corpus) -> bool:
-    """Whether a corpus says which record each of its documents was made from: `prepare` notes it, others do not."""
+    """Whether a corpus says which record each of its documents was made from: `prepare` notes it,
+    others do not.
+    """
     return all(isinstance(part, Dataset) for part in corpus.parts)
 
 
 def read_origins(corpus: Dataset | JoinedCorpus) -> Origins:
-    """Number of each document's file in `corpus.files` (−1 where it is not known), int32 [N], and its line or row in
-    that file, int64 [N]; of a corpus that `knows_origins`."""
+    """Number of each document's file in `corpus.files` (−1 where it is not known), int32 [N], and
+    its line or row in that file, int64 [N]; of a corpus that `knows_origins`.
+    """
     if isinstance(corpus, Dataset):
         return _read_origins(corpus)
     files, lines, names = [], [], 0
@@ -47,7 +50,9 @@ def _read_origins(dataset: Dataset) -> Origins:
         return _read_remote_origins(table, files, lines)
     for shard, data in enumerate(table.mappings[: len(manifest.shards)]):
         first, last = table.shard_starts[shard : shard + 2].tolist()
-        for batch, begin in enumerate(range(first, last, manifest.documents_per_batch), table.shard_first_batch[shard]):
+        for batch, begin in enumerate(
+            range(first, last, manifest.documents_per_batch), table.shard_first_batch[shard]
+        ):
             rows = min(manifest.documents_per_batch, last - begin)
             file_place, line_place, _ = other_places(data, table.batches[batch], rows)
             files[begin : begin + rows] = data[file_place : file_place + 4 * rows].view(np.int32)
@@ -66,9 +71,15 @@ def _read_remote_origins(table: DocumentTable, files: Array, lines: Array) -> Or
                 left = int(table.shard_starts[shard + 1]) - begin
                 rows = min(table.documents_per_batch, row + left)
                 count = min(rows - row, end - begin)
-                file_place, line_place, _ = other_places(table.mappings[shard], table.batches[batch], rows)
+                file_place, line_place, _ = other_places(
+                    table.mappings[shard], table.batches[batch], rows
+                )
                 data = table.mappings[shard]
-                files[begin : begin + count] = data[file_place + 4 * row :][: 4 * count].view(np.int32)
-                lines[begin : begin + count] = data[line_place + 8 * row :][: 8 * count].view(np.int64)
+                files[begin : begin + count] = data[file_place + 4 * row :][: 4 * count].view(
+                    np.int32
+                )
+                lines[begin : begin + count] = data[line_place + 8 * row :][: 8 * count].view(
+                    np.int64
+                )
                 begin += count
     return files, lines

@@ -1,7 +1,8 @@
 """Checks every byte of a dataset, and reports what was checked and what could not be.
 
-A dataset may come from a stranger, and checksums and seals detect damage, not forgery. So a matching checksum proves
-nothing. Every document is read, every count in the manifest is made again, and a dataset is sound only if it opens.
+A dataset may come from a stranger, and checksums and seals detect damage, not forgery. So a
+matching checksum proves nothing. Every document is read, every count in the manifest is made again,
+and a dataset is sound only if it opens.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,13 @@ from penstock.data.shards.foreign.in_place import InPlaceCorpus
 from penstock.data.shards.format import _check_kernels as check
 from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.format.images import assets_path
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER, ShardLayout, batch_positions, other_places, read_texts
+from penstock.data.shards.format.layout import (
+    TOKENIZER_FOLDER,
+    ShardLayout,
+    batch_positions,
+    other_places,
+    read_texts,
+)
 from penstock.data.shards.format.manifest import (
     BATCHES,
     LENGTHS,
@@ -40,7 +47,11 @@ from penstock.data.shards.opening import open_dataset
 from penstock.data.shards.remote.length_ranges import lazy_tables
 from penstock.data.shards.tables.lengths import range_checksums
 from penstock.data.shards.tables.table import FAULTS
-from penstock.data.shards.writing.finish import content_fingerprint, describe_shard, fingerprint_pieces
+from penstock.data.shards.writing.finish import (
+    content_fingerprint,
+    describe_shard,
+    fingerprint_pieces,
+)
 from penstock.data.stores.files import check_regular, check_size, checksum, map_file, map_numbers
 from penstock.data.stores.store import Store
 from penstock.data.stores.transfer import temporary_folder
@@ -78,7 +89,10 @@ class Fault:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {'' if self.document is None else f'document {self.document}: '}{self.reason}"
+        return (
+            f"{self.file}: "
+            f"{'' if self.document is None else f'document {self.document}: '}{self.reason}"
+        )
 
 
 @final
@@ -113,8 +127,8 @@ def verify(
     """Check everything that can be checked in a dataset. Reads all its bytes once.
 
     Args:
-        path: A dataset's folder, a Megatron prefix, or an `.npy` file; or the URL of a dataset, which is then copied to
-            a temporary folder on the disk of the cache.
+        path: A dataset's folder, a Megatron prefix, or an `.npy` file; or the URL of a dataset,
+            which is then copied to a temporary folder on the disk of the cache.
         dtype: As for `open_dataset`.
         eos_id: As for `open_dataset`.
         vocab_size: For a Megatron or `.npy` corpus: check that every token id is below it.
@@ -130,7 +144,9 @@ def verify(
         return _verify_dataset(path, progress)
     corpus = open_dataset(path, dtype=dtype, eos_id=eos_id)
     if not isinstance(corpus, InPlaceCorpus):
-        raise FormatError(f"{path}: several datasets; verify each of its own (`penstock verify` takes a glob)")
+        raise FormatError(
+            f"{path}: several datasets; verify each of its own (`penstock verify` takes a glob)"
+        )
     return _verify_in_place(corpus, vocab_size)
 
 
@@ -143,12 +159,22 @@ def _verify_remote(url: str, progress: bool) -> Report:
         except CorruptionError as error:
             manifest = Manifest.parse(Store(url).read(MANIFEST), shown)
             return Report(
-                path=shown, kind="penstock", documents=manifest.documents, tokens=manifest.tokens, bytes=0,
-                checked=_CHECKED[:1], unchecked=_CHECKED[1:],
-                faults=(Fault(file=shown, document=None, reason=_without_path(error, Path(shown))),),
-            )  # fmt: skip
+                path=shown,
+                kind="penstock",
+                documents=manifest.documents,
+                tokens=manifest.tokens,
+                bytes=0,
+                checked=_CHECKED[:1],
+                unchecked=_CHECKED[1:],
+                faults=(
+                    Fault(file=shown, document=None, reason=_without_path(error, Path(shown))),
+                ),
+            )
         found = _verify_dataset(folder / "copy", progress)
-        faults = tuple(replace(fault, file=fault.file.replace(str(folder / "copy"), shown)) for fault in found.faults)
+        faults = tuple(
+            replace(fault, file=fault.file.replace(str(folder / "copy"), shown))
+            for fault in found.faults
+        )
         return replace(found, path=shown, faults=faults)
 
 
@@ -179,10 +205,14 @@ def _verify_in_place(corpus: InPlaceCorpus, vocab_size: int | None) -> Report:
     dtype = np.uint16 if table.token_bytes == 2 else np.uint32
     for shard, (path, data) in enumerate(zip(table.paths, table.mappings, strict=False)):
         begin = int(table.batches["tokens"][shard])
-        found = -1 if vocab_size is None else check.first_outside(data[begin:].view(dtype), vocab_size)
+        found = (
+            -1 if vocab_size is None else check.first_outside(data[begin:].view(dtype), vocab_size)
+        )
         if found >= 0:
             token = data[begin:].view(dtype)[found]
-            reason = f"token {found} of the file is {token}, but the vocabulary has {vocab_size} ids"
+            reason = (
+                f"token {found} of the file is {token}, but the vocabulary has {vocab_size} ids"
+            )
             faults.append(Fault(file=str(path), document=None, reason=reason))
     ids = ("every token id against the vocabulary",)
     return Report(
@@ -205,7 +235,9 @@ def _dataset_faults(path: Path, manifest: Manifest, bar: Progress) -> Iterator[F
     sides = _Sides.of(path, manifest)
     document, batch = 0, 0
     for shard in manifest.shards:
-        part = sides.part(slice(document, document + shard.documents), slice(batch, batch + shard.batches))
+        part = sides.part(
+            slice(document, document + shard.documents), slice(batch, batch + shard.batches)
+        )
         for fault in _Shard(path / shard.file, manifest, shard, document, part).faults():
             sound = False
             yield fault
@@ -223,11 +255,19 @@ def _file_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
         try:
             check_regular(path / name)
             if checksum(map_file(path / name)) != expected:
-                yield Fault(file=str(path / name), document=None, reason="differs from its checksum")
+                yield Fault(
+                    file=str(path / name), document=None, reason="differs from its checksum"
+                )
         except OSError as error:
-            yield Fault(file=str(path / name), document=None, reason=f"cannot be read: {error.strerror or error}")
+            yield Fault(
+                file=str(path / name),
+                document=None,
+                reason=f"cannot be read: {error.strerror or error}",
+            )
         except CorruptionError as error:
-            yield Fault(file=str(path / name), document=None, reason=_without_path(error, path / name))
+            yield Fault(
+                file=str(path / name), document=None, reason=_without_path(error, path / name)
+            )
 
 
 @final
@@ -254,7 +294,9 @@ class _Sides:
         return cls(
             lengths=numbers(LENGTHS, "<u4", (documents, 2)),
             batches=numbers(BATCHES, k.BATCH, (sum(shard.batches for shard in manifest.shards),)),
-            weight_sums=numbers(WEIGHT_SUMS, "<f8", (documents,)) if manifest.fractional_weights else None,
+            weight_sums=numbers(WEIGHT_SUMS, "<f8", (documents,))
+            if manifest.fractional_weights
+            else None,
         )
 
     def part(self, documents: slice, batches: slice) -> "_Sides":
@@ -293,7 +335,8 @@ class _Shard:
         yield from found
         if damaged and not found:
             yield self._fault(
-                "differs from its checksum outside tokens and spans: in origins, texts, or the structure of the file"
+                "differs from its checksum outside tokens and spans: in origins, texts, or "
+                "the structure of the file"
             )
 
     @property
@@ -315,7 +358,10 @@ class _Shard:
         if wrong >= 0:
             yield self._fault(f"its batch {wrong} is not where {BATCHES} says")
             return
-        documents, weight_sums = _Documents(self._layout, data, lengths, batches), self.sides.weight_sums
+        documents, weight_sums = (
+            _Documents(self._layout, data, lengths, batches),
+            self.sides.weight_sums,
+        )
         wrongs = np.flatnonzero(documents.faults)
         for row in wrongs[:MAX_DOCUMENTS].tolist():
             yield self._fault(FAULTS[documents.faults[row]], self.first + row)
@@ -325,9 +371,13 @@ class _Shard:
             yield from self._structure_faults(data, lengths, batches)
             yield from self._count_faults(data, documents)
         if not len(wrongs) and weight_sums is not None:
-            good = np.abs(documents.weight_sums - weight_sums) <= _ROUNDING * np.abs(documents.weight_sums)
+            good = np.abs(documents.weight_sums - weight_sums) <= _ROUNDING * np.abs(
+                documents.weight_sums
+            )
             for row in np.flatnonzero(~good)[:MAX_DOCUMENTS].tolist():
-                yield self._fault(f"its weights do not add up to what {WEIGHT_SUMS} says", self.first + row)
+                yield self._fault(
+                    f"its weights do not add up to what {WEIGHT_SUMS} says", self.first + row
+                )
 
     def _structure_faults(self, data: Array, lengths: Array, lines: Array) -> Iterator[Fault]:
         """What is wrong with Arrow's own positions, and with origins and texts."""
@@ -342,16 +392,22 @@ class _Shard:
             files = data[files_at : files_at + 4 * rows].view(np.int32)
             if files.min() < 0 or files.max() >= self.manifest.files:
                 yield self._fault(
-                    f"origins in files {files.min()} to {files.max()}, but the dataset has {self.manifest.files}"
+                    f"origins in files {files.min()} to {files.max()}, but the dataset has "
+                    f"{self.manifest.files}"
                 )
             if self.manifest.has_text:
                 try:
-                    text_bytes += sum(len(text.encode()) for text in read_texts(data, texts_at, rows, 0, rows))
+                    text_bytes += sum(
+                        len(text.encode()) for text in read_texts(data, texts_at, rows, 0, rows)
+                    )
                 except ValueError as error:
                     yield self._fault(f"texts of batch {number} are damaged: {error}")
                     return
         if self.manifest.has_text and text_bytes != self.info.text_bytes:
-            yield self._fault(f"text_bytes is {self.info.text_bytes} in {MANIFEST}, but its texts have {text_bytes}")
+            yield self._fault(
+                f"text_bytes is {self.info.text_bytes} in {MANIFEST}, but its texts have "
+                f"{text_bytes}"
+            )
 
     def _count_faults(self, data: Array, documents: "_Documents") -> Iterator[Fault]:
         """Where the manifest differs from the documents of the shard."""
@@ -369,12 +425,15 @@ class _Shard:
         )
         for name, stored in asdict(self.info).items():
             if stored != counted[name]:
-                yield self._fault(f"{name} is {stored} in {MANIFEST}, but its documents have {counted[name]}")
+                yield self._fault(
+                    f"{name} is {stored} in {MANIFEST}, but its documents have {counted[name]}"
+                )
 
 
 @final
 class _Documents:
-    """All documents of a shard, found by the batch table alone, because the file's metadata may be damaged.
+    """All documents of a shard, found by the batch table alone, because the file's metadata may be
+    damaged.
 
     Args:
         layout: The shard's layout.
@@ -392,9 +451,15 @@ class _Documents:
             here = slice(number * k.DOCUMENTS_PER_BATCH, (number + 1) * k.DOCUMENTS_PER_BATCH)
             line = np.uint64(address_of(self.batches) + number * self.batches.strides[0])
             check.check_batch(
-                np.uint64(address_of(data)), np.uint64(len(data)), line, settings, lengths[here], self.faults[here],
-                self.weight_sums[here], self._seen,
-            )  # fmt: skip
+                np.uint64(address_of(data)),
+                np.uint64(len(data)),
+                line,
+                settings,
+                lengths[here],
+                self.faults[here],
+                self.weight_sums[here],
+                self._seen,
+            )
 
     @property
     def fractional(self) -> bool:
@@ -410,7 +475,9 @@ class _Documents:
 
 
 def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
-    """Documents with wrong trees, columns or images; branches of trees must begin with the token at their fork."""
+    """Documents with wrong trees, columns or images; branches of trees must begin with the token at
+    their fork.
+    """
     if not manifest.layout.extras:
         return
     try:
@@ -430,15 +497,25 @@ def _extra_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
             tokens = dataset.table.read(document, document + 1).values
             for begin, fork, parent in tree.branches.tolist():
                 if parent >= 0 and tokens[begin] != tokens[_slot_at(tree.branches[parent], fork)]:
-                    raise CorruptionError(f"the branch at token {begin} does not begin with the token where it forks")
+                    raise CorruptionError(
+                        f"the branch at token {begin} does not begin with the token where it forks"
+                    )
         except PenstockError as error:
             found += 1
             if found <= MAX_DOCUMENTS:
                 shard = dataset.table.paths[dataset.table.locate(document)[0]]
-                reason = _without_path(error, Path(shard)).removeprefix(f"document {document}: ").partition("; copy")[0]
+                reason = (
+                    _without_path(error, Path(shard))
+                    .removeprefix(f"document {document}: ")
+                    .partition("; copy")[0]
+                )
                 yield Fault(file=str(shard), document=document, reason=reason)
     if found > MAX_DOCUMENTS:
-        yield Fault(file=str(path), document=None, reason=f"{found - MAX_DOCUMENTS:,} more documents are damaged")
+        yield Fault(
+            file=str(path),
+            document=None,
+            reason=f"{found - MAX_DOCUMENTS:,} more documents are damaged",
+        )
 
 
 def _slot_at(branch: Array, position: int) -> int:
@@ -459,7 +536,9 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
     def pieces(i: int) -> tuple[Iterator[tuple[int, Any]], Array]:
         batches = table.batches[table.shard_first_batch[i] : table.shard_first_batch[i + 1]]
         lengths = table.lengths[table.shard_starts[i] : table.shard_starts[i + 1]]
-        return fingerprint_pieces(map_file(path / manifest.shards[i].file), batches, lengths, manifest.layout), lengths
+        return fingerprint_pieces(
+            map_file(path / manifest.shards[i].file), batches, lengths, manifest.layout
+        ), lengths
 
     parts = map(pieces, range(len(manifest.shards)))
     if RANGE_CHECKSUMS in manifest.checksums:
@@ -468,10 +547,16 @@ def _whole_faults(path: Path, manifest: Manifest, sides: _Sides) -> Iterator[Fau
         size = int(stored[0]) if len(stored) else 0
         if not 0 < size < 1 << 40 or not np.array_equal(range_checksums(tables, size), stored):
             yield Fault(
-                file=str(path / RANGE_CHECKSUMS), document=None, reason=f"is not of {LENGTHS} and {WEIGHT_SUMS}"
+                file=str(path / RANGE_CHECKSUMS),
+                document=None,
+                reason=f"is not of {LENGTHS} and {WEIGHT_SUMS}",
             )
     if content_fingerprint(parts, manifest.layout) != manifest.fingerprint:
-        yield Fault(file=str(path), document=None, reason="the content does not have the manifest's fingerprint")
+        yield Fault(
+            file=str(path),
+            document=None,
+            reason="the content does not have the manifest's fingerprint",
+        )
 
 
 def _tokenizer_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
@@ -486,7 +571,9 @@ def _tokenizer_faults(path: Path, manifest: Manifest) -> Iterator[Fault]:
     found = TokenizerInfo.of(tokenizer)
     if found.fingerprint != manifest.tokenizer.fingerprint:
         yield Fault(
-            file=str(folder), document=None, reason="is not the tokenizer that made the dataset; it was changed"
+            file=str(folder),
+            document=None,
+            reason="is not the tokenizer that made the dataset; it was changed",
         )
         return
     for name in ("vocab_size", "bos_id", "eos_id"):

@@ -1,8 +1,10 @@
-"""One reader per raw format: files on disk become blocks of checked texts, each with its place in its file.
+"""One reader per raw format: files on disk become blocks of checked texts, each with its place in
+its file.
 
-`open_sources` cuts any input into parts; a part yields `RecordBlock`s. A bad record never disappears: it is in the
-block's `rejects`, with file, line and reason. A file that cannot be read to its end stops the work with a
-`DamagedFileError`, unless the caller counts what is lost and continues.
+`open_sources` cuts any input into parts; a part yields `RecordBlock`s. A bad record never
+disappears: it is in the block's `rejects`, with file, line and reason. A file that cannot be read
+to its end stops the work with a `DamagedFileError`, unless the caller counts what is lost and
+continues.
 """
 
 from penstock.core.lazy_imports import public_names

@@ -1,13 +1,17 @@
-"""Finds where the records of a CSV file end: at newlines outside of quoted cells, at gigabytes per second.
+"""Finds where the records of a CSV file end: at newlines outside of quoted cells, at gigabytes per
+second.
 
-A quote opens a quoted cell only as the first character of a cell, as RFC 4180 has it, and two quotes in it are one.
-Whether the cells of a record are well formed is decided elsewhere, record by record.
+A quote opens a quoted cell only as the first character of a cell, as RFC 4180 has it, and two
+quotes in it are one. Whether the cells of a record are well formed is decided elsewhere, record by
+record.
 """
 
 from penstock.core.compiled import kernel, view_u8
 
 CELL, UNQUOTED, QUOTED, CLOSED = range(4)
-"""Where a scan is: before a cell, in one without quotes, in a quoted one, or behind a quote in that."""
+"""Where a scan is: before a cell, in one without quotes, in a quoted one, or behind a quote in
+that.
+"""
 
 _QUOTE, _NEWLINE = b'"\n'
 
@@ -20,7 +24,8 @@ def record_ends(source, size, delimiter, state, ends):
         source: Address of `size` bytes of a file.
         delimiter: The byte between cells.
         state: Where the bytes before left off; `CELL` at the beginning of a record.
-        ends: int64 [n], written: where each record ends, after its newline; n is at least the number of newlines.
+        ends: int64 [n], written: where each record ends, after its newline; n is at least the
+            number of newlines.
 
     Returns:
         Number of ends, and the state after the last byte.

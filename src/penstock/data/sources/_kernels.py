@@ -1,8 +1,9 @@
-"""Reads the text field of JSON lines at gigabytes per second, as long as nothing about the lines is unusual.
+"""Reads the text field of JSON lines at gigabytes per second, as long as nothing about the lines is
+unusual.
 
-Each line must hold one object as RFC 8259 defines it. Anything else, and anything rare, stops the kernel (`ODD`). A
-full parser then decides about each line and says what is wrong. It would also accept any line that is read here,
-with the same text.
+Each line must hold one object as RFC 8259 defines it. Anything else, and anything rare, stops the
+kernel (`ODD`). A full parser then decides about each line and says what is wrong. It would also
+accept any line that is read here, with the same text.
 """
 
 import numpy as np
@@ -57,7 +58,9 @@ def _is(data, at, character):
 
 @kernel_part
 def _skip_number(data, at):
-    """Where the number that begins at `at` ends; `ODD` also if it may exceed float64, which parsers refuse."""
+    """Where the number that begins at `at` ends; `ODD` also if it may exceed float64, which parsers
+    refuse.
+    """
     begin = at
     first = at + 1 if data[at] == _MINUS else at
     at = _skip_digits(data, first)
@@ -130,10 +133,13 @@ def _write_character(out, to, code):
 
 @kernel_part
 def _read_string(source, size, at, target, to):
-    """Write the string with its first character at `at`; returns the positions after its quote and after the output."""
+    """Write the string with its first character at `at`; returns the positions after its quote and
+    after the output.
+    """
     data, out = view_u8(source, size), view_u8(target, size)
     while True:
-        # Whole cache lines are written; the excess is overwritten later, or lies behind the last text.
+        # Whole cache lines are written; the excess is overwritten later, or lies behind the last
+        # text.
         while size - at >= CACHE_LINE:
             marks = find_bytes(source + np.uint64(at), _SPACE, _QUOTE, _BACKSLASH)
             copy_line(source + np.uint64(at), target + np.uint64(to))
@@ -222,7 +228,8 @@ def _skip_value(source, size, at, target, to):
 
 @kernel_part
 def _read_object(source, size, at, name, target, to):
-    """Write the text of the object that begins at `at`; returns where the object ends and where the text ends.
+    """Write the text of the object that begins at `at`; returns where the object ends and where the
+    text ends.
 
     Strings of other fields are written after the text, and overwritten later.
     """
@@ -258,7 +265,8 @@ def read_texts(source, size, name, target, ends, lines):
     Args:
         source: Address of whole lines, the last with or without its newline; size: their bytes.
         name: uint8 [letters], the field.
-        target: Address of `size` bytes; the texts are written there end to end, as UTF-8 if the lines are UTF-8.
+        target: Address of `size` bytes; the texts are written there end to end, as UTF-8 if the
+            lines are UTF-8.
         ends: int64 [1 + n], written: 0, then where each text ends; n is given by `most_texts`.
         lines: int64 [n], written: number of newlines before each text.
 
@@ -274,7 +282,11 @@ def read_texts(source, size, name, target, ends, lines):
             return rows, newlines
         if data[at] != _NEWLINE:
             begin = to
-            at, to = _read_object(source, size, at, name, target, begin) if data[at] == _OBJECT else (ODD, to)
+            at, to = (
+                _read_object(source, size, at, name, target, begin)
+                if data[at] == _OBJECT
+                else (ODD, to)
+            )
             if at < 0 or to == begin:
                 return ODD, newlines
             lines[rows] = newlines

@@ -1,8 +1,9 @@
-"""Reads Parquet and Arrow files, and folders that `datasets` saved (Arrow streams with a list of their names).
+"""Reads Parquet and Arrow files, and folders that `datasets` saved (Arrow streams with a list of
+their names).
 
-A part of a Parquet file is a few row groups. Only the requested columns are read, also from remote files. Text columns
-may be string, large string, string view or a dictionary of these. Neither format promises that its strings are UTF-8,
-so this module checks it.
+A part of a Parquet file is a few row groups. Only the requested columns are read, also from remote
+files. Text columns may be string, large string, string view or a dictionary of these. Neither
+format promises that its strings are UTF-8, so this module checks it.
 """
 
 import json
@@ -19,11 +20,27 @@ from penstock.core.errors import RecordError
 from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows, holds_json, is_json
 from penstock.data.sources.checks import check_records, diagnose, flat_column
-from penstock.data.sources.files import Extent, FilePart, SourceFile, local_file, open_random, other_content, whole_file
+from penstock.data.sources.files import (
+    Extent,
+    FilePart,
+    SourceFile,
+    local_file,
+    open_random,
+    other_content,
+    whole_file,
+)
 from penstock.data.sources.lines import BLOCK_LINES
 from penstock.data.sources.objects import ObjectBlock, block_of_records, rows_as_objects
 from penstock.data.sources.parsing import is_utf8
-from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.data.sources.records import (
+    Damage,
+    Fields,
+    OnDamage,
+    RecordBlock,
+    Reject,
+    excerpt,
+    stop_at_damage,
+)
 from penstock.data.stores.remote_files import Unreadable
 
 BATCH_ROWS = 2048
@@ -50,12 +67,18 @@ def require_columns(schema: pa.Schema, fields: Fields, path: str) -> None:
     if is_json(pa.field(fields.text, kind)):
         return  # each value is checked
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
+    if not (
+        pa.types.is_string(value)
+        or pa.types.is_large_string(value)
+        or pa.types.is_string_view(value)
+    ):
         raise RecordError(f"{path}: column {fields.text!r} holds {kind}; expected: string")
 
 
 def find_type(schema: pa.Schema, name: str) -> Any:
-    """Type of a field, looked up through structs, or that of JSON around it; None if it is missing."""
+    """Type of a field, looked up through structs, or that of JSON around it; None if it is
+    missing.
+    """
     kind: Any = pa.struct(list(schema))
     for part in name.split("."):
         if is_json(pa.field(name, kind)):
@@ -72,7 +95,9 @@ def _with_json(schema: pa.Schema, names: Sequence[str]) -> bool:
     return any(field.name in columns and holds_json(field) for field in schema)
 
 
-def block_of_rows(table: pa.Table, fields: Fields, path: str, first_row: int, size_bytes: int) -> RecordBlock:
+def block_of_rows(
+    table: pa.Table, fields: Fields, path: str, first_row: int, size_bytes: int
+) -> RecordBlock:
     """Check rows of one file.
 
     Args:
@@ -86,16 +111,25 @@ def block_of_rows(table: pa.Table, fields: Fields, path: str, first_row: int, si
         RecordError: A column cannot be converted to the requested type.
     """
     if _with_json(table.schema, fields.names):
-        found = [(first_row + at, row, reason, repr(row)) for at, (row, reason) in enumerate(decoded_rows(table))]
+        found = [
+            (first_row + at, row, reason, repr(row))
+            for at, (row, reason) in enumerate(decoded_rows(table))
+        ]
         return block_of_records(found, fields, path, size_bytes)
     raw = flat_column(table, fields.text)
     texts, not_utf8 = _checked_utf8(_cast(raw, pa.large_string(), fields.text, path))
     schema = fields.schema
-    flat = {name: _cast(flat_column(table, name), find_type(schema, name), name, path) for name in fields.names[1:]}
+    flat = {
+        name: _cast(flat_column(table, name), find_type(schema, name), name, path)
+        for name in fields.names[1:]
+    }
 
     def explain(row: int) -> Reject:
         if row in not_utf8:
-            reason = f"field {fields.text!r}: byte {not_utf8[row].start} is not UTF-8 ({not_utf8[row].reason})"
+            reason = (
+                f"field {fields.text!r}: byte {not_utf8[row].start} is not UTF-8 "
+                f"({not_utf8[row].reason})"
+            )
             return Reject(path, first_row + row, reason, excerpt(not_utf8[row].object))
         record = table.slice(row, 1).to_pylist()[0]
         reason = diagnose(record, fields) or "the row cannot be read"
@@ -121,7 +155,9 @@ def _cast(column: pa.Array, kind: pa.DataType, name: str, path: str) -> pa.Array
             return pa.array(column.to_pylist(), kind)
         return column.cast(kind)
     except (pa.ArrowException, TypeError) as error:
-        raise RecordError(f"{path}: column {name!r} holds {column.type}; expected: {kind} ({error})") from error
+        raise RecordError(
+            f"{path}: column {name!r} holds {column.type}; expected: {kind} ({error})"
+        ) from error
 
 
 def _checked_utf8(texts: pa.Array) -> tuple[pa.Array, dict[int, UnicodeDecodeError]]:
@@ -140,9 +176,9 @@ def _checked_utf8(texts: pa.Array) -> tuple[pa.Array, dict[int, UnicodeDecodeErr
                 value.decode()
             except UnicodeDecodeError as error:
                 bad[row] = error
-    return pa.array([None if row in bad else value for row, value in enumerate(values)], pa.large_binary()).cast(
-        pa.large_string()
-    ), bad
+    return pa.array(
+        [None if row in bad else value for row, value in enumerate(values)], pa.large_binary()
+    ).cast(pa.large_string()), bad
 
 
 @final
@@ -196,7 +232,9 @@ class ArrowPart(FilePart):
                     row, counted = row + batch.num_rows, position
             except (pa.ArrowException, OSError, Unreadable) as error:
                 reason = f"not sound Arrow: {error}{other_content(self.file)}"
-                damaged(Damage(self.file.path, row, reason, self.size_bytes, self.size_bytes - counted))
+                damaged(
+                    Damage(self.file.path, row, reason, self.size_bytes, self.size_bytes - counted)
+                )
 
 
 def _batches(stream: Any) -> Iterator[pa.RecordBatch]:
@@ -210,7 +248,8 @@ def _batches(stream: Any) -> Iterator[pa.RecordBatch]:
 
 
 def find_saved(folder: str | os.PathLike[str]) -> list[SourceFile] | None:
-    """The data files of a folder that `datasets` saved, in its order; None if it is not such a folder.
+    """The data files of a folder that `datasets` saved, in its order; None if it is not such a
+    folder.
 
     Raises:
         RecordError: The folder holds several splits, or rows chosen by an index file.
@@ -219,17 +258,26 @@ def find_saved(folder: str | os.PathLike[str]) -> list[SourceFile] | None:
     if os.path.isfile(os.path.join(path, "dataset_dict.json")):
         splits = _read_json(os.path.join(path, "dataset_dict.json")).get("splits", [])
         cures = ", ".join(os.path.join(path, split) for split in splits)
-        raise RecordError(f"{path}: holds {len(splits)} splits of a `datasets` dictionary; name one: {cures}")
+        raise RecordError(
+            f"{path}: holds {len(splits)} splits of a `datasets` dictionary; name one: {cures}"
+        )
     state_path = os.path.join(path, "state.json")
-    if not os.path.isfile(state_path) or not os.path.isfile(os.path.join(path, "dataset_info.json")):
+    if not os.path.isfile(state_path) or not os.path.isfile(
+        os.path.join(path, "dataset_info.json")
+    ):
         return None
     state = _read_json(state_path)
     if state.get("_indices_files"):
-        raise RecordError(f"{state_path}: rows are chosen by an index file; save it again after .flatten_indices()")
+        raise RecordError(
+            f"{state_path}: rows are chosen by an index file; save it again after "
+            ".flatten_indices()"
+        )
     names = [entry["filename"] for entry in state.get("_data_files", [])]
     missing = next((name for name in names if not os.path.isfile(os.path.join(path, name))), None)
     if missing or not names:
-        raise RecordError(f"{state_path}: names the data file {missing!r}, which is not there; the folder was cut")
+        raise RecordError(
+            f"{state_path}: names the data file {missing!r}, which is not there; the folder was cut"
+        )
     return [local_file(os.path.join(path, name)) for name in names]
 
 
@@ -284,7 +332,9 @@ class ParquetPart(FilePart):
         for table, row, size_bytes in self._tables(None, damaged):
             yield rows_as_objects(table, self.file.path, row, size_bytes)
 
-    def _tables(self, columns: list[str] | None, damaged: OnDamage) -> Iterator[tuple[pa.Table, int, int]]:
+    def _tables(
+        self, columns: list[str] | None, damaged: OnDamage
+    ) -> Iterator[tuple[pa.Table, int, int]]:
         """Yield some rows, the number of the first, and the raw bytes they took."""
         row, unread = self.first_row, self.size_bytes
         try:
@@ -292,12 +342,16 @@ class ParquetPart(FilePart):
                 groups = list(range(self.begin, self.end))
                 if columns is not None and _with_json(reader.schema_arrow, columns):
                     columns = list(dict.fromkeys(name.partition(".")[0] for name in columns))
-                for batch in reader.iter_batches(BATCH_ROWS, groups, columns=columns, use_threads=False):
+                for batch in reader.iter_batches(
+                    BATCH_ROWS, groups, columns=columns, use_threads=False
+                ):
                     size_bytes = self.size_bytes * batch.num_rows // max(self.num_rows, 1)
                     yield pa.Table.from_batches([batch]), row, size_bytes
                     row, unread = row + batch.num_rows, unread - size_bytes
         except (pa.ArrowException, OSError, Unreadable) as error:
-            damaged(Damage(self.file.path, row, f"not sound Parquet: {error}", self.size_bytes, unread))
+            damaged(
+                Damage(self.file.path, row, f"not sound Parquet: {error}", self.size_bytes, unread)
+            )
 
 
 def open_parquet(file: SourceFile) -> Any:
@@ -324,19 +378,35 @@ def cut_parquet(
         with open_parquet(file) as reader:
             require_columns(reader.schema_arrow, fields, file.path)
             footer_bytes = reader.metadata.serialized_size + len(_FOOTER_END)
-            groups = [reader.metadata.row_group(number) for number in range(reader.metadata.num_row_groups)]
+            groups = [
+                reader.metadata.row_group(number)
+                for number in range(reader.metadata.num_row_groups)
+            ]
     except Unreadable as error:
         damaged(Damage(file.path, 0, str(error), file.size_bytes, file.size_bytes))
         yield ParquetPart(file, fields, 0, 0, 0, 0, file.size_bytes)
         return
-    sizes = [sum(group.column(column).total_compressed_size for column in range(group.num_columns)) for group in groups]
+    sizes = [
+        sum(group.column(column).total_compressed_size for column in range(group.num_columns))
+        for group in groups
+    ]
     begin = first_row = 0
     for end in range(1, len(groups) + 1):
         if sum(sizes[begin:end]) >= part_bytes or end == len(groups):
             num_rows = sum(group.num_rows for group in groups[begin:end])
             span = _span(groups[begin]), _span(groups[end - 1])
             place = min(span[0][0], span[1][0]), max(span[0][1], span[1][1])
-            yield ParquetPart(file, fields, begin, end, first_row, num_rows, sum(sizes[begin:end]), place, footer_bytes)
+            yield ParquetPart(
+                file,
+                fields,
+                begin,
+                end,
+                first_row,
+                num_rows,
+                sum(sizes[begin:end]),
+                place,
+                footer_bytes,
+            )
             begin, first_row = end, first_row + num_rows
 
 

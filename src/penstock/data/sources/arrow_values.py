@@ -1,9 +1,11 @@
 """Rows of Arrow tables as Python objects: JSON columns are decoded, maps become objects.
 
-`datasets` (from 4.8 on) stores fields of mixed types as Arrow's extension type `arrow.json`, at any depth, and decodes
-them when it reads them; so do we. A pyarrow without this type (before 19) shows it in the metadata of the field.
+`datasets` (from 4.8 on) stores fields of mixed types as Arrow's extension type `arrow.json`, at any
+depth, and decodes them when it reads them; so do we. A pyarrow without this type (before 19) shows
+it in the metadata of the field.
 
-Source of the type: Arrow's canonical extension types, https://arrow.apache.org/docs/format/CanonicalExtensions.html
+Source of the type: Arrow's canonical extension types,
+https://arrow.apache.org/docs/format/CanonicalExtensions.html
 """
 
 import json
@@ -74,14 +76,20 @@ def _inner(kind: pa.DataType) -> list[pa.Field]:
         return [kind.key_field, kind.item_field]
     if pa.types.is_dictionary(kind):
         return _inner(kind.value_type)
-    return [kind.field(number) for number in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return (
+        [kind.field(number) for number in range(kind.num_fields)]
+        if pa.types.is_nested(kind)
+        else []
+    )
 
 
 def _needs_work(field: pa.Field) -> bool:
     """Whether pyarrow's own conversion gives something else than we want."""
     kind = field.type
     return (
-        is_json(field) or pa.types.is_map(kind) or (not pa.types.is_union(kind) and any(map(_needs_work, _inner(kind))))
+        is_json(field)
+        or pa.types.is_map(kind)
+        or (not pa.types.is_union(kind) and any(map(_needs_work, _inner(kind))))
     )
 
 
@@ -106,12 +114,18 @@ def _values(field: pa.Field, array: pa.Array) -> list[Any]:
 
 def _objects(kind: pa.StructType, array: pa.StructArray) -> list[Any]:
     fields = [kind.field(number) for number in range(kind.num_fields)]
-    # A struct array may be a slice, and its own nulls are not those of its fields: flatten() heeds both.
-    columns = [_values(field, column) for field, column in zip(fields, array.flatten(), strict=True)]
+    # A struct array may be a slice, and its own nulls are not those of its fields: flatten() heeds
+    # both.
+    columns = [
+        _values(field, column) for field, column in zip(fields, array.flatten(), strict=True)
+    ]
     names = [field.name for field in fields]
     there = array.is_valid().to_pylist()
     rows = zip(*columns, strict=True) if columns else ((),) * len(there)
-    return [dict(zip(names, row, strict=True)) if valid else None for row, valid in zip(rows, there, strict=True)]
+    return [
+        dict(zip(names, row, strict=True)) if valid else None
+        for row, valid in zip(rows, there, strict=True)
+    ]
 
 
 def _maps(kind: pa.MapType, array: pa.MapArray) -> list[Any]:
@@ -121,7 +135,13 @@ def _maps(kind: pa.MapType, array: pa.MapArray) -> list[Any]:
     values = _values(kind.item_field, array.items[begin:end])
     found: list[Any] = []
     for valid, first, last in zip(array.is_valid().to_pylist(), offsets, offsets[1:], strict=False):
-        pairs = dict(zip(keys[first - begin : last - begin], values[first - begin : last - begin], strict=True))
+        pairs = dict(
+            zip(
+                keys[first - begin : last - begin],
+                values[first - begin : last - begin],
+                strict=True,
+            )
+        )
         found.append(_noted(pairs) if valid else None)
     return found
 
@@ -136,7 +156,11 @@ def _lists(field: pa.Field, array: pa.Array) -> list[Any]:
     else:
         begins = array.offsets.to_pylist()
         views = isinstance(array, (pa.ListViewArray, pa.LargeListViewArray))
-        ends = [a + n for a, n in zip(begins, array.sizes.to_pylist(), strict=True)] if views else begins[1:]
+        ends = (
+            [a + n for a, n in zip(begins, array.sizes.to_pylist(), strict=True)]
+            if views
+            else begins[1:]
+        )
     first, last = min(begins[:size], default=0), max(ends, default=0)
     items = _values(field, array.values[first:last])
     pairs = zip(array.is_valid().to_pylist(), begins, ends, strict=False)

@@ -1,7 +1,8 @@
 """Decides which records are usable, and explains what is wrong with the others.
 
-`check_records` is fast and decides, for whole arrays. `diagnose` and `explain_line` are slow: they look at one bad
-record or line and say in words what is wrong. Both follow the same rules, and the tests compare them.
+`check_records` is fast and decides, for whole arrays. `diagnose` and `explain_line` are slow: they
+look at one bad record or line and say in words what is wrong. Both follow the same rules, and the
+tests compare them.
 """
 
 import json
@@ -93,19 +94,23 @@ def check_weights(ranges: pa.Array, texts: pa.Array) -> tuple[Weights, Bool]:
         texts: Large strings [rows].
 
     Returns:
-        The ranges of all rows; and bool [rows], True where a range leaves the text, is empty, overlaps the one before,
-        or has a negative or infinite weight.
+        The ranges of all rows; and bool [rows], True where a range leaves the text, is empty,
+        overlaps the one before, or has a negative or infinite weight.
     """
     counts = to_numpy(pc.list_value_length(ranges)).astype(np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     flat = pc.list_flatten(ranges)
     defaults = {"begin": -1, "end": -1, "weight": 1.0}
-    begin, end, weight = (to_numpy(pc.struct_field(flat, [name]), value) for name, value in defaults.items())
+    begin, end, weight = (
+        to_numpy(pc.struct_field(flat, [name]), value) for name, value in defaults.items()
+    )
     rows = np.repeat(np.arange(len(ranges)), counts)
     characters = to_numpy(pc.utf8_length(texts)).astype(np.int64)
     previous = np.concatenate([np.zeros(1, np.int64), end[:-1]])
     previous[offsets[:-1][counts > 0]] = 0
-    wrong = to_numpy(flat.is_null()) | (begin < previous) | (end <= begin) | (end > characters[rows])
+    wrong = (
+        to_numpy(flat.is_null()) | (begin < previous) | (end <= begin) | (end > characters[rows])
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = weight.astype(np.float32)
     wrong |= ~np.isfinite(narrow) | (weight < 0)
@@ -123,9 +128,10 @@ def _offsets(texts: pa.Array) -> Int64:
 def explain_array(where: str) -> str:
     """Explain that a JSON array stands where a record is expected; `where` begins the sentence."""
     return (
-        f"{where} a JSON array; expected: one object per line. If it holds conversations (ShareGPT, Alpaca, …), set "
-        "template, and the array is read as it is: to a .jinja file, or to auto for the tokenizer's own; an "
-        "array of texts becomes lines with jq -c '.[]'"
+        f"{where} a JSON array; expected: one object per line. If it holds conversations "
+        "(ShareGPT, Alpaca, …), set template, and the array is read as it is: to a .jinja "
+        "file, or to auto for the tokenizer's own; an array of texts becomes lines with jq "
+        "-c '.[]'"
     )
 
 
@@ -134,14 +140,19 @@ def diagnose(record: object, fields: Fields) -> str | None:
     if isinstance(record, list):
         return explain_array("the record is")
     if not isinstance(record, dict):
-        return f"the record is {kind_of(record)}; expected: an object with the field {fields.text!r}"
+        return (
+            f"the record is {kind_of(record)}; expected: an object with the field {fields.text!r}"
+        )
     value, known = look_up(record, fields.text)
     if known is not None:
         cure = "set text_field to the field that holds the text"
         if _CHAT_FIELDS & set(known):
             cure = "conversations need a chat template: set template"
         where = "the object it leads to has" if "." in fields.text else "the record has"
-        return f"no field {fields.text!r}; {where}: {', '.join(map(repr, known)) or 'no fields'}; {cure}"
+        return (
+            f"no field {fields.text!r}; {where}: {', '.join(map(repr, known)) or 'no fields'}; "
+            f"{cure}"
+        )
     if value is None:
         return f"field {fields.text!r} is null; expected: text"
     if not isinstance(value, str):
@@ -151,8 +162,9 @@ def diagnose(record: object, fields: Fields) -> str | None:
     surrogate = first_surrogate(value)
     if surrogate is not None:
         return (
-            f"field {fields.text!r} has a lone surrogate U+{ord(value[surrogate]):04X} at character {surrogate}, "
-            "which is half of a character and not valid UTF-8; the text was cut in the middle of it"
+            f"field {fields.text!r} has a lone surrogate U+{ord(value[surrogate]):04X} at "
+            f"character {surrogate}, which is half of a character and not valid UTF-8; the "
+            "text was cut in the middle of it"
         )
     return _diagnose_weights(record, value, fields) or _diagnose_columns(record, fields)
 
@@ -163,7 +175,9 @@ def diagnose_all(records: Iterable[object], fields: Fields) -> list[str | None]:
 
 
 def first_surrogate(text: str) -> int | None:
-    """Where a text has its first half of a surrogate pair, which UTF-8 cannot hold; None: nowhere."""
+    """Where a text has its first half of a surrogate pair, which UTF-8 cannot hold; None:
+    nowhere.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -186,13 +200,20 @@ def _diagnose_weights(record: JsonObject, text: str, fields: Fields) -> str | No
         begin, end, weight = item.get("begin"), item.get("end"), item.get("weight")
         weight = 1.0 if weight is None else weight
         if not _is_integer(begin) or not _is_integer(end):
-            return f"{where} goes from {begin!r} to {end!r}; expected: two whole numbers, in characters"
+            return (
+                f"{where} goes from {begin!r} to {end!r}; expected: two whole numbers, in "
+                "characters"
+            )
         if not previous <= begin < end <= len(text):
             return (
-                f"{where} goes from character {begin} to {end}; expected: begin < end, not before character "
-                f"{previous}, and inside the text of {len(text)} characters"
+                f"{where} goes from character {begin} to {end}; expected: begin < end, not "
+                f"before character {previous}, and inside the text of {len(text)} characters"
             )
-        if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 <= weight < math.inf:
+        if (
+            not isinstance(weight, (int, float))
+            or isinstance(weight, bool)
+            or not 0 <= weight < math.inf
+        ):
             return f"{where} has weight {weight!r}; expected: a finite number, 0 or more"
         if weight > float(np.finfo(np.float32).max):
             return f"{where} has weight {weight!r}; expected: a number that float32 can hold"
@@ -202,8 +223,12 @@ def _diagnose_weights(record: JsonObject, text: str, fields: Fields) -> str | No
 
 def _diagnose_columns(record: JsonObject, fields: Fields) -> str | None:
     types: dict[str, tuple[type, ...]] = {
-        "string": (str,), "int64": (int,), "float64": (int, float), "bool": (bool,), "ranges": (list,),
-    }  # fmt: skip
+        "string": (str,),
+        "int64": (int,),
+        "float64": (int, float),
+        "bool": (bool,),
+        "ranges": (list,),
+    }
     for name, kind in fields.columns.items():
         value = look_up(record, name)[0]
         if value is None:
@@ -234,7 +259,14 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 def kind_of(value: object) -> str:
     """The type of a decoded value, in words."""
-    names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    names = {
+        str: "text",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
 
@@ -243,7 +275,10 @@ def explain_line(raw: bytes, fields: Fields) -> str | None:
     if len(raw) > MAX_LINE_BYTES:
         return f"the line has {len(raw)} bytes; expected: at most {MAX_LINE_BYTES}"
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "the line begins with the byte order mark of UTF-16; expected: UTF-8 (convert: iconv -f UTF-16 -t UTF-8)"
+        return (
+            "the line begins with the byte order mark of UTF-16; expected: UTF-8 (convert: iconv "
+            "-f UTF-16 -t UTF-8)"
+        )
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -262,9 +297,12 @@ def explain_line(raw: bytes, fields: Fields) -> str | None:
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError) -> str:
-    """What is wrong with a line that is not UTF-8, in words: it may be the beginning of a file of another kind."""
+    """What is wrong with a line that is not UTF-8, in words: it may be the beginning of a file of
+    another kind.
+    """
     return described(raw) or (
-        f"byte {error.start + 1} of the line, 0x{raw[error.start]:02x}, is not UTF-8 ({error.reason})"
+        f"byte {error.start + 1} of the line, 0x{raw[error.start]:02x}, is not UTF-8 "
+        f"({error.reason})"
     )
 
 
@@ -273,10 +311,15 @@ def explain_syntax(text: str, error: json.JSONDecodeError) -> str:
     if error.msg == "Extra data":
         rest = text[error.pos :].lstrip()
         what = "a second value" if rest[:1] in '{["' else "more text"
-        found = f"{what} after the end of the object, at column {error.colno}: {excerpt(rest)[:40]!r}"
+        found = (
+            f"{what} after the end of the object, at column {error.colno}: {excerpt(rest)[:40]!r}"
+        )
         return f"{found}; expected: one object per line"
     if text.startswith("\ufeff"):
-        return "a byte order mark (U+FEFF) in the middle of the file, where two files were joined; remove it"
+        return (
+            "a byte order mark (U+FEFF) in the middle of the file, where two files were joined; "
+            "remove it"
+        )
     if text.startswith("["):
         return explain_array("the line begins")
     cut = "" if text.endswith("}") else "; the line does not end with '}', so it may have been cut"

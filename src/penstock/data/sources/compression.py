@@ -1,8 +1,9 @@
-"""Decompresses files front to back: gzip, bzip2 and xz with Python's own libraries, Zstandard and LZ4 with Arrow's.
+"""Decompresses files front to back: gzip, bzip2 and xz with Python's own libraries, Zstandard and
+LZ4 with Arrow's.
 
-As with the gzip, bzip2 and xz programs, several streams in a row are one file, and zeros after the last stream are
-padding. A Zstandard frame with a window of more than 128 MiB is decoded whole, in memory, because Arrow cannot decode
-such a frame piece by piece.
+As with the gzip, bzip2 and xz programs, several streams in a row are one file, and zeros after the
+last stream are padding. A Zstandard frame with a window of more than 128 MiB is decoded whole, in
+memory, because Arrow cannot decode such a frame piece by piece.
 """
 
 import bz2
@@ -19,7 +20,20 @@ from penstock.data.stores.remote_files import Unreadable
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
 """Extension → codec."""
 
-PACKED = (".zip", ".7z", ".rar", ".tgz", ".tbz2", ".txz", ".br", ".lzma", ".lzo", ".sz", ".snappy", ".z")
+PACKED = (
+    ".zip",
+    ".7z",
+    ".rar",
+    ".tgz",
+    ".tbz2",
+    ".txz",
+    ".br",
+    ".lzma",
+    ".lzo",
+    ".sz",
+    ".snappy",
+    ".z",
+)
 """Extensions of compressed files and archives that are not supported."""
 
 RAW_BYTES = 1 << 18
@@ -89,7 +103,11 @@ class _Gzip:
         return self._inner.unused_data
 
 
-_STREAMS: dict[str, Callable[[], Any]] = {"gzip": _Gzip, "bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
+_STREAMS: dict[str, Callable[[], Any]] = {
+    "gzip": _Gzip,
+    "bz2": bz2.BZ2Decompressor,
+    "xz": lzma.LZMADecompressor,
+}
 
 
 @final
@@ -114,7 +132,9 @@ class _Streams:
 
     @property
     def waiting(self) -> int:
-        """Raw bytes that were read but not used yet, except those inside the decompressors of bz2 and xz."""
+        """Raw bytes that were read but not used yet, except those inside the decompressors of bz2
+        and xz.
+        """
         return len(self._left) + getattr(self._inner, "waiting", 0)
 
     def _next(self, most: int) -> bytes:
@@ -128,7 +148,9 @@ class _Streams:
             if self._inner.eof:
                 self._left, self._inner = self._inner.unused_data, None
             elif not piece and not fed:
-                raise Unreadable("its compressed stream ends before its end mark, so the file was cut", cut=True)
+                raise Unreadable(
+                    "its compressed stream ends before its end mark, so the file was cut", cut=True
+                )
             if piece:
                 return piece
 
@@ -170,11 +192,15 @@ class _Arrow:
             if _TOO_LARGE in str(error):
                 raise _too_wide(self._path) from error
             cut = "Truncated" in str(error)
-            raise Unreadable(f"its compressed data are {'cut' if cut else 'damaged'} ({error})", cut=cut) from error
+            raise Unreadable(
+                f"its compressed data are {'cut' if cut else 'damaged'} ({error})", cut=cut
+            ) from error
 
 
 def _wide_frame(raw: Any, path: str) -> Reader | None:
-    """The content of a Zstandard frame with a window too large for Arrow's stream; None (and rewind) for others."""
+    """The content of a Zstandard frame with a window too large for Arrow's stream; None (and
+    rewind) for others.
+    """
     window, size = _zstd_header(raw.read(_ZSTD_HEADER))
     raw.seek(0)
     if window <= ARROW_WINDOW:
@@ -183,11 +209,15 @@ def _wide_frame(raw: Any, path: str) -> Reader | None:
         raise _too_wide(path)
     data = raw.read()
     if size > len(data) * _MOST_TIMES:
-        raise Unreadable(f"its header claims {size:,} bytes of content, more than {len(data):,} bytes can hold")
+        raise Unreadable(
+            f"its header claims {size:,} bytes of content, more than {len(data):,} bytes can hold"
+        )
     try:
         return _Arrow(pa.BufferReader(pa.Codec("zstd").decompress(data, size)), path)
     except MemoryError as error:
-        raise Unreadable(f"its header claims {size:,} bytes of content, more than there is memory for") from error
+        raise Unreadable(
+            f"its header claims {size:,} bytes of content, more than there is memory for"
+        ) from error
     except OSError as error:
         if "too small" in str(error):  # another frame follows
             raise _too_wide(path) from error
@@ -195,7 +225,9 @@ def _wide_frame(raw: Any, path: str) -> Reader | None:
 
 
 def _zstd_header(head: bytes) -> tuple[int, int | None]:
-    """Window and content size of a file's first frame, in bytes; 0 and None if unknown (RFC 8878)."""
+    """Window and content size of a file's first frame, in bytes; 0 and None if unknown (RFC
+    8878).
+    """
     if head[:4] != _ZSTD_MAGIC or len(head) < 6:
         return 0, None
     flags = head[4]

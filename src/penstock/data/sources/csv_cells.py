@@ -1,4 +1,5 @@
-"""The cells of one CSV record as texts, or what is wrong with them; and as values of the types that are asked for.
+"""The cells of one CSV record as texts, or what is wrong with them; and as values of the types that
+are asked for.
 
 A record comes whole, with all lines of its quoted cells. Python's `csv` reads its quotes, strictly.
 """
@@ -15,13 +16,18 @@ from penstock.data.sources.checks import MAX_LINE_BYTES, not_utf8
 from penstock.data.sources.objects import Found
 from penstock.data.sources.records import Fields
 
-_RETURN = r"a carriage return in a cell without quotes; lines end in \n or \r\n (tr '\r' '\n' converts those in \r)"
+_RETURN = (
+    r"a carriage return in a cell without quotes; lines end in \n or \r\n (tr '\r' '\n' converts "
+    r"those in \r)"
+)
 _INTEGERS = range(-(2**63), 2**63)
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_record(raw: bytes, line: int, names: Sequence[str] | None, delimiter: str) -> list[Found]:
-    """A record as what `gather` takes; none if its line is blank. Without `names`, its value is the list of cells."""
+    """A record as what `gather` takes; none if its line is blank. Without `names`, its value is the
+    list of cells.
+    """
     body = raw.removesuffix(b"\n").removesuffix(b"\r")
     if not body:
         return []
@@ -56,11 +62,19 @@ def _cells(text: str, delimiter: str) -> tuple[list[str], str | None]:
             return [], _RETURN
         if "unexpected end" in str(error):
             return [], "a quoted cell does not end: a quote is missing, or the file was cut"
-        return [], f"its quotes are wrong ({error}); expected: quotes around the whole cell, and doubled inside it"
+        return (
+            [],
+            (
+                f"its quotes are wrong ({error}); expected: quotes around the whole cell, and "
+                "doubled inside it"
+            ),
+        )
 
 
 def typed_row(value: dict[str, str], fields: Fields) -> JsonObject:
-    """The fields that are read, with values of their types; a value that has not its type stays a text."""
+    """The fields that are read, with values of their types; a value that has not its type stays a
+    text.
+    """
     row: JsonObject = {}
     for name in fields.names:
         kind = "ranges" if name == fields.weights else fields.columns.get(name, "string")

@@ -1,11 +1,14 @@
-"""Reads CSV and TSV files: a header line with the names of the columns, then records whose cells may hold newlines.
+"""Reads CSV and TSV files: a header line with the names of the columns, then records whose cells
+may hold newlines.
 
-Cells are texts, quoted as in RFC 4180: a cell that begins with `"` ends at the next quote that is not doubled. An empty
-cell is an empty text; as a column of another type it is null. A record with more or fewer cells than the header, or
-with a wrong quote, is a reject with the line at which it begins.
+Cells are texts, quoted as in RFC 4180: a cell that begins with `"` ends at the next quote that is
+not doubled. An empty cell is an empty text; as a column of another type it is null. A record with
+more or fewer cells than the header, or with a wrong quote, is a reject with the line at which it
+begins.
 
-Uncompressed files are cut into ranges of whole records. Where a record begins depends on all quotes before it, so the
-ranges of a file are found by one scan from its beginning (`record_ends`), as lines of JSON are counted.
+Uncompressed files are cut into ranges of whole records. Where a record begins depends on all quotes
+before it, so the ranges of a file are found by one scan from its beginning (`record_ends`), as
+lines of JSON are counted.
 """
 
 import hashlib
@@ -32,7 +35,14 @@ from penstock.data.sources.files import (
     refuse_wrong_data,
     shorter,
 )
-from penstock.data.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, REMOTE_BLOCK_BYTES, num_newlines, read_blocks
+from penstock.data.sources.lines import (
+    BLOCK_BYTES,
+    BLOCK_LINES,
+    BOM,
+    REMOTE_BLOCK_BYTES,
+    num_newlines,
+    read_blocks,
+)
 from penstock.data.sources.objects import Found, ObjectBlock, block_of_records, gather
 from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, stop_at_damage
 from penstock.data.stores.remote_files import Unreadable
@@ -61,7 +71,9 @@ class Header:
 @final
 @dataclass(frozen=True, slots=True)
 class CsvPart(FilePart):
-    """The records of one file that begin in bytes [begin, end); all records of a compressed file."""
+    """The records of one file that begin in bytes [begin, end); all records of a compressed
+    file.
+    """
 
     fields: Fields
     delimiter: str
@@ -78,7 +90,9 @@ class CsvPart(FilePart):
     @property
     def name(self) -> str:
         """Name for messages: the file, and the range if there are several."""
-        return f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+        return (
+            f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+        )
 
     @property
     def is_range(self) -> bool:
@@ -90,7 +104,10 @@ class CsvPart(FilePart):
         """Identity of the input: path, range, header and first record, independent of its bytes."""
         names = hashlib.blake2b(json.dumps(self.header.names).encode(), digest_size=8).hexdigest()
         place = "" if self.first is None else f" from byte {self.first[0]} line {self.first[1]}"
-        return f"{self.file.key} cells {self.delimiter!r} of {names} bytes {self.begin}:{self.end}{place}"
+        return (
+            f"{self.file.key} cells {self.delimiter!r} of {names} bytes "
+            f"{self.begin}:{self.end}{place}"
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -98,7 +115,9 @@ class CsvPart(FilePart):
         return self.end - self.begin
 
     def extents(self) -> tuple[Extent, ...]:
-        """The bytes of a local file that determine the result: its records; the header is in its identity."""
+        """The bytes of a local file that determine the result: its records; the header is in its
+        identity.
+        """
         if self.file.is_remote:
             return ()
         if not self.is_range:
@@ -122,12 +141,19 @@ class CsvPart(FilePart):
             yield gather(found, self.file.path, size_bytes)
 
     def survey(self) -> tuple[tuple[int, int], ...]:
-        """Byte and line of the first record at or behind the beginning of each range of the file."""
+        """Byte and line of the first record at or behind the beginning of each range of the
+        file.
+        """
         begins = range(self.part_bytes, self.file.size_bytes, self.part_bytes)
-        return ((self.header.body, self.header.line), *find_records(self.file, self.delimiter, self.header, begins))
+        return (
+            (self.header.body, self.header.line),
+            *find_records(self.file, self.delimiter, self.header, begins),
+        )
 
     def placed(self, places: Sequence[tuple[int, int]]) -> "CsvPart":
-        """The same with the places of its first record and of the next part's, by a `survey` of its file."""
+        """The same with the places of its first record and of the next part's, by a `survey` of its
+        file.
+        """
         after = -(-self.end // self.part_bytes)
         last = places[after][0] if after < len(places) else self.file.size_bytes
         return replace(self, first=places[self.begin // self.part_bytes], last=last)
@@ -138,7 +164,9 @@ class CsvPart(FilePart):
         try:
             if damaged is not stop_at_damage:
                 refuse_wrong_data(self.file)
-            part = self if self.first is not None or not self.is_range else self.placed(self.survey())
+            part = (
+                self if self.first is not None or not self.is_range else self.placed(self.survey())
+            )
             line = part.first[1] if part.first is not None else line
             for records, size_bytes in part._records():
                 found: list[Found] = []
@@ -155,7 +183,9 @@ class CsvPart(FilePart):
             damaged(Damage(self.file.path, line, str(error), self.size_bytes, unread))
 
     def _records(self) -> Iterator[tuple[list[bytes], int]]:
-        """Yield the bytes of whole records, about a block at a time, and the raw bytes that they took."""
+        """Yield the bytes of whole records, about a block at a time, and the raw bytes that they
+        took.
+        """
         if self.file.compression or (self.file.is_remote and not self.is_range):
             # A byte order mark is not among the blocks.
             blocks = _after(read_blocks(self.file), self.header.body - self.header.mark)
@@ -196,7 +226,9 @@ def cut_csv(
     _require_columns(header, fields, file.path, delimiter)
     size = whole if file.compression else part_bytes
     for begin in range(0, whole, size):
-        yield CsvPart(file, fields, delimiter, header, begin, min(begin + size, file.size_bytes), size)
+        yield CsvPart(
+            file, fields, delimiter, header, begin, min(begin + size, file.size_bytes), size
+        )
 
 
 def read_header(file: SourceFile, delimiter: str) -> Header:
@@ -209,11 +241,15 @@ def read_header(file: SourceFile, delimiter: str) -> Header:
     head = _head(file, delimiter)
     body, line = len(head) - len(head.removeprefix(BOM)), 1
     ends, _ = _ends(head[body:], delimiter, k.CELL)
-    for begin, end in pairwise([0, *ends.tolist(), *([] if _is_end(head[body:], ends) else [len(head) - body])]):
+    for begin, end in pairwise(
+        [0, *ends.tolist(), *([] if _is_end(head[body:], ends) else [len(head) - body])]
+    ):
         raw = head[body + begin : body + end]
         lines = raw.count(b"\n")
         if raw.strip():
-            return Header(_names(raw, f"{file.path}:{line}", delimiter), body + end, line + lines, body)
+            return Header(
+                _names(raw, f"{file.path}:{line}", delimiter), body + end, line + lines, body
+            )
         line += lines
     raise RecordError(f"{file.path}: is empty; {_EXPECTED}")
 
@@ -223,7 +259,9 @@ def _is_end(data: bytes, ends: Any) -> bool:
 
 
 def _head(file: SourceFile, delimiter: str) -> bytes:
-    """The first bytes of a file, with a whole record that is not blank, if there is one within `HEADER_BYTES`."""
+    """The first bytes of a file, with a whole record that is not blank, if there is one within
+    `HEADER_BYTES`.
+    """
     head = b""
     try:
         with open_stream(file, ahead=False) as stream:
@@ -236,7 +274,9 @@ def _head(file: SourceFile, delimiter: str) -> bytes:
         # A file that was cut: its beginning may still be there.
         return next(read_blocks(file))[0]
     if len(head) > HEADER_BYTES:
-        raise RecordError(f"{file.path}:1: the first line does not end within {HEADER_BYTES:,} bytes; {_EXPECTED}")
+        raise RecordError(
+            f"{file.path}:1: the first line does not end within {HEADER_BYTES:,} bytes; {_EXPECTED}"
+        )
     return head
 
 
@@ -245,10 +285,15 @@ def _names(raw: bytes, where: str, delimiter: str) -> tuple[str, ...]:
     _, names, reason, _ = read_record(raw, 1, None, delimiter)[0]
     if reason is not None:
         raise RecordError(f"{where}: the header cannot be read: {reason}; {_EXPECTED}")
-    text = next((one for one in names if len(one) > _LONGEST_NAME or "\n" in one or one[:1] in ("{", "[")), None)
+    text = next(
+        (one for one in names if len(one) > _LONGEST_NAME or "\n" in one or one[:1] in ("{", "[")),
+        None,
+    )
     if text is not None or all(map(_is_number, names)):
         shown = (names[0] if text is None else text)[:40]
-        raise RecordError(f"{where}: the first line holds {shown!r}, which is no name of a column; {_EXPECTED}")
+        raise RecordError(
+            f"{where}: the first line holds {shown!r}, which is no name of a column; {_EXPECTED}"
+        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise RecordError(f"{where}: the header has the column {twice!r} twice; rename one")
@@ -266,19 +311,29 @@ def _is_number(text: str) -> bool:
 def _require_columns(header: Header, fields: Fields, path: str, delimiter: str) -> None:
     listed = ", ".join(map(repr, header.names))
     other = next((one for one in ";\t|," if one != delimiter and one in header.names[0]), None)
-    seems = f"its cells seem to be separated by {other!r}: set delimiter" if len(header.names) == 1 and other else ""
+    seems = (
+        f"its cells seem to be separated by {other!r}: set delimiter"
+        if len(header.names) == 1 and other
+        else ""
+    )
     missing = next((name for name in fields.names if name not in header.names), None)
     if missing is not None:
-        cure = seems or "set text_field to the column that holds the text, or add a header line, if it has none"
+        cure = (
+            seems
+            or "set text_field to the column that holds the text, or add a header line, if it "
+            "has none"
+        )
         raise RecordError(f"{path}: no column {missing!r}; the header has: {listed}; {cure}")
     if fields.whole and seems:
         raise RecordError(f"{path}: has one column, {listed}; {seems}")
 
 
 def place_records(
-    parts: Sequence[object], apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map
+    parts: Sequence[object],
+    apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> list[Any]:
-    """Give ranges of CSV files the places of their first records, at the cost of one scan of each file.
+    """Give ranges of CSV files the places of their first records, at the cost of one scan of each
+    file.
 
     Args:
         parts: Parts of any format.
@@ -286,12 +341,20 @@ def place_records(
     """
     ranges = [part for part in parts if isinstance(part, CsvPart) and part.is_range]
     firsts = list({(part.file, part.delimiter, part.part_bytes): part for part in ranges}.values())
-    places = {part.file: found for part, found in zip(firsts, apply(CsvPart.survey, firsts), strict=True)}
-    return [part.placed(places[part.file]) if isinstance(part, CsvPart) and part.is_range else part for part in parts]
+    places = {
+        part.file: found for part, found in zip(firsts, apply(CsvPart.survey, firsts), strict=True)
+    }
+    return [
+        part.placed(places[part.file]) if isinstance(part, CsvPart) and part.is_range else part
+        for part in parts
+    ]
 
 
-def find_records(file: SourceFile, delimiter: str, header: Header, begins: Sequence[int]) -> list[tuple[int, int]]:
-    """Byte and line of the first record that begins at each of some bytes, or behind it; by one scan of the file.
+def find_records(
+    file: SourceFile, delimiter: str, header: Header, begins: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Byte and line of the first record that begins at each of some bytes, or behind it; by one
+    scan of the file.
 
     If the file cannot be read further, the rest of it counts as one record; the reader reports it.
     """
@@ -342,7 +405,9 @@ def _cut(blocks: Iterator[tuple[bytes, int]], delimiter: str) -> Iterator[tuple[
             waiting += len(data)
             if waiting > MAX_LINE_BYTES:
                 raise Unreadable(
-                    f"a record does not end within {MAX_LINE_BYTES:,} bytes; a quote may be missing", position
+                    f"a record does not end within {MAX_LINE_BYTES:,} bytes; a quote may be "
+                    "missing",
+                    position,
                 )
             continue
         records = [data[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
@@ -360,5 +425,7 @@ def _ends(data: bytes, delimiter: str, state: int) -> tuple[Any, int]:
     ends = np.empty(num_newlines(data), np.int64)
     if not len(source):
         return ends, state
-    count, state = k.record_ends(np.uint64(address_of(source)), len(source), ord(delimiter), state, ends)
+    count, state = k.record_ends(
+        np.uint64(address_of(source)), len(source), ord(delimiter), state, ends
+    )
     return ends[:count], int(state)

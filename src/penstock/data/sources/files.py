@@ -1,7 +1,8 @@
 """Finds and opens the files that a user names: paths, folders, globs and fsspec URLs.
 
-Files come in the order given; within a folder or glob, sorted by path. Hidden files and folders (a leading dot) are
-skipped. Finding nothing is an error, and so is finding one file twice, even under different names.
+Files come in the order given; within a folder or glob, sorted by path. Hidden files and folders (a
+leading dot) are skipped. Finding nothing is an error, and so is finding one file twice, even under
+different names.
 """
 
 import errno
@@ -50,7 +51,9 @@ class SourceFile:
     """One file, with what shows whether it has changed."""
 
     path: str
-    """As it is stored and shown: what the user would write, or a URL without user info and query."""
+    """As it is stored and shown: what the user would write, or a URL without user info and
+    query.
+    """
 
     size_bytes: int
     stamp: str
@@ -63,10 +66,14 @@ class SourceFile:
     """The full URL, only to open it; None: `path`."""
 
     codec: str | None = None
-    """Its compression by its first bytes, where its name says something else; empty: none. None: as its name says."""
+    """Its compression by its first bytes, where its name says something else; empty: none. None: as
+    its name says.
+    """
 
     selection: str = ""
-    """A hash of the parameters of its URL that may select its content (`penstock.core.urls`); empty: there are none."""
+    """A hash of the parameters of its URL that may select its content (`penstock.core.urls`);
+    empty: there are none.
+    """
 
     @property
     def full(self) -> str:
@@ -143,14 +150,20 @@ def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
 def _find_remote(url: str) -> list[SourceFile]:
     files = []
     for full, size_bytes, stamp in find_remote(url):
-        shown = without_secrets(shown_url(full), url)  # some stores take user info for a part of the path
+        shown = without_secrets(
+            shown_url(full), url
+        )  # some stores take user info for a part of the path
         address = None if shown == full else Address(full)
-        files.append(SourceFile(shown, size_bytes, stamp, address=address, selection=url_selection(full)))
+        files.append(
+            SourceFile(shown, size_bytes, stamp, address=address, selection=url_selection(full))
+        )
     return files
 
 
 def named_apart(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """The files, where several URLs differ only in their parameters with a hash of these in their names."""
+    """The files, where several URLs differ only in their parameters with a hash of these in their
+    names.
+    """
     seen: dict[str, set[str]] = {}
     for file in files:
         seen.setdefault(file.path, set()).add(file.selection)
@@ -172,20 +185,32 @@ def refuse_twice(files: Iterable[SourceFile]) -> None:
         key = file.inode or file.key
         if key in seen:
             same = "is" if seen[key] == file.path else f"is the same file as {seen[key]}, so it is"
-            signed = " (URLs that differ only in a signature, a token or a key are one file)" if file.address else ""
+            signed = (
+                " (URLs that differ only in a signature, a token or a key are one file)"
+                if file.address
+                else ""
+            )
             raise ConfigError(
-                f"{file.path}: {same} given twice{signed}; name it once (to train on it more often, raise its share)"
+                f"{file.path}: {same} given twice{signed}; name it once (to train on it more "
+                "often, raise its share)"
             )
         seen[key] = file.path
 
 
 def _hint(text: str) -> str:
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and not os.path.exists(os.path.dirname(text)):
-        return f"; check the spelling; a dataset of the Hugging Face hub is written hf://datasets/{text}"
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and not os.path.exists(
+        os.path.dirname(text)
+    ):
+        return (
+            "; check the spelling; a dataset of the Hugging Face hub is written "
+            f"hf://datasets/{text}"
+        )
     if glob.has_magic(text):
         return "; check the spelling, and quote globs so that the shell does not expand them"
     if not any(mark in text for mark in "/."):
-        return "; check the spelling; if this is a text and not a path, pass an iterator: iter(texts)"
+        return (
+            "; check the spelling; if this is a text and not a path, pass an iterator: iter(texts)"
+        )
     return "; check the spelling"
 
 
@@ -200,7 +225,13 @@ def _find_local(text: str) -> list[SourceFile]:
         if "**" in path and os.path.isdir(root):
             _walk(root)  # refuses a link cycle, which glob would follow forever
         matches = glob.glob(path, recursive=True)
-        names = sorted({name for match in matches for name in (_walk(match) if os.path.isdir(match) else [match])})
+        names = sorted(
+            {
+                name
+                for match in matches
+                for name in (_walk(match) if os.path.isdir(match) else [match])
+            }
+        )
         if not matches:
             _refuse_forbidden(path)
     return [local_file(name) for name in names]
@@ -225,7 +256,10 @@ def _walk(folder: str) -> list[str]:
         for name in folders:
             inner = os.path.join(place, name)
             if _identity(inner) in above[place]:
-                raise RecordError(f"{inner}: is a link to a folder that contains it, an endless loop; remove the link")
+                raise RecordError(
+                    f"{inner}: is a link to a folder that contains it, an endless loop; "
+                    "remove the link"
+                )
             above[inner] = above[place] | {_identity(inner)}
         names.extend(os.path.join(place, name) for name in files if not name.startswith("."))
         del above[place]
@@ -249,13 +283,19 @@ def _refuse(path: str, error: OSError) -> NoReturn:
     if error.errno == errno.ELOOP:
         reason = "is a link that leads back to itself; remove it"
     elif isinstance(error, FileNotFoundError) and os.path.islink(path):
-        reason = f"is a link to {os.readlink(path)}, which does not exist; remove the link, or put the file back"
+        reason = (
+            f"is a link to {os.readlink(path)}, which does not exist; remove the link, or put the "
+            "file back"
+        )
     elif isinstance(error, FileNotFoundError):
         reason = "is gone; put it back or leave it out, then run it again: finished parts are kept"
     elif isinstance(error, PermissionError):
         reason = "may not be read by this user; change its permissions, or leave it out"
     else:
-        reason = f"cannot be read: {error.strerror or error}; fix that, then run it again: finished parts are kept"
+        reason = (
+            f"cannot be read: {error.strerror or error}; fix that, then run it again: finished "
+            "parts are kept"
+        )
     raise RecordError(f"{path}: {reason}") from error
 
 
@@ -268,7 +308,9 @@ def local_file(path: str) -> SourceFile:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise RecordError(f"{path!a}: the name is not UTF-8, so no dataset can hold it; rename the file") from None
+        raise RecordError(
+            f"{path!a}: the name is not UTF-8, so no dataset can hold it; rename the file"
+        ) from None
     try:
         status = os.stat(path)
     except OSError as error:
@@ -278,15 +320,17 @@ def local_file(path: str) -> SourceFile:
         kind = kind or "a file that this process has open"
     if kind is not None:
         raise RecordError(
-            f"{path}: is {kind}, which can be read only once and only by this process; write it to a file first, and "
-            "name that: a preparation that resumes, or uses several processes, reads its input again"
+            f"{path}: is {kind}, which can be read only once and only by this process; write "
+            "it to a file first, and name that: a preparation that resumes, or uses several "
+            "processes, reads its input again"
         )
     inode = (status.st_dev, status.st_ino) if status.st_ino else None
     return SourceFile(path, status.st_size, str(status.st_mtime_ns), inode)
 
 
 def read_head(file: SourceFile, amount: int) -> bytes:
-    """The first bytes of a file, fewer if it has fewer, or cannot be read, which its reader reports.
+    """The first bytes of a file, fewer if it has fewer, or cannot be read, which its reader
+    reports.
 
     Raises:
         RecordError: The file is gone, or may not be read; or its store cannot be read.
@@ -298,17 +342,23 @@ def read_head(file: SourceFile, amount: int) -> bytes:
 
 
 def other_content(file: SourceFile) -> str:
-    """What a file is that cannot be read as what its name says, for the end of a message; empty: nobody knows."""
+    """What a file is that cannot be read as what its name says, for the end of a message; empty:
+    nobody knows.
+    """
     found = recognise(read_head(file, HEAD_BYTES))
     return f"; it is {found.name}" if found is not None and found.format is None else ""
 
 
 def whole_file(file: SourceFile) -> tuple[Extent, ...]:
-    """All bytes of a local file; empty for a remote file, which could only be compared by downloading it."""
+    """All bytes of a local file; empty for a remote file, which could only be compared by
+    downloading it.
+    """
     return () if file.is_remote else ((file, 0, file.size_bytes),)
 
 
-def _opened(file: SourceFile, function: Callable[..., T], *arguments: object, **options: object) -> T:
+def _opened(
+    file: SourceFile, function: Callable[..., T], *arguments: object, **options: object
+) -> T:
     try:
         return function(file.path, *arguments, **options)
     except OSError as error:
@@ -332,7 +382,11 @@ def open_random(file: SourceFile, *, ahead: bool = True) -> Any:
     """
     if file.is_remote:
         kept = copied_file(file)
-        raw = open_copied(kept, ahead=ahead) if kept is not None else RemoteFile(file.full, ahead=ahead)
+        raw = (
+            open_copied(kept, ahead=ahead)
+            if kept is not None
+            else RemoteFile(file.full, ahead=ahead)
+        )
         return pa.PythonFile(raw, mode="r")
     return _opened(file, pa.OSFile, "rb")
 
@@ -371,18 +425,23 @@ class Stream:
 
     def __init__(self, file: SourceFile, raw: Any) -> None:
         self._file, self._raw = file, raw
-        self._inner: Reader = decompressed(raw, file.compression, file.path) if file.compression else raw
+        self._inner: Reader = (
+            decompressed(raw, file.compression, file.path) if file.compression else raw
+        )
         self._is_sure = not file.is_remote or file.compression is not None
 
     def read(self, amount: int | None = None) -> bytes:
         """Read up to `amount` bytes, or all that are left if it is None; empty at the end.
 
         Raises:
-            Unreadable: The file was cut, is damaged, or became shorter; bytes that this call had read are lost.
+            Unreadable: The file was cut, is damaged, or became shorter; bytes that this call had
+                read are lost.
         """
         size = self._file.size_bytes
         if self._file.compression and not size:
-            raise Unreadable("it is empty, and no compressed file is, not even that of empty content")
+            raise Unreadable(
+                "it is empty, and no compressed file is, not even that of empty content"
+            )
         try:
             data: bytes = self._inner.read(amount)
             if not self._is_sure:
@@ -397,7 +456,9 @@ class Stream:
         return data
 
     def _made_sure(self, data: bytes, amount: int | None) -> bytes:
-        """The first bytes of a remote file, of which only the name was looked at: decompressed, if they show that."""
+        """The first bytes of a remote file, of which only the name was looked at: decompressed, if
+        they show that.
+        """
         self._is_sure = True
         found = recognise(data[:HEAD_BYTES])
         if found is None:
@@ -410,7 +471,9 @@ class Stream:
 
     def raw_position(self) -> int:
         """Bytes of the file read so far, before decompression."""
-        return min(int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes)
+        return min(
+            int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes
+        )
 
 
 def wrong_name(file: SourceFile, found: Signature) -> str:
@@ -436,10 +499,12 @@ def open_stream(file: SourceFile, *, ahead: bool = True) -> Iterator[Stream]:
 
 
 def refuse_wrong_data(file: SourceFile) -> None:
-    """Read a compressed file to its end before any of it is used; needed if the work goes on after damage.
+    """Read a compressed file to its end before any of it is used; needed if the work goes on after
+    damage.
 
-    A fault is found only after the damaged bytes, in gzip files often only by the checksum at the end, so what was read
-    before may be wrong. In a file that was merely cut, all that is there is right.
+    A fault is found only after the damaged bytes, in gzip files often only by the checksum at the
+    end, so what was read before may be wrong. In a file that was merely cut, all that is there is
+    right.
 
     Raises:
         Unreadable: The data are not those that were compressed; nothing in the file counts as read.

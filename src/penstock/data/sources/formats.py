@@ -1,9 +1,11 @@
-"""Decides the format and the compression of each file: by the setting, by its name, and by its first bytes.
+"""Decides the format and the compression of each file: by the setting, by its name, and by its
+first bytes.
 
-The first bytes of local files are read. Where they are certain, they decide, and a notice says what the name does not;
-where they contradict the setting, that is an error. A file whose name says that it is compressed, and that is plain
-text, is read as text, as `datasets` does. Of remote files, only those are looked at whose name says nothing, with one
-small request; others are as their names say, and reading notices where that is wrong (`files.Stream`).
+The first bytes of local files are read. Where they are certain, they decide, and a notice says what
+the name does not; where they contradict the setting, that is an error. A file whose name says that
+it is compressed, and that is plain text, is read as text, as `datasets` does. Of remote files, only
+those are looked at whose name says nothing, with one small request; others are as their names say,
+and reading notices where that is wrong (`files.Stream`).
 """
 
 import glob
@@ -50,7 +52,9 @@ _BINARY = ("parquet", "arrow", "webdataset")
 
 Notice = Callable[[str], None]
 Found = tuple[SourceFile, str, str]
-"""A file, its format (empty: unknown), and what its name does not say of it, in words (empty: nothing)."""
+"""A file, its format (empty: unknown), and what its name does not say of it, in words (empty:
+nothing).
+"""
 
 
 def with_formats(
@@ -65,7 +69,8 @@ def with_formats(
 
     Raises:
         RecordError: There is no such file.
-        ConfigError: The format of a file is unknown or not read, or its content contradicts `format`.
+        ConfigError: The format of a file is unknown or not read, or its content contradicts
+            `format`.
     """
     found = [one for spec in specs for one in _found_at(spec, format, notice)]
     remarks: dict[str, list[str]] = {}
@@ -84,14 +89,22 @@ def _found_at(spec: str | os.PathLike[str], format: str | None, notice: Notice) 
         yield from ((file, "arrow", "") for file in saved)
         return
     text = shown_url(spec)
-    in_folder = not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
+    in_folder = (
+        not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
+    )
     files = find_files(spec)
     by_name = [EXTENSIONS.get(file.suffixes[0], "") for file in files]
     # A folder with files of known names may hold others about them, which are no input.
     skips = in_folder and any(by_name) and format is None
     named = zip(files, by_name, strict=True)
-    looked = [(file, "", "") if skips and not kind else _look_at(file, kind, format) for file, kind in named]
-    chosen, unknown = [one for one in looked if one[1]], [file for file, kind, _ in looked if not kind]
+    looked = [
+        (file, "", "") if skips and not kind else _look_at(file, kind, format)
+        for file, kind in named
+    ]
+    chosen, unknown = (
+        [one for one in looked if one[1]],
+        [file for file, kind, _ in looked if not kind],
+    )
     if unknown and not (chosen and in_folder):
         _refuse_unknown(unknown[0])
     if unknown:
@@ -109,26 +122,36 @@ def _look_at(file: SourceFile, by_name: str, format: str | None) -> Found:
     if file.compression and (remark or not by_name):
         head = _inner_head(file)
         outer = recognise(head)
-    kind, more = _with_kind(file, by_name, format, head, None if file.compression and not remark and by_name else outer)
+    kind, more = _with_kind(
+        file, by_name, format, head, None if file.compression and not remark and by_name else outer
+    )
     return file, kind, more or remark
 
 
-def _with_codec(file: SourceFile, by_name: str, head: bytes, found: Signature | None) -> tuple[SourceFile, str]:
+def _with_codec(
+    file: SourceFile, by_name: str, head: bytes, found: Signature | None
+) -> tuple[SourceFile, str]:
     """The file with its compression, and what its name does not say of that."""
     named = file.compression
     if found is not None and found.codec is not None:
         if found.codec == named:
             return file, ""
         says = "it is not compressed" if named is None else f"{named}"
-        return replace(file, codec=found.codec), f"is {found.name}, although its name says {says}; read as what it is"
+        return replace(
+            file, codec=found.codec
+        ), f"is {found.name}, although its name says {says}; read as what it is"
     is_plain = found is not None or (by_name in ("", *_LINES) and is_text(head))
     if named is None or not is_plain:
         return file, ""
-    return replace(file, codec=""), f"is not compressed, although its name says {named}; read as what it is"
+    return replace(
+        file, codec=""
+    ), f"is not compressed, although its name says {named}; read as what it is"
 
 
 def _inner_head(file: SourceFile) -> bytes:
-    """The first bytes of a compressed file's content; none if it is damaged, which its reader reports."""
+    """The first bytes of a compressed file's content; none if it is damaged, which its reader
+    reports.
+    """
     with suppress(Unreadable), open_stream(file, ahead=False) as stream:
         return stream.read(HEAD_BYTES)
     return b""
@@ -137,7 +160,9 @@ def _inner_head(file: SourceFile) -> bytes:
 def _with_kind(
     file: SourceFile, by_name: str, format: str | None, head: bytes, found: Signature | None
 ) -> tuple[str, str]:
-    """The format of a file, and what its name does not say of that; `head` and `found` are of its content."""
+    """The format of a file, and what its name does not say of that; `head` and `found` are of its
+    content.
+    """
     named = format or by_name
     if found is not None:
         refuse_content(file.path, found)
@@ -146,12 +171,18 @@ def _with_kind(
     if found is not None and found.format is not None and found.format != named:
         if format is not None:
             raise ConfigError(
-                f"{file.path}: is {found.name}, but format is {format}; leave format out, or set it to {found.format}"
+                f"{file.path}: is {found.name}, but format is {format}; leave format out, or "
+                f"set it to {found.format}"
             )
         says = f"although its name says {by_name}" if by_name else "which its name does not say"
         return found.format, f"is {found.name}, {says}; read as what it is"
     has_name = by_name or file.suffixes[0].lstrip(".0123456789")
-    if format is None and found is None and (by_name in _BINARY or not has_name) and begins_json(head):
+    if (
+        format is None
+        and found is None
+        and (by_name in _BINARY or not has_name)
+        and begins_json(head)
+    ):
         says = f"although its name says {by_name}" if by_name else "which its name does not say"
         return "jsonl", f"begins as JSON, {says}; read as JSON lines"
     return named, ""
@@ -161,12 +192,13 @@ def _refuse_unknown(file: SourceFile) -> None:
     suffix = file.suffixes[0]
     if suffix in PACKED:
         raise ConfigError(
-            f"{file.path}: {suffix} files are not supported; unpack the file first, or compress it as "
-            f"{', '.join(COMPRESSIONS)}"
+            f"{file.path}: {suffix} files are not supported; unpack the file first, or "
+            f"compress it as {', '.join(COMPRESSIONS)}"
         )
     raise ConfigError(
-        f"{file.path}: unknown extension {suffix!r}, and its first bytes do not say what it is; set format to one of "
-        f"{', '.join(FORMATS)} (known extensions: {', '.join(EXTENSIONS)})"
+        f"{file.path}: unknown extension {suffix!r}, and its first bytes do not say what it "
+        f"is; set format to one of {', '.join(FORMATS)} (known extensions: "
+        f"{', '.join(EXTENSIONS)})"
     )
 
 
@@ -174,7 +206,9 @@ def _say_skipped(text: str, unknown: Sequence[SourceFile], notice: Notice) -> No
     hint = ""
     if any(file.suffixes[0][1:] in IMAGES for file in unknown):
         hint = "; images with captions are read with format imagefolder"
-    notice(f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}{hint}")
+    notice(
+        f"{text}: skipped {len(unknown)} files of unknown format, such as {unknown[0].path}{hint}"
+    )
 
 
 def check_delimiter(delimiter: str | None) -> None:
@@ -184,4 +218,6 @@ def check_delimiter(delimiter: str | None) -> None:
         ConfigError: It is more than one character, or one that records or quotes need.
     """
     if delimiter is not None and (len(delimiter.encode()) != 1 or delimiter in '"\r\n\0'):
-        raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end; got {delimiter!r}")
+        raise ConfigError(
+            f"delimiter must be one ASCII character, no quote and no line end; got {delimiter!r}"
+        )

@@ -1,8 +1,10 @@
-"""Folders of images with captions: files with the same name up to its first dot are one record, as in tar shards.
+"""Folders of images with captions: files with the same name up to its first dot are one record, as
+in tar shards.
 
-Next to an image there is a `.txt` or `.caption` file with its caption, or a `.json` file whose fields become the
-record's own. Or the folder has a `metadata.jsonl`, where each line names its image (`file_name`) and has its caption
-(`text` or `caption`) or other fields of the record; then only the images that it names are records.
+Next to an image there is a `.txt` or `.caption` file with its caption, or a `.json` file whose
+fields become the record's own. Or the folder has a `metadata.jsonl`, where each line names its
+image (`file_name`) and has its caption (`text` or `caption`) or other fields of the record; then
+only the images that it names are records.
 
 Source of `metadata.jsonl`: the `imagefolder` layout of Hugging Face Datasets.
 """
@@ -16,7 +18,14 @@ import numpy as np
 
 from penstock.data.sources.files import Extent, SourceFile, open_random, whole_file
 from penstock.data.sources.objects import ObjectBlock, parse_lines
-from penstock.data.sources.records import Damage, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.data.sources.records import (
+    Damage,
+    OnDamage,
+    RecordBlock,
+    Reject,
+    excerpt,
+    stop_at_damage,
+)
 from penstock.data.sources.tar_files import CAPTIONS, IMAGES, Member, record_of
 from penstock.data.stores.remote_files import Unreadable
 
@@ -84,7 +93,9 @@ class ImageFolderPart:
                 else:
                     bad.append(Reject(record[0].path, 0, reason, excerpt(record[0].path)))
             size = sum(file.size_bytes for record in taken for file in record)
-            yield ObjectBlock(values, np.zeros(len(places), np.int64), np.array(places, np.int32), size, bad)
+            yield ObjectBlock(
+                values, np.zeros(len(places), np.int64), np.array(places, np.int32), size, bad
+            )
 
 
 @final
@@ -142,13 +153,20 @@ class MetadataPart:
                 caption = value.get(field) if caption is None else caption
             if name is not None and "images" not in value:
                 value["images"] = [name] if isinstance(name, str) else name
-            if isinstance(caption, str) and not any(one in value for one in ("messages", "conversations", "prompt")):
-                value |= {"prompt": "<image>" * len(value.get("images", ())), "completion": caption.strip()}
+            if isinstance(caption, str) and not any(
+                one in value for one in ("messages", "conversations", "prompt")
+            ):
+                value |= {
+                    "prompt": "<image>" * len(value.get("images", ())),
+                    "completion": caption.strip(),
+                }
         yield block
 
 
 def cut_image_folders(files: Iterable[SourceFile]) -> Iterator[ImageFolderPart | MetadataPart]:
-    """Parts of the files of folders, in order; files that are neither images nor about them are left out."""
+    """Parts of the files of folders, in order; files that are neither images nor about them are
+    left out.
+    """
     folders: dict[str, list[SourceFile]] = {}
     for file in files:
         folders.setdefault(os.path.dirname(file.path), []).append(file)
@@ -180,7 +198,13 @@ def _record(files: tuple[SourceFile, ...], damaged: OnDamage) -> tuple[Any, str 
         members.append(Member(name, name.partition(".")[2].lower(), data, image))
     value, reason = record_of(members)
     if reason is None and not set(value) - {"images"}:
-        return None, "the image has no caption; put it into a .txt file with the same name, or into metadata.jsonl"
+        return (
+            None,
+            (
+                "the image has no caption; put it into a .txt file with the same name, or into "
+                "metadata.jsonl"
+            ),
+        )
     return value, reason
 
 

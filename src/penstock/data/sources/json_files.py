@@ -1,11 +1,13 @@
 """Reads JSON files: lines with one object each (JSONL), and arrays or records that span lines.
 
-JSONL is cut into byte ranges; a compressed file is one part. Ranges know their line numbers because newlines are
-counted first, at gigabytes per second; `prepare` keeps what it reads of a remote file for that (`copies.py`).
+JSONL is cut into byte ranges; a compressed file is one part. Ranges know their line numbers because
+newlines are counted first, at gigabytes per second; `prepare` keeps what it reads of a remote file
+for that (`copies.py`).
 
-Files with JSON values anywhere, such as the arrays of ShareGPT and Alpaca, are read only as whole objects (see
-`objects.py`). A value cannot be found without reading all values before it, so each part reads the file from its start
-to the part's end and holds it in memory as text. For gigabytes, lines are the better format (`jq -c '.[]'` makes them).
+Files with JSON values anywhere, such as the arrays of ShareGPT and Alpaca, are read only as whole
+objects (see `objects.py`). A value cannot be found without reading all values before it, so each
+part reads the file from its start to the part's end and holds it in memory as text. For gigabytes,
+lines are the better format (`jq -c '.[]'` makes them).
 """
 
 import json
@@ -26,9 +28,23 @@ from penstock.data.sources.files import (
     whole_file,
 )
 from penstock.data.sources.lines import count_newlines, cut_range, cut_stream, few_lines, next_line
-from penstock.data.sources.objects import Found, ObjectBlock, are_messages, gather, lone_surrogate, parse_lines
+from penstock.data.sources.objects import (
+    Found,
+    ObjectBlock,
+    are_messages,
+    gather,
+    lone_surrogate,
+    parse_lines,
+)
 from penstock.data.sources.parsing import parse_block
-from penstock.data.sources.records import EXCERPT_CHARACTERS, Damage, Fields, OnDamage, RecordBlock, stop_at_damage
+from penstock.data.sources.records import (
+    EXCERPT_CHARACTERS,
+    Damage,
+    Fields,
+    OnDamage,
+    RecordBlock,
+    stop_at_damage,
+)
 from penstock.data.stores.remote_files import Unreadable
 
 MAX_PARTS = 16
@@ -54,7 +70,9 @@ class JsonlPart(FilePart):
     @property
     def name(self) -> str:
         """Name for messages: the file, and the range if there are several."""
-        return f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+        return (
+            f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+        )
 
     @property
     def is_range(self) -> bool:
@@ -73,7 +91,9 @@ class JsonlPart(FilePart):
         return self.end - self.begin
 
     def extents(self) -> tuple[Extent, ...]:
-        """The bytes of a local file that determine the result: its lines, and the byte before them."""
+        """The bytes of a local file that determine the result: its lines, and the byte before
+        them.
+        """
         if self.file.is_remote:
             return ()
         end, size = self.end, self.file.size_bytes
@@ -93,11 +113,15 @@ class JsonlPart(FilePart):
             yield parse_lines(data, self.file.path, line, size_bytes)
 
     def survey(self) -> int:
-        """Number of newlines in [begin − 1, end − 1); their sums number the lines of later ranges."""
+        """Number of newlines in [begin − 1, end − 1); their sums number the lines of later
+        ranges.
+        """
         return count_newlines(self.file, max(self.begin - 1, 0), self.end - 1)
 
     def _lines(self, damaged: OnDamage) -> Iterator[tuple[bytes | memoryview, int, int]]:
-        """Yield whole lines, about a block at a time, the number of the first, and the raw bytes they took."""
+        """Yield whole lines, about a block at a time, the number of the first, and the raw bytes
+        they took.
+        """
         line, unread = self._first(), self.size_bytes
         try:
             if damaged is not stop_at_damage:
@@ -123,9 +147,11 @@ class JsonlPart(FilePart):
 
 
 def number_lines(
-    parts: Sequence[Any], apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map
+    parts: Sequence[Any],
+    apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> list[Any]:
-    """Give ranges of large JSONL files their first line numbers, at the cost of counting newlines once.
+    """Give ranges of large JSONL files their first line numbers, at the cost of counting newlines
+    once.
 
     Args:
         parts: Parts of any format, those of a file in order.
@@ -147,7 +173,9 @@ def number_lines(
 
 
 def join_ranges(parts: Iterable[Any]) -> list[Any]:
-    """Parts for one reader: adjacent ranges of a remote file become one, whose lines are counted as read."""
+    """Parts for one reader: adjacent ranges of a remote file become one, whose lines are counted as
+    read.
+    """
     joined: list[Any] = []
     for part in parts:
         if joined and _continues(joined[-1], part):
@@ -160,13 +188,19 @@ def join_ranges(parts: Iterable[Any]) -> list[Any]:
 def _continues(last: object, part: object) -> bool:
     if not isinstance(last, JsonlPart | CsvPart) or type(last) is not type(part):
         return False
-    return part.file.is_remote and (last.file, last.fields, last.end) == (part.file, part.fields, part.begin)
+    return part.file.is_remote and (last.file, last.fields, last.end) == (
+        part.file,
+        part.fields,
+        part.begin,
+    )
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class JsonValuesPart(FilePart):
-    """The values of one file that begin in stretch `number` of `count` equal stretches of its characters."""
+    """The values of one file that begin in stretch `number` of `count` equal stretches of its
+    characters.
+    """
 
     number: int
     count: int
@@ -174,7 +208,11 @@ class JsonValuesPart(FilePart):
     @property
     def name(self) -> str:
         """Name for messages: the file, and the stretch if there are several."""
-        return f"{self.file.path} [{self.number + 1} of {self.count}]" if self.count > 1 else self.file.path
+        return (
+            f"{self.file.path} [{self.number + 1} of {self.count}]"
+            if self.count > 1
+            else self.file.path
+        )
 
     @property
     def identity(self) -> str:
@@ -184,7 +222,10 @@ class JsonValuesPart(FilePart):
     @property
     def size_bytes(self) -> int:
         """Raw bytes, for progress."""
-        return self.file.size_bytes * (self.number + 1) // self.count - self.file.size_bytes * self.number // self.count
+        return (
+            self.file.size_bytes * (self.number + 1) // self.count
+            - self.file.size_bytes * self.number // self.count
+        )
 
     def extents(self) -> tuple[Extent, ...]:
         """The bytes of a local file that determine the result."""
@@ -192,7 +233,9 @@ class JsonValuesPart(FilePart):
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """Raise a `ConfigError`: such files are read as whole objects only."""
-        raise ConfigError(f"{self.file.path}: holds JSON values over several lines; expected: one object per line")
+        raise ConfigError(
+            f"{self.file.path}: holds JSON values over several lines; expected: one object per line"
+        )
 
     def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """Yield the records in order; `lines` says where they begin."""
@@ -202,7 +245,10 @@ class JsonValuesPart(FilePart):
         except Unreadable as error:
             damaged(Damage(path, 1, str(error), size, size))
             return
-        begin, end = len(text) * self.number // self.count, len(text) * (self.number + 1) // self.count
+        begin, end = (
+            len(text) * self.number // self.count,
+            len(text) * (self.number + 1) // self.count,
+        )
         found: list[Found] = []
         unread = 0
         for at, line, value, fault in _values(text, end):
@@ -223,11 +269,15 @@ class JsonValuesPart(FilePart):
             with open_stream(self.file) as stream:
                 return stream.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise Unreadable(f"byte {error.start} of the file is not UTF-8 ({error.reason})") from error
+            raise Unreadable(
+                f"byte {error.start} of the file is not UTF-8 ({error.reason})"
+            ) from error
 
 
 def _values(text: str, end: int) -> Iterator[tuple[int, int, Any, str | None]]:
-    """(character, line, value, None) of each value that begins before `end`, then where and why reading stopped."""
+    """(character, line, value, None) of each value that begins before `end`, then where and why
+    reading stopped.
+    """
     decode = json.JSONDecoder().raw_decode
     at, line, counted = _after(text, 0), 1, 0
     in_array = text[at : at + 1] == "[" and not _begins_messages(text[at:])
@@ -253,7 +303,8 @@ def _after(text: str, at: int) -> int:
 
 
 def holds_values(file: SourceFile) -> bool:
-    """Whether a JSON file begins with an array, or with an object that does not end on its first line.
+    """Whether a JSON file begins with an array, or with an object that does not end on its first
+    line.
 
     A line that is one list of messages is a record of its own.
     """

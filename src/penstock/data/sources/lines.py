@@ -1,7 +1,8 @@
 """Cuts files into blocks of whole lines; only the byte b"\\n" ends a line.
 
-A byte range of a local or remote file gives the lines that begin in it, so adjacent ranges give each line once. A
-stream (a compressed file, or a small remote one) is read front to back. A UTF-8 BOM at the start of a file is dropped.
+A byte range of a local or remote file gives the lines that begin in it, so adjacent ranges give
+each line once. A stream (a compressed file, or a small remote one) is read front to back. A UTF-8
+BOM at the start of a file is dropped.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,14 @@ from contextlib import suppress
 import numpy as np
 
 from penstock.core.errors import RecordError
-from penstock.data.sources.files import ReadRange, SourceFile, open_ranges, open_stream, shorter, wrong_name
+from penstock.data.sources.files import (
+    ReadRange,
+    SourceFile,
+    open_ranges,
+    open_stream,
+    shorter,
+    wrong_name,
+)
 from penstock.data.sources.signatures import HEAD_BYTES, recognise
 from penstock.data.stores.remote_files import Unreadable
 
@@ -18,7 +26,9 @@ BLOCK_BYTES = 4 << 20
 """Approximate bytes per block; a block holds at least one line, however long."""
 
 BLOCK_LINES = 1 << 14
-"""Maximum lines per parsed block: each may become a reject, which takes more memory than its line."""
+"""Maximum lines per parsed block: each may become a reject, which takes more memory than its
+line.
+"""
 
 REMOTE_BLOCK_BYTES = 16 << 20
 """`BLOCK_BYTES` for ranges of remote files, where each block is a request."""
@@ -96,7 +106,9 @@ def next_line(read: ReadRange, position: int, end: int, size: int) -> int:
     return end
 
 
-def _read_lines(read: ReadRange, position: int, amount: int, size: int) -> bytes | memoryview | None:
+def _read_lines(
+    read: ReadRange, position: int, amount: int, size: int
+) -> bytes | memoryview | None:
     """Whole lines from `position`, about `amount` bytes; None if the file has become shorter."""
     data = read(position, min(amount, size - position))
     if not data:
@@ -123,7 +135,8 @@ def cut_stream(file: SourceFile) -> Iterator[tuple[bytes | memoryview, int]]:
     """All lines of a file that is read front to back; yields what `cut_range` yields.
 
     Raises:
-        Unreadable: The file was cut, after all its whole lines; or it is damaged, after some lines that may be wrong.
+        Unreadable: The file was cut, after all its whole lines; or it is damaged, after some lines
+            that may be wrong.
     """
     carry: list[bytes] = []
     counted = 0
@@ -146,7 +159,8 @@ def read_blocks(file: SourceFile) -> Iterator[tuple[bytes, int]]:
         Bytes, and the raw bytes read so far; no bytes at the end.
 
     Raises:
-        Unreadable: The file was cut, after all bytes before the cut; or it is damaged, after some that may be wrong.
+        Unreadable: The file was cut, after all bytes before the cut; or it is damaged, after some
+            that may be wrong.
     """
     done = 0
     with open_stream(file) as stream:
@@ -165,7 +179,8 @@ def read_blocks(file: SourceFile) -> Iterator[tuple[bytes, int]]:
 
 
 def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
-    """The content of a cut file after its first `offset` decompressed bytes, and the raw bytes read for it.
+    """The content of a cut file after its first `offset` decompressed bytes, and the raw bytes read
+    for it.
 
     A failed read discards decompressed data, so it is tried again with smaller reads.
     """
@@ -174,7 +189,11 @@ def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
         with open_stream(file) as stream:
             left = offset + len(found)
             try:
-                while left and (passed := len(stream.read(min(left, step if left < BLOCK_BYTES else BLOCK_BYTES)))):
+                while left and (
+                    passed := len(
+                        stream.read(min(left, step if left < BLOCK_BYTES else BLOCK_BYTES))
+                    )
+                ):
                     left -= passed
                 while piece := stream.read(step):
                     found += piece
@@ -183,13 +202,19 @@ def _salvage(file: SourceFile, offset: int) -> tuple[bytes, int]:
     return bytes(found), position
 
 
-def few_lines(data: bytes | memoryview, size_bytes: int) -> Iterator[tuple[bytes | memoryview, int, int]]:
-    """Whole lines in pieces of at most `BLOCK_LINES`: (lines, their newlines, the raw bytes they took)."""
+def few_lines(
+    data: bytes | memoryview, size_bytes: int
+) -> Iterator[tuple[bytes | memoryview, int, int]]:
+    """Whole lines in pieces of at most `BLOCK_LINES`: (lines, their newlines, the raw bytes they
+    took).
+    """
     count = num_newlines(data)
     if count <= BLOCK_LINES:
         yield data, count, size_bytes
         return
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)[BLOCK_LINES - 1 :: BLOCK_LINES] + 1
+    ends = (
+        np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)[BLOCK_LINES - 1 :: BLOCK_LINES] + 1
+    )
     begin = counted = 0
     for end in [*ends.tolist(), len(data)]:
         if end > begin:

@@ -1,11 +1,11 @@
 """Records as whole objects with all their fields, and records from a Python iterable.
 
-Conversations are read from whole objects, whatever their layout. Lines are decoded one by one with Python's JSON, at
-about 100 MB/s a core; encoding a conversation costs much more. Every object in a block is a dict with texts that are
-valid UTF-8; anything else is among the block's rejects.
+Conversations are read from whole objects, whatever their layout. Lines are decoded one by one with
+Python's JSON, at about 100 MB/s a core; encoding a conversation costs much more. Every object in a
+block is a dict with texts that are valid UTF-8; anything else is among the block's rejects.
 
-An iterable of texts or objects is consumed once, in the process that has it, and cut into parts by the size of its
-records. The place of a record is its number, from 0.
+An iterable of texts or objects is consumed once, in the process that has it, and cut into parts by
+the size of its records. The place of a record is its number, from 0.
 """
 
 import hashlib
@@ -23,13 +23,28 @@ from penstock.core.arrays import Int32, Int64
 from penstock.core.columnar import as_plain
 from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_values import decoded_rows
-from penstock.data.sources.checks import check_table, diagnose_all, explain_syntax, kind_of, not_utf8
+from penstock.data.sources.checks import (
+    check_table,
+    diagnose_all,
+    explain_syntax,
+    kind_of,
+    not_utf8,
+)
 from penstock.data.sources.files import Extent, SourceFile
-from penstock.data.sources.records import Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.data.sources.records import (
+    Fields,
+    OnDamage,
+    RecordBlock,
+    Reject,
+    excerpt,
+    stop_at_damage,
+)
 from penstock.data.sources.tables import records_of
 
 Found = tuple[int, Any, str | None, Any]
-"""Line or row, value, what is known to be wrong with it (None: nothing), and its raw form to quote from."""
+"""Line or row, value, what is known to be wrong with it (None: nothing), and its raw form to quote
+from.
+"""
 
 NAME = "<python>"
 """File name of records from Python."""
@@ -67,7 +82,11 @@ class ObjectBlock:
 
 
 def parse_lines(
-    data: bytes | memoryview, file: str, first_line: int, size_bytes: int, rejects: Sequence[Reject] = ()
+    data: bytes | memoryview,
+    file: str,
+    first_line: int,
+    size_bytes: int,
+    rejects: Sequence[Reject] = (),
 ) -> ObjectBlock:
     """Decode whole lines with an object each; blank lines are skipped.
 
@@ -86,7 +105,9 @@ def parse_lines(
     return gather(found, file, size_bytes, rejects)
 
 
-def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence[Reject] = ()) -> ObjectBlock:
+def gather(
+    found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence[Reject] = ()
+) -> ObjectBlock:
     """Build a block from what a reader found.
 
     Args:
@@ -100,7 +121,10 @@ def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence
         if reason is None and are_messages(value):
             value = {"messages": value}
         if reason is None and not isinstance(value, dict):
-            reason = f"the record is {kind_of(value)}; expected: an object with messages, or a list of messages"
+            reason = (
+                f"the record is {kind_of(value)}; expected: an object with messages, or a list of "
+                "messages"
+            )
         if reason is not None:
             quoted = quoted if isinstance(quoted, bytes | str) else repr(quoted)
             bad.append(Reject(file, line, reason, excerpt(quoted)))
@@ -108,20 +132,30 @@ def gather(found: Sequence[Found], file: str, size_bytes: int, rejects: Sequence
             objects.append(value)
             lines.append(line)
     bad.sort(key=lambda reject: reject.line)
-    return ObjectBlock(objects, np.array(lines, np.int64), np.zeros(len(lines), np.int32), size_bytes, bad)
+    return ObjectBlock(
+        objects, np.array(lines, np.int64), np.zeros(len(lines), np.int32), size_bytes, bad
+    )
 
 
 def are_messages(value: object) -> bool:
-    """Whether a value is a conversation without an object around it: a list whose first item is a message."""
+    """Whether a value is a conversation without an object around it: a list whose first item is a
+    message.
+    """
     if not isinstance(value, list | tuple) or not value or not isinstance(value[0], dict):
         return False
     first = value[0]
-    return isinstance(first.get("role"), str) or (isinstance(first.get("from"), str) and "value" in first)
+    return isinstance(first.get("role"), str) or (
+        isinstance(first.get("from"), str) and "value" in first
+    )
 
 
 def rows_as_objects(table: pa.Table, file: str, first_row: int, size_bytes: int) -> ObjectBlock:
-    """Rows that Arrow has typed, without the nulls that it added; those that cannot be decoded are rejects."""
-    found = [(first_row + at, row, reason, row) for at, (row, reason) in enumerate(decoded_rows(table))]
+    """Rows that Arrow has typed, without the nulls that it added; those that cannot be decoded are
+    rejects.
+    """
+    found = [
+        (first_row + at, row, reason, row) for at, (row, reason) in enumerate(decoded_rows(table))
+    ]
     return without_added_nulls(gather(found, file, size_bytes), columnar=True)
 
 
@@ -148,8 +182,9 @@ def lone_surrogate(value: object) -> str | None:
         except UnicodeEncodeError as error:
             at = error.start
             return (
-                f"a text of the record has a lone surrogate U+{ord(text[at]):04X} at character {at}, which is half of "
-                f"a character and not valid UTF-8; it was cut in the middle: {excerpt(text[max(at - 20, 0) :])!r}"
+                f"a text of the record has a lone surrogate U+{ord(text[at]):04X} at "
+                f"character {at}, which is half of a character and not valid UTF-8; it was "
+                f"cut in the middle: {excerpt(text[max(at - 20, 0) :])!r}"
             )
     return None
 
@@ -245,10 +280,14 @@ class MemoryPart:
         for number, record in enumerate(records, self.first + begin):
             row = {self.fields.text: record} if isinstance(record, str) else as_plain(record)
             rows.append((number, row, None, repr(record)))
-        return block_of_records(rows, self.fields, NAME, self.size_bytes * len(records) // len(self.records))
+        return block_of_records(
+            rows, self.fields, NAME, self.size_bytes * len(records) // len(self.records)
+        )
 
 
-def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_bytes: int) -> RecordBlock:
+def block_of_records(
+    found: Sequence[Found], fields: Fields, file: str, size_bytes: int
+) -> RecordBlock:
     """Check the fields of records that are Python values.
 
     Args:
@@ -272,7 +311,9 @@ def block_of_records(found: Sequence[Found], fields: Fields, file: str, size_byt
         lines=np.array([line for line, *_ in good], np.int64),
         files=np.zeros(len(good), np.int32),
         size_bytes=size_bytes,
-        explain=lambda row: Reject(file, good[row][0], "the record cannot be read", excerpt(good[row][3])),
+        explain=lambda row: Reject(
+            file, good[row][0], "the record cannot be read", excerpt(good[row][3])
+        ),
         rejects=rejects,
     )
 

@@ -1,7 +1,8 @@
 """Opens the sources that a user names and cuts them into parts, the units of work of a preparation.
 
-Parts depend on the input alone, never on the number of processes. A part is a byte range of a large JSONL file, a whole
-compressed file, some row groups of a Parquet file, several small files, or one file of a saved `datasets` folder.
+Parts depend on the input alone, never on the number of processes. A part is a byte range of a large
+JSONL file, a whole compressed file, some row groups of a Parquet file, several small files, or one
+file of a saved `datasets` folder.
 """
 
 import os
@@ -15,7 +16,13 @@ from penstock.data.sources.csv_files import cut_csv
 from penstock.data.sources.files import Extent, SourceFile, named_apart, refuse_twice
 from penstock.data.sources.formats import FORMATS, check_delimiter, with_formats
 from penstock.data.sources.image_folders import cut_image_folders
-from penstock.data.sources.json_files import JsonlPart, cut_values, holds_values, join_ranges, number_lines
+from penstock.data.sources.json_files import (
+    JsonlPart,
+    cut_values,
+    holds_values,
+    join_ranges,
+    number_lines,
+)
 from penstock.data.sources.objects import ObjectBlock, cut_records
 from penstock.data.sources.records import Fields, OnDamage, RecordBlock, Reject, stop_at_damage
 from penstock.data.sources.small_files import join_small
@@ -52,7 +59,9 @@ class Part(Protocol):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What opens each of `files`, to find what lies next to them; may hold secrets, so it is never text."""
+        """What opens each of `files`, to find what lies next to them; may hold secrets, so it is
+        never text.
+        """
 
     @property
     def size_bytes(self) -> int:
@@ -62,7 +71,9 @@ class Part(Protocol):
         """The bytes of local files that determine the result; empty if the files are not local."""
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
-        """Yield the requested fields of the records in order; calls `damaged` if a file cannot be read further."""
+        """Yield the requested fields of the records in order; calls `damaged` if a file cannot be
+        read further.
+        """
 
     def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """Yield whole records in order, if `Fields.whole` is set."""
@@ -88,8 +99,10 @@ def open_sources(
         separator: Plain text only: the text between documents. None: each file is one document.
         delimiter: CSV and TSV only: the character between cells. None: a tab in TSV, else a comma.
         part_bytes: Approximate raw bytes of a part; None: 64 MiB, more for terabytes.
-        notice: Called with a message about files of a folder that are skipped, and about wrong names.
-        damaged: Called for a file that cannot be cut into parts; if it returns, the file becomes one empty part.
+        notice: Called with a message about files of a folder that are skipped, and about wrong
+            names.
+        damaged: Called for a file that cannot be cut into parts; if it returns, the file becomes
+            one empty part.
 
     Returns:
         The parts, in order of the input.
@@ -121,16 +134,22 @@ def open_sources(
 def _image_folders(files: Sequence[SourceFile], fields: Fields) -> list[Part]:
     if not fields.whole:
         raise ConfigError(
-            "imagefolder: images with captions are conversations, not texts; prepare them as chats (template)"
+            "imagefolder: images with captions are conversations, not texts; prepare them as "
+            "chats (template)"
         )
     parts: list[Part] = list(cut_image_folders(files))
     if not parts:
-        raise RecordError("imagefolder: no images among the files; expected: images with captions next to them")
+        raise RecordError(
+            "imagefolder: no images among the files; expected: images with captions next to them"
+        )
     return parts
 
 
 def open_records(
-    records: Iterable[str | JsonObject], *, fields: Fields | None = None, part_bytes: int | None = None
+    records: Iterable[str | JsonObject],
+    *,
+    fields: Fields | None = None,
+    part_bytes: int | None = None,
 ) -> Iterator[Part]:
     """Cut an iterable of texts or objects into parts as it is consumed."""
     _check(None, None, part_bytes)
@@ -148,7 +167,8 @@ def read_texts(
     Args:
         parts: The result of `open_sources`.
         skip: Called with each reject, which is then skipped; None: the first reject raises.
-        damaged: Called when a file cannot be read further; if it returns, reading continues with the next file.
+        damaged: Called when a file cannot be read further; if it returns, reading continues with
+            the next file.
 
     Raises:
         RecordError: A record cannot be read.
@@ -192,7 +212,8 @@ def _cut(
     for file, kind in files:
         if kind == "text" and fields.whole:
             raise ConfigError(
-                f"{file.path}: plain text holds no conversations; expected: JSON lines, Parquet, Arrow or CSV"
+                f"{file.path}: plain text holds no conversations; expected: JSON lines, "
+                "Parquet, Arrow or CSV"
             )
         if kind == "text":
             texts.append(file)
@@ -213,9 +234,13 @@ def _cut(
         yield TextPart(tuple(texts), fields, separator)
 
 
-def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int, damaged: OnDamage) -> Iterator[Part]:
+def _cut_file(
+    file: SourceFile, kind: str, fields: Fields, size: int, damaged: OnDamage
+) -> Iterator[Part]:
     if kind in ("parquet", "arrow", "webdataset") and file.compression:
-        raise ConfigError(f"{file.path}: compressed {kind} files are not supported; decompress the file first")
+        raise ConfigError(
+            f"{file.path}: compressed {kind} files are not supported; decompress the file first"
+        )
     if kind == "parquet":
         yield from cut_parquet(file, fields, size, damaged)
     elif kind == "arrow":
@@ -223,7 +248,8 @@ def _cut_file(file: SourceFile, kind: str, fields: Fields, size: int, damaged: O
     elif kind == "webdataset":
         if not fields.whole:
             raise ConfigError(
-                f"{file.path}: tar shards hold records with images, not texts; prepare them as chats (template)"
+                f"{file.path}: tar shards hold records with images, not texts; prepare them "
+                "as chats (template)"
             )
         yield TarPart(file)
     elif fields.whole and holds_values(file):

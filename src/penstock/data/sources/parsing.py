@@ -1,11 +1,14 @@
-"""Parses lines of JSON: with a fast kernel where possible, otherwise with pyarrow, which also finds bad lines.
+"""Parses lines of JSON: with a fast kernel where possible, otherwise with pyarrow, which also finds
+bad lines.
 
-The kernel reads blocks in which each line is one plain object with the text field, at 2.6 GB/s a core. If it stops, or
-more fields are requested, pyarrow reads the whole block, at 0.7 GB/s. pyarrow parses objects, not lines. So each
-non-blank line must begin with `{` and end with `}`, and the parser must return one row per line; together these prove
-one object per line. (The first check also keeps a leading `null` away from pyarrow 26, which crashes on it.) pyarrow
-does not check that its input is UTF-8, so that is done first. Duplicate keys are refused in the fields that are read.
-An escaped `\\u0000` is an ordinary character; a raw NUL is an error. A bad line costs a few parses of its neighbours.
+The kernel reads blocks in which each line is one plain object with the text field, at 2.6 GB/s a
+core. If it stops, or more fields are requested, pyarrow reads the whole block, at 0.7 GB/s. pyarrow
+parses objects, not lines. So each non-blank line must begin with `{` and end with `}`, and the
+parser must return one row per line; together these prove one object per line. (The first check also
+keeps a leading `null` away from pyarrow 26, which crashes on it.) pyarrow does not check that its
+input is UTF-8, so that is done first. Duplicate keys are refused in the fields that are read. An
+escaped `\\u0000` is an ordinary character; a raw NUL is an error. A bad line costs a few parses of
+its neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,25 +58,39 @@ def parse_block(
 
 
 def parse_plain(
-    data: bytes | memoryview, first_line: int, fields: Fields, size_bytes: int, rejects: Sequence[Reject]
+    data: bytes | memoryview,
+    first_line: int,
+    fields: Fields,
+    size_bytes: int,
+    rejects: Sequence[Reject],
 ) -> tuple[RecordBlock, int] | None:
-    """`parse_block` with the kernel; None if a line is not plain, or more than the text is requested."""
+    """`parse_block` with the kernel; None if a line is not plain, or more than the text is
+    requested.
+    """
     if fields.weights or fields.columns or "." in fields.text or len(data) > MAX_LINE_BYTES:
         return None
     source, name = np.frombuffer(data, np.uint8), np.frombuffer(fields.text.encode(), np.uint8)
     most = most_texts(len(data), len(name))
-    texts, ends, lines = np.empty(len(data), np.uint8), np.empty(most + 1, np.int64), np.empty(most, np.int64)
+    texts, ends, lines = (
+        np.empty(len(data), np.uint8),
+        np.empty(most + 1, np.int64),
+        np.empty(most, np.int64),
+    )
     places = np.uint64(address_of(source)), np.uint64(address_of(texts))
     count, newlines = k.read_texts(places[0], len(source), name, places[1], ends, lines)
     if count == k.ODD or not is_utf8(data):
         return None
     array = pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(texts))
     files = np.zeros(count, np.int32)
-    return RecordBlock(array, lines[:count] + first_line, files, None, {}, size_bytes, list(rejects)), newlines
+    return RecordBlock(
+        array, lines[:count] + first_line, files, None, {}, size_bytes, list(rejects)
+    ), newlines
 
 
 def most_texts(size: int, name_bytes: int) -> int:
-    """Upper bound of the texts in `size` bytes of lines: no line is shorter than {"name":"a"} and a newline."""
+    """Upper bound of the texts in `size` bytes of lines: no line is shorter than {"name":"a"} and a
+    newline.
+    """
     return (size + 1) // (name_bytes + len('{"":"a"}\n'))
 
 
@@ -173,7 +190,9 @@ def _parser_message(raw: bytes, schema: pa.Schema) -> str:
 def is_utf8(data: bytes | memoryview) -> bool:
     """Whether all of `data` is UTF-8; 15 GB/s."""
     whole = pa.LargeBinaryArray.from_buffers(
-        pa.large_string(), 1, [None, pa.py_buffer(np.array([0, len(data)], np.int64)), pa.py_buffer(data)]
+        pa.large_string(),
+        1,
+        [None, pa.py_buffer(np.array([0, len(data)], np.int64)), pa.py_buffer(data)],
     )
     try:
         whole.validate(full=True)

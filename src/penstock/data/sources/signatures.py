@@ -1,9 +1,12 @@
-"""What a file is by its first bytes: compressed, in a format of its own, text, or something that is not read here.
+"""What a file is by its first bytes: compressed, in a format of its own, text, or something that is
+not read here.
 
-A name may be wrong, or say nothing. First bytes are certain where a format has a signature: then they decide. JSON has
-none, so its beginning decides only where the name does not, or names a format that has one.
+A name may be wrong, or say nothing. First bytes are certain where a format has a signature: then
+they decide. JSON has none, so its beginning decides only where the name does not, or names a format
+that has one.
 
-Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), the specifications of bzip2, xz, LZ4 frames, Parquet, Arrow and tar.
+Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), the specifications of bzip2, xz, LZ4 frames,
+Parquet, Arrow and tar.
 """
 
 import re
@@ -48,7 +51,10 @@ _SIGNATURES = (
     (re.compile(rb"\x1f\x8b\x08"), Signature("gzip", codec="gzip")),
     (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), Signature("bzip2", codec="bz2")),
     (re.compile(rb"\xfd7zXZ\0"), Signature("xz", codec="xz")),
-    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), Signature("Zstandard", codec="zstd")),
+    (
+        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+        Signature("Zstandard", codec="zstd"),
+    ),
     (re.compile(rb"\x04\x22\x4d\x18"), Signature("LZ4", codec="lz4")),
     (re.compile(rb"PAR1"), Signature("Parquet", format="parquet")),
     (re.compile(rb"ARROW1\0\0"), Signature("Arrow", format="arrow")),
@@ -58,26 +64,45 @@ _SIGNATURES = (
     (re.compile(rb"LZIP"), Signature("lzip", cure=_UNPACK)),
     (re.compile(rb"\x1f[\x9d\xa0]"), Signature("compressed by `compress`", cure=_UNPACK)),
     (re.compile(rb"\xff\x06\0\0sNaPpY"), Signature("Snappy", cure=_UNPACK)),
-    (re.compile(rb"\x02\x21\x4c\x18"), Signature("LZ4 in its old format", cure="compress it again with lz4")),
+    (
+        re.compile(rb"\x02\x21\x4c\x18"),
+        Signature("LZ4 in its old format", cure="compress it again with lz4"),
+    ),
     (re.compile(rb"PARE"), Signature("encrypted Parquet", cure="decrypt it first")),
     (re.compile(rb"FEA1"), Signature("Feather 1", cure="write it as Parquet")),
     (re.compile(rb"ORC"), Signature("ORC", cure="write it as Parquet")),
     (re.compile(rb"Obj\x01"), Signature("Avro", cure="write it as Parquet or JSON lines")),
-    (re.compile(rb"\x89HDF\r\n\x1a\n"), Signature("HDF5", cure="write it as Parquet or JSON lines")),
-    (re.compile(rb"SQLite format 3\0"), Signature("a SQLite database", cure="write its table as CSV or JSON lines")),
-    (re.compile(rb"\x93NUMPY"), Signature("a NumPy array", cure="if it holds tokens, name it as a source of a loader")),
+    (
+        re.compile(rb"\x89HDF\r\n\x1a\n"),
+        Signature("HDF5", cure="write it as Parquet or JSON lines"),
+    ),
+    (
+        re.compile(rb"SQLite format 3\0"),
+        Signature("a SQLite database", cure="write its table as CSV or JSON lines"),
+    ),
+    (
+        re.compile(rb"\x93NUMPY"),
+        Signature("a NumPy array", cure="if it holds tokens, name it as a source of a loader"),
+    ),
     (re.compile(rb"%PDF-"), Signature("a PDF", cure="extract its text first")),
-    (re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL),
-     Signature("an image", cure="images with captions are read with format imagefolder")),
-)  # fmt: skip
+    (
+        re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL),
+        Signature("an image", cure="images with captions are read with format imagefolder"),
+    ),
+)
 
-PAGE = Signature("an HTML page, as servers send for a login or an error", cure="check the address, and open it once")
+PAGE = Signature(
+    "an HTML page, as servers send for a login or an error",
+    cure="check the address, and open it once",
+)
 
 
 def recognise(head: bytes) -> Signature | None:
     """What a file certainly is, by its first `HEAD_BYTES`; None: its name must say."""
     if head.startswith(_POINTER):
-        return Signature("a pointer of Git LFS, not the file itself", cure="fetch the file: git lfs pull")
+        return Signature(
+            "a pointer of Git LFS, not the file itself", cure="fetch the file: git lfs pull"
+        )
     if is_text(head):
         return None  # a text may begin with PAR1, too
     for pattern, signature in _SIGNATURES:

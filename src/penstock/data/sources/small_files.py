@@ -1,8 +1,10 @@
-"""Many small files as a few parts: each part costs a shard, some files of the preparation, and milliseconds.
+"""Many small files as a few parts: each part costs a shard, some files of the preparation, and
+milliseconds.
 
-Whole files that follow each other are put together, up to a size that depends on the input. An input of few files
-keeps a part for each, so that a changed file is prepared alone. A group also ends at every eighth file or so, chosen
-by a hash of its path, once it has a quarter of that size. So one more file changes the groups near it, not all of them.
+Whole files that follow each other are put together, up to a size that depends on the input. An
+input of few files keeps a part for each, so that a changed file is prepared alone. A group also
+ends at every eighth file or so, chosen by a hash of its path, once it has a quarter of that size.
+So one more file changes the groups near it, not all of them.
 """
 
 import hashlib
@@ -124,7 +126,9 @@ def _ends_group(key: str) -> bool:
 
 
 def _gathered(files: Iterable[Iterator[Any]], join: Callable[[list[Any]], Any]) -> Iterator[Any]:
-    """Blocks of all files, small ones together, with the number of the file that each record is from."""
+    """Blocks of all files, small ones together, with the number of the file that each record is
+    from.
+    """
     waiting: list[Any] = []
     size = records = 0
     for number, blocks in enumerate(files):
@@ -158,7 +162,10 @@ def _join_records(blocks: list[RecordBlock]) -> RecordBlock:
         np.concatenate([block.lines for block in blocks]),
         np.concatenate([block.files for block in blocks]),
         _join_weights([block.weights for block in blocks]),
-        {name: pa.concat_arrays([block.columns[name] for block in blocks]) for name in blocks[0].columns},
+        {
+            name: pa.concat_arrays([block.columns[name] for block in blocks])
+            for name in blocks[0].columns
+        },
         sum(block.size_bytes for block in blocks),
         [reject for block in blocks for reject in block.rejects],
     )
@@ -172,5 +179,8 @@ def _join_weights(given: list[Weights | None]) -> Weights | None:
     offsets = [one.offsets[:-1] + start for one, start in zip(found, starts, strict=True)]
     return Weights(
         np.concatenate([*offsets, [sum(len(one.begin) for one in found)]]).astype(np.int64),
-        *(np.concatenate([getattr(one, name) for one in found]) for name in ("begin", "end", "weight", "present")),
+        *(
+            np.concatenate([getattr(one, name) for one in found])
+            for name in ("begin", "end", "weight", "present")
+        ),
     )

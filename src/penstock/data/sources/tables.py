@@ -15,8 +15,8 @@ _ROWS = 1024
 def records_of(source: Any) -> tuple[Iterable[Any], bool]:
     """The records of a Python object, and whether they come from a columnar format.
 
-    A `datasets.Dataset` is read as the Arrow table that it is, in the order of its rows, unless it has a transform. A
-    table of pandas is read by its cells, where a missing value is null.
+    A `datasets.Dataset` is read as the Arrow table that it is, in the order of its rows, unless it
+    has a transform. A table of pandas is read by its cells, where a missing value is null.
 
     Raises:
         RecordError: It holds several tables, or it is one record.
@@ -24,7 +24,9 @@ def records_of(source: Any) -> tuple[Iterable[Any], bool]:
     room = type(source).__module__.partition(".")[0]
     if isinstance(source, Mapping):
         if room == "datasets":
-            raise RecordError(f"a `datasets` dictionary with splits {', '.join(source)}; give one of them")
+            raise RecordError(
+                f"a `datasets` dictionary with splits {', '.join(source)}; give one of them"
+            )
         raise RecordError("one record is no source; put it into a list")
     if room == "datasets" and hasattr(source, "with_format") and hasattr(source, "format"):
         shape = source.format
@@ -53,4 +55,7 @@ def _cells(frame: Any) -> Iterator[JsonObject]:
     names = list(frame.columns)
     for at in range(len(frame)):
         cells = frame.iloc[at]
-        yield {name: None if missing[at, place] else cells.iloc[place] for place, name in enumerate(names)}
+        yield {
+            name: None if missing[at, place] else cells.iloc[place]
+            for place, name in enumerate(names)
+        }

@@ -1,9 +1,11 @@
-"""Tar shards of WebDataset: files that follow each other with the same name up to its first dot are one record.
+"""Tar shards of WebDataset: files that follow each other with the same name up to its first dot are
+one record.
 
-The fields of a `.json` file become the record's own; a `.txt` or `.caption` file is what is said of the images. Images
-become `{"bytes", "path", …}`: where a text in the JSON names the file of an image, that text is replaced, so
-interleaved documents keep their order; other images become the field `images`. A record of images and a caption becomes
-a prompt that holds the images, and the caption as its completion.
+The fields of a `.json` file become the record's own; a `.txt` or `.caption` file is what is said of
+the images. Images become `{"bytes", "path", …}`: where a text in the JSON names the file of an
+image, that text is replaced, so interleaved documents keep their order; other images become the
+field `images`. A record of images and a caption becomes a prompt that holds the images, and the
+caption as its completion.
 
 Source of the layout: https://github.com/webdataset/webdataset, "The WebDataset Format".
 """
@@ -88,7 +90,9 @@ class TarPart(FilePart):
                     data = content.read()
                     if len(data) != info.size:
                         raise tarfile.ReadError("unexpected end of data")
-                    sample.append(Member(file, kind.lower(), data, self._image(file, data, info.offset_data)))
+                    sample.append(
+                        Member(file, kind.lower(), data, self._image(file, data, info.offset_data))
+                    )
         except (tarfile.TarError, OSError, Unreadable) as error:
             reason = f"not a sound tar: {error}{other_content(self.file)}"
             damaged(Damage(self.file.path, number, reason, self.size_bytes, self.size_bytes - end))
@@ -139,18 +143,24 @@ def record_of(members: Sequence[Member]) -> tuple[Any, str | None]:
                 caption = one.data.decode().strip()
             except UnicodeDecodeError as error:
                 return None, f"{one.name}: not UTF-8: {error}"
-    names = {name: name for name in images} | {one.kind: one.name for one in members if one.name in images}
+    names = {name: name for name in images} | {
+        one.kind: one.name for one in members if one.name in images
+    }
     used: set[str] = set()
     value = _with_images(value, images, names, used)
     left = [image for name, image in images.items() if name not in used]
     if left and "images" not in value:
         value["images"] = left
-    if caption is not None and not any(name in value for name in ("messages", "conversations", "prompt")):
+    if caption is not None and not any(
+        name in value for name in ("messages", "conversations", "prompt")
+    ):
         value |= {"prompt": "<image>" * len(left), "completion": caption}
     return value, None
 
 
-def _with_images(value: object, images: dict[str, JsonObject], names: dict[str, str], used: set[str]) -> Any:
+def _with_images(
+    value: object, images: dict[str, JsonObject], names: dict[str, str], used: set[str]
+) -> Any:
     """A value of JSON in which names of files are replaced by their images."""
     if isinstance(value, str):
         name = names.get(value)
@@ -159,7 +169,10 @@ def _with_images(value: object, images: dict[str, JsonObject], names: dict[str, 
         used.add(name)
         return images[name]
     if isinstance(value, dict):
-        return {key: one if key == "text" else _with_images(one, images, names, used) for key, one in value.items()}
+        return {
+            key: one if key == "text" else _with_images(one, images, names, used)
+            for key, one in value.items()
+        }
     if isinstance(value, list):
         return [_with_images(one, images, names, used) for one in value]
     return value

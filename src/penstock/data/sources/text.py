@@ -1,8 +1,9 @@
 """Reads plain text: each file is one document, or holds several with a separator between them.
 
-A UTF-8 BOM at the start of a file is dropped; line ends are kept. With a separator, the text before the first, between
-two, and after the last separator is a document each; no text after the last separator is not an empty document. If the
-separator consists of line ends, blank lines between documents are skipped, as between lines of JSON.
+A UTF-8 BOM at the start of a file is dropped; line ends are kept. With a separator, the text before
+the first, between two, and after the last separator is a document each; no text after the last
+separator is not an empty document. If the separator consists of line ends, blank lines between
+documents are skipped, as between lines of JSON.
 """
 
 from collections.abc import Iterator
@@ -13,10 +14,24 @@ import numpy as np
 
 from penstock.core.arrow import from_texts
 from penstock.core.errors import ConfigError
-from penstock.data.sources.files import Extent, SourceFile, open_stream, refuse_wrong_data, whole_file
+from penstock.data.sources.files import (
+    Extent,
+    SourceFile,
+    open_stream,
+    refuse_wrong_data,
+    whole_file,
+)
 from penstock.data.sources.lines import BLOCK_BYTES, BLOCK_LINES, BOM, read_blocks
 from penstock.data.sources.objects import ObjectBlock
-from penstock.data.sources.records import Damage, Fields, OnDamage, RecordBlock, Reject, excerpt, stop_at_damage
+from penstock.data.sources.records import (
+    Damage,
+    Fields,
+    OnDamage,
+    RecordBlock,
+    Reject,
+    excerpt,
+    stop_at_damage,
+)
 from penstock.data.sources.signatures import described
 from penstock.data.stores.remote_files import Unreadable
 
@@ -63,7 +78,8 @@ class TextPart:
     def objects(self, damaged: OnDamage = stop_at_damage) -> Iterator[ObjectBlock]:
         """Raise a `ConfigError`: plain text holds no objects."""
         raise ConfigError(
-            f"{self.sources[0].path}: plain text holds no conversations; expected: JSON, Parquet or Arrow"
+            f"{self.sources[0].path}: plain text holds no conversations; expected: JSON, "
+            "Parquet or Arrow"
         )
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
@@ -88,7 +104,11 @@ class TextPart:
         yield batch.block()
 
     def _is_blank(self, raw: bytes) -> bool:
-        return self.separator is not None and not self.separator.strip(b"\r\n") and not raw.strip(b" \t\r\n")
+        return (
+            self.separator is not None
+            and not self.separator.strip(b"\r\n")
+            and not raw.strip(b" \t\r\n")
+        )
 
 
 def _whole(file: SourceFile) -> Iterator[bytes]:
@@ -97,7 +117,9 @@ def _whole(file: SourceFile) -> Iterator[bytes]:
 
 
 def _pieces(file: SourceFile, separator: bytes) -> Iterator[bytes]:
-    """The raw documents between separators; for a cut file, only those before the last separator."""
+    """The raw documents between separators; for a cut file, only those before the last
+    separator.
+    """
     rest, waiting = b"", bytearray()
     try:
         for data, _ in read_blocks(file):
@@ -138,7 +160,10 @@ class _Batch:
             text = ""
             at_line = line + raw.count(b"\n", 0, error.start)
             reason = described(raw) if line == 1 else None
-            reason = reason or f"byte 0x{raw[error.start]:02x} on line {at_line} is not UTF-8 ({error.reason})"
+            reason = (
+                reason
+                or f"byte 0x{raw[error.start]:02x} on line {at_line} is not UTF-8 ({error.reason})"
+            )
         if reason:
             self.rejects.append(Reject(path, line, reason, excerpt(raw)))
             return

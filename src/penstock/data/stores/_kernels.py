@@ -1,7 +1,8 @@
 """Checksums of bytes: compiled, without the GIL, on raw addresses.
 
-The checksum of a block is the sum of its 32-bit words, each multiplied by its own odd constant, modulo 2^64, then
-mixed with its key. A change within one word always changes it, any other with probability 1 − 2^-64.
+The checksum of a block is the sum of its 32-bit words, each multiplied by its own odd constant,
+modulo 2^64, then mixed with its key. A change within one word always changes it, any other with
+probability 1 − 2^-64.
 """
 
 import hashlib
@@ -11,7 +12,9 @@ import numpy as np
 from penstock.core.compiled import inline_kernel, kernel, view_u8, view_u32
 from penstock.core.randomness import mix
 
-MULTIPLIERS = np.frombuffer(hashlib.shake_256(b"penstock shards 1").digest(1024), "<u4") | np.uint32(1)
+MULTIPLIERS = np.frombuffer(
+    hashlib.shake_256(b"penstock shards 1").digest(1024), "<u4"
+) | np.uint32(1)
 """One odd constant for each word of a block, uint32 [256]; part of the format."""
 
 _0, _2, _3 = (np.uint64(number) for number in (0, 2, 3))
@@ -20,7 +23,8 @@ _FILE_BLOCK = np.uint64(1024)
 
 @inline_kernel
 def sum_words(address, num_bytes):
-    """Sum of the 32-bit words at `address`, each times its multiplier (uint64, uint64 ≤ 1024, → uint64).
+    """Sum of the 32-bit words at `address`, each times its multiplier (uint64, uint64 ≤ 1024, →
+    uint64).
 
     An incomplete last word is padded with zeros.
     """
@@ -41,8 +45,13 @@ def sum_words(address, num_bytes):
 
 @kernel
 def bytes_checksum(address, num_bytes):
-    """Checksum of a whole file or buffer: its blocks of 1,024 bytes, chained (uint64, uint64 → uint64)."""
+    """Checksum of a whole file or buffer: its blocks of 1,024 bytes, chained (uint64, uint64 →
+    uint64).
+    """
     key = num_bytes
     for begin in range(_0, num_bytes, _FILE_BLOCK):
-        key = mix(key, sum_words(address + np.uint64(begin), min(_FILE_BLOCK, num_bytes - np.uint64(begin))))
+        key = mix(
+            key,
+            sum_words(address + np.uint64(begin), min(_FILE_BLOCK, num_bytes - np.uint64(begin))),
+        )
     return key

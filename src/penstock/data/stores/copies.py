@@ -1,10 +1,13 @@
-"""Keeps local copies of what is read from remote files, so that a preparation requests each byte once.
+"""Keeps local copies of what is read from remote files, so that a preparation requests each byte
+once.
 
-Lines are counted before they are read, the encoder is checked on a sample, and several parts need a Parquet footer: all
-that would read bytes again. Copies are kept in memory until there is a folder for them, then in sparse files, which the
-processes of a preparation share. A lock on each stretch keeps two of them from requesting the same bytes.
+Lines are counted before they are read, the encoder is checked on a sample, and several parts need a
+Parquet footer: all that would read bytes again. Copies are kept in memory until there is a folder
+for them, then in sparse files, which the processes of a preparation share. A lock on each stretch
+keeps two of them from requesting the same bytes.
 
-Guarantees: what is read is what the store sent. If the disk cannot hold a copy, the bytes are read without one.
+Guarantees: what is read is what the store sent. If the disk cannot hold a copy, the bytes are read
+without one.
 """
 
 import fcntl
@@ -120,14 +123,17 @@ class Copies:
         self._memory.clear()
 
     def forget(self, name: str) -> None:
-        """Give back the disk space of a file's copy, but for its beginning, which shows its layout."""
+        """Give back the disk space of a file's copy, but for its beginning, which shows its
+        layout.
+        """
         if self._folder is not None:
             for ending, size in zip(_ENDINGS, (BEGINNING * GRANULE, BEGINNING), strict=True):
                 with suppress(OSError):
                     os.truncate(self._folder / f"{name}{ending}", size)
 
     def read(self, file: "Copied", begin: int, amount: int, least: int = 0) -> bytes:
-        """Bytes [begin, begin + amount) of a file; requests at least `least` bytes where it requests any.
+        """Bytes [begin, begin + amount) of a file; requests at least `least` bytes where it
+        requests any.
 
         Raises:
             RecordError: The store cannot be read, or does not support ranges.
@@ -136,9 +142,15 @@ class Copies:
         if amount <= 0:
             return b""
         first, last = begin // GRANULE, -(-(begin + amount) // GRANULE)
-        until = min(-(-max(begin + least, begin + amount) // GRANULE), -(-file.size_bytes // GRANULE))
+        until = min(
+            -(-max(begin + least, begin + amount) // GRANULE), -(-file.size_bytes // GRANULE)
+        )
         at = begin - first * GRANULE
-        with suppress(OSError), self._store(file.name) as store, self._locked(store, first, max(until, last)):
+        with (
+            suppress(OSError),
+            self._store(file.name) as store,
+            self._locked(store, first, max(until, last)),
+        ):
             _complete(store, file, first, max(until, last))
             if len(data := store.get(first, last)[at : at + amount]) == amount:
                 return data
@@ -160,29 +172,40 @@ class Copies:
         assert self._folder is not None
         flags = os.O_RDWR | os.O_CREAT
         with ExitStack() as stack:
-            opened = [os.open(self._folder / f"{name}{ending}", flags, 0o600) for ending in _ENDINGS]
+            opened = [
+                os.open(self._folder / f"{name}{ending}", flags, 0o600) for ending in _ENDINGS
+            ]
             for descriptor in opened:
                 stack.callback(os.close, descriptor)
             yield _Disk(*opened)
 
     @contextmanager
     def _locked(self, store: _Store, first: int, last: int) -> Iterator[None]:
-        """Keep other processes from requesting granules [first, last); closing the file unlocks them."""
+        """Keep other processes from requesting granules [first, last); closing the file unlocks
+        them.
+        """
         if isinstance(store, _Disk):
-            with suppress(OSError):  # a file system without locks: at worst bytes are requested twice
+            with suppress(
+                OSError
+            ):  # a file system without locks: at worst bytes are requested twice
                 fcntl.lockf(store.there, fcntl.LOCK_EX, last - first, first)
         yield
 
 
 def _complete(store: _Store, file: "Copied", first: int, last: int) -> None:
-    """Request those of granules [first, last) that are missing, with one request for each run of them."""
+    """Request those of granules [first, last) that are missing, with one request for each run of
+    them.
+    """
     present = store.present(first, last)
     at = present.find(0)
     while at >= 0:
         end = present.find(1, at)
         end = len(present) if end < 0 else end
         begin = (first + at) * GRANULE
-        store.put(first + at, read_range(file.url, begin, min((first + end) * GRANULE, file.size_bytes) - begin))
+        store.put(
+            first + at,
+            read_range(file.url, begin, min((first + end) * GRANULE, file.size_bytes) - begin),
+        )
         at = present.find(0, end)
 
 
@@ -199,8 +222,12 @@ class Copied:
 
     @property
     def name(self) -> str:
-        """Name of its copy: another version of the file has another, a URL that was signed again has the same."""
-        return hashlib.blake2b(f"{url_key(self.url)}\n{self.version}".encode(), digest_size=16).hexdigest()
+        """Name of its copy: another version of the file has another, a URL that was signed again
+        has the same.
+        """
+        return hashlib.blake2b(
+            f"{url_key(self.url)}\n{self.version}".encode(), digest_size=16
+        ).hexdigest()
 
     def read(self, begin: int, amount: int) -> bytes:
         """Bytes [begin, begin + amount)."""

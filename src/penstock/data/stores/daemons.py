@@ -1,9 +1,11 @@
-"""Threads that wait for stores, and never keep the process from ending: a store may not answer at all.
+"""Threads that wait for stores, and never keep the process from ending: a store may not answer at
+all.
 
-The threads of `concurrent.futures` are joined when the interpreter ends, so one request without an answer would keep a
-process alive after Ctrl-C. Those of a `DaemonPool` are left where they wait. Whoever waits for their results looks now
-and then whether the process ends (`result_of`, `refuse_at_end`), and so does a request that was answered after all:
-nothing touches mapped files any more once the interpreter takes them apart.
+The threads of `concurrent.futures` are joined when the interpreter ends, so one request without an
+answer would keep a process alive after Ctrl-C. Those of a `DaemonPool` are left where they wait.
+Whoever waits for their results looks now and then whether the process ends (`result_of`,
+`refuse_at_end`), and so does a request that was answered after all: nothing touches mapped files
+any more once the interpreter takes them apart.
 """
 
 import atexit
@@ -34,7 +36,8 @@ _pools: "weakref.WeakSet[DaemonPool]" = weakref.WeakSet()
 
 @final
 class DaemonPool:
-    """Up to `most` daemon threads; as a context manager, it waits for what was begun, but not after Ctrl-C.
+    """Up to `most` daemon threads; as a context manager, it waits for what was begun, but not after
+    Ctrl-C.
 
     Args:
         most: Threads at the same time.
@@ -79,7 +82,9 @@ class DaemonPool:
             future.cancel()
 
     def join(self, deadline: float | None = None) -> None:
-        """Wait until nothing runs or waits; until `time.monotonic()` is `deadline`, or (None) the process ends."""
+        """Wait until nothing runs or waits; until `time.monotonic()` is `deadline`, or (None) the
+        process ends.
+        """
         with self._lock:
             while self._threads > self._idle or self._tasks:
                 if _ending.is_set() if deadline is None else time.monotonic() >= deadline:
@@ -90,7 +95,10 @@ class DaemonPool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None:
             self.cancel()
@@ -103,7 +111,9 @@ class DaemonPool:
     def _begin_thread(self) -> None:
         self._threads, self._made = self._threads + 1, self._made + 1
         try:
-            threading.Thread(target=self._work, name=f"{self._name}-{self._made}", daemon=True).start()
+            threading.Thread(
+                target=self._work, name=f"{self._name}-{self._made}", daemon=True
+            ).start()
         except RuntimeError:
             self._threads -= 1
             if not self._threads:
@@ -171,7 +181,9 @@ def end() -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """Requests that are under way have a moment to be answered; a thread that waits longer is left."""
+    """Requests that are under way have a moment to be answered; a thread that waits longer is
+    left.
+    """
     end()
     deadline = time.monotonic() + END_SECONDS
     for pool in list(_pools):

@@ -14,7 +14,8 @@ Result = TypeVar("Result")
 STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 """Names that stores give to the value that changes with the content, best first.
 
-fsspec's own `ukey` hashes everything that a store reports about a file; a listing reports more than a single look-up.
+fsspec's own `ukey` hashes everything that a store reports about a file; a listing reports more than
+a single look-up.
 """
 
 
@@ -26,8 +27,8 @@ def explained(url: str, error: Exception) -> RecordError:
         reason = f"is not in the store: {said}; check the spelling, then run it again"
     else:
         reason = (
-            f"the store cannot be read: {type(cause).__name__}: {said}; check the address, the credentials and the "
-            "network, then run it again"
+            f"the store cannot be read: {type(cause).__name__}: {said}; check the address, "
+            "the credentials and the network, then run it again"
         )
     return RecordError(f"{shown_url(url)}: {reason}: finished parts are kept")
 
@@ -35,11 +36,18 @@ def explained(url: str, error: Exception) -> RecordError:
 def true_cause(error: BaseException) -> BaseException:
     """The true cause: some stores report a missing file when the request failed or was refused."""
     cause: BaseException | None = error
-    while isinstance(error, FileNotFoundError) and (cause := cause.__cause__ if cause else None) is not None:
+    while (
+        isinstance(error, FileNotFoundError)
+        and (cause := cause.__cause__ if cause else None) is not None
+    ):
         response = getattr(cause, "response", None)
         status = getattr(cause, "status", None) or getattr(response, "status_code", None)
         refused = isinstance(status, int) and status not in (404, 410)
-        if refused or (isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) and status is None):
+        if refused or (
+            isinstance(cause, OSError)
+            and not isinstance(cause, FileNotFoundError)
+            and status is None
+        ):
             return cause
     return error
 
@@ -68,7 +76,9 @@ def file_system(url: str) -> "tuple[AbstractFileSystem, str]":
     return filesystem, path
 
 
-def waited(files: "AbstractFileSystem", function: Callable[..., Awaitable[Result]], *arguments: object) -> Result:
+def waited(
+    files: "AbstractFileSystem", function: Callable[..., Awaitable[Result]], *arguments: object
+) -> Result:
     """The result of a coroutine that runs in the loop of an asynchronous file system."""
     import fsspec
 

@@ -1,6 +1,7 @@
 """Files of this machine: mapped without holding them open, written atomically, checked.
 
-A mapping keeps no file descriptor, so a dataset of thousands of shards opens under the usual limit of 1,024 files.
+A mapping keeps no file descriptor, so a dataset of thousands of shards opens under the usual limit
+of 1,024 files.
 """
 
 import ctypes
@@ -29,7 +30,14 @@ from penstock.data.stores._kernels import bytes_checksum
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 FAILED = ctypes.c_void_p(-1).value
 
@@ -42,7 +50,8 @@ class Mapping:
         path: The file; an empty one is a mapping of no bytes.
 
     Raises:
-        OSError: It cannot be opened, or is not a regular file: opening a pipe would wait for a writer.
+        OSError: It cannot be opened, or is not a regular file: opening a pipe would wait for a
+            writer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,11 +75,18 @@ class Mapping:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self._address, True)}
+        return {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (self.size,),
+            "data": (self._address, True),
+        }
 
 
 def map_file(path: Path) -> Array:
-    """Bytes of a file as uint8 [size], read-only; the file stays mapped as long as an array on it exists."""
+    """Bytes of a file as uint8 [size], read-only; the file stays mapped as long as an array on it
+    exists.
+    """
     found = Mapping(path)
     return np.asarray(found) if found.size else np.empty(0, np.uint8)
 
@@ -102,7 +118,8 @@ def check_size(path: Path, expected: int) -> None:
 
 
 def check_regular(path: Path, expected: str = "") -> os.stat_result:
-    """Check that a path is a regular file: a link may lead out of a folder that came from a stranger.
+    """Check that a path is a regular file: a link may lead out of a folder that came from a
+    stranger.
 
     Raises:
         CorruptionError: It is missing or something else.
@@ -110,12 +127,20 @@ def check_regular(path: Path, expected: str = "") -> os.stat_result:
     try:
         status = path.lstat()
     except FileNotFoundError:
-        raise CorruptionError(f"{path}: the file is missing{expected}; copy it again, or prepare again") from None
+        raise CorruptionError(
+            f"{path}: the file is missing{expected}; copy it again, or prepare again"
+        ) from None
     except OSError as error:
         raise unreadable(path, error) from None
     if not stat.S_ISREG(status.st_mode):
-        what = "a link, which may lead outside the folder" if stat.S_ISLNK(status.st_mode) else "not a regular file"
-        raise CorruptionError(f"{path}: is {what}; copy the dataset with the files themselves (cp -rL)")
+        what = (
+            "a link, which may lead outside the folder"
+            if stat.S_ISLNK(status.st_mode)
+            else "not a regular file"
+        )
+        raise CorruptionError(
+            f"{path}: is {what}; copy the dataset with the files themselves (cp -rL)"
+        )
     return status
 
 
@@ -137,11 +162,15 @@ def make_way(path: Path) -> None:
 
 def is_plain_name(name: str) -> bool:
     """Whether a name found in a file is a printable name of a file in the same folder."""
-    return name not in ("", ".", "..") and "/" not in name and "\\" not in name and name.isprintable()
+    return (
+        name not in ("", ".", "..") and "/" not in name and "\\" not in name and name.isprintable()
+    )
 
 
 def _wrong_size(path: Path, size: int, expected: int) -> CorruptionError:
-    return CorruptionError(f"{path}: {size} bytes, expected {expected}; copy it again, or prepare again")
+    return CorruptionError(
+        f"{path}: {size} bytes, expected {expected}; copy it again, or prepare again"
+    )
 
 
 def checksum(data: Array) -> int:
@@ -160,7 +189,8 @@ def output_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         cure = too_many_files(error) or "make room or choose another folder"
         raise OutputError(
-            f"{path}: cannot write: {error.strerror or error}; {cure}, then run it again: finished parts are kept"
+            f"{path}: cannot write: {error.strerror or error}; {cure}, then run it again: "
+            "finished parts are kept"
         ) from error
 
 
@@ -189,7 +219,9 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def usual_mode(*paths: Path) -> None:
-    """Give files written by a library the permissions of a new file; safetensors hides its files from other users."""
+    """Give files written by a library the permissions of a new file; safetensors hides its files
+    from other users.
+    """
     for path in paths:
         other = path.with_name(f"{path.name}.mode")
         other.touch()
@@ -228,7 +260,8 @@ def sync(path: Path) -> None:
 
 
 def release_pages(path: Path) -> None:
-    """Let the system reuse the cache memory of a synced file; the next reader gets it from the disk.
+    """Let the system reuse the cache memory of a synced file; the next reader gets it from the
+    disk.
 
     This is a hint: mapped pages stay, and systems or file systems that do not support it ignore it.
     """

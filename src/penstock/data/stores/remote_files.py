@@ -1,8 +1,8 @@
 """Finds and reads files in object stores and on other machines, through fsspec.
 
-A failure of a store stops the work with an error that names the URL, as `shown_url` shows it. It is never mistaken for
-the end of a file, so no text is lost to a network failure. Reading a range costs one request and returns exactly those
-bytes.
+A failure of a store stops the work with an error that names the URL, as `shown_url` shows it. It is
+never mistaken for the end of a file, so no text is lost to a network failure. Reading a range costs
+one request and returns exactly those bytes.
 """
 
 import glob
@@ -38,7 +38,9 @@ class Unreadable(Exception):  # noqa: N818  (never seen by users: a reader turns
 
 @contextmanager
 def store_errors(url: str) -> Iterator[None]:
-    """Turn any exception of a store's library into an error that names the URL and the cure; report its silence."""
+    """Turn any exception of a store's library into an error that names the URL and the cure; report
+    its silence.
+    """
     shown = shown_url(url)
     try:
         with watched(shown, shown):
@@ -50,18 +52,25 @@ def store_errors(url: str) -> Iterator[None]:
 
 
 def _request(filesystem: "AbstractFileSystem", request: Callable[[], Result]) -> Result:
-    """Make a request; again, with a new session, if its credentials were refused and there are others by now."""
+    """Make a request; again, with a new session, if its credentials were refused and there are
+    others by now.
+    """
     session = session_of(filesystem)
     try:
         return request()
     except Exception as error:
-        if not is_s3(filesystem) or not is_refusal(true_cause(error)) or not renew_session(filesystem, session):
+        if (
+            not is_s3(filesystem)
+            or not is_refusal(true_cause(error))
+            or not renew_session(filesystem, session)
+        ):
             raise
         return request()
 
 
 def find_remote(url: str) -> list[tuple[str, int, str]]:
-    """Full URL, bytes and stamp of each file that a URL (a file, folder or glob) matches, sorted by name.
+    """Full URL, bytes and stamp of each file that a URL (a file, folder or glob) matches, sorted by
+    name.
 
     Raises:
         RecordError: The store's package is missing, or the store cannot be read.
@@ -70,7 +79,9 @@ def find_remote(url: str) -> list[tuple[str, int, str]]:
     with store_errors(url):
         filesystem.invalidate_cache()  # a file may have changed since this process last looked
         found = _request(filesystem, lambda: _list(filesystem, path))
-        names = sorted(name for name in found if not name.endswith("/") and not _is_hidden(name, path))
+        names = sorted(
+            name for name in found if not name.endswith("/") and not _is_hidden(name, path)
+        )
         urls = [found_below(url, filesystem.unstrip_protocol(name)) for name in names]
         pairs = zip(urls, (found[name] for name in names), strict=True)
         return [(full, int(entry["size"]), _stamp(entry)) for full, entry in pairs]
@@ -91,7 +102,11 @@ def _list(filesystem: "AbstractFileSystem", path: str) -> dict[str, dict[str, An
         return found
     if not glob.has_magic(shown_url(path)):
         return {}
-    return {name: entry for name, entry in filesystem.glob(path, detail=True).items() if entry["type"] == "file"}
+    return {
+        name: entry
+        for name, entry in filesystem.glob(path, detail=True).items()
+        if entry["type"] == "file"
+    }
 
 
 def _is_hidden(name: str, path: str) -> bool:
@@ -113,14 +128,19 @@ def read_range(url: str, begin: int, amount: int) -> bytes:
     """
     filesystem, path = file_system(url)
     with store_errors(url):
-        data: bytes = _request(filesystem, lambda: filesystem.cat_file(path, start=begin, end=begin + amount))
+        data: bytes = _request(
+            filesystem, lambda: filesystem.cat_file(path, start=begin, end=begin + amount)
+        )
     if len(data) > amount:
         raise RecordError(
-            f"{shown_url(url)}: requested {amount} bytes, the store sent {len(data)}, so it does not support ranges; "
-            "set part_bytes to at least its size, to read the file in one piece"
+            f"{shown_url(url)}: requested {amount} bytes, the store sent {len(data)}, so it "
+            "does not support ranges; set part_bytes to at least its size, to read the file "
+            "in one piece"
         )
     if len(data) < amount:
-        reason = f"it has fewer than {begin + amount:,} bytes now, so it changed since the work began"
+        reason = (
+            f"it has fewer than {begin + amount:,} bytes now, so it changed since the work began"
+        )
         raise Unreadable(reason, begin + len(data))
     return data
 
@@ -131,7 +151,8 @@ class RemoteFile:
 
     Args:
         url: Where it is.
-        ahead: Read ahead, for reading front to back; otherwise each read requests exactly its bytes.
+        ahead: Read ahead, for reading front to back; otherwise each read requests exactly its
+            bytes.
     """
 
     def __init__(self, url: str, *, ahead: bool) -> None:
@@ -154,7 +175,9 @@ class RemoteFile:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether it can be read elsewhere than front to back; some web servers send only whole files."""
+        """Whether it can be read elsewhere than front to back; some web servers send only whole
+        files.
+        """
         try:
             self._file.seek(1)
             self._file.seek(0)

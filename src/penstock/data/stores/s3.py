@@ -1,4 +1,6 @@
-"""What datasets in S3 need beyond fsspec: ranges read by obstore, and requests for one version of an object."""
+"""What datasets in S3 need beyond fsspec: ranges read by obstore, and requests for one version of
+an object.
+"""
 
 import logging
 import os
@@ -43,7 +45,9 @@ class FastReads:
         return cls(files)
 
     def read(self, path: str, begin: int, end: int, stamp: str) -> memoryview | None:
-        """Bytes [begin, end) of an object with this stamp (empty: any); None: s3fs must read them."""
+        """Bytes [begin, end) of an object with this stamp (empty: any); None: s3fs must read
+        them.
+        """
         if self._session != session_of(self._files):
             self._session, self._stores, self._failures = session_of(self._files), {}, 0
         # Its threads do not survive a fork.
@@ -56,7 +60,9 @@ class FastReads:
             self._failures += 1
             if self._failures == self._MOST_FAILURES:
                 said = f"{type(error).__name__}: {without_secrets(str(error))[:300]}"
-                _log.info("s3://%s: read by s3fs from now on, because obstore failed: %s", bucket, said)
+                _log.info(
+                    "s3://%s: read by s3fs from now on, because obstore failed: %s", bucket, said
+                )
             return None
         self._failures = 0
         return data
@@ -104,7 +110,11 @@ class FastReads:
         found = waited(self._files, find)
         # Asked for again in a while: those of roles end, and the session of s3fs renews them.
         until = datetime.now(UTC) + timedelta(minutes=5)
-        names = {"access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token}
+        names = {
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
+        }
         return {**names, "expires_at": until}
 
 

@@ -1,7 +1,8 @@
 """New sessions of S3 for credentials that have ended.
 
-A session keeps the credentials that it found first. When they were refused, and a new session finds others (a file that
-was replaced, another environment), it takes the place of the old one, for all that is read with it.
+A session keeps the credentials that it found first. When they were refused, and a new session finds
+others (a file that was replaced, another environment), it takes the place of the old one, for all
+that is read with it.
 """
 
 import logging
@@ -27,7 +28,12 @@ _ENDED = {
     "RequestExpired",
 }
 
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "RefreshError"}
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ClientAuthenticationError",
+    "RefreshError",
+}
 
 _renewing = threading.Lock()
 _sessions: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
@@ -97,7 +103,11 @@ def is_s3(files: "S3FileSystem") -> bool:
 
 def is_refusal(cause: BaseException) -> bool:
     """Whether other credentials might help."""
-    return isinstance(cause, PermissionError) or status_of(cause) in REFUSED or type(cause).__name__ in _NO_CREDENTIALS
+    return (
+        isinstance(cause, PermissionError)
+        or status_of(cause) in REFUSED
+        or type(cause).__name__ in _NO_CREDENTIALS
+    )
 
 
 def status_of(error: BaseException | None) -> int | None:

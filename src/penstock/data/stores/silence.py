@@ -1,4 +1,5 @@
-"""Says which requests a store has not answered for half a minute: a line in the log instead of a run that stands still.
+"""Says which requests a store has not answered for half a minute: a line in the log instead of a
+run that stands still.
 
 One thread looks at the requests that are under way, as long as there are any.
 """
@@ -15,7 +16,9 @@ from typing import final
 _log = logging.getLogger("penstock.stores")
 
 SILENCE_SECONDS = 30.0
-"""How long a request may take before this is said; then again after twice, four times, … as long."""
+"""How long a request may take before this is said; then again after twice, four times, … as
+long.
+"""
 _LOOK_SECONDS = 1.0
 
 
@@ -81,9 +84,15 @@ class _Watch:
             if seconds >= self.said.get(store, SILENCE_SECONDS):
                 self.said[store] = 2 * seconds
                 others = counts[store] - 1
-                more = f", and for {others} other request{'s' if others > 1 else ''}" if others else ""
+                more = (
+                    f", and for {others} other request{'s' if others > 1 else ''}" if others else ""
+                )
                 what = "taken it" if request.writes else "answered"
-                where = f"waiting to write {request.where}" if request.writes else f"waiting for {request.where}"
+                where = (
+                    f"waiting to write {request.where}"
+                    if request.writes
+                    else f"waiting for {request.where}"
+                )
                 found.append(f"{where} since {seconds:.0f} s{more}: the store has not {what} yet")
         return found
 

@@ -1,13 +1,16 @@
 """Datasets in object stores: lists, reads and writes their files through fsspec, with retries.
 
-A request that fails for a moment (a server's error, a reset, a body that was cut) is repeated with growing pauses. One
-that cannot succeed (no such object, no permission, another object than before) is an error at once. Each error names
-the URL. S3 and HTTP are asked for the object that was listed (`If-Match`), so a replaced object is never read.
+A request that fails for a moment (a server's error, a reset, a body that was cut) is repeated with
+growing pauses. One that cannot succeed (no such object, no permission, another object than before)
+is an error at once. Each error names the URL. S3 and HTTP are asked for the object that was listed
+(`If-Match`), so a replaced object is never read.
 
-Ranges of S3 objects are read by obstore where it is installed: a request costs it a sixth of the CPU time that s3fs
-needs. Where it fails, s3fs makes the request again, so errors, and what is odd about a store, are those of s3fs.
+Ranges of S3 objects are read by obstore where it is installed: a request costs it a sixth of the
+CPU time that s3fs needs. Where it fails, s3fs makes the request again, so errors, and what is odd
+about a store, are those of s3fs.
 
-A store that may not be listed (S3 without `s3:ListBucket`) is asked for files by name, as plain HTTP is.
+A store that may not be listed (S3 without `s3:ListBucket`) is asked for files by name, as plain
+HTTP is.
 """
 
 import logging
@@ -25,7 +28,15 @@ from penstock.core.urls import Address, plain_cause, split_query, without_secret
 from penstock.data.stores.daemons import DaemonPool, refuse_at_end
 from penstock.data.stores.file_systems import STAMPS, file_system, true_cause, waited
 from penstock.data.stores.s3 import FastReads, read_version
-from penstock.data.stores.sessions import REFUSED, has_ended, is_refusal, is_s3, renew_session, session_of, status_of
+from penstock.data.stores.sessions import (
+    REFUSED,
+    has_ended,
+    is_refusal,
+    is_s3,
+    renew_session,
+    session_of,
+    status_of,
+)
 from penstock.data.stores.silence import watched
 
 _log = logging.getLogger("penstock.shards")
@@ -35,7 +46,9 @@ TRIES = 5
 PAUSE_SECONDS = 0.2
 """After the first failure; each later pause is twice as long."""
 UPLOAD_BYTES = 16 << 20
-"""Bytes of one request of an upload to S3; files of twice as much and more are sent in several, ten at a time."""
+"""Bytes of one request of an upload to S3; files of twice as much and more are sent in several, ten
+at a time.
+"""
 
 Result = TypeVar("Result")
 
@@ -46,7 +59,9 @@ _LOOK_UPS = 32
 _MOST_UPLOADS = 10_000
 """Requests that S3 allows for one file."""
 _ALONE = {"file", "local", "memory", "http", "https", "hf"}
-"""Protocols of places that other machines do not see, or that do not take files from several at once."""
+"""Protocols of places that other machines do not see, or that do not take files from several at
+once.
+"""
 
 
 class RefusedError(StoreError):
@@ -98,7 +113,9 @@ class Store:
 
     @property
     def lists(self) -> bool:
-        """Whether the store says which files it has; plain HTTP cannot, and another one may refuse it."""
+        """Whether the store says which files it has; plain HTTP cannot, and another one may refuse
+        it.
+        """
         return self._may_list and not self._protocols & {"http", "https"}
 
     @property
@@ -107,7 +124,8 @@ class Store:
         return not self._protocols & _ALONE
 
     def listing(self, guesses: Sequence[str] = ()) -> dict[str, StoredFile]:
-        """All files below the folder, by their path in it; those of `guesses` that are there, if it does not list.
+        """All files below the folder, by their path in it; those of `guesses` that are there, if it
+        does not list.
 
         Raises:
             StoreError: The store cannot be read, or refuses to list and there are no guesses.
@@ -207,7 +225,8 @@ class Store:
             stamp: The stamp that it must have; empty: any.
 
         Raises:
-            StoreError: The store cannot be read, there is no such file, or it does not support ranges.
+            StoreError: The store cannot be read, there is no such file, or it does not support
+                ranges.
             CorruptionError: The file has another stamp, or ends before.
         """
         if end <= begin:
@@ -217,8 +236,9 @@ class Store:
             data = self._request(name, begin, end, stamp)
             if len(data) > end - begin:
                 raise StoreError(
-                    f"{self.where(name)}: {end - begin} bytes were requested, and {len(data)} came: the store does not "
-                    "support ranges; copy the dataset to this machine (`penstock copy`)"
+                    f"{self.where(name)}: {end - begin} bytes were requested, and {len(data)} "
+                    "came: the store does not support ranges; copy the dataset to this "
+                    "machine (`penstock copy`)"
                 )
             if len(data) < end - begin:
                 raise _CutError(f"{len(data)} of {end - begin} bytes from byte {begin} on came")
@@ -229,7 +249,8 @@ class Store:
         return data
 
     def write(self, name: str, local: str | os.PathLike[str]) -> None:
-        """Put a local file; readers see it complete or not at all, where the store does so (all but local disks).
+        """Put a local file; readers see it complete or not at all, where the store does so (all but
+        local disks).
 
         Raises:
             StoreError: The store cannot be written.
@@ -238,7 +259,9 @@ class Store:
         def put() -> None:
             if "file" in self._protocols:
                 self._files.makedirs(os.path.dirname(self._path(name)), exist_ok=True)
-            self._files.put_file(os.fspath(local), self._path(name), **self._pieces(os.path.getsize(local)))
+            self._files.put_file(
+                os.fspath(local), self._path(name), **self._pieces(os.path.getsize(local))
+            )
 
         self._try(name, put, doing="written")
 
@@ -252,7 +275,9 @@ class Store:
         self.write(name, local)
         found = self.look_up(name)
         if found is None or found.size not in (None, os.path.getsize(local)):
-            raise CorruptionError(f"{self.where(name)}: has another size than was written; run it again")
+            raise CorruptionError(
+                f"{self.where(name)}: has another size than was written; run it again"
+            )
         return found
 
     def remove(self, name: str) -> None:
@@ -261,7 +286,11 @@ class Store:
         Raises:
             StoreError: The store cannot be written.
         """
-        self._try(name, lambda: self._files.rm_file(self._path(name)) if self.look_up(name) else None, doing="written")
+        self._try(
+            name,
+            lambda: self._files.rm_file(self._path(name)) if self.look_up(name) else None,
+            doing="written",
+        )
 
     def _pieces(self, size: int) -> dict[str, Any]:
         """How s3fs sends a file: its own pieces need 500 MB of memory."""
@@ -279,17 +308,26 @@ class Store:
 
     def _request(self, name: str, begin: int, end: int, stamp: str) -> memoryview:
         path = self._path(name)
-        if self._fast is not None and (data := self._fast.read(path, begin, end, stamp)) is not None:
+        if (
+            self._fast is not None
+            and (data := self._fast.read(path, begin, end, stamp)) is not None
+        ):
             return data
         matched = stamp.startswith('"')  # a strong ETag: only such are compared by If-Match
         if matched and self._is_s3:
-            return memoryview(waited(self._files, read_version, self._files, path, begin, end, stamp))
+            return memoryview(
+                waited(self._files, read_version, self._files, path, begin, end, stamp)
+            )
         if matched and self._protocols & {"http", "https"}:
-            return memoryview(self._files.cat_file(path, start=begin, end=end, headers={"If-Match": stamp}))
+            return memoryview(
+                self._files.cat_file(path, start=begin, end=end, headers={"If-Match": stamp})
+            )
         return memoryview(self._files.cat_file(path, start=begin, end=end))
 
     def _try(self, name: str, request: Callable[[], Result], doing: str = "read") -> Result:
-        """Make a request, again if it fails for a moment, or if the credentials have been replaced."""
+        """Make a request, again if it fails for a moment, or if the credentials have been
+        replaced.
+        """
         with watched(self.where(name), self.url, writes=doing != "read"):
             return self._try_often(name, request, doing)
 
@@ -305,7 +343,12 @@ class Store:
             except Exception as error:  # each store has an error tree of its own
                 refuse_at_end()
                 cause = true_cause(error)
-                if self._is_s3 and not is_renewed and is_refusal(cause) and renew_session(self._files, session):
+                if (
+                    self._is_s3
+                    and not is_renewed
+                    and is_refusal(cause)
+                    and renew_session(self._files, session)
+                ):
                     is_renewed = True
                     continue
                 self._refuse(name, cause, error, is_renewed)
@@ -313,8 +356,9 @@ class Store:
                 if attempt == TRIES:
                     cure = too_many_files(error) or "check the network and the store"
                     raise StoreError(
-                        f"{self.where(name)}: cannot be {doing}, {TRIES} times in a row: {self._said(cause)}; {cure}, "
-                        "then run it again: nothing that was fetched is lost"
+                        f"{self.where(name)}: cannot be {doing}, {TRIES} times in a row: "
+                        f"{self._said(cause)}; {cure}, then run it again: nothing that was "
+                        "fetched is lost"
                     ) from self._cause(error)
             else:
                 # Nothing is done with what comes when the process ends.
@@ -322,22 +366,28 @@ class Store:
                 return result
             time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
 
-    def _refuse(self, name: str, cause: BaseException, error: BaseException, is_renewed: bool) -> None:
+    def _refuse(
+        self, name: str, cause: BaseException, error: BaseException, is_renewed: bool
+    ) -> None:
         """Raise for failures that no repetition heals."""
         status = status_of(cause)
         where = self.where(name)
         if status in _CHANGED:
             raise CorruptionError(
-                f"{where}: was replaced by another object since it was opened; open the dataset again, and if it was "
-                "changed on purpose, start a new run"
+                f"{where}: was replaced by another object since it was opened; open the "
+                "dataset again, and if it was changed on purpose, start a new run"
             ) from self._cause(error)
         if isinstance(cause, FileNotFoundError) or status in (404, 410):
             raise StoreError(
-                f"{where}: is not in the store: {self._said(cause)}; check the spelling, or upload it again"
-            ) from self._cause(cause if isinstance(cause, FileNotFoundError) else FileNotFoundError(str(cause)))
+                f"{where}: is not in the store: {self._said(cause)}; check the spelling, or "
+                "upload it again"
+            ) from self._cause(
+                cause if isinstance(cause, FileNotFoundError) else FileNotFoundError(str(cause))
+            )
         if is_refusal(cause) or status in _FORBIDDEN:
             raise RefusedError(
-                f"{where}: the store refuses: {self._said(cause)}; {self._right_cure(name, cause, is_renewed)}"
+                f"{where}: the store refuses: {self._said(cause)}; "
+                f"{self._right_cure(name, cause, is_renewed)}"
             ) from self._cause(error)
 
     def _right_cure(self, name: str, cause: BaseException, is_renewed: bool) -> str:
@@ -346,16 +396,20 @@ class Store:
             found = (
                 "the new ones of a new session are refused, too"
                 if is_renewed
-                else "a new session finds no others in the environment, the credentials file or the role"
+                else "a new session finds no others in the environment, the credentials file or "
+                "the role"
             )
-            return f"renew the credentials ({found}), then run it again: nothing that was fetched is lost"
+            return (
+                f"renew the credentials ({found}), then run it again: nothing that was fetched is "
+                "lost"
+            )
         if not self._is_s3:
             return "check the credentials and their rights"
         if not name:
             return "check the credentials and their rights (listing needs s3:ListBucket)"
         return (
-            "check the credentials and their rights (reading needs s3:GetObject; without s3:ListBucket, S3 says so of "
-            "files that are not there, too)"
+            "check the credentials and their rights (reading needs s3:GetObject; without "
+            "s3:ListBucket, S3 says so of files that are not there, too)"
         )
 
     def _said(self, error: BaseException) -> str:

@@ -42,7 +42,8 @@ def _remove_temporary() -> None:
 
 
 def fetch_file(store: Store, name: str, size: int | None, path: Path, stamp: str = "") -> bool:
-    """Write a file of a store to a path; a large one in several requests. Returns whether there is one.
+    """Write a file of a store to a path; a large one in several requests. Returns whether there is
+    one.
 
     Raises:
         StoreError: The store cannot be read.
@@ -59,8 +60,13 @@ def fetch_file(store: Store, name: str, size: int | None, path: Path, stamp: str
     partial = path.with_name(f"{path.name}.partial")
     with DaemonPool(_TOGETHER) as pool, output_errors(path), open(partial, "wb") as file:
         for first in range(0, len(begins), _TOGETHER):
-            spans = [(begin, min(begin + _REQUEST_BYTES, size)) for begin in begins[first : first + _TOGETHER]]
-            for data in pool.map(lambda span: store.read_range(name, span[0], span[1], stamp), spans):
+            spans = [
+                (begin, min(begin + _REQUEST_BYTES, size))
+                for begin in begins[first : first + _TOGETHER]
+            ]
+            for data in pool.map(
+                lambda span: store.read_range(name, span[0], span[1], stamp), spans
+            ):
                 file.write(data)
         file.flush()
         os.fsync(file.fileno())

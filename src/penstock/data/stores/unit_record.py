@@ -1,9 +1,11 @@
-"""Which units of a remote dataset are on this machine, shared by all processes that use the same cache folder.
+"""Which units of a remote dataset are on this machine, shared by all processes that use the same
+cache folder.
 
-A file has a byte for each unit: absent, present, or of an earlier start of the machine, and to be checked. It is
-mapped, and changed only under locks. Locks are byte ranges of another file, one byte for each unit ("open file
-description" locks): shared while a process wants or reads a unit, exclusive while one brings it or gives it back. The
-system releases them when a process ends, however it ends. Each takes about 2 µs.
+A file has a byte for each unit: absent, present, or of an earlier start of the machine, and to be
+checked. It is mapped, and changed only under locks. Locks are byte ranges of another file, one byte
+for each unit ("open file description" locks): shared while a process wants or reads a unit,
+exclusive while one brings it or gives it back. The system releases them when a process ends,
+however it ends. Each takes about 2 µs.
 """
 
 import ctypes
@@ -27,7 +29,9 @@ from penstock.core.system import too_many_files
 from penstock.data.stores.files import make_way, output_errors
 
 ABSENT, PRESENT, UNSURE = range(3)
-"""State of a unit. UNSURE: present before the machine was started again, so its bytes may not have reached the disk."""
+"""State of a unit. UNSURE: present before the machine was started again, so its bytes may not have
+reached the disk.
+"""
 
 _LINUX = sys.platform.startswith("linux")
 _SET, _SET_WAITING = (37, 38) if _LINUX else (90, 91)
@@ -62,20 +66,25 @@ class UnitRecord:
                 os.ftruncate(handle, _HEADER.itemsize + 5 * units)
             finally:
                 os.close(handle)
-            # A plain view: each index into a memmap makes another memmap, which costs more than the reading.
+            # A plain view: each index into a memmap makes another memmap, which costs more than the
+            # reading.
             data: Any = np.memmap(path, np.uint8, "r+").view(np.ndarray)
         self.header = data[: _HEADER.itemsize].view(_HEADER)
-        self.uses: Annotated[UInt32, "units"] = data[_HEADER.itemsize :][: 4 * units].view(np.uint32)
+        self.uses: Annotated[UInt32, "units"] = data[_HEADER.itemsize :][: 4 * units].view(
+            np.uint32
+        )
         """[units] when each was used last; larger is later."""
         self.states: Array = data[_HEADER.itemsize + 4 * units :]
         """uint8 [units]."""
 
     def join(self, size_of: Any, most: int = 0) -> None:
-        """Begin to use the record; the first of several processes corrects what a killed one may have left wrong.
+        """Begin to use the record; the first of several processes corrects what a killed one may
+        have left wrong.
 
         Args:
             size_of: Bytes of a unit (int → int).
-            most: Bytes that all units may take; more, or states that there are not, mean that the file is damaged.
+            most: Bytes that all units may take; more, or states that there are not, mean that the
+                file is damaged.
         """
         alone = self._units + 1
         if self._lock(alone, fcntl.F_WRLCK):
@@ -96,7 +105,8 @@ class UnitRecord:
         return int(self.header["used"][0])
 
     def account(self, size: int, begun: int = 0, limit: int | None = None) -> bool:
-        """Add to `used`, and to the number of units that are being brought. One thread of a process at a time.
+        """Add to `used`, and to the number of units that are being brought. One thread of a process
+        at a time.
 
         Args:
             size: Bytes.
@@ -137,7 +147,9 @@ class UnitRecord:
         return self._lock(unit, fcntl.F_RDLCK)
 
     def share_all(self, begin: int, end: int) -> bool:
-        """Lock units [begin, end) with others, at once and in one call; whether that was possible."""
+        """Lock units [begin, end) with others, at once and in one call; whether that was
+        possible.
+        """
         return self._lock(begin, fcntl.F_RDLCK, count=end - begin)
 
     def free_all(self, units: Array) -> None:
@@ -157,14 +169,15 @@ class UnitRecord:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
             raise OutputError(
-                f"{self._folder}: cannot be locked: {error.strerror}; put the cache of remote datasets on a local disk "
-                "(PENSTOCK_CACHE)"
+                f"{self._folder}: cannot be locked: {error.strerror}; put the cache of remote "
+                "datasets on a local disk (PENSTOCK_CACHE)"
             ) from error
         return True
 
 
 def map_sums(folder: Path, units: int) -> Annotated[UInt64, "units"]:
-    """[units] checksums of units as they were fetched, shared by all processes; 0: none. The file is sparse.
+    """[units] checksums of units as they were fetched, shared by all processes; 0: none. The file
+    is sparse.
 
     Raises:
         OutputError: It cannot be written.
@@ -202,12 +215,17 @@ def cache_errors(url: str, folder: Path) -> Iterator[None]:
         if not isinstance(cause, OSError) or isinstance(cause, PenstockError):
             raise
         what, cure = cache_cure(cause, folder)
-        raise OutputError(f"{url}: its cache in {folder} cannot be written: {what}; {cure}") from cause
+        raise OutputError(
+            f"{url}: its cache in {folder} cannot be written: {what}; {cure}"
+        ) from cause
 
 
 def cache_cure(error: OSError, folder: Path) -> tuple[str, str]:
     """What is wrong with a cache, and what to do."""
-    what, other = error.strerror or str(error), "another folder (cache=, or the environment's PENSTOCK_CACHE)"
+    what, other = (
+        error.strerror or str(error),
+        "another folder (cache=, or the environment's PENSTOCK_CACHE)",
+    )
     if cure := too_many_files(error):
         return what, cure
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -215,7 +233,10 @@ def cache_cure(error: OSError, folder: Path) -> tuple[str, str]:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{what}{_owned(folder)}", f"choose {other}"
     if error.errno in (errno.ENOENT, errno.ESTALE):
-        return "a file of it was removed while it was in use", "run it again: what is missing is fetched again"
+        return (
+            "a file of it was removed while it was in use",
+            "run it again: what is missing is fetched again",
+        )
     return what, f"make room, set cache_bytes, or choose {other}"
 
 

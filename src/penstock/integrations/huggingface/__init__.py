@@ -8,8 +8,8 @@ for step in loader:
 
 `VisionCollator` labels the batches of multimodal processors.
 
-Importing it needs torch and transformers (`pip install 'penstock[huggingface]'`); `Trainer` needs accelerate too and is
-loaded on first use.
+Importing it needs torch and transformers (`pip install 'penstock[huggingface]'`); `Trainer` needs
+accelerate too and is loaded on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from penstock.integrations.huggingface.trainer import Trainer
     from penstock.integrations.huggingface.vision_collator import VisionCollator
 else:
-    __getattr__, __dir__ = lazy(__name__, {"Trainer": "trainer", "VisionCollator": "vision_collator"})
+    __getattr__, __dir__ = lazy(
+        __name__, {"Trainer": "trainer", "VisionCollator": "vision_collator"}
+    )
 
 __all__ = [
     "REQUIREMENTS",

@@ -1,7 +1,7 @@
 """The batches that the Trainer iterates over: microbatches of each step, always the same number.
 
-The Trainer counts microbatches per optimiser step, so a short last step is filled up with rows of padding. Nothing is
-sharded here: the loader has already given this rank its own rows.
+The Trainer counts microbatches per optimiser step, so a short last step is filled up with rows of
+padding. Nothing is sharded here: the loader has already given this rank its own rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,12 @@ class Microbatches:
             rows = list(step)
             rows += [blank(rows[0])] * (self._rows_per_rank - len(rows))
             for begin in range(0, len(rows), self._size):
-                yield batch(rows[begin : begin + self._size], step.loss_denominator, self._device, self._known_ids)
+                yield batch(
+                    rows[begin : begin + self._size],
+                    step.loss_denominator,
+                    self._device,
+                    self._known_ids,
+                )
 
 
 def batch(
@@ -62,7 +67,12 @@ def batch(
         rows = [with_blank(row) for row in rows]
     refuse_unknown_ids(rows, known_ids)
     targets, weights = targets_and_weights(rows, device)
-    return {**model_inputs(rows, device), TARGETS: targets, WEIGHTS: weights, DENOMINATOR: denominator}
+    return {
+        **model_inputs(rows, device),
+        TARGETS: targets,
+        WEIGHTS: weights,
+        DENOMINATOR: denominator,
+    }
 
 
 def blank(row: ModelInput) -> ModelInput:

@@ -1,8 +1,9 @@
-"""The loss of a step, computed in parts that add up, and a check for token ids without an embedding.
+"""The loss of a step, computed in parts that add up, and a check for token ids without an
+embedding.
 
-Each part is divided by the denominator of the whole step, and the parts add up. So neither micro-batching nor packing
-nor the number of ranks changes the loss, and ranks need no communication. Unknown ids are found before torch fails at
-them (on a GPU, without saying where).
+Each part is divided by the denominator of the whole step, and the parts add up. So neither
+micro-batching nor packing nor the number of ranks changes the loss, and ranks need no
+communication. Unknown ids are found before torch fails at them (on a GPU, without saying where).
 """
 
 from collections.abc import Sequence
@@ -40,8 +41,9 @@ def refuse_unknown_ids(rows: Sequence[ModelInput], known: int | None) -> None:
     for found in (unknown_id(row, known) for row in rows if known is not None):
         if found:
             raise ConfigError(
-                f"{found}, but the model has embeddings for {known} ids; the data were prepared with another "
-                "tokenizer: prepare them with the model's, or call model.resize_token_embeddings(…)"
+                f"{found}, but the model has embeddings for {known} ids; the data were "
+                "prepared with another tokenizer: prepare them with the model's, or call "
+                "model.resize_token_embeddings(…)"
             )
 
 
@@ -59,13 +61,21 @@ def weighted_loss(
         logits: [..., vocabulary], any float dtype.
         targets: [...] int64, already shifted; −100 = none.
         loss_weights: [...] float32, or None for 1 wherever there is a target.
-        denominator: Sum of weights of the whole step over all ranks: `step.loss_denominator`; 0 gives a loss of 0.
-        chunk_tokens: Tokens per chunk. If there are several chunks, each is computed again in the backward pass, so
-            that only one chunk of float32 probabilities exists at any time.
+        denominator: Sum of weights of the whole step over all ranks: `step.loss_denominator`; 0
+            gives a loss of 0.
+        chunk_tokens: Tokens per chunk. If there are several chunks, each is computed again in the
+            backward pass, so that only one chunk of float32 probabilities exists at any time.
     """
     flat, goals = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     weights = (goals != IGNORE).float() if loss_weights is None else loss_weights.reshape(-1)
-    pieces = list(zip(flat.split(chunk_tokens), goals.split(chunk_tokens), weights.split(chunk_tokens), strict=True))
+    pieces = list(
+        zip(
+            flat.split(chunk_tokens),
+            goals.split(chunk_tokens),
+            weights.split(chunk_tokens),
+            strict=True,
+        )
+    )
     if len(pieces) == 1 or not torch.is_grad_enabled():
         sums = [_weighted_sum(*piece) for piece in pieces]
     else:
@@ -75,7 +85,8 @@ def weighted_loss(
 
 
 def loss(model: Any, rows: Rows, denominator: float) -> torch.Tensor:
-    """Loss of a transformers causal language model on one row or several; call backward for each, then step.
+    """Loss of a transformers causal language model on one row or several; call backward for each,
+    then step.
 
     If data parallelism averages gradients over ranks (DDP, FSDP), multiply by the number of ranks.
 
@@ -93,6 +104,8 @@ def loss(model: Any, rows: Rows, denominator: float) -> torch.Tensor:
     return weighted_loss(model(**model_inputs(rows, device)).logits, targets, weights, denominator)
 
 
-def _weighted_sum(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _weighted_sum(
+    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     losses = cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="none")
     return (losses * weights).sum()

@@ -1,11 +1,13 @@
-"""transformers' Trainer fed by a loader: data, loss and resuming are penstock's, everything else is unchanged.
+"""transformers' Trainer fed by a loader: data, loss and resuming are penstock's, everything else is
+unchanged.
 
-Guarantees: every rank trains its own rows of each step, and the loss is that of the whole step, whatever the number of
-ranks and microbatches. A checkpoint holds the state after its own optimiser step, so a resumed run sees exactly the
-batches of an uninterrupted run, without skipping through batches at the start.
+Guarantees: every rank trains its own rows of each step, and the loss is that of the whole step,
+whatever the number of ranks and microbatches. A checkpoint holds the state after its own optimiser
+step, so a resumed run sees exactly the batches of an uninterrupted run, without skipping through
+batches at the start.
 
-transformers is extended by inheritance. The overridden methods are the documented ones, except `_save_checkpoint`: the
-state must be in the folder before the checkpoint counts as complete.
+transformers is extended by inheritance. The overridden methods are the documented ones, except
+`_save_checkpoint`: the state must be in the folder before the checkpoint counts as complete.
 """
 
 import copy
@@ -47,7 +49,9 @@ from penstock.plan.loader import Step
 from penstock.plan.loader.loader import Loader
 
 LOADER_FILE = "penstock_loader.json"
-"""File next to `trainer_state.json` in every checkpoint: the loader's state after the checkpoint's last step."""
+"""File next to `trainer_state.json` in every checkpoint: the loader's state after the checkpoint's
+last step.
+"""
 
 
 if TYPE_CHECKING:
@@ -57,8 +61,9 @@ else:
 
 
 class LoaderTraining(_Trainer):  # type: ignore[misc]
-    """What a trainer does with a loader: set-up, state, checkpoints, evaluation. Stands before one of transformers' or
-    TRL's among the bases."""
+    """What a trainer does with a loader: set-up, state, checkpoints, evaluation. Stands before one
+    of transformers' or TRL's among the bases.
+    """
 
     control: Any
     loader: Loader
@@ -93,7 +98,9 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         args.ignore_data_skip = True
         self._states: dict[int, dict[str, Any]] = {}
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _RunProgress()]
-        kwargs["eval_dataset"] = kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
+        kwargs["eval_dataset"] = (
+            kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
+        )
 
     def _check_model(self, eval_loader: Any, check_isolation: bool) -> None:
         """Check loaders and model against each other, once the trainer has its model."""
@@ -107,17 +114,22 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         blanks = [each.blank_image for each in every.values() if each.blank_image is not None]
         if blanks and not has_vision(self.model):
             raise ConfigError(
-                "Trainer: documents of the loader have images, which this model does not read; take a model with "
-                "vision (AutoModelForImageTextToText), or prepare without them (media: drop)"
+                "Trainer: documents of the loader have images, which this model does not "
+                "read; take a model with vision (AutoModelForImageTextToText), or prepare "
+                "without them (media: drop)"
             )
         packed = [each.settings.sequence_length for each in every.values() if each.needs_isolation]
         if check_isolation and packed:
-            run_isolation_check(self.model, sequence_length=max(packed), images=blanks[0] if blanks else None)
+            run_isolation_check(
+                self.model, sequence_length=max(packed), images=blanks[0] if blanks else None
+            )
 
-    # -- training ----------------------------------------------------------------------------------------------------
+    # -- training
+    # ----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: object = None, *args: object, **kwargs: object) -> Any:
-        """Like `transformers.Trainer.train`; when resuming, the loader continues after the checkpoint's last step.
+        """Like `transformers.Trainer.train`; when resuming, the loader continues after the
+        checkpoint's last step.
 
         Raises:
             StateError: The checkpoint holds no loader state, or one for other data or settings.
@@ -132,28 +144,37 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
             self.args.max_steps = self.loader.count_steps() - self.loader.step + trained
             if not self.args.max_steps:
                 raise ConfigError(
-                    "Trainer: the loader is at its end; make a new one, or give its sources more max_epochs"
+                    "Trainer: the loader is at its end; make a new one, or give its sources "
+                    "more max_epochs"
                 )
         self._states = {trained: self.loader.state_dict()}
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _steps(self) -> Iterator[Step]:
-        """The loader's steps up to max_steps; stops the training of transformers when there are no more."""
+        """The loader's steps up to max_steps; stops the training of transformers when there are no
+        more.
+        """
         for step in self.loader if self.state.global_step < self.state.max_steps else ():
-            # A checkpoint may be written before or after this step's update: keep the state of either.
+            # A checkpoint may be written before or after this step's update: keep the state of
+            # either.
             done = self.state.global_step
             self._states = {done: self._states[done], done + 1: step.resume_state}
             yield step
         self.control.should_training_stop = True
 
-    def _save_checkpoint(self, model: object, trial: object, *args: object, **kwargs: object) -> None:
+    def _save_checkpoint(
+        self, model: object, trial: object, *args: object, **kwargs: object
+    ) -> None:
         if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            folder = (
+                Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            )
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LOADER_FILE).write_text(json.dumps(self._states[self.state.global_step]))
         super()._save_checkpoint(model, trial, *args, **kwargs)
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    # -- evaluation
+    # ----------------------------------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -161,12 +182,16 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Weighted loss per token over one pass of `eval_loader`: exact, over all ranks, reproducible."""
+        """Weighted loss per token over one pass of `eval_loader`: exact, over all ranks,
+        reproducible.
+        """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
         if not isinstance(chosen, Loader):
-            metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            metrics: dict[str, float] = super().evaluate(
+                eval_dataset, ignore_keys, metric_key_prefix
+            )
             return metrics
         start = time.time()
         losses, tokens, rows, steps = self._evaluate_loader(chosen)
@@ -176,7 +201,9 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         }
         metrics.update(speed_metrics(metric_key_prefix, start, num_samples=rows, num_steps=steps))
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def _evaluate_loader(self, loader: Loader) -> tuple[float, float, int, int]:
@@ -192,8 +219,12 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
             for step in loader:
                 for begin in range(0, len(step), size):
-                    inputs = batch(step[begin : begin + size], 1.0, self.args.device, self._known_ids)
-                    targets, weights, _ = (inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR))
+                    inputs = batch(
+                        step[begin : begin + size], 1.0, self.args.device, self._known_ids
+                    )
+                    targets, weights, _ = (
+                        inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR)
+                    )
                     total += weighted_loss(model(**inputs).logits, targets, weights, 1.0)
                 tokens, rows, steps = tokens + step.loss_denominator, rows + len(step), steps + 1
         losses = float(self.accelerator.gather(total).sum())
@@ -209,10 +240,11 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
     trainer.train(resume_from_checkpoint=True)
     ```
 
-    Gradient accumulation follows from the loader: rows of a step on this rank, divided by `rows_per_microbatch`.
-    `max_steps` is required if the loader never ends; otherwise its steps are counted by default. The mixture's
-    `max_epochs` sets the passes over the data; `num_train_epochs` is not used. Settings of `TrainingArguments` about
-    datasets, columns, samplers and data loaders have no effect.
+    Gradient accumulation follows from the loader: rows of a step on this rank, divided by
+    `rows_per_microbatch`. `max_steps` is required if the loader never ends; otherwise its steps are
+    counted by default. The mixture's `max_epochs` sets the passes over the data; `num_train_epochs`
+    is not used. Settings of `TrainingArguments` about datasets, columns, samplers and data loaders
+    have no effect.
 
     Args:
         model: A causal language model of transformers.
@@ -220,15 +252,15 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         loader: The training data, made for this rank.
         eval_loader: The data for `evaluate`: a loader that ends, or several by name.
         rows_per_microbatch: Rows of one forward pass.
-        check_isolation: Refuse a model that lets documents of one row see each other. Skipped for a loader with
-            attention="row", where they are meant to.
+        check_isolation: Refuse a model that lets documents of one row see each other. Skipped for a
+            loader with attention="row", where they are meant to.
         **kwargs: As for `transformers.Trainer`.
 
     Raises:
         ConfigError: Settings contradict each other; the message says what is used.
         DistributedError: The loader's rank or number of ranks is not that of this process.
         IsolationError: The model lets documents of one row see each other.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -242,7 +274,9 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         **kwargs: object,
     ) -> None:
         args = transformers.TrainingArguments() if args is None else copy.copy(args)
-        self._take(model, args, kwargs, (loader, eval_loader), rows_per_microbatch, transformers.Trainer)
+        self._take(
+            model, args, kwargs, (loader, eval_loader), rows_per_microbatch, transformers.Trainer
+        )
         super().__init__(model, args, **kwargs)
         refuse_model(self.model)
         self._check_model(eval_loader, check_isolation)
@@ -262,7 +296,8 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         self, model: object, inputs: dict[str, object], num_items_in_batch: object = None
     ) -> torch.Tensor:
         """Forward and backward of one microbatch."""
-        # The loss is already divided by the denominator of the whole step; do not divide by microbatches again.
+        # The loss is already divided by the denominator of the whole step; do not divide by
+        # microbatches again.
         self.current_gradient_accumulation_steps = 1
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         return loss
@@ -274,18 +309,27 @@ class Trainer(LoaderTraining, transformers.Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """This microbatch's part of the step's loss, times the ranks over which gradients will be averaged."""
+        """This microbatch's part of the step's loss, times the ranks over which gradients will be
+        averaged.
+        """
         if TARGETS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = dict(inputs)
-        targets, weights, denominator = (inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR))
+        targets, weights, denominator = (
+            inputs.pop(name) for name in (TARGETS, WEIGHTS, DENOMINATOR)
+        )
         outputs = model(**inputs)
-        loss = weighted_loss(outputs.logits, targets, weights, denominator) * self.loader.data_parallel.size
+        loss = (
+            weighted_loss(outputs.logits, targets, weights, denominator)
+            * self.loader.data_parallel.size
+        )
         return (loss, outputs) if return_outputs else loss
 
 
 class _RunProgress(transformers.TrainerCallback):  # type: ignore[misc]
-    """Sets `epoch` in the logs to the fraction of max_steps done; it would restart from 0 on resuming otherwise."""
+    """Sets `epoch` in the logs to the fraction of max_steps done; it would restart from 0 on
+    resuming otherwise.
+    """
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by transformers after each optimiser step."""
@@ -299,8 +343,9 @@ def _restore(loader: Loader, folder: Path) -> int:
         trained = int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
     except (FileNotFoundError, json.JSONDecodeError) as error:
         raise StateError(
-            f"{folder} cannot be resumed ({error}): it was not saved by penstock's Trainer, or saving was interrupted; "
-            "resume from another checkpoint, or start a new run with a model loaded from this one"
+            f"{folder} cannot be resumed ({error}): it was not saved by penstock's Trainer, "
+            "or saving was interrupted; resume from another checkpoint, or start a new run "
+            "with a model loaded from this one"
         ) from error
     loader.load_state_dict(state)
     return trained

@@ -1,7 +1,9 @@
-"""Batches of conversations with images, made as `penstock prepare` makes documents: same tokens, weights and pixels.
+"""Batches of conversations with images, made as `penstock prepare` makes documents: same tokens,
+weights and pixels.
 
-Each image is decoded once, upright and in RGB, and takes the place of its placeholder before the text is encoded. So
-nothing is compared afterwards, and `penstock.media.ImageSettings` apply. Rows are padded on the tokenizer's side.
+Each image is decoded once, upright and in RGB, and takes the place of its placeholder before the
+text is encoded. So nothing is compared afterwards, and `penstock.media.ImageSettings` apply. Rows
+are padded on the tokenizer's side.
 """
 
 import re
@@ -40,7 +42,9 @@ class ImageBatches:
 
     def __init__(self, processor: object, settings: ImageSettings) -> None:
         if "cross_attention_mask" in (getattr(processor, "model_input_names", None) or ()):
-            raise ConfigError("the processor makes a mask of text over images, which depends on the whole batch")
+            raise ConfigError(
+                "the processor makes a mask of text over images, which depends on the whole batch"
+            )
         self.processor = HuggingFaceProcessor(processor)
         if self.processor.medium != "image":
             raise ConfigError("the processor reads sounds")
@@ -60,7 +64,9 @@ class ImageBatches:
         return place_images(conversation, self._load)
 
     def batch(self, chats: Sequence[EncodedChat]) -> tuple[dict[str, Any], Weights]:
-        """Rows of ids, of what else the model reads, and of loss weights, all [rows, n] but for the pixels."""
+        """Rows of ids, of what else the model reads, and of loss weights, all [rows, n] but for the
+        pixels.
+        """
         tokenizer = self.processor.inner.tokenizer
         left = tokenizer.padding_side == "left"
         longest = max(len(chat.tokens) for chat in chats)
@@ -73,14 +79,22 @@ class ImageBatches:
         for row, chat in enumerate(chats):
             begin = longest - len(chat.tokens) if left else 0
             inside = slice(begin, begin + len(chat.tokens))
-            ids[row, inside], real[row, inside], weights[row, inside] = chat.tokens, 1, chat.loss_weights
+            ids[row, inside], real[row, inside], weights[row, inside] = (
+                chat.tokens,
+                1,
+                chat.loss_weights,
+            )
             for _, place in chat.images:
-                slots = np.flatnonzero(chat.tokens[place.begin : place.end] == self.processor.slot_id)
+                slots = np.flatnonzero(
+                    chat.tokens[place.begin : place.end] == self.processor.slot_id
+                )
                 types[row, begin + place.begin + slots] = 1
         made = {"input_ids": ids, "attention_mask": real}
         made |= dict.fromkeys(self._types, types)
         made |= _joined([[self._arrays(image) for image, _ in chat.images] for chat in chats])
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in made.items()}, weights
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in made.items()
+        }, weights
 
     def _load(self, value: object) -> LoadedImage:
         return load_image(value, self._settings.image_folder or "", self._settings, self.processor)
@@ -90,11 +104,15 @@ class ImageBatches:
 
 
 def _types_of(processor: HuggingFaceProcessor) -> tuple[str, ...]:
-    """Names under which the processor gives the kinds of tokens; some that it gives are not in `model_input_names`."""
+    """Names under which the processor gives the kinds of tokens; some that it gives are not in
+    `model_input_names`.
+    """
     from PIL import Image
 
     images = [Image.new("RGB", (64, 64))]
-    found = processor.inner(text=[processor.placeholder], images=[images] if processor.is_nested else images)
+    found = processor.inner(
+        text=[processor.placeholder], images=[images] if processor.is_nested else images
+    )
     return tuple(name for name in _TYPES if name in found)
 
 
@@ -141,4 +159,6 @@ def _is_image(part: object) -> bool:
 
 
 def _has_array(value: object) -> bool:
-    return any(map(_has_array, value)) if isinstance(value, list | tuple) else hasattr(value, "shape")
+    return (
+        any(map(_has_array, value)) if isinstance(value, list | tuple) else hasattr(value, "shape")
+    )

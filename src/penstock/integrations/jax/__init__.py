@@ -26,19 +26,21 @@ for batch, step in psj.batches(loader, mesh=mesh, prefix=True):      # this mode
     save(parameters, step.resume_state)
 ```
 
-The axis is Auto, so that XLA splits the work of each function by rows; `make_mesh` alone makes Explicit axes, for
-which every operation must say how its result is split. `prefix` says whether the model supports bidirectional
-prefixes. If an objective makes some (denoising), only True is accepted: a model that ignores `batch.prefix` would
-train on the wrong task.
+The axis is Auto, so that XLA splits the work of each function by rows; `make_mesh` alone makes
+Explicit axes, for which every operation must say how its result is split. `prefix` says whether the
+model supports bidirectional prefixes. If an objective makes some (denoising), only True is
+accepted: a model that ignores `batch.prefix` would train on the wrong task.
 
-`BatchIterator` gives the same batches with a state, `grain_iterator` as an iterator of Grain, for Orbax.
-`splash_attention` needs no T × T mask; `segment_ids` and `prefix_segment_ids` are what other such kernels take.
+`BatchIterator` gives the same batches with a state, `grain_iterator` as an iterator of Grain, for
+Orbax. `splash_attention` needs no T × T mask; `segment_ids` and `prefix_segment_ids` are what other
+such kernels take.
 
-All integers are int32, so `jax_enable_x64` changes nothing. `Denoiser` and `denoise` do on the device what
-`penstock.Denoise` does, bit for bit; a loader with that objective has already done it, at lower cost.
+All integers are int32, so `jax_enable_x64` changes nothing. `Denoiser` and `denoise` do on the
+device what `penstock.Denoise` does, bit for bit; a loader with that objective has already done it,
+at lower cost.
 
 Importing this module needs jax (`pip install 'penstock[jax]'`).
-"""
+"""  # noqa: E501
 
 from penstock.core.errors import MissingExtraError
 from penstock.core.lazy_imports import public_names
@@ -51,7 +53,13 @@ except ImportError as error:
 from penstock.integrations.jax.attention import prefix_segment_ids, segment_ids, splash_attention
 from penstock.integrations.jax.batch import REQUIREMENTS, Batch, attention_mask
 from penstock.integrations.jax.batches import batches, data_parallel
-from penstock.integrations.jax.denoising import Denoised, Denoiser, denoise, denoise_batch, split_keys
+from penstock.integrations.jax.denoising import (
+    Denoised,
+    Denoiser,
+    denoise,
+    denoise_batch,
+    split_keys,
+)
 from penstock.integrations.jax.iterator import BatchIterator, grain_iterator
 from penstock.integrations.jax.spans import DenoiseSettings
 

@@ -1,9 +1,11 @@
-"""Attention of packed rows without a T × T mask: segment ids for kernels that take them, and splash attention.
+"""Attention of packed rows without a T × T mask: segment ids for kernels that take them, and splash
+attention.
 
-Kernels with segment ids (Pallas' splash and flash attention, those of MaxText) let a token see the earlier tokens of
-its segment. That is the rule of a row without prefixes. With prefixes, two calls are enough: a prefix stands at the
-beginning of its document, so its tokens see exactly the prefix, and all others see exactly what causal attention shows
-them. `prefix_segment_ids` gives the segments of the call without a causal mask, `splash_attention` makes both.
+Kernels with segment ids (Pallas' splash and flash attention, those of MaxText) let a token see the
+earlier tokens of its segment. That is the rule of a row without prefixes. With prefixes, two calls
+are enough: a prefix stands at the beginning of its document, so its tokens see exactly the prefix,
+and all others see exactly what causal attention shows them. `prefix_segment_ids` gives the segments
+of the call without a causal mask, `splash_attention` makes both.
 """
 
 from math import gcd
@@ -25,7 +27,8 @@ SMALLEST_BLOCK, LARGEST_BLOCK = 128, 512
 
 
 def segment_ids(rows: Step | ModelInput) -> Int32:
-    """int32 [R, T]: 1 … n for the documents of each row, 0 for padding; what `Batch.segment_ids` holds.
+    """int32 [R, T]: 1 … n for the documents of each row, 0 for padding; what `Batch.segment_ids`
+    holds.
 
     For loops that take rows or steps from a loader themselves.
 
@@ -40,9 +43,11 @@ def segment_ids(rows: Step | ModelInput) -> Int32:
 
 
 def prefix_segment_ids(segment_ids: jax.Array, prefix: jax.Array) -> jax.Array:
-    """int32 [B, T]: two slots have the same id iff they are in the same document and both, or neither, in its prefix.
+    """int32 [B, T]: two slots have the same id iff they are in the same document and both, or
+    neither, in its prefix.
 
-    Attention with these ids and *no* causal mask is right for the tokens of prefixes, and for no other.
+    Attention with these ids and *no* causal mask is right for the tokens of prefixes, and for no
+    other.
 
     Args:
         segment_ids: int32 [B, T].
@@ -63,12 +68,15 @@ def splash_attention(
     axis: Axis = "data",
     interpret: bool = False,
 ) -> jax.Array:
-    """JAX's splash attention over packed rows; with `attention_mask`, `jax.nn.dot_product_attention` gives the same.
+    """JAX's splash attention over packed rows; with `attention_mask`,
+    `jax.nn.dot_product_attention` gives the same.
 
-    Memory grows with T, not T². Prefixes cost a second call. It runs on TPUs, and anywhere with `interpret`.
+    Memory grows with T, not T². Prefixes cost a second call. It runs on TPUs, and anywhere with
+    `interpret`.
 
     Args:
-        q: [B, T, heads, head size], as `jax.nn.dot_product_attention` takes it; T is a multiple of 128.
+        q: [B, T, heads, head size], as `jax.nn.dot_product_attention` takes it; T is a multiple of
+            128.
         k: [B, T, heads or a divisor of them, head size].
         v: As `k`.
         segment_ids: int32 [B, T].
@@ -83,9 +91,13 @@ def splash_attention(
     """
     slots, heads = q.shape[1], q.shape[2]
     if slots % SMALLEST_BLOCK:
-        raise ConfigError(f"splash attention needs rows of a multiple of {SMALLEST_BLOCK} slots, got {slots}")
+        raise ConfigError(
+            f"splash attention needs rows of a multiple of {SMALLEST_BLOCK} slots, got {slots}"
+        )
     if heads % k.shape[2]:
-        raise ConfigError(f"the {k.shape[2]} heads of keys must divide the {heads} heads of queries")
+        raise ConfigError(
+            f"the {k.shape[2]} heads of keys must divide the {heads} heads of queries"
+        )
 
     def attend(*arrays: jax.Array) -> jax.Array:
         q, k, v, segments = arrays[:4]
@@ -94,7 +106,13 @@ def splash_attention(
             return causal
         inside = arrays[4]
         both_ways = _attend(
-            q, k, v, prefix_segment_ids(segments, inside), causal=False, scale=scale, interpret=interpret
+            q,
+            k,
+            v,
+            prefix_segment_ids(segments, inside),
+            causal=False,
+            scale=scale,
+            interpret=interpret,
         )
         return jnp.where(inside[:, :, None, None], both_ways, causal)
 
@@ -103,13 +121,22 @@ def splash_attention(
         return attend(*arrays)
     split = PartitionSpec(axis)
     # XLA cannot split a kernel of Pallas; each device gets its rows.
-    mapped = jax.shard_map(attend, mesh=mesh, in_specs=(split,) * len(arrays), out_specs=split, check_vma=False)
+    mapped = jax.shard_map(
+        attend, mesh=mesh, in_specs=(split,) * len(arrays), out_specs=split, check_vma=False
+    )
     out: jax.Array = mapped(*arrays)
     return out
 
 
 def _attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, *, causal: bool, scale: float | None, interpret: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: jax.Array,
+    *,
+    causal: bool,
+    scale: float | None,
+    interpret: bool,
 ) -> jax.Array:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
@@ -117,13 +144,21 @@ def _attend(
     mask = (splash.CausalMask if causal else splash.FullMask)((slots, slots))
     block = gcd(slots, LARGEST_BLOCK)
     sizes = splash.BlockSizes(
-        block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
-        block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
-    )  # fmt: skip
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
     kernel = splash.make_splash_mha_single_device(
         splash.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
     )
     factor = size**-0.5 if scale is None else scale
     heads_first = (x.transpose(0, 2, 1, 3) for x in (q * factor, k, v))
-    out: jax.Array = jax.vmap(kernel)(*heads_first, segment_ids=splash.SegmentIds(segments, segments))
+    out: jax.Array = jax.vmap(kernel)(
+        *heads_first, segment_ids=splash.SegmentIds(segments, segments)
+    )
     return out.transpose(0, 2, 1, 3)

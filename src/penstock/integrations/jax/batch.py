@@ -1,4 +1,6 @@
-"""The input of a jitted step: several rows as arrays of fixed shapes, and their dense attention mask."""
+"""The input of a jitted step: several rows as arrays of fixed shapes, and their dense attention
+mask.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +18,15 @@ from penstock.plan.inputs.requirements import InputRequirements
 
 
 def attention_mask(segment_ids: jax.Array, prefix: jax.Array | None = None) -> jax.Array:
-    """bool [B, 1, T, T], for `jax.nn.dot_product_attention(mask=…)`: [b, 0, q, k] says whether q sees k.
+    """bool [B, 1, T, T], for `jax.nn.dot_product_attention(mask=…)`: [b, 0, q, k] says whether q
+    sees k.
 
-    A token sees itself and the earlier tokens of its segment; a token of a prefix also sees the later tokens of that
-    prefix. Padding is a segment too, so no row of the mask is empty and no softmax is NaN.
+    A token sees itself and the earlier tokens of its segment; a token of a prefix also sees the
+    later tokens of that prefix. Padding is a segment too, so no row of the mask is empty and no
+    softmax is NaN.
 
-    The mask costs T² bytes per row, 16 MiB for 4,096 tokens. For long rows, pass `segment_ids` to an attention that
-    takes them, and refuse prefixes if it does not support them.
+    The mask costs T² bytes per row, 16 MiB for 4,096 tokens. For long rows, pass `segment_ids` to
+    an attention that takes them, and refuse prefixes if it does not support them.
 
     Args:
         segment_ids: int32 [B, T].
@@ -45,7 +49,9 @@ REQUIREMENTS = InputRequirements(
     prefix=True,
     trees=False,
 )
-"""What a loader must provide for this integration; a loader without requirements provides all of it."""
+"""What a loader must provide for this integration; a loader without requirements provides all of
+it.
+"""
 
 _NEEDED = ("loss_weights", "positions", "document_ids", "cu_seqlens")
 
@@ -54,20 +60,23 @@ _NEEDED = ("loss_weights", "positions", "document_ids", "cu_seqlens")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B rows of T tokens, with at most N documents each: a pytree of arrays, the same shapes in every step.
+    """B rows of T tokens, with at most N documents each: a pytree of arrays, the same shapes in
+    every step.
 
-    Names and conventions follow MaxText and Grain: targets are already shifted, segments count from 1, and 0 is
-    padding. `targets`, `loss_weights` and `loss_denominator` have an axis of D distances only if the loader was asked
-    for several.
+    Names and conventions follow MaxText and Grain: targets are already shifted, segments count from
+    1, and 0 is padding. `targets`, `loss_weights` and `loss_denominator` have an axis of D
+    distances only if the loader was asked for several.
 
-    For a loader with attention="row", each row is one document here, except for its targets and their weights.
+    For a loader with attention="row", each row is one document here, except for its targets and
+    their weights.
     """
 
     tokens: jax.Array
     """int32 [B, T]; padding holds the loader's `pad_id`."""
     targets: jax.Array
-    """int32 [B, T], or [B, D, T]: the expected token; 0 with weight 0 for no target. (−100 cannot index logits: JAX
-    returns NaN for an index out of range, and NaN times 0 is NaN.)"""
+    """int32 [B, T], or [B, D, T]: the expected token; 0 with weight 0 for no target. (−100 cannot
+    index logits: JAX returns NaN for an index out of range, and NaN times 0 is NaN.)
+    """
     loss_weights: jax.Array
     """float32, shaped like `targets`: how much each target counts."""
     segment_ids: jax.Array
@@ -75,7 +84,9 @@ class Batch:
     positions: jax.Array
     """int32 [B, T]: position in the document, from 0; restarts in the padding."""
     prefix: jax.Array | None
-    """bool [B, T]: whether the token is in the bidirectional prefix of its document; None: the loader makes none."""
+    """bool [B, T]: whether the token is in the bidirectional prefix of its document; None: the
+    loader makes none.
+    """
     num_documents: jax.Array
     """int32 [B]: n of each row."""
     document_lengths: jax.Array
@@ -83,7 +94,9 @@ class Batch:
     cu_seqlens: jax.Array
     """int32 [B, N + 2]: where each document begins, then the padding, then T again and again."""
     loss_denominator: jax.Array
-    """float32 [], or [D]: sum of the loss weights of the whole step, over all processes and all its batches."""
+    """float32 [], or [D]: sum of the loss weights of the whole step, over all processes and all its
+    batches.
+    """
 
 
 def stack(
@@ -122,13 +135,14 @@ def stack(
         documents = _count_documents(row)
         if documents > max_documents:
             raise ConfigError(
-                f"{where}, row {first + number}: {documents} documents, but max_documents is {max_documents}; raise "
-                f"it, or make the loader with documents_per_row={max_documents}"
+                f"{where}, row {first + number}: {documents} documents, but max_documents is "
+                f"{max_documents}; raise it, or make the loader with "
+                f"documents_per_row={max_documents}"
             )
         if row.tokens.itemsize > 4 and max(row.tokens.max(), row.targets.max()) >= 2**31:
             raise ConfigError(
-                f"{where}, row {first + number}: a token id is 2^31 or more, which int32 cannot hold; "
-                "prepare the data with lower ids"
+                f"{where}, row {first + number}: a token id is 2^31 or more, which int32 "
+                "cannot hold; prepare the data with lower ids"
             )
         _write(arrays, number, row, documents)
     for number in range(len(rows), size):
@@ -140,7 +154,9 @@ def stack(
     return Batch(**arrays, loss_denominator=cast("jax.Array", denominator))
 
 
-def _room(size: int, distances: int, slots: int, documents: int, *, with_prefix: bool) -> dict[str, Any]:
+def _room(
+    size: int, distances: int, slots: int, documents: int, *, with_prefix: bool
+) -> dict[str, Any]:
     return {
         "tokens": np.empty((size, slots), np.int32),
         "targets": np.empty((size, distances, slots), np.int32),
@@ -166,7 +182,12 @@ def segments_of(row: ModelInput) -> Int32:
             "requirements=penstock.integrations.jax.REQUIREMENTS, or merge that into yours"
         )
     used, ids = row.num_tokens, np.zeros(len(row.tokens), np.int32)
-    np.add(row.document_ids[:used] if _count_documents(row) > 1 else 0, 1, out=ids[:used], casting="same_kind")
+    np.add(
+        row.document_ids[:used] if _count_documents(row) > 1 else 0,
+        1,
+        out=ids[:used],
+        casting="same_kind",
+    )
     return ids
 
 
@@ -179,7 +200,9 @@ def _count_documents(row: ModelInput) -> int:
 def _write(arrays: dict[str, Any], number: int, row: ModelInput, documents: int) -> None:
     assert row.cu_seqlens is not None
     arrays["tokens"][number] = row.tokens
-    np.multiply(row.targets, row.targets != IGNORE, out=arrays["targets"][number], casting="same_kind")
+    np.multiply(
+        row.targets, row.targets != IGNORE, out=arrays["targets"][number], casting="same_kind"
+    )
     arrays["loss_weights"][number] = row.loss_weights
     arrays["positions"][number] = row.positions
     arrays["segment_ids"][number] = segments_of(row)

@@ -1,8 +1,10 @@
-"""Denoising on the device: jitted functions with the result of `penstock.Denoise.write`, bit for bit.
+"""Denoising on the device: jitted functions with the result of `penstock.Denoise.write`, bit for
+bit.
 
-Which slot holds which token of the document, and where the control tokens go, is 32-bit integer arithmetic on (length,
-key) with static shapes. A document is at the beginning of `max_length` slots and comes with its length, so padding is
-recognised by position, and any ids may occur. `Denoiser` adds the checks that only the host can make.
+Which slot holds which token of the document, and where the control tokens go, is 32-bit integer
+arithmetic on (length, key) with static shapes. A document is at the beginning of `max_length` slots
+and comes with its length, so padding is recognised by position, and any ids may occur. `Denoiser`
+adds the checks that only the host can make.
 """
 
 from functools import partial
@@ -23,13 +25,18 @@ class Places(NamedTuple):
     """Where the tokens of one document, written in M slots, come from."""
 
     source: jax.Array
-    """int32 [M]: position in the document of each slot's token; undefined for control tokens and unused slots."""
+    """int32 [M]: position in the document of each slot's token; undefined for control tokens and
+    unused slots.
+    """
     control: jax.Array
-    """int32 [2 S + 3]: slots of the sentinels in the inputs, the sentinels in the targets, the mode token, the token
-    that ends the inputs, and the final sentinel; M for an absent one."""
+    """int32 [2 S + 3]: slots of the sentinels in the inputs, the sentinels in the targets, the mode
+    token, the token that ends the inputs, and the final sentinel; M for an absent one.
+    """
 
 
-def place(settings: DenoiseSettings, layout: Layout, begins: jax.Array, ends: jax.Array, max_slots: int) -> Places:
+def place(
+    settings: DenoiseSettings, layout: Layout, begins: jax.Array, ends: jax.Array, max_slots: int
+) -> Places:
     """Find the places of a document with the spans `begins` … `ends`, int32 [S] each."""
     task, header, room = layout.task, settings.header, len(begins)
     span = jnp.arange(room, dtype=jnp.int32)
@@ -55,7 +62,8 @@ def place(settings: DenoiseSettings, layout: Layout, begins: jax.Array, ends: ja
         ]
     )
 
-    # A run of tokens is copied with a constant shift; each slot's shift is the sum of all changes of shift before it.
+    # A run of tokens is copied with a constant shift; each slot's shift is the sum of all changes
+    # of shift before it.
     run_slots = jnp.concatenate([read_marks + in_place, target_marks + marked])
     shifts = jnp.concatenate([ends, begins]) - run_slots
     changes = jnp.diff(shifts, prepend=-mode)
@@ -78,12 +86,20 @@ class Denoised(NamedTuple):
     prefix: jax.Array
     """int32 []: length of the prefix in which tokens see each other in both directions."""
     slots: jax.Array
-    """int32 []: number of used slots. Above M, the rest was cut off: compare, or let `Denoiser` do it."""
+    """int32 []: number of used slots. Above M, the rest was cut off: compare, or let `Denoiser` do
+    it.
+    """
 
 
 @partial(jax.jit, static_argnames="max_slots")
 def denoise(
-    tokens: Any, length: Any, key: Any, settings: DenoiseSettings, weights: Any = None, *, max_slots: int
+    tokens: Any,
+    length: Any,
+    key: Any,
+    settings: DenoiseSettings,
+    weights: Any = None,
+    *,
+    max_slots: int,
 ) -> Denoised:
     """Denoise one document; `denoise_batch` does several.
 
@@ -100,8 +116,9 @@ def denoise(
     """
     if tokens.shape[0] > settings.max_length:
         raise ConfigError(
-            f"denoise: room for documents of {tokens.shape[0]} tokens, but the settings have sentinels for "
-            f"{settings.max_length}; make them with DenoiseSettings.of(objective, {tokens.shape[0]})"
+            f"denoise: room for documents of {tokens.shape[0]} tokens, but the settings have "
+            f"sentinels for {settings.max_length}; make them with "
+            f"DenoiseSettings.of(objective, {tokens.shape[0]})"
         )
     length = jnp.asarray(length, jnp.int32)
     layout = lay_out(settings, length, key)
@@ -127,7 +144,9 @@ def denoise(
 
 
 def _write(document: jax.Array, places: Places, control: jax.Array) -> jax.Array:
-    """[M]: the values copied from the document [T], and those of the control tokens between them."""
+    """[M]: the values copied from the document [T], and those of the control tokens between
+    them.
+    """
     copied = document[jnp.clip(places.source, 0, len(document) - 1)]
     return copied.at[places.control].set(control, mode="drop")
 
@@ -137,32 +156,52 @@ def _control_tokens(settings: DenoiseSettings, layout: Layout) -> jax.Array:
     sentinels, header = settings.sentinels, settings.header
     marked = (layout.task[k.TASK_KIND] == k.SPANS) | (layout.task[k.SENTINEL] != 0)
     final = sentinels[jnp.minimum(jnp.where(marked, layout.spans, 0), len(sentinels) - 1)]
-    return jnp.concatenate([sentinels, sentinels, jnp.stack([layout.task[k.MODE], header[k.INPUT_END], final])])
+    return jnp.concatenate(
+        [sentinels, sentinels, jnp.stack([layout.task[k.MODE], header[k.INPUT_END], final])]
+    )
 
 
-def _control_weights(layout: Layout, weights: jax.Array, begins: jax.Array, ends: jax.Array) -> jax.Array:
-    """float32 [2 S + 3]: a sentinel has the largest weight of its span, the end tokens the largest of all spans."""
+def _control_weights(
+    layout: Layout, weights: jax.Array, begins: jax.Array, ends: jax.Array
+) -> jax.Array:
+    """float32 [2 S + 3]: a sentinel has the largest weight of its span, the end tokens the largest
+    of all spans.
+    """
     place, room = jnp.arange(len(weights), dtype=jnp.int32), len(begins)
     # Unused spans begin at the document's end, so they only affect positions after it.
     begun = jnp.zeros(len(weights), jnp.int32).at[begins].add(1, mode="drop")
     span = jnp.cumsum(begun, dtype=jnp.int32) - 1
     in_span = (span >= 0) & (place < ends[span])
-    heaviest = jnp.zeros(room, jnp.float32).at[jnp.where(in_span, span, room)].max(weights, mode="drop")
+    heaviest = (
+        jnp.zeros(room, jnp.float32).at[jnp.where(in_span, span, room)].max(weights, mode="drop")
+    )
     of_all = heaviest.max()
-    return jnp.concatenate([heaviest, heaviest, jnp.stack([jnp.zeros((), jnp.float32), of_all, of_all])])
+    return jnp.concatenate(
+        [heaviest, heaviest, jnp.stack([jnp.zeros((), jnp.float32), of_all, of_all])]
+    )
 
 
 def split_keys(keys: object) -> UInt32:
     """uint32 [n, 2], low and high half of 64-bit keys [n]; JAX without x64 has no type for them."""
     keys = np.asarray(keys, np.uint64)
-    return np.stack([keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32)], axis=-1).astype(np.uint32)
+    return np.stack([keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32)], axis=-1).astype(
+        np.uint32
+    )
 
 
 @partial(jax.jit, static_argnames="max_slots")
 def denoise_batch(
-    tokens: object, lengths: object, keys: object, settings: DenoiseSettings, weights: object = None, *, max_slots: int
+    tokens: object,
+    lengths: object,
+    keys: object,
+    settings: DenoiseSettings,
+    weights: object = None,
+    *,
+    max_slots: int,
 ) -> Denoised:
-    """`denoise` for [B, T] tokens and weights, [B] lengths and [B, 2] keys; all results have a leading axis [B]."""
+    """`denoise` for [B, T] tokens and weights, [B] lengths and [B, 2] keys; all results have a
+    leading axis [B].
+    """
     each = jax.vmap(partial(denoise, max_slots=max_slots), in_axes=(0, 0, 0, None, 0))
     written: Denoised = each(tokens, lengths, keys, settings, weights)
     return written
@@ -170,15 +209,16 @@ def denoise_batch(
 
 @final
 class Denoiser:
-    """A `penstock.Denoise` on the device, for documents of up to `max_length` tokens; traced once per batch size.
+    """A `penstock.Denoise` on the device, for documents of up to `max_length` tokens; traced once
+    per batch size.
 
     ```python
     denoiser = psj.Denoiser(objective, max_length=2048)     # with resolved names: objective.resolve(facts), or ids
     written = denoiser(tokens, lengths, keys)               # int32 [B, 2048], [B], 64-bit keys [B]
     ```
 
-    Inside your own jitted function, call `denoise` or `denoise_batch` with its `settings` and `max_slots`, and check
-    the returned `slots`.
+    Inside your own jitted function, call `denoise` or `denoise_batch` with its `settings` and
+    `max_slots`, and check the returned `slots`.
 
     Args:
         objective: The objective, with resolved names.
@@ -186,11 +226,13 @@ class Denoiser:
         max_slots: M, slots of the result; None: the most that a document of `max_length` can take.
 
     Raises:
-        ConfigError: `max_length` is out of range, names are not resolved, or there are fewer sentinels than a
-            document of `max_length` can need.
-    """
+        ConfigError: `max_length` is out of range, names are not resolved, or there are fewer
+            sentinels than a document of `max_length` can need.
+    """  # noqa: E501
 
-    def __init__(self, objective: Denoise, *, max_length: int, max_slots: int | None = None) -> None:
+    def __init__(
+        self, objective: Denoise, *, max_length: int, max_slots: int | None = None
+    ) -> None:
         self.objective, self.max_length = objective, max_length
         self.settings: DenoiseSettings = jax.device_put(DenoiseSettings.of(objective, max_length))
         self.max_slots = objective.worst(max_length)[0] if max_slots is None else max_slots
@@ -205,19 +247,30 @@ class Denoiser:
             weights: float32 [B, max_length], how much each token counts as a target; None: 1.
 
         Raises:
-            ConfigError: A document is longer than `max_length`, empty, or takes more than `max_slots`: names it.
+            ConfigError: A document is longer than `max_length`, empty, or takes more than
+                `max_slots`: names it.
         """
         lengths, keys = np.asarray(lengths, np.int64), np.asarray(keys, np.uint64)
         if np.shape(tokens) != (len(lengths), self.max_length) or keys.shape != lengths.shape:
             raise ConfigError(
-                f"Denoiser: tokens are {list(np.shape(tokens))}, lengths {list(lengths.shape)}, keys "
-                f"{list(keys.shape)}; expected: [B, {self.max_length}], [B] and [B]"
+                f"Denoiser: tokens are {list(np.shape(tokens))}, lengths "
+                f"{list(lengths.shape)}, keys {list(keys.shape)}; expected: [B, "
+                f"{self.max_length}], [B] and [B]"
             )
-        self._refuse(lengths, (lengths < 1) | (lengths > self.max_length), "tokens", f"1 … {self.max_length}")
+        self._refuse(
+            lengths, (lengths < 1) | (lengths > self.max_length), "tokens", f"1 … {self.max_length}"
+        )
         slots = self.objective.measure(lengths, keys)
-        self._refuse(slots, slots > self.max_slots, "slots", f"at most {self.max_slots}; raise max_slots")
+        self._refuse(
+            slots, slots > self.max_slots, "slots", f"at most {self.max_slots}; raise max_slots"
+        )
         written: Denoised = denoise_batch(
-            tokens, lengths.astype(np.int32), split_keys(keys), self.settings, weights, max_slots=self.max_slots
+            tokens,
+            lengths.astype(np.int32),
+            split_keys(keys),
+            self.settings,
+            weights,
+            max_slots=self.max_slots,
         )
         return written
 
@@ -225,5 +278,6 @@ class Denoiser:
         if wrong.any():
             first = int(np.argmax(wrong))
             raise ConfigError(
-                f"Denoiser: document {first} of the batch has {numbers[first]} {what}; expected: {expected}"
+                f"Denoiser: document {first} of the batch has {numbers[first]} {what}; "
+                f"expected: {expected}"
             )

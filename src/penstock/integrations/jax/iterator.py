@@ -1,8 +1,9 @@
-"""Batches with a state: an iterator that can be saved after any batch, also as one of Grain's, for Orbax.
+"""Batches with a state: an iterator that can be saved after any batch, also as one of Grain's, for
+Orbax.
 
-The state is a small dict that JSON can hold. It is the same in every process, so one copy in a checkpoint is enough:
-Orbax's JSON item restores it on another number of processes. Grain's own handler writes a file for each process and
-restores on the same number only.
+The state is a small dict that JSON can hold. It is the same in every process, so one copy in a
+checkpoint is enough: Orbax's JSON item restores it on another number of processes. Grain's own
+handler writes a file for each process and restores on the same number only.
 """
 
 from collections.abc import Generator
@@ -57,7 +58,7 @@ class BatchIterator:
 
     Raises:
         ConfigError, DistributedError: As `batches`.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -71,8 +72,12 @@ class BatchIterator:
     ) -> None:
         self._loader = loader
         self._options: dict[str, Any] = {
-            "batch_size": batch_size, "max_documents": max_documents, "mesh": mesh, "axis": axis, "prefix": prefix,
-        }  # fmt: skip
+            "batch_size": batch_size,
+            "max_documents": max_documents,
+            "mesh": mesh,
+            "axis": axis,
+            "prefix": prefix,
+        }
         self._pairs: Generator[tuple[Batch, Step]] = batches(loader, **self._options)
         begin, end = loader.data_parallel.rows(loader.settings.constant_rows("JAX"))
         self._batches_per_step = 1 if batch_size is None else (end - begin) // batch_size
@@ -97,29 +102,39 @@ class BatchIterator:
         return int(self._before["step"])
 
     def get_state(self) -> dict[str, Any]:
-        """The place after the last batch: the loader's state before the current step, and the batches taken of it."""
+        """The place after the last batch: the loader's state before the current step, and the
+        batches taken of it.
+        """
         return {"loader": self._before, "batches_taken": self._taken, "batches_of": self._shape()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on after the batch that `state` was saved after.
 
-        A state between two steps fits any number of processes and any batch size; one within a step, those it was
-        saved with, because other processes would have taken other rows of that step.
+        A state between two steps fits any number of processes and any batch size; one within a
+        step, those it was saved with, because other processes would have taken other rows of that
+        step.
 
         Raises:
-            StateError: It is no such state, or was saved within a step with others; or the loader refuses it.
+            StateError: It is no such state, or was saved within a step with others; or the loader
+                refuses it.
         """
         try:
-            before, taken, shape = state["loader"], int(state["batches_taken"]), [int(n) for n in state["batches_of"]]
+            before, taken, shape = (
+                state["loader"],
+                int(state["batches_taken"]),
+                [int(n) for n in state["batches_of"]],
+            )
         except (TypeError, KeyError, ValueError):
             raise StateError(
-                f"not a state of a BatchIterator: expected loader, batches_taken and batches_of, found {state!r:.200}"
+                "not a state of a BatchIterator: expected loader, batches_taken and "
+                f"batches_of, found {state!r:.200}"
             ) from None
         if taken and shape != self._shape():
             raise StateError(
-                f"the state was saved after {taken} of {shape[0]} batches of a step, with {shape[1]} processes; now it "
-                f"is {self._batches_per_step} batches a step with {self._loader.data_parallel.size}: take those, or a "
-                "state that was saved at the end of a step"
+                f"the state was saved after {taken} of {shape[0]} batches of a step, with "
+                f"{shape[1]} processes; now it is {self._batches_per_step} batches a step "
+                f"with {self._loader.data_parallel.size}: take those, or a state that was "
+                "saved at the end of a step"
             )
         self._loader.load_state_dict(before)
         # The processes compared their data and settings when it was made.
@@ -143,7 +158,8 @@ def grain_iterator(
     axis: Axis = "data",
     prefix: bool | None = None,
 ) -> "GrainIterator":
-    """A `BatchIterator` as a `grain.DatasetIterator`, for code that takes those; its own is its attribute `batches`.
+    """A `BatchIterator` as a `grain.DatasetIterator`, for code that takes those; its own is its
+    attribute `batches`.
 
     ```python
     iterator = psj.grain_iterator(loader, mesh=mesh)
@@ -156,10 +172,14 @@ def grain_iterator(
     Raises:
         MissingExtraError: Grain is not installed.
         ConfigError, DistributedError: As `batches`.
-    """
+    """  # noqa: E501
     options: dict[str, Any] = {
-        "batch_size": batch_size, "max_documents": max_documents, "mesh": mesh, "axis": axis, "prefix": prefix,
-    }  # fmt: skip
+        "batch_size": batch_size,
+        "max_documents": max_documents,
+        "mesh": mesh,
+        "axis": axis,
+        "prefix": prefix,
+    }
     made: GrainIterator = _grain_class()(BatchIterator(loader, **options))
     return made
 

@@ -1,12 +1,14 @@
-"""Chooses the noise tokens of a document: the draws of `penstock.Denoise` in 32-bit integers, all at once.
+"""Chooses the noise tokens of a document: the draws of `penstock.Denoise` in 32-bit integers, all
+at once.
 
-A denoiser's settings are a pytree of integers, so other settings of the same shapes need no new trace. The random words
-are those of `penstock.core.randomness`: Philox4x32-10, here without 64-bit integers.
+A denoiser's settings are a pytree of integers, so other settings of the same shapes need no new
+trace. The random words are those of `penstock.core.randomness`: Philox4x32-10, here without 64-bit
+integers.
 
-The compiled writer draws a set of cuts one after another (Floyd's algorithm): draw i adds its number or, if the set
-already has it, the largest number that draw i may return. Here, all draws are resolved at once. A draw collides if an
-earlier draw has the same number; or if an earlier collision has added that number, a chain of references that is
-followed twice as far in each round.
+The compiled writer draws a set of cuts one after another (Floyd's algorithm): draw i adds its
+number or, if the set already has it, the largest number that draw i may return. Here, all draws are
+resolved at once. A draw collides if an earlier draw has the same number; or if an earlier collision
+has added that number, a chain of references that is followed twice as far in each round.
 """
 
 from dataclasses import dataclass, field
@@ -26,10 +28,12 @@ from penstock.plan.objectives.denoise_tasks import LONGEST
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenoiseSettings:
-    """What `denoise` needs of a `penstock.Denoise`, for documents of up to `max_length` tokens: K tasks, S sentinels.
+    """What `denoise` needs of a `penstock.Denoise`, for documents of up to `max_length` tokens: K
+    tasks, S sentinels.
 
-    Everything except `max_length` is data to a jitted function. The arrays are parts of the compiled writer's program;
-    the constants of `penstock.plan.objectives._denoise_kernels` name their columns.
+    Everything except `max_length` is data to a jitted function. The arrays are parts of the
+    compiled writer's program; the constants of `penstock.plan.objectives._denoise_kernels` name
+    their columns.
     """
 
     max_length: int = field(metadata={"static": True})
@@ -37,7 +41,9 @@ class DenoiseSettings:
     header: Any
     """int32 [8]: settings of all tasks."""
     thresholds: Any
-    """uint32 [K − 1]: the number of thresholds that the first random word reaches is the number of the task."""
+    """uint32 [K − 1]: the number of thresholds that the first random word reaches is the number of
+    the task.
+    """
     tasks: Any
     """int32 [K, 8]."""
     sentinels: Any
@@ -48,15 +54,19 @@ class DenoiseSettings:
         """The settings of an objective with resolved names, as NumPy arrays.
 
         Raises:
-            ConfigError: `max_length` is out of range, names are not resolved, or there are fewer sentinels than a
-                document of `max_length` can need.
+            ConfigError: `max_length` is out of range, names are not resolved, or there are fewer
+                sentinels than a document of `max_length` can need.
         """
         if not 1 <= max_length <= LONGEST:
-            raise ConfigError(f"{objective.name}: max_length is {max_length:,}; expected: 1 … {LONGEST:,}")
+            raise ConfigError(
+                f"{objective.name}: max_length is {max_length:,}; expected: 1 … {LONGEST:,}"
+            )
         program = objective.program()
         check_capacity(objective, max_length, objective.name)
         needed = objective.worst(max_length)[1]
-        header, tasks, sentinels = np.split(program, [k.HEADER, k.HEADER + k.TASK_FIELDS * len(objective.tasks)])
+        header, tasks, sentinels = np.split(
+            program, [k.HEADER, k.HEADER + k.TASK_FIELDS * len(objective.tasks)]
+        )
         tasks = tasks.reshape(-1, k.TASK_FIELDS)
         # The last task ends at 2^32, which no word reaches.
         thresholds = tasks[:-1, k.CUMULATIVE].astype(np.uint32)
@@ -65,7 +75,9 @@ class DenoiseSettings:
             header=header.astype(np.int32),
             thresholds=thresholds,
             tasks=np.where(np.arange(k.TASK_FIELDS) == k.CUMULATIVE, 0, tasks).astype(np.int32),
-            sentinels=np.resize(sentinels, needed).astype(np.int32) if needed else np.zeros(1, np.int32),
+            sentinels=np.resize(sentinels, needed).astype(np.int32)
+            if needed
+            else np.zeros(1, np.int32),
         )
 
 
@@ -83,7 +95,8 @@ def multiply_high(a: jax.Array, b: jax.Array | np.uint32) -> jax.Array:
 
 
 def random_words(key: jax.Array, purpose: object, count: int) -> jax.Array:
-    """Words 0 … count − 1 of a purpose, uint32 [count]: lane i % 4 of block i // 4 (Salmon et al. 2011).
+    """Words 0 … count − 1 of a purpose, uint32 [count]: lane i % 4 of block i // 4 (Salmon et al.
+    2011).
 
     Args:
         key: uint32 [2], low and high half of a document's key.
@@ -93,7 +106,8 @@ def random_words(key: jax.Array, purpose: object, count: int) -> jax.Array:
     block = jnp.arange(-(-count // 4), dtype=jnp.uint32)
     zero = jnp.zeros_like(block)
     start = (block, zero + jnp.asarray(purpose, jnp.uint32), zero, zero, key[0], key[1])
-    # A loop, not ten unrolled rounds: XLA would fuse those, and compute the first again for every use in later ones.
+    # A loop, not ten unrolled rounds: XLA would fuse those, and compute the first again for every
+    # use in later ones.
     words = jax.lax.fori_loop(0, 10, _round, start)[:4]
     return jnp.stack(words, axis=-1).reshape(-1)[:count]
 
@@ -132,9 +146,13 @@ class Layout(NamedTuple):
 def share_of(number: jax.Array, numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     """number * numerator / denominator rounded to the nearest integer, halves to even; int32.
 
-    Numbers are at most 2^22, and shares at most 1 with denominators up to 1,000, so products stay below 2^32.
+    Numbers are at most 2^22, and shares at most 1 with denominators up to 1,000, so products stay
+    below 2^32.
     """
-    product, denominator = number.astype(jnp.uint32) * numerator.astype(jnp.uint32), denominator.astype(jnp.uint32)
+    product, denominator = (
+        number.astype(jnp.uint32) * numerator.astype(jnp.uint32),
+        denominator.astype(jnp.uint32),
+    )
     down = product // denominator
     twice = 2 * (product - down * denominator)
     up = (twice > denominator) | ((twice == denominator) & (down & 1 == 1))
@@ -147,16 +165,23 @@ def lay_out(settings: DenoiseSettings, length: jax.Array, key: jax.Array) -> Lay
     header, task = settings.header, settings.tasks[jnp.sum(words[0] >= settings.thresholds)]
     is_spans, is_prefix = task[k.TASK_KIND] == k.SPANS, task[k.TASK_KIND] == k.PREFIX
     offset = below(words[1], length)
-    share = jnp.clip(share_of(length, task[k.RATE_NUMERATOR], task[k.RATE_DENOMINATOR]), 1, length - 1)
+    share = jnp.clip(
+        share_of(length, task[k.RATE_NUMERATOR], task[k.RATE_DENOMINATOR]), 1, length - 1
+    )
     pivot = 1 + below(words[1], length - 1)
     noise = jnp.where(is_prefix & (task[k.RATE_NUMERATOR] == 0), length - pivot, share)
     whole_spans = jnp.maximum(share_of(noise, task[k.MEAN_DENOMINATOR], task[k.MEAN_NUMERATOR]), 1)
-    whole_spans = jnp.where(is_prefix, 1, jnp.minimum(whole_spans, jnp.minimum(noise, length - noise)))
+    whole_spans = jnp.where(
+        is_prefix, 1, jnp.minimum(whole_spans, jnp.minimum(noise, length - noise))
+    )
     has_noise = (length >= 2) & (is_spans | is_prefix)
     noise, whole_spans = jnp.where(has_noise, noise, 0), jnp.where(has_noise, whole_spans, 0)
     split = is_spans & (header[k.ROLL] != 0) & (offset < noise - whole_spans)
     spans = whole_spans + split.astype(jnp.int32)
-    mode, input_end = (task[k.MODE] >= 0).astype(jnp.int32), (header[k.INPUT_END] >= 0).astype(jnp.int32)
+    mode, input_end = (
+        (task[k.MODE] >= 0).astype(jnp.int32),
+        (header[k.INPUT_END] >= 0).astype(jnp.int32),
+    )
     in_place = jnp.where(is_spans, spans, 0)
     bar = mode + length - noise + jnp.where(has_noise, in_place + input_end, 0)
     marks = jnp.where(is_spans, spans, task[k.SENTINEL])
@@ -164,8 +189,11 @@ def lay_out(settings: DenoiseSettings, length: jax.Array, key: jax.Array) -> Lay
     return Layout(task, noise, whole_spans, spans, offset, bar, slots)
 
 
-def draw_ends(total: jax.Array, parts: jax.Array, purpose: object, key: jax.Array, room: int, limit: int) -> jax.Array:
-    """int32 [room]: ascending ends of `parts` positive parts of `total`, drawn uniformly; `total` after the last.
+def draw_ends(
+    total: jax.Array, parts: jax.Array, purpose: object, key: jax.Array, room: int, limit: int
+) -> jax.Array:
+    """int32 [room]: ascending ends of `parts` positive parts of `total`, drawn uniformly; `total`
+    after the last.
 
     Args:
         total: At most `limit`.
@@ -181,11 +209,15 @@ def draw_ends(total: jax.Array, parts: jax.Array, purpose: object, key: jax.Arra
     first_last = total - 1 - cuts
     last = first_last + draw
     drawn = below(random_words(key, purpose, room), last + 1)
-    first = jnp.full(limit, room, jnp.int32).at[jnp.where(live, drawn, limit)].min(draw, mode="drop")
+    first = (
+        jnp.full(limit, room, jnp.int32).at[jnp.where(live, drawn, limit)].min(draw, mode="drop")
+    )
     collides = live & (first[jnp.clip(drawn, 0, limit - 1)] < draw)
-    # A number from first_last on may have been added by the collision of an earlier draw: point to that draw.
+    # A number from first_last on may have been added by the collision of an earlier draw: point to
+    # that draw.
     pointer = jnp.where(live & (drawn >= first_last), drawn - first_last, draw)
-    # A loop, not unrolled rounds: XLA would fuse those, and compute the first again for every use in later ones.
+    # A loop, not unrolled rounds: XLA would fuse those, and compute the first again for every use
+    # in later ones.
     collides, pointer = jax.lax.while_loop(_has_chains, _follow_pointers, (collides, pointer))
     collides = collides | collides[pointer]
     return 1 + jnp.sort(jnp.where(live, jnp.where(collides, last, drawn), total - 1))
@@ -203,8 +235,12 @@ def _follow_pointers(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax
     return collides | collides[pointer], pointer[pointer]
 
 
-def find_cut(kept_ends: jax.Array, noise_ends: jax.Array, layout: Layout, length: jax.Array) -> jax.Array:
-    """Where the circle is cut, in 1 … length: low offsets cut inside a span, the others between spans, ascending."""
+def find_cut(
+    kept_ends: jax.Array, noise_ends: jax.Array, layout: Layout, length: jax.Array
+) -> jax.Array:
+    """Where the circle is cut, in 1 … length: low offsets cut inside a span, the others between
+    spans, ascending.
+    """
     span = jnp.arange(len(kept_ends), dtype=jnp.int32)
     live = span < layout.whole_spans
     inside = layout.noise - layout.whole_spans
@@ -222,7 +258,10 @@ def find_spans(
     """(begins, ends), int32 [S] each: the spans of noise, ascending; `length` for unused spans."""
     room, limit = len(settings.sentinels), settings.max_length
     parts = layout.whole_spans
-    totals, purposes = jnp.stack([length - layout.noise, layout.noise]), np.array([k.CUT_KEPT, k.CUT_NOISE], np.uint32)
+    totals, purposes = (
+        jnp.stack([length - layout.noise, layout.noise]),
+        np.array([k.CUT_KEPT, k.CUT_NOISE], np.uint32),
+    )
     draw_both = jax.vmap(draw_ends, in_axes=(0, None, 0, None, None, None))
     kept_ends, noise_ends = draw_both(totals, parts, purposes, key, room, limit)
     is_spans = layout.task[k.TASK_KIND] == k.SPANS

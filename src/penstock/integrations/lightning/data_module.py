@@ -12,11 +12,13 @@ data = ps.lightning.LoaderDataModule(
 L.Trainer(max_steps=1000, strategy="ddp").fit(Model(), data, ckpt_path="last")
 ```
 
-A batch of Lightning is this rank's `Step` of the loader; its optimiser steps once for each. Checkpoints hold the place
-after the last batch that was *trained*, whatever was fetched, also those that Lightning writes after an exception. It
-goes on from its own count of batches, so states are kept by that count.
+A batch of Lightning is this rank's `Step` of the loader; its optimiser steps once for each.
+Checkpoints hold the place after the last batch that was *trained*, whatever was fetched, also those
+that Lightning writes after an exception. It goes on from its own count of batches, so states are
+kept by that count.
 
-Importing it needs lightning. The classes of the package `pytorch_lightning` are other ones, which do not take it.
+Importing it needs lightning. The classes of the package `pytorch_lightning` are other ones, which
+do not take it.
 """
 
 import json
@@ -35,7 +37,9 @@ except ImportError as error:
     raise MissingExtraError("lightning") from error
 
 Given = Loader | Callable[[DataParallel], Loader]
-"""A loader that was made for this process, or a function that makes it once Lightning knows the ranks."""
+"""A loader that was made for this process, or a function that makes it once Lightning knows the
+ranks.
+"""
 
 _KEPT = 4
 """States around the last trained batch that are kept; Lightning fetches at most one batch ahead."""
@@ -44,17 +48,21 @@ _KEPT = 4
 class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
     """A loader's steps as Lightning's batches.
 
-    Lightning's limits count steps: `max_steps`, `limit_train_batches`, `fast_dev_run`. One of its epochs goes to the
-    end of `train`, or as far as `limit_train_batches`; the next goes on after it. Passes over the data are
-    `Source(max_epochs=…)`; a run that asks for more steps than the sources have is refused.
+    Lightning's limits count steps: `max_steps`, `limit_train_batches`, `fast_dev_run`. One of its
+    epochs goes to the end of `train`, or as far as `limit_train_batches`; the next goes on after
+    it. Passes over the data are `Source(max_epochs=…)`; a run that asks for more steps than the
+    sources have is refused.
 
     Args:
-        train: The training data: a function of the ranks, since Lightning starts its processes after your script has
-            made its objects; or a loader, if it was made for the rank that this process has.
-        val: The data for validation: a loader that ends (`max_epochs=1`), or several; each validation is a whole pass.
+        train: The training data: a function of the ranks, since Lightning starts its processes
+            after your script has made its objects; or a loader, if it was made for the rank that
+            this process has.
+        val: The data for validation: a loader that ends (`max_epochs=1`), or several; each
+            validation is a whole pass.
 
     Raises:
-        ConfigError: Settings of Lightning's Trainer contradict the loader; at `setup` or the first batch.
+        ConfigError: Settings of Lightning's Trainer contradict the loader; at `setup` or the first
+            batch.
         DistributedError: A loader is for another rank, or number of ranks, than Lightning's.
     """
 
@@ -63,8 +71,8 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         for given in (train, *_several(val)):
             if not isinstance(given, Loader) and not callable(given):
                 raise ConfigError(
-                    "LoaderDataModule: expected a penstock.Loader, or a function of the ranks that makes one; got "
-                    f"{given!r}"
+                    "LoaderDataModule: expected a penstock.Loader, or a function of the "
+                    f"ranks that makes one; got {given!r}"
                 )
         self._given, self._given_val = train, _several(val)
         self._one_val = val is not None and not isinstance(val, Sequence)
@@ -77,14 +85,19 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         self._states: dict[int, dict[str, Any]] = {}
         self._count: int | None = None
 
-    # -- what a training step needs ------------------------------------------------------------------------------------
+    # -- what a training step needs
+    # ------------------------------------------------------------------------------------
 
     @property
     def ranks(self) -> DataParallel:
         """This process among those that get different rows, as Lightning's strategy has them."""
         trainer = self._trainer()
         found = trainer.distributed_sampler_kwargs
-        return DataParallel() if found is None else DataParallel(int(found["rank"]), int(found["num_replicas"]))
+        return (
+            DataParallel()
+            if found is None
+            else DataParallel(int(found["rank"]), int(found["num_replicas"]))
+        )
 
     @property
     def loader(self) -> Loader:
@@ -94,17 +107,21 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
             StateError: Lightning has not set it up yet.
         """
         if self._train is None:
-            raise StateError("LoaderDataModule: the loader is made when Lightning calls setup, in Trainer.fit")
+            raise StateError(
+                "LoaderDataModule: the loader is made when Lightning calls setup, in Trainer.fit"
+            )
         return self._train
 
     def scaled(self, loss: Any) -> Any:
-        """A loss divided by `step.loss_denominator`, times the ranks over which strategies average gradients.
+        """A loss divided by `step.loss_denominator`, times the ranks over which strategies average
+        gradients.
 
         The mean of it over ranks is the loss of the step: `self.log("loss", …, sync_dist=True)`.
         """
         return loss * self.ranks.size
 
-    # -- what Lightning calls ------------------------------------------------------------------------------------------
+    # -- what Lightning calls
+    # ------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Make the loaders, once Lightning knows the ranks."""
@@ -113,9 +130,13 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
             train = self._made(self._given, "train")
             held_out = [self._made(given, "val") for given in self._given_val]
             if any(each is train for each in held_out):
-                raise ConfigError("LoaderDataModule: the loader of val is also that of train; make another one")
+                raise ConfigError(
+                    "LoaderDataModule: the loader of val is also that of train; make another one"
+                )
             if any(_endless(each) for each in held_out):
-                raise ConfigError("LoaderDataModule: a loader of val never ends; set max_epochs=1 for its sources")
+                raise ConfigError(
+                    "LoaderDataModule: a loader of val never ends; set max_epochs=1 for its sources"
+                )
             self._train, self._begin, self._count = train, train.state_dict(), None
             self._val = [_Pass(each) for each in held_out]
         if not self._trained():
@@ -148,14 +169,19 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         try:
             trained, state = int(state_dict["trained"]), json.loads(state_dict["loader"])
         except (LookupError, TypeError, ValueError) as error:
-            raise StateError(f"this checkpoint has no state of a LoaderDataModule ({error!r})") from error
+            raise StateError(
+                f"this checkpoint has no state of a LoaderDataModule ({error!r})"
+            ) from error
         self.loader.load_state_dict(state)
         self._states = {trained: state}
 
-    # -- steps ---------------------------------------------------------------------------------------------------------
+    # -- steps
+    # ----------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
-        """The steps after those that Lightning has trained; Lightning calls it through `train_dataloader`."""
+        """The steps after those that Lightning has trained; Lightning calls it through
+        `train_dataloader`.
+        """
         begin = taken = self._trained()
         self._states = {taken: self._state_after(taken)}
         self.loader.load_state_dict(self._states[taken])
@@ -169,15 +195,16 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         if taken == begin:
             # Lightning would begin one empty epoch after another.
             raise ConfigError(
-                f"Lightning asks for a batch after {taken}, but the sources have ended; lower max_steps or max_epochs, "
-                "or give the sources more max_epochs"
+                f"Lightning asks for a batch after {taken}, but the sources have ended; lower "
+                "max_steps or max_epochs, or give the sources more max_epochs"
             )
 
     def count(self) -> int:
         """Batches of the whole run, those included that were trained before a resume.
 
         Raises:
-            TypeError: The sources never end. Lightning then takes its other way, with one batch fetched ahead.
+            TypeError: The sources never end. Lightning then takes its other way, with one batch
+                fetched ahead.
         """
         if _endless(self.loader):
             raise TypeError("the sources have no max_epochs, so they never end")
@@ -192,7 +219,9 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         return int(self._state_after(trained)["step"]) - trained
 
     def _trained(self) -> int:
-        """Batches that Lightning has trained: counted after the optimiser's step and before its hooks."""
+        """Batches that Lightning has trained: counted after the optimiser's step and before its
+        hooks.
+        """
         return int(self._trainer().fit_loop.epoch_loop.batch_progress.total.processed)
 
     def _state_after(self, trained: int) -> dict[str, Any]:
@@ -203,13 +232,15 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
             return self._begin
         known = ", ".join(map(str, sorted(self._states))) or "none"
         raise StateError(
-            f"Lightning has trained {trained} batches, but the loader's place after these is not known (known: {known})"
-            "; resume from a checkpoint that was written with this LoaderDataModule, and let no other callback change "
-            "Lightning's count of batches"
+            f"Lightning has trained {trained} batches, but the loader's place after these is "
+            f"not known (known: {known}); resume from a checkpoint that was written with this "
+            "LoaderDataModule, and let no other callback change Lightning's count of batches"
         )
 
     def _refuse_shortage(self, trained: int) -> None:
-        """Refuse more epochs or steps than the sources have: Lightning would end early, or never."""
+        """Refuse more epochs or steps than the sources have: Lightning would end early, or
+        never.
+        """
         trainer = self._trainer()
         try:
             available = self.count()
@@ -221,29 +252,39 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         # Lightning counts the steps of all optimisers.
         by_steps = float("inf") if most == -1 else -(-most // max(1, len(trainer.optimizers)))
         if min(by_epochs, by_steps) > available:
-            asked = f"max_steps={most}" if by_steps < by_epochs else f"max_epochs={epochs} of {each} batches"
+            asked = (
+                f"max_steps={most}"
+                if by_steps < by_epochs
+                else f"max_epochs={epochs} of {each} batches"
+            )
             raise ConfigError(
-                f"Lightning's Trainer: {asked}, but the sources end after {available} steps. Passes over the data are "
-                "Source(max_epochs=…) of the loader, which one epoch of Lightning contains: set max_epochs=1, or a "
-                "limit_train_batches that divides the steps among more epochs"
+                f"Lightning's Trainer: {asked}, but the sources end after {available} steps. "
+                "Passes over the data are Source(max_epochs=…) of the loader, which one "
+                "epoch of Lightning contains: set max_epochs=1, or a limit_train_batches "
+                "that divides the steps among more epochs"
             )
 
     def _trainer(self) -> Any:
         if self.trainer is None:
-            raise StateError("LoaderDataModule: it has no Trainer yet; pass it to Trainer.fit(model, datamodule)")
+            raise StateError(
+                "LoaderDataModule: it has no Trainer yet; pass it to Trainer.fit(model, datamodule)"
+            )
         return self.trainer
 
     def _made(self, given: Given, name: str) -> Loader:
         ranks = self.ranks
         loader = given if isinstance(given, Loader) else given(ranks)
         if not isinstance(loader, Loader):
-            raise ConfigError(f"LoaderDataModule: the function of {name} must return a penstock.Loader, got {loader!r}")
+            raise ConfigError(
+                f"LoaderDataModule: the function of {name} must return a penstock.Loader, got "
+                f"{loader!r}"
+            )
         found = loader.data_parallel
         if found != ranks:
             raise DistributedError(
-                f"LoaderDataModule: the loader of {name} is for rank {found.rank} of {found.size}, but Lightning has "
-                f"rank {ranks.rank} of {ranks.size} here; give a function: lambda ranks: "
-                "penstock.Loader(…, data_parallel=ranks)"
+                f"LoaderDataModule: the loader of {name} is for rank {found.rank} of "
+                f"{found.size}, but Lightning has rank {ranks.rank} of {ranks.size} here; "
+                "give a function: lambda ranks: penstock.Loader(…, data_parallel=ranks)"
             )
         check_ranks(loader)
         return loader
@@ -251,7 +292,9 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
 
 @final
 class _TrainSteps:
-    """What Lightning iterates in training. It looks for `state_dict`; the state itself is the data module's."""
+    """What Lightning iterates in training. It looks for `state_dict`; the state itself is the data
+    module's.
+    """
 
     def __init__(self, data: LoaderDataModule) -> None:
         self._data = data
@@ -301,13 +344,16 @@ def _refuse_settings(trainer: Any) -> None:
     """Refuse settings of Lightning's Trainer that cannot be right with steps as batches."""
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
-            f"Lightning's Trainer: accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a batch is "
-            "already all that an optimiser's step trains: Lightning would divide its loss again, and a checkpoint "
-            "would lie between batches of a step; leave it at 1, set Loader(rows_per_step=…), and go through the rows "
-            "of a step one by one (manual optimization)"
+            "Lightning's Trainer: accumulate_grad_batches is "
+            f"{trainer.accumulate_grad_batches}, but a batch is already all that an "
+            "optimiser's step trains: Lightning would divide its loss again, and a "
+            "checkpoint would lie between batches of a step; leave it at 1, set "
+            "Loader(rows_per_step=…), and go through the rows of a step one by one (manual "
+            "optimization)"
         )
     if trainer.overfit_batches:
         raise ConfigError(
-            f"Lightning's Trainer: overfit_batches is {trainer.overfit_batches}, but each of its epochs goes on with "
-            "the steps after those of the last; use a small dataset with Source(max_epochs=…) instead"
+            f"Lightning's Trainer: overfit_batches is {trainer.overfit_batches}, but each of "
+            "its epochs goes on with the steps after those of the last; use a small dataset "
+            "with Source(max_epochs=…) instead"
         )

@@ -1,4 +1,5 @@
-"""Megatron-Core: microbatches in its packed form (THD), shared by the ranks of a tensor-parallel group, with a state.
+"""Megatron-Core: microbatches in its packed form (THD), shared by the ranks of a tensor-parallel
+group, with a state.
 
 ```python
 loader = ps.Loader("data/web", …, data_parallel=(dp_rank, dp_size)) if tp_rank == 0 else None
@@ -14,8 +15,8 @@ def forward_step(data_iterator, model):
     return output, partial(ps.megatron.step_loss, model.config, batch)
 ```
 
-It needs `pip install 'penstock[train]' megatron-core`; `Batches` works without Megatron. Corpora in Megatron's `.bin`
-and `.idx` are read in place by `ps.Source`, and written by `penstock convert`.
+It needs `pip install 'penstock[train]' megatron-core`; `Batches` works without Megatron. Corpora in
+Megatron's `.bin` and `.idx` are read in place by `ps.Source`, and written by `penstock convert`.
 """
 
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.integrations.megatron.batches import Batches
     from penstock.integrations.megatron.passes import packed_seq_params, step_loss
 else:
-    __getattr__, __dir__ = lazy(__name__, {"Batches": "batches", "packed_seq_params": "passes", "step_loss": "passes"})
+    __getattr__, __dir__ = lazy(
+        __name__, {"Batches": "batches", "packed_seq_params": "passes", "step_loss": "passes"}
+    )
 
 __all__ = ["Batches", "packed_seq_params", "step_loss"]

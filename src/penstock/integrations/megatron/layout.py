@@ -1,8 +1,10 @@
-"""One microbatch as Megatron's packed sequence (THD): rows end to end, documents separated by `cu_seqlens`.
+"""One microbatch as Megatron's packed sequence (THD): rows end to end, documents separated by
+`cu_seqlens`.
 
-Megatron has no label for "nothing to predict": labels are 0 there and `loss_mask` is 0, which holds any loss weight.
-The padding of rows is a document without targets. With context parallelism each document is padded to a multiple of
-twice the ranks: then `cu_seqlens` count real tokens, and `cu_seqlens_padded` say where documents lie.
+Megatron has no label for "nothing to predict": labels are 0 there and `loss_mask` is 0, which holds
+any loss weight. The padding of rows is a document without targets. With context parallelism each
+document is padded to a multiple of twice the ranks: then `cu_seqlens` count real tokens, and
+`cu_seqlens_padded` say where documents lie.
 """
 
 from collections.abc import Sequence
@@ -19,9 +21,15 @@ from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
 
 REQUIREMENTS = InputRequirements(
-    asked_by="Megatron", target_distances=1, loss_weights=True, positions=True, cu_seqlens=True, prefix=False,
-    trees=False, images=False,
-)  # fmt: skip
+    asked_by="Megatron",
+    target_distances=1,
+    loss_weights=True,
+    positions=True,
+    cu_seqlens=True,
+    prefix=False,
+    trees=False,
+    images=False,
+)
 """What a loader must give; one without requirements gives more than that."""
 TARGETS = PlainTargets("Megatron", fractional=True)
 
@@ -48,7 +56,9 @@ class Packed:
         return int(np.diff(self.cu_seqlens_padded).max())
 
 
-def pack_rows(rows: Sequence[ModelInput], *, document_multiple: int = 1, slots: int | None = None) -> Packed:
+def pack_rows(
+    rows: Sequence[ModelInput], *, document_multiple: int = 1, slots: int | None = None
+) -> Packed:
     """Rows of a loader as one packed sequence.
 
     Args:
@@ -59,11 +69,15 @@ def pack_rows(rows: Sequence[ModelInput], *, document_multiple: int = 1, slots: 
     Raises:
         ConfigError: The rows need more slots, or have what Megatron does not express.
     """
-    targets, weights = (np.concatenate(parts) for parts in zip(*(TARGETS.of(row) for row in rows), strict=True))
+    targets, weights = (
+        np.concatenate(parts) for parts in zip(*(TARGETS.of(row) for row in rows), strict=True)
+    )
     arrays = {
         "tokens": np.concatenate([row.tokens for row in rows]).astype(np.int64),
         "labels": np.where(targets == IGNORE, 0, targets),
-        "position_ids": np.concatenate([_required(row, "positions") for row in rows]).astype(np.int64),
+        "position_ids": np.concatenate([_required(row, "positions") for row in rows]).astype(
+            np.int64
+        ),
         "loss_mask": weights.astype(np.float32),
     }
     borders = _borders(rows)
@@ -78,7 +92,11 @@ def pack_rows(rows: Sequence[ModelInput], *, document_multiple: int = 1, slots: 
 
 
 def _spread(
-    rows: Sequence[ModelInput], arrays: dict[str, Any], borders: Int64, multiple: int, slots: int | None
+    rows: Sequence[ModelInput],
+    arrays: dict[str, Any],
+    borders: Int64,
+    multiple: int,
+    slots: int | None,
 ) -> Packed:
     """Documents with their own padding; that of rows is left out."""
     size = rows[0].sequence_length
@@ -91,7 +109,9 @@ def _spread(
     room = -(-lengths // multiple) * multiple
     spare = _spare(int(room.sum()), slots)
     if spare % multiple:
-        raise ConfigError(f"Megatron: slots={slots} must be a multiple of document_multiple={multiple}")
+        raise ConfigError(
+            f"Megatron: slots={slots} must be a multiple of document_multiple={multiple}"
+        )
     if spare or not len(room):
         lengths, room = np.append(lengths, spare or multiple), np.append(room, spare or multiple)
         begins = np.append(begins, -1)
@@ -117,7 +137,8 @@ def _spare(needed: int, slots: int | None) -> int:
         return 0
     if needed > slots:
         raise ConfigError(
-            f"Megatron: a microbatch needs {needed:,} slots, but slots={slots:,}; set more, or join fewer rows"
+            f"Megatron: a microbatch needs {needed:,} slots, but slots={slots:,}; set more, "
+            "or join fewer rows"
         )
     return slots - needed
 
@@ -128,9 +149,14 @@ def _longer(name: str, value: Any, more: int) -> Any:
 
 
 def _borders(rows: Sequence[ModelInput]) -> Annotated[Int64, "documents+1"]:
-    """Where documents of all rows begin, padding of each row among them, and the end; without repeated entries."""
+    """Where documents of all rows begin, padding of each row among them, and the end; without
+    repeated entries.
+    """
     size = rows[0].sequence_length
-    ends = [_required(row, "cu_seqlens")[1:].astype(np.int64) + number * size for number, row in enumerate(rows)]
+    ends = [
+        _required(row, "cu_seqlens")[1:].astype(np.int64) + number * size
+        for number, row in enumerate(rows)
+    ]
     return np.concatenate([np.zeros(1, np.int64), np.unique(np.concatenate(ends))])
 
 
@@ -138,7 +164,7 @@ def _required(row: ModelInput, name: str) -> Any:
     value = getattr(row, name)
     if value is None:
         raise ConfigError(
-            f"Megatron: the row has no {name}; make the loader without requirements, or with positions=True and "
-            "cu_seqlens=True"
+            f"Megatron: the row has no {name}; make the loader without requirements, or with "
+            "positions=True and cu_seqlens=True"
         )
     return value

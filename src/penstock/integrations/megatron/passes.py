@@ -1,4 +1,6 @@
-"""What a forward step of Megatron needs besides the arrays: the packed form's parameters, and the loss of a step."""
+"""What a forward step of Megatron needs besides the arrays: the packed form's parameters, and the
+loss of a step.
+"""
 
 from typing import Any
 
@@ -18,7 +20,9 @@ def packed_seq_params(batch: dict[str, object]) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError("megatron-core") from error
 
-    lengths, places, longest = (batch[name] for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen"))
+    lengths, places, longest = (
+        batch[name] for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
+    )
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=lengths,
@@ -33,11 +37,13 @@ def packed_seq_params(batch: dict[str, object]) -> Any:
 def step_loss(
     config: object, batch: dict[str, Any], output: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss function of Megatron's forward step: `partial(ps.megatron.step_loss, model.config, batch)`.
+    """The loss function of Megatron's forward step: `partial(ps.megatron.step_loss, model.config,
+    batch)`.
 
-    The gradients of the step become those of its weighted cross-entropies, divided by the weights of all targets of
-    the whole step, however many microbatches and ranks there are. Megatron divides by the microbatches and averages
-    over data-parallel ranks, so the loss is multiplied by both.
+    The gradients of the step become those of its weighted cross-entropies, divided by the weights
+    of all targets of the whole step, however many microbatches and ranks there are. Megatron
+    divides by the microbatches and averages over data-parallel ranks, so the loss is multiplied by
+    both.
 
     Args:
         config: The model's `TransformerConfig`.
@@ -45,16 +51,18 @@ def step_loss(
         output: [1, S] cross-entropy of each slot, as a GPTModel gives with labels.
 
     Returns:
-        The loss to differentiate; and for the log this microbatch's part of the step's loss ("lm loss"): parts of all
-        microbatches and data-parallel ranks add up to it.
+        The loss to differentiate; and for the log this microbatch's part of the step's loss ("lm
+        loss"): parts of all microbatches and data-parallel ranks add up to it.
 
     Raises:
-        ConfigError: `calculate_per_token_loss`, with which Megatron divides gradients by a number of its own.
+        ConfigError: `calculate_per_token_loss`, with which Megatron divides gradients by a number
+            of its own.
     """
     if getattr(config, "calculate_per_token_loss", False):
         raise ConfigError(
-            "calculate_per_token_loss is on: Megatron would divide gradients by a number of tokens of its own, after "
-            "penstock has divided the loss by the weights of the step; turn it off"
+            "calculate_per_token_loss is on: Megatron would divide gradients by a number of "
+            "tokens of its own, after penstock has divided the loss by the weights of the "
+            "step; turn it off"
         )
     weights = batch["loss_mask"].reshape(-1)
     # A product with 0 would keep infinite losses of slots without a target.

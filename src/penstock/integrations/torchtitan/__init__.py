@@ -5,7 +5,7 @@ config.dataloader = ps.torchtitan.DataLoader.Config(mixture={"data/web": 0.7, "d
 ```
 
 It needs `pip install 'penstock[train]' torchtitan`.
-"""
+"""  # noqa: E501
 
 from typing import TYPE_CHECKING
 

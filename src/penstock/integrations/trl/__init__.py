@@ -5,9 +5,9 @@ trainer = ps.trl.SFTTrainer(model, SFTConfig("run", max_steps=1000), loader=load
 trainer.train(resume_from_checkpoint=True)
 ```
 
-Batches, resuming and evaluation are penstock's; the loss, metrics, PEFT and everything else are TRL's. It needs
-`pip install 'penstock[huggingface]' trl`.
-"""
+Batches, resuming and evaluation are penstock's; the loss, metrics, PEFT and everything else are
+TRL's. It needs `pip install 'penstock[huggingface]' trl`.
+"""  # noqa: E501
 
 from typing import TYPE_CHECKING
 

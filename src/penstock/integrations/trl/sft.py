@@ -1,12 +1,14 @@
-"""TRL's SFTTrainer fed by a loader: rows go to TRL's own collator and loss; state and checkpoints are penstock's.
+"""TRL's SFTTrainer fed by a loader: rows go to TRL's own collator and loss; state and checkpoints
+are penstock's.
 
-What keeps documents apart in TRL is set here: `padding_free`, no packing, no `max_length`, no preparation of the
-dataset, and `seq_lengths` of each row, from which TRL's collator makes positions and borders. TRL sums
-log-probabilities over the tokens of all microbatches and ranks and divides once, which with weights of 0 and 1 is the
-loss of the whole step.
+What keeps documents apart in TRL is set here: `padding_free`, no packing, no `max_length`, no
+preparation of the dataset, and `seq_lengths` of each row, from which TRL's collator makes positions
+and borders. TRL sums log-probabilities over the tokens of all microbatches and ranks and divides
+once, which with weights of 0 and 1 is the loss of the whole step.
 
-TRL's collator drops the label of the first token of each document. That is no target, unless a document was cut: so
-cuts are refused, and so is everything else that labels do not express (`penstock.integrations.plain_targets`).
+TRL's collator drops the label of the first token of each document. That is no target, unless a
+document was cut: so cuts are refused, and so is everything else that labels do not express
+(`penstock.integrations.plain_targets`).
 """
 
 import copy
@@ -36,7 +38,8 @@ _MASKS = ("assistant_only_loss", "completion_only_loss")
 
 
 class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
-    """A `trl.SFTTrainer` with `loader=` instead of `train_dataset=`; see also `penstock.huggingface.Trainer`.
+    """A `trl.SFTTrainer` with `loader=` instead of `train_dataset=`; see also
+    `penstock.huggingface.Trainer`.
 
     ```python
     loader = ps.Loader(ps.Source("data/chats", too_long="drop"), sequence_length=4096, rows_per_step=64)
@@ -44,8 +47,9 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
     trainer.train(resume_from_checkpoint=True)
     ```
 
-    A checkpoint holds the loader's state after its own step. Batch size, gradient accumulation, lengths and padding
-    follow from the loader. A model with experts gets TRL's balance loss, which is a mean over microbatches.
+    A checkpoint holds the loader's state after its own step. Batch size, gradient accumulation,
+    lengths and padding follow from the loader. A model with experts gets TRL's balance loss, which
+    is a mean over microbatches.
 
     Args:
         model: A causal language model, or what TRL loads one from.
@@ -57,10 +61,11 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
         **kwargs: As for `trl.SFTTrainer`: `processing_class`, `peft_config`, `callbacks`, …
 
     Raises:
-        ConfigError: Settings contradict each other, or TRL's labels do not express the data; the message says which.
+        ConfigError: Settings contradict each other, or TRL's labels do not express the data; the
+            message says which.
         DistributedError: The loader's rank or number of ranks is not that of this process.
         IsolationError: The model lets documents of one row see each other.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -81,7 +86,11 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
         self._take(known, args, kwargs, (loader, eval_loader), rows_per_microbatch, trl.SFTTrainer)
         _TARGETS.check(self.loader)
         require_fields("SFTTrainer", {"loader": self.loader}, "cu_seqlens")
-        args.padding_free, args.max_length, args.dataset_kwargs = True, None, {"skip_prepare_dataset": True}
+        args.padding_free, args.max_length, args.dataset_kwargs = (
+            True,
+            None,
+            {"skip_prepare_dataset": True},
+        )
         placeholder = Dataset.from_list([_example(None)])
         evaluation = kwargs.pop("eval_dataset")
         # Loaders are no datasets: TRL would look for their columns.
@@ -91,7 +100,9 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
         self._check_model(eval_loader, check_isolation)
 
     def get_train_dataloader(self) -> Any:
-        """Microbatches of the loader from its current place, made by TRL's collator; nothing is left to shard."""
+        """Microbatches of the loader from its current place, made by TRL's collator; nothing is
+        left to shard.
+        """
         return _Batches(self)
 
     def microbatches(self) -> Iterator[dict[str, Any]]:
@@ -99,7 +110,9 @@ class SFTTrainer(LoaderTraining, trl.SFTTrainer):  # type: ignore[misc]
         size = self.args.per_device_train_batch_size
         for step in self._steps():
             rows = list(step)
-            rows += [empty_row(rows[0])] * (size * self.args.gradient_accumulation_steps - len(rows))
+            rows += [empty_row(rows[0])] * (
+                size * self.args.gradient_accumulation_steps - len(rows)
+            )
             for begin in range(0, len(rows), size):
                 some = rows[begin : begin + size]
                 refuse_unknown_ids(some, self._known_ids)
@@ -117,7 +130,8 @@ class _Batches:
 
 
 def _example(row: ModelInput | None) -> dict[str, Any]:
-    """What TRL's collator reads of a row: its tokens without padding, labels (not shifted), lengths of documents.
+    """What TRL's collator reads of a row: its tokens without padding, labels (not shifted), lengths
+    of documents.
 
     A row without tokens, or None, becomes one token without a target.
 
@@ -132,8 +146,9 @@ def _example(row: ModelInput | None) -> dict[str, Any]:
     ends = np.unique(np.minimum(borders[1:], size))
     if (targets[ends - 1] != IGNORE).any():
         raise ConfigError(
-            "trl.SFTTrainer: a document of the row was cut, and TRL would drop the target at the cut; set "
-            "Source(too_long='drop'), 'truncate' or 'keep_end', and no packing that cuts"
+            "trl.SFTTrainer: a document of the row was cut, and TRL would drop the target at "
+            "the cut; set Source(too_long='drop'), 'truncate' or 'keep_end', and no packing "
+            "that cuts"
         )
     labels = np.full(size, IGNORE, np.int64)
     labels[1:] = targets[: size - 1]
@@ -148,11 +163,12 @@ def _refuse_masks(args: Any) -> None:
     for name in _MASKS:
         if getattr(args, name, None):
             raise ConfigError(
-                f"SFTTrainer: {name}=True does not go with a loader: what is trained was decided when the data were "
-                "prepared (penstock.prepare, chat settings); leave it out"
+                f"SFTTrainer: {name}=True does not go with a loader: what is trained was "
+                "decided when the data were prepared (penstock.prepare, chat settings); "
+                "leave it out"
             )
     if not args.average_tokens_across_devices:
         raise ConfigError(
-            "SFTTrainer: average_tokens_across_devices=False would divide each rank's loss by its own tokens, so that "
-            "the loss depended on the ranks; leave it out"
+            "SFTTrainer: average_tokens_across_devices=False would divide each rank's loss by "
+            "its own tokens, so that the loss depended on the ranks; leave it out"
         )

@@ -1,8 +1,10 @@
-"""Distillation from one or several teachers, each with its own tokenizer. Losses and teachers need the extra `train`.
+"""Distillation from one or several teachers, each with its own tokenizer. Losses and teachers need
+the extra `train`.
 
-Text is the common coordinate. `ps.tokenizers.align` divides two tokenizations of a text into chunks of equal bytes,
-`TeacherRows` makes the teachers' rows and chunks in the loader's threads, and `distillation_loss` compares student and
-teacher chunk by chunk. Settings and rows need no torch; everything else is imported on first use.
+Text is the common coordinate. `ps.tokenizers.align` divides two tokenizations of a text into chunks
+of equal bytes, `TeacherRows` makes the teachers' rows and chunks in the loader's threads, and
+`distillation_loss` compares student and teacher chunk by chunk. Settings and rows need no torch;
+everything else is imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,12 +1,15 @@
-"""Chunks of two rows as tensors, cut into blocks, and a sum over blocks that never holds the logits of a whole row.
+"""Chunks of two rows as tensors, cut into blocks, and a sum over blocks that never holds the logits
+of a whole row.
 
-`Pairing` holds the chunks of a student's and a teacher's row. `chunk_blocks` cuts them into blocks; a chunk is never
-cut, so each block's sum is exact by itself. It costs a few passes over the bounds on the CPU.
+`Pairing` holds the chunks of a student's and a teacher's row. `chunk_blocks` cuts them into blocks;
+a chunk is never cut, so each block's sum is exact by itself. It costs a few passes over the bounds
+on the CPU.
 
-`sum_over_blocks` maps the hidden states of each block to a scalar and computes its gradient while the block's logits
-still exist. Only the gradients of hidden states and parameters are kept; the backward pass scales them.
-`training.chunked_cross_entropy` does this for one loss; this function does it for any. The idea is that of fused linear
-cross entropy (Liger Kernel, Hsu et al. 2024, arXiv:2410.10989). There is no second derivative; asking for one raises.
+`sum_over_blocks` maps the hidden states of each block to a scalar and computes its gradient while
+the block's logits still exist. Only the gradients of hidden states and parameters are kept; the
+backward pass scales them. `training.chunked_cross_entropy` does this for one loss; this function
+does it for any. The idea is that of fused linear cross entropy (Liger Kernel, Hsu et al. 2024,
+arXiv:2410.10989). There is no second derivative; asking for one raises.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +32,9 @@ class Pairing:
     """C chunks of two rows, on the student's device."""
 
     student_bounds: Tensor
-    """int64 [C, 2] half-open ranges of slots, ascending and disjoint; the predictors of [b, e) are b − 1 … e − 2."""
+    """int64 [C, 2] half-open ranges of slots, ascending and disjoint; the predictors of [b, e) are
+    b − 1 … e − 2.
+    """
     teacher_bounds: Tensor
     """int64 [C, 2], the same in the teacher's row."""
     weights: Tensor
@@ -39,11 +44,17 @@ class Pairing:
         return len(self.weights)
 
     @classmethod
-    def of(cls, row: TeacherRow, device: torch.device | str = "cpu", weights: Tensor | None = None) -> Self:
+    def of(
+        cls, row: TeacherRow, device: torch.device | str = "cpu", weights: Tensor | None = None
+    ) -> Self:
         """The chunks of `row`, or the same chunks with other `weights`, float [C]."""
         return cls(
-            student_bounds=torch.from_numpy(row.student_bounds).to(device, torch.int64).reshape(-1, 2),
-            teacher_bounds=torch.from_numpy(row.teacher_bounds).to(device, torch.int64).reshape(-1, 2),
+            student_bounds=torch.from_numpy(row.student_bounds)
+            .to(device, torch.int64)
+            .reshape(-1, 2),
+            teacher_bounds=torch.from_numpy(row.teacher_bounds)
+            .to(device, torch.int64)
+            .reshape(-1, 2),
             weights=(torch.from_numpy(row.weights) if weights is None else weights).to(device),
         )
 
@@ -53,7 +64,11 @@ BlockSum = Callable[[Tensor, int], Tensor]
 
 
 def sum_over_blocks(
-    block_sum: BlockSum, hidden: Tensor, slots: Sequence[Tensor], parameters: Sequence[Tensor], scale: float
+    block_sum: BlockSum,
+    hidden: Tensor,
+    slots: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """`scale` × Σ over blocks of `block_sum(hidden[slots[b]], b)`.
 
@@ -65,8 +80,8 @@ def sum_over_blocks(
         scale: Factor of the sum.
 
     Returns:
-        The scaled sum with gradient, which is zero if there are no blocks; and the plain sum, float64, without
-        gradient.
+        The scaled sum with gradient, which is zero if there are no blocks; and the plain sum,
+        float64, without gradient.
     """
     wanted = [p for p in parameters if p.requires_grad]
     if not torch.is_grad_enabled() or not (hidden.requires_grad or wanted):
@@ -81,17 +96,26 @@ def sum_over_blocks(
 class _SumOverBlocks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, block_sum: BlockSum, hidden: Tensor, slots: Sequence[Tensor], scale: float, *parameters: Tensor
+        ctx: Any,
+        block_sum: BlockSum,
+        hidden: Tensor,
+        slots: Sequence[Tensor],
+        scale: float,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         of_hidden = torch.zeros_like(hidden) if hidden.requires_grad else None
         of_parameters = [torch.zeros_like(p, dtype=accumulator(p.dtype)) for p in parameters]
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for number, places in enumerate(slots):
             with torch.enable_grad():
-                states = hidden.detach().index_select(0, places).requires_grad_(of_hidden is not None)
+                states = (
+                    hidden.detach().index_select(0, places).requires_grad_(of_hidden is not None)
+                )
                 value = block_sum(states, number)
             inputs = [*parameters] if of_hidden is None else [states, *parameters]
-            found = list(torch.autograd.grad(value, inputs, torch.full_like(value, scale), allow_unused=True))
+            found = list(
+                torch.autograd.grad(value, inputs, torch.full_like(value, scale), allow_unused=True)
+            )
             if of_hidden is not None:
                 new = found.pop(0)
                 if new is not None:
@@ -110,7 +134,9 @@ class _SumOverBlocks(torch.autograd.Function):
     def backward(ctx: Any, incoming: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_parameters = ctx.gradients
         hidden = None if of_hidden is None else of_hidden * incoming
-        others = [(g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)]
+        others = [
+            (g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)
+        ]
         return None, hidden, None, None, *others
 
 
@@ -130,16 +156,22 @@ class Side:
         """Mean over each chunk's predictors: [P, …] to [C, …]."""
         if len(self.slots) == len(self.lengths):
             return values
-        sums = values.new_zeros(len(self.lengths), *values.shape[1:]).index_add(0, self.chunks, values)
+        sums = values.new_zeros(len(self.lengths), *values.shape[1:]).index_add(
+            0, self.chunks, values
+        )
         return sums / self.lengths.to(values.dtype)[:, None]
 
     def log_mean(self, logs: Tensor) -> Tensor:
-        """Logarithm of the mean of exp(`logs`) over each chunk's predictors: [P, V] to [C, V], without underflow."""
+        """Logarithm of the mean of exp(`logs`) over each chunk's predictors: [P, V] to [C, V],
+        without underflow.
+        """
         if len(self.slots) == len(self.lengths):
             return logs
         index = self.chunks[:, None].expand_as(logs)
         largest = logs.new_full((len(self.lengths), logs.shape[1]), -torch.inf)
-        largest = largest.scatter_reduce(0, index, logs, "amax").clamp_min(torch.finfo(logs.dtype).min)
+        largest = largest.scatter_reduce(0, index, logs, "amax").clamp_min(
+            torch.finfo(logs.dtype).min
+        )
         return self.mean((logs - largest[self.chunks]).exp()).log() + largest
 
     def sum(self, values: Tensor) -> Tensor:
@@ -166,7 +198,8 @@ class ChunkBlock:
 def chunk_blocks(
     pairing: Pairing, most: int, device: torch.device, *, first: bool = False, ends: bool = False
 ) -> list[ChunkBlock]:
-    """Cut chunks into blocks of at least one chunk and, beyond that, at most `most` predictors on either side.
+    """Cut chunks into blocks of at least one chunk and, beyond that, at most `most` predictors on
+    either side.
 
     Args:
         pairing: The chunks.
@@ -178,10 +211,15 @@ def chunk_blocks(
     Raises:
         ConfigError: A chunk begins at slot 0.
     """
-    student, teacher, weights = pairing.student_bounds.cpu(), pairing.teacher_bounds.cpu(), pairing.weights.cpu()
+    student, teacher, weights = (
+        pairing.student_bounds.cpu(),
+        pairing.teacher_bounds.cpu(),
+        pairing.weights.cpu(),
+    )
     if len(pairing) and min(int(student.min()), int(teacher.min())) < 1:
         raise ConfigError(
-            "a chunk begins at slot 0, but no slot predicts the first token; leave the chunk out, as TeacherRows does"
+            "a chunk begins at slot 0, but no slot predicts the first token; leave the chunk "
+            "out, as TeacherRows does"
         )
     if first:
         student = torch.stack((student[:, 0], student[:, 0] + 1), 1)
@@ -226,9 +264,9 @@ def _side(bounds: Tensor, device: torch.device) -> Side:
 def no_loss(logits_of: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     """0, a scalar with the hidden states [n, width] and the head in its graph; n may be 0.
 
-    A rank without targets must give every weight that the others train a gradient, if only zeros: FSDP2 reduces the
-    parameters that have one, so without the head's its collective would not have the size of the other ranks'
-    (pytorch issue 174862).
+    A rank without targets must give every weight that the others train a gradient, if only zeros:
+    FSDP2 reduces the parameters that have one, so without the head's its collective would not have
+    the size of the other ranks' (pytorch issue 174862).
     """
     logits = logits_of(hidden.new_zeros(1, hidden.shape[-1]))
     return hidden.sum() * 0.0 + logits.sum().to(hidden.dtype) * 0.0

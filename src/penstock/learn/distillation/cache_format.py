@@ -1,18 +1,21 @@
-"""How a teacher's outputs are stored on disk: a folder that training reads instead of running the teacher.
+"""How a teacher's outputs are stored on disk: a folder that training reads instead of running the
+teacher.
 
     CACHE/cache.json            manifest: settings, sizes and checksums; written last
     CACHE/index.u64             [COLUMNS, pieces] uint64, ordered by source, document, first token
     CACHE/part-00000.bin, …     pieces end to end, in the order in which they were written
     CACHE/tokenizer/            the teacher's
 
-A *piece* is a document, or a part of one, as a loader packs it, so it does not matter how documents were packed into
-rows. A piece of n teacher tokens, with the k most likely next tokens kept for each, is stored as n float32 numbers
-each of `token_log_probs`, `boundary_log_probs`, `entropy` and `kept` (log of the total probability of the k tokens, the
-normaliser); then [n, k] log-probabilities and [n, k] ids, the wider dtype first.
+A *piece* is a document, or a part of one, as a loader packs it, so it does not matter how documents
+were packed into rows. A piece of n teacher tokens, with the k most likely next tokens kept for
+each, is stored as n float32 numbers each of `token_log_probs`, `boundary_log_probs`, `entropy` and
+`kept` (log of the total probability of the k tokens, the normaliser); then [n, k] log-probabilities
+and [n, k] ids, the wider dtype first.
 
-float16 log-probabilities have a relative error of up to 2⁻¹¹ (0.005 at a probability of e⁻¹⁰). On reading, each line is
-shifted so that its total is `kept` again; so the probability of all other tokens is exact to float32's rounding. All
-other arrays, and float32 log-probabilities, are read back bit for bit as a float32 teacher returned them.
+float16 log-probabilities have a relative error of up to 2⁻¹¹ (0.005 at a probability of e⁻¹⁰). On
+reading, each line is shifted so that its total is `kept` again; so the probability of all other
+tokens is exact to float32's rounding. All other arrays, and float32 log-probabilities, are read
+back bit for bit as a float32 teacher returned them.
 """
 
 import hashlib
@@ -36,8 +39,10 @@ MANIFEST, INDEX, SETTINGS = "cache.json", "index.u64", "settings.json"
 TOKENIZER = "tokenizer"
 _CURE = "copy it again, or make the cache again"
 SOURCE, DOCUMENT, BEGIN, TOKENS, SLOTS, PART, OFFSET, DATA_SUM, IDS_SUM = range(9)
-"""Columns of the index: dataset number, document, first token and number of tokens of the student; number of tokens of
-the teacher; part and first byte in it; checksums of the piece's bytes and of the teacher's tokens as int32."""
+"""Columns of the index: dataset number, document, first token and number of tokens of the student;
+number of tokens of the teacher; part and first byte in it; checksums of the piece's bytes and of
+the teacher's tokens as int32.
+"""
 COLUMNS = 9
 LINES = ("token_log_probs", "boundary_log_probs", "entropy", "kept")
 """Arrays of one float32 a token."""
@@ -80,7 +85,9 @@ class CacheSettings:
     def record(self) -> np.dtype[Any]:
         """The dtypes of ids and log-probabilities, by name."""
         ids = "<u2" if self.vocab_size <= 1 << 16 else "<u4"
-        return np.dtype([("ids", ids), ("log_probs", "<f2" if self.precision == "float16" else "<f4")])
+        return np.dtype(
+            [("ids", ids), ("log_probs", "<f2" if self.precision == "float16" else "<f4")]
+        )
 
     @property
     def bytes_of_slot(self) -> int:
@@ -92,7 +99,9 @@ class CacheSettings:
         return -(-slots * self.bytes_of_slot // 8) * 8
 
     def views(self, data: Array, slots: int) -> dict[str, Array]:
-        """Views of a piece's bytes, uint8 [bytes_of(slots)], as its arrays: `LINES`, `log_probs` and `ids`."""
+        """Views of a piece's bytes, uint8 [bytes_of(slots)], as its arrays: `LINES`, `log_probs`
+        and `ids`.
+        """
         begin = 4 * slots * len(LINES)
         lines = data[:begin].view("<f4").reshape(len(LINES), slots)
         found = dict(zip(LINES, lines, strict=True))
@@ -111,21 +120,27 @@ class CacheSettings:
         """
         if wanted.temperature != self.temperature:
             raise ConfigError(
-                f"{folder}: the cache was made at temperature {self.temperature:g}, the loss expects "
-                f"{wanted.temperature:g}; make the cache again at that temperature"
+                f"{folder}: the cache was made at temperature {self.temperature:g}, the loss "
+                f"expects {wanted.temperature:g}; make the cache again at that temperature"
             )
         if wanted.top_k is None or min(wanted.top_k, self.vocab_size) > self.top_k:
-            expected = "all tokens" if wanted.top_k is None else f"the {wanted.top_k} likeliest tokens"
+            expected = (
+                "all tokens" if wanted.top_k is None else f"the {wanted.top_k} likeliest tokens"
+            )
             raise ConfigError(
-                f"{folder}: holds the {self.top_k} likeliest tokens of each distribution, the loss expects {expected}; "
-                f"set loss.top_k to {self.top_k} or less (losses kl and p_kl), use loss alm, or make the cache again "
-                "with more"
+                f"{folder}: holds the {self.top_k} likeliest tokens of each distribution, the "
+                f"loss expects {expected}; set loss.top_k to {self.top_k} or less (losses kl "
+                "and p_kl), use loss alm, or make the cache again with more"
             )
 
     def differences(self, other: "CacheSettings") -> list[str]:
         """The settings that differ, in words."""
         ours, theirs = asdict(self), asdict(other)
-        return [f"{name}: {theirs[name]!r}, now {ours[name]!r}" for name in ours if ours[name] != theirs[name]]
+        return [
+            f"{name}: {theirs[name]!r}, now {ours[name]!r}"
+            for name in ours
+            if ours[name] != theirs[name]
+        ]
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -147,9 +162,14 @@ class CacheSettings:
         if not 1 <= self.vocab_size <= 2**32 or not 1 <= self.top_k <= self.vocab_size:
             raise ValueError(f"settings.top_k is {self.top_k} of a vocabulary of {self.vocab_size}")
         if self.temperature <= 0 or self.sequence_length < 1:
-            raise ValueError(f"settings.temperature is {self.temperature}, sequence_length {self.sequence_length}")
+            raise ValueError(
+                f"settings.temperature is {self.temperature}, sequence_length "
+                f"{self.sequence_length}"
+            )
         if len(self.sources) != len(self.names):
-            raise ValueError(f"settings has {len(self.sources)} sources and {len(self.names)} names")
+            raise ValueError(
+                f"settings has {len(self.sources)} sources and {len(self.names)} names"
+            )
 
 
 @final
@@ -182,7 +202,9 @@ class CacheManifest:
         if not path.is_file():
             what = "not a teacher's cache; give a folder that `penstock distill cache` wrote"
             if (folder / SETTINGS).is_file():
-                what = "an unfinished cache; run the same `penstock distill cache` again to continue"
+                what = (
+                    "an unfinished cache; run the same `penstock distill cache` again to continue"
+                )
             raise FormatError(f"{folder}: {what}")
         value = read_json(path, _CURE)
         try:
@@ -201,16 +223,21 @@ class CacheManifest:
         del value["format"], value["version"]
         found = record_of(cls, value)
         found.settings.check_ranges()
-        if min(found.pieces, found.tokens, *found.part_bytes) < 0 or any(size % 8 for size in found.part_bytes):
-            raise ValueError(f"{found.pieces} pieces of {found.tokens} tokens in parts of {found.part_bytes} bytes")
+        if min(found.pieces, found.tokens, *found.part_bytes) < 0 or any(
+            size % 8 for size in found.part_bytes
+        ):
+            raise ValueError(
+                f"{found.pieces} pieces of {found.tokens} tokens in parts of "
+                f"{found.part_bytes} bytes"
+            )
         return found
 
 
 def open_index(folder: Path, manifest: CacheManifest) -> Array:
     """The index of a finished cache, uint64 [COLUMNS, pieces], after a check of every part's size.
 
-    Every piece is checked to lie inside its part, so reading never exceeds the files and allocates no more than they
-    hold.
+    Every piece is checked to lie inside its part, so reading never exceeds the files and allocates
+    no more than they hold.
 
     Raises:
         CorruptionError: A file is missing or damaged.
@@ -222,12 +249,16 @@ def open_index(folder: Path, manifest: CacheManifest) -> Array:
     if checksum(index) != manifest.index_checksum:
         raise CorruptionError(f"{path}: differs from its checksum; {_CURE}")
     parts = index[PART] < len(manifest.part_bytes)
-    sizes = np.array([*manifest.part_bytes, 0], np.uint64)[np.where(parts, index[PART], len(manifest.part_bytes))]
+    sizes = np.array([*manifest.part_bytes, 0], np.uint64)[
+        np.where(parts, index[PART], len(manifest.part_bytes))
+    ]
     offsets = np.minimum(index[OFFSET], sizes)
     inside = parts & (offsets == index[OFFSET]) & (offsets % np.uint64(8) == 0)
     inside &= index[SLOTS] <= (sizes - offsets) // np.uint64(manifest.settings.bytes_of_slot)
     if not inside.all():
-        raise CorruptionError(f"{path}: piece {int(np.argmin(inside))} does not lie inside its part; {_CURE}")
+        raise CorruptionError(
+            f"{path}: piece {int(np.argmin(inside))} does not lie inside its part; {_CURE}"
+        )
     return index
 
 

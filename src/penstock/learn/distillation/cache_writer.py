@@ -1,9 +1,9 @@
 """Writes a teacher's outputs to disk, once for all runs that learn from it.
 
-Guarantees: a folder without `cache.json` is not a cache. A part is renamed into place when it is complete, together
-with the loader's place after it, so a killed run continues after the last part. A folder that was begun with other
-settings is refused. Costs: the teacher's pass over the data, 16 bytes a token of the teacher and 4 to 8 bytes for each
-kept token.
+Guarantees: a folder without `cache.json` is not a cache. A part is renamed into place when it is
+complete, together with the loader's place after it, so a killed run continues after the last part.
+A folder that was begun with other settings is refused. Costs: the teacher's pass over the data, 16
+bytes a token of the teacher and 4 to 8 bytes for each kept token.
 """
 
 import json
@@ -20,7 +20,14 @@ from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, OutputError
 from penstock.core.folders import local_path
 from penstock.core.terminal import Progress
-from penstock.data.stores.files import checksum, output_errors, read_json, sync, write_file, write_json
+from penstock.data.stores.files import (
+    checksum,
+    output_errors,
+    read_json,
+    sync,
+    write_file,
+    write_json,
+)
 from penstock.learn.distillation import cache_format as layout
 from penstock.learn.distillation.cache_format import CacheManifest, CacheSettings, Precision
 from penstock.learn.distillation.outputs import TeacherOutputs, Wanted
@@ -53,23 +60,27 @@ def write_cache(
     """Run a teacher once over all documents of a loader, and write its outputs.
 
     Args:
-        loader: Reads each source once (`max_epochs=1`), in one process, with `TeacherRows` as its companion.
+        loader: Reads each source once (`max_epochs=1`), in one process, with `TeacherRows` as its
+            companion.
         teacher: Opened with the same `wanted`.
         output: New, or begun with the same settings.
         tokenizer: The teacher's.
         wanted: What to keep; needs a `top_k` and `boundary`.
         number: Index of the teacher in the companion.
         name: Name of the teacher, for people; a cache begun under another name is refused.
-        weights: Fingerprint of the teacher's model, such as `Run.fingerprint`; a cache begun with another is refused.
+        weights: Fingerprint of the teacher's model, such as `Run.fingerprint`; a cache begun with
+            another is refused.
         precision: Dtype of the stored top-k log-probabilities.
-        max_tokens: Maximum tokens per document that the companion lets the teacher read. Training with the cache needs
-            the same value.
+        max_tokens: Maximum tokens per document that the companion lets the teacher read. Training
+            with the cache needs the same value.
         part_bytes: A part ends at the first step with at least this many bytes.
         progress: Show a progress bar.
 
     Raises:
-        ConfigError: The loader does not read whole sources once, or `wanted` has no `top_k` or no `boundary`.
-        OutputError: The folder holds something else or a cache with other settings, or cannot be written.
+        ConfigError: The loader does not read whole sources once, or `wanted` has no `top_k` or no
+            `boundary`.
+        OutputError: The folder holds something else or a cache with other settings, or cannot be
+            written.
         CorruptionError: The folder holds a finished cache with a missing or damaged file.
     """
     output = local_path(output, "a teacher's cache")
@@ -87,7 +98,9 @@ def write_cache(
             loader.load_state_dict(done[-1]["state"])
         total = loader.rows_before(loader.count_steps()) - loader.rows_before(loader.step)
         rates = {"tokens": "tok/s"}
-        with Progress("asking the teacher", total=total, unit=" rows", enabled=progress, rates=rates) as bar:
+        with Progress(
+            "asking the teacher", total=total, unit=" rows", enabled=progress, rates=rates
+        ) as bar:
             done += _parts(loader, teacher, number, output, settings, len(done), part_bytes, bar)
         return _finish(output, settings, done)
 
@@ -110,7 +123,9 @@ def _settings(
         )
     for source in loader.mixture.sources:
         if source.max_epochs != 1:
-            raise ConfigError(f"source {source.name!r}: a cache reads each document once; set max_epochs=1")
+            raise ConfigError(
+                f"source {source.name!r}: a cache reads each document once; set max_epochs=1"
+            )
     return CacheSettings(
         teacher=name,
         weights=weights,
@@ -132,8 +147,12 @@ def _begin(folder: Path, settings: CacheSettings, tokenizer: Tokenizer) -> None:
     if known.is_file():
         _require_same(folder, settings, _begun_with(known))
         return
-    if folder.exists() and any(path.name != f"{layout.SETTINGS}.partial" for path in folder.iterdir()):
-        raise OutputError(f"{folder}: the folder is not empty and holds no cache; choose another folder")
+    if folder.exists() and any(
+        path.name != f"{layout.SETTINGS}.partial" for path in folder.iterdir()
+    ):
+        raise OutputError(
+            f"{folder}: the folder is not empty and holds no cache; choose another folder"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(known, asdict(settings))
     tokenizer.save(folder / layout.TOKENIZER)
@@ -150,7 +169,8 @@ def _require_same(folder: Path, settings: CacheSettings, found: CacheSettings) -
     differences = settings.differences(found)
     if differences:
         raise OutputError(
-            f"{folder}: holds a cache with other settings ({'; '.join(differences)}); choose another folder"
+            f"{folder}: holds a cache with other settings ({'; '.join(differences)}); choose "
+            "another folder"
         )
 
 
@@ -204,7 +224,11 @@ class _Part:
     """A part that is being written."""
 
     def __init__(self, folder: Path, number: int, settings: CacheSettings) -> None:
-        self._path, self._number, self._settings = folder / layout.part_name(number), number, settings
+        self._path, self._number, self._settings = (
+            folder / layout.part_name(number),
+            number,
+            settings,
+        )
         self._partial = self._path.with_name(f"{self._path.name}.partial")
         self._file: BinaryIO = open(self._partial, "wb")  # noqa: SIM115  (closed by `stop`)
         self._lines: list[tuple[int, ...]] = []
@@ -218,23 +242,35 @@ class _Part:
         bounds = document_bounds(row)
         for (source, *piece), (begin, end) in zip(row.pieces.tolist(), bounds, strict=True):
             data = np.zeros(self._settings.bytes_of(end - begin), np.uint8)
-            _fill(self._settings.views(data, end - begin), {name: array[begin:end] for name, array in arrays.items()})
+            _fill(
+                self._settings.views(data, end - begin),
+                {name: array[begin:end] for name, array in arrays.items()},
+            )
             ids = ids_checksum(row, begin, end)
             place = self._number, self.size
-            self._lines.append((self._numbers[source], *piece, end - begin, *place, checksum(data), ids))
+            self._lines.append(
+                (self._numbers[source], *piece, end - begin, *place, checksum(data), ids)
+            )
             self._file.write(data.data)
             self.size += len(data)
         return int(row.input.num_tokens)
 
     def close(self, state: dict[str, object]) -> dict[str, Any]:
-        """Move the part into place, together with the loader's place after it; returns the part's record."""
+        """Move the part into place, together with the loader's place after it; returns the part's
+        record.
+        """
         self._file.flush()
         os.fsync(self._file.fileno())
         self.stop()
         os.replace(self._partial, self._path)
         index = np.array(self._lines, np.uint64).reshape(-1, layout.COLUMNS)
         write_file(self._path.with_name(f"{self._path.name}.index"), index)
-        record = {"bytes": self.size, "pieces": len(index), "index": checksum(index), "state": state}
+        record = {
+            "bytes": self.size,
+            "pieces": len(index),
+            "index": checksum(index),
+            "state": state,
+        }
         write_json(self._path.with_name(f"{self._path.name}.json"), record)
         return record
 
@@ -249,7 +285,8 @@ def _fill(views: dict[str, Array], outputs: dict[str, Array]) -> None:
     views["kept"][:] = np.minimum(kept, 0.0)
     for name in ("token_log_probs", "boundary_log_probs", "entropy"):
         views[name][:] = outputs[name]
-    # A masked token may be less likely than float16 can express; it becomes −∞, which adds nothing to the sum.
+    # A masked token may be less likely than float16 can express; it becomes −∞, which adds nothing
+    # to the sum.
     with np.errstate(over="ignore"):
         views["log_probs"][:] = outputs["top_log_probs"]
     views["ids"][:] = outputs["top_ids"]
@@ -259,10 +296,14 @@ def document_bounds(row: TeacherRow) -> list[tuple[int, int]]:
     """First slot of each document of a row, and the slot after its last."""
     read = row.input
     if read.positions is None:
-        raise ConfigError("the row has no positions, which a teacher needs; make it with TeacherRows")
+        raise ConfigError(
+            "the row has no positions, which a teacher needs; make it with TeacherRows"
+        )
     starts = np.flatnonzero(read.positions[: read.num_tokens] == 0).tolist()
     if len(starts) != len(row.pieces):
-        raise ConfigError('a cache needs documents that do not see each other; leave out attention="row"')
+        raise ConfigError(
+            'a cache needs documents that do not see each other; leave out attention="row"'
+        )
     return list(zip(starts, [*starts[1:], read.num_tokens], strict=True))
 
 
@@ -278,10 +319,14 @@ def _finish(folder: Path, settings: CacheSettings, parts: list[dict[str, Any]]) 
         path = folder / f"{layout.part_name(number)}.index"
         found = np.fromfile(path, np.uint64).reshape(-1, layout.COLUMNS)
         if checksum(found) != part["index"]:
-            raise CorruptionError(f"{path}: differs from its checksum; make the cache again in another folder")
+            raise CorruptionError(
+                f"{path}: differs from its checksum; make the cache again in another folder"
+            )
         lines.append(found)
     joined = np.concatenate(lines)
-    order = np.lexsort((joined[:, layout.BEGIN], joined[:, layout.DOCUMENT], joined[:, layout.SOURCE]))
+    order = np.lexsort(
+        (joined[:, layout.BEGIN], joined[:, layout.DOCUMENT], joined[:, layout.SOURCE])
+    )
     index = np.ascontiguousarray(joined[order].T)
     write_file(folder / layout.INDEX, index)
     manifest = CacheManifest(

@@ -1,8 +1,10 @@
-"""A teacher that is read from disk: training uses what `penstock distill cache` wrote, and needs no model.
+"""A teacher that is read from disk: training uses what `penstock distill cache` wrote, and needs no
+model.
 
-Guarantees: outputs are looked up by document and token range, so packing may differ. A piece that is missing, that the
-teacher read as other tokens, or that was damaged is an error that names it. Costs: a binary search a document, a copy
-from mapped files, and the checksums. Opening reads the index once, 72 bytes a document.
+Guarantees: outputs are looked up by document and token range, so packing may differ. A piece that
+is missing, that the teacher read as other tokens, or that was damaged is an error that names it.
+Costs: a binary search a document, a copy from mapped files, and the checksums. Opening reads the
+index once, 72 bytes a document.
 """
 
 from collections.abc import Sequence
@@ -39,7 +41,8 @@ class CachedTeacher:
     Raises:
         FormatError: The folder is not a finished cache.
         CorruptionError: A file is missing or damaged.
-        ConfigError: The cache has another tokenizer or temperature, or fewer tokens, or lacks a dataset.
+        ConfigError: The cache has another tokenizer or temperature, or fewer tokens, or lacks a
+            dataset.
     """
 
     def __init__(
@@ -54,10 +57,14 @@ class CachedTeacher:
         self._folder, self._wanted, self._device = Path(folder), wanted, torch.device(device)
         self.manifest = CacheManifest.load(self._folder)
         settings = self._settings = self.manifest.settings
-        if settings.tokenizer != tokenizer.fingerprint or settings.vocab_size != tokenizer.vocab_size:
+        if (
+            settings.tokenizer != tokenizer.fingerprint
+            or settings.vocab_size != tokenizer.vocab_size
+        ):
             raise ConfigError(
-                f"{folder}: the cache was made with tokenizer {settings.tokenizer[:8]}, the rows with "
-                f"{tokenizer.name} ({tokenizer.fingerprint[:8]}); use the tokenizer in the cache's folder"
+                f"{folder}: the cache was made with tokenizer {settings.tokenizer[:8]}, the "
+                f"rows with {tokenizer.name} ({tokenizer.fingerprint[:8]}); use the tokenizer "
+                "in the cache's folder"
             )
         settings.check(self._folder, wanted)
         self._numbers = [self._number_of(fingerprint) for fingerprint in sources]
@@ -96,7 +103,9 @@ class CachedTeacher:
             top_ids=torch.from_numpy(ids),
             top_log_probs=torch.from_numpy(log_probs),
             token_log_probs=torch.from_numpy(lines["token_log_probs"]),
-            boundary_log_probs=torch.from_numpy(lines["boundary_log_probs"]) if self._wanted.boundary else None,
+            boundary_log_probs=torch.from_numpy(lines["boundary_log_probs"])
+            if self._wanted.boundary
+            else None,
             entropy=torch.from_numpy(lines["entropy"]),
             temperature=self._wanted.temperature,
         )
@@ -108,18 +117,22 @@ class CachedTeacher:
     def _number_of(self, fingerprint: str) -> int:
         if fingerprint not in self._settings.sources:
             held = ", ".join(
-                f"{n} ({s[:8]})" for n, s in zip(self._settings.names, self._settings.sources, strict=True)
+                f"{n} ({s[:8]})"
+                for n, s in zip(self._settings.names, self._settings.sources, strict=True)
             )
             raise ConfigError(
-                f"{self._folder}: holds nothing of dataset {fingerprint[:8]}; it was made from {held}; make a cache of "
-                "the datasets that you train on"
+                f"{self._folder}: holds nothing of dataset {fingerprint[:8]}; it was made "
+                f"from {held}; make a cache of the datasets that you train on"
             )
         return self._settings.sources.index(fingerprint)
 
     @cached_property
     def _parts(self) -> list[Array]:
         """The parts, mapped."""
-        return [map_file(self._folder / layout.part_name(n)) for n in range(len(self.manifest.part_bytes))]
+        return [
+            map_file(self._folder / layout.part_name(n))
+            for n in range(len(self.manifest.part_bytes))
+        ]
 
     def _read(self, piece: list[int], expected_slots: int, ids_sum: int) -> dict[str, Array]:
         """The stored arrays of a piece [source, document, first token, tokens]."""
@@ -127,11 +140,13 @@ class CachedTeacher:
         source = self._numbers[source]
         place = self._find(source, document, begin, tokens)
         name = piece_name(self._settings.names, source, document, begin, tokens)
-        slots, part, offset, data_sum, stored_sum = (int(self._index[line, place]) for line in range(layout.SLOTS, 9))
+        slots, part, offset, data_sum, stored_sum = (
+            int(self._index[line, place]) for line in range(layout.SLOTS, 9)
+        )
         if stored_sum != ids_sum or slots != expected_slots:
             raise ConfigError(
-                f"{self._folder}: {name}: the teacher read other tokens when the cache was made; use the teacher's "
-                "bos, max_tokens and documents of that time"
+                f"{self._folder}: {name}: the teacher read other tokens when the cache was "
+                "made; use the teacher's bos, max_tokens and documents of that time"
             )
         data = self._parts[part][offset : offset + self._settings.bytes_of(slots)]
         stored = self._settings.views(data, slots)
@@ -142,23 +157,31 @@ class CachedTeacher:
             fault = f"has a token outside the vocabulary of {self._settings.vocab_size}"
         if fault is not None:
             raise CorruptionError(
-                f"{self._folder / layout.part_name(part)}: {name}, at byte {offset}, {fault}; copy the file again, or "
-                "make the cache again"
+                f"{self._folder / layout.part_name(part)}: {name}, at byte {offset}, {fault}; "
+                "copy the file again, or make the cache again"
             )
         return stored
 
     def _find(self, source: int, document: int, begin: int, tokens: int) -> int:
         """Place of a piece in the index."""
         low, high = 0, self.manifest.pieces
-        for column, value in ((layout.SOURCE, source), (layout.DOCUMENT, document), (layout.BEGIN, begin)):
+        for column, value in (
+            (layout.SOURCE, source),
+            (layout.DOCUMENT, document),
+            (layout.BEGIN, begin),
+        ):
             found = self._index[column, low:high]
-            low, high = (low + int(np.searchsorted(found, np.uint64(value), side)) for side in ("left", "right"))
+            low, high = (
+                low + int(np.searchsorted(found, np.uint64(value), side))
+                for side in ("left", "right")
+            )
         if low == high or int(self._index[layout.TOKENS, low]) != tokens:
             name = piece_name(self._settings.names, source, document, begin, tokens)
             raise ConfigError(
-                f"{self._folder}: holds nothing of {name}; it was made for rows of {self._settings.sequence_length} "
-                "tokens, with documents whole or cut at that length; train with the same sequence_length, "
-                "max_document_tokens, too_long, drop_untrained and slice, and not with packing concat"
+                f"{self._folder}: holds nothing of {name}; it was made for rows of "
+                f"{self._settings.sequence_length} tokens, with documents whole or cut at "
+                "that length; train with the same sequence_length, max_document_tokens, "
+                "too_long, drop_untrained and slice, and not with packing concat"
             )
         return low
 

@@ -1,13 +1,15 @@
-"""Companion documents: the same records, prepared again with a teacher's tokenizer and chat template.
+"""Companion documents: the same records, prepared again with a teacher's tokenizer and chat
+template.
 
-Documents are matched by file and line; if a record gave several documents, by their order. The table from the student's
-documents to the teacher's is made at set-up from the two origin columns: about 0.3 s for a million documents, 8 bytes a
-document. A record that is missing from the teacher's dataset is an error at set-up, before any step.
+Documents are matched by file and line; if a record gave several documents, by their order. The
+table from the student's documents to the teacher's is made at set-up from the two origin columns:
+about 0.3 s for a million documents, 8 bytes a document. A record that is missing from the teacher's
+dataset is an error at set-up, before any step.
 
-Two renderings of a conversation have no common text, because templates differ in everything around the turns. But both
-train the assistant's words and the tokens that end its turns, so the trained runs are the turns, and both sides have
-the same number of them. `align_chats` aligns each pair of turns by bytes, and their ends, whatever control tokens they
-are, by one explicit pair.
+Two renderings of a conversation have no common text, because templates differ in everything around
+the turns. But both train the assistant's words and the tokens that end its turns, so the trained
+runs are the turns, and both sides have the same number of them. `align_chats` aligns each pair of
+turns by bytes, and their ends, whatever control tokens they are, by one explicit pair.
 """
 
 from collections.abc import Collection
@@ -27,7 +29,9 @@ from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import CONTROL, Aligner, Alignment
 
 _METHODS = ("bytes", "normalised", "resync", "strings")
-"""Alignment methods, the strictest first. A conversation's method is the least strict of its turns' methods."""
+"""Alignment methods, the strictest first. A conversation's method is the least strict of its turns'
+methods.
+"""
 _PROBED_DOCUMENTS = 16
 """Number of conversations that are searched for control tokens."""
 
@@ -53,23 +57,28 @@ class CompanionDocuments:
         where = f"source {source!r}: companion documents {path}"
         if not knows_origins(student):
             raise ConfigError(
-                f"{where}: the source's own dataset does not record where its documents came from; use one that "
-                "`penstock prepare` wrote"
+                f"{where}: the source's own dataset does not record where its documents came "
+                "from; use one that `penstock prepare` wrote"
             )
         teacher = open_dataset(path)
         if not knows_origins(teacher) or teacher.tokenizer is None:
-            raise ConfigError(f"{where}: does not say where its documents came from; give what penstock prepare made")
+            raise ConfigError(
+                f"{where}: does not say where its documents came from; give what penstock "
+                "prepare made"
+            )
         if teacher.tokenizer.fingerprint != tokenizer.fingerprint:
             raise ConfigError(
-                f"{where}: prepared with tokenizer {teacher.tokenizer.name!r} ({teacher.tokenizer.fingerprint[:8]}), "
-                f"the teacher's is {tokenizer.name!r} ({tokenizer.fingerprint[:8]}); prepare them with the teacher's"
+                f"{where}: prepared with tokenizer {teacher.tokenizer.name!r} "
+                f"({teacher.tokenizer.fingerprint[:8]}), the teacher's is {tokenizer.name!r} "
+                f"({tokenizer.fingerprint[:8]}); prepare them with the teacher's"
             )
         matches = match_documents(student, teacher)
         if len(missing := np.flatnonzero(matches < 0)):
             first = int(missing[0])
             raise ConfigError(
-                f"{where}: {len(missing)} of {len(student)} records are missing, the first is {student[first].origin} "
-                f"(document {first}); prepare the same files under the same names, with settings that drop no record"
+                f"{where}: {len(missing)} of {len(student)} records are missing, the first is "
+                f"{student[first].origin} (document {first}); prepare the same files under "
+                "the same names, with settings that drop no record"
             )
         return cls(student=student, teacher=teacher, matches=matches)
 
@@ -79,11 +88,17 @@ class CompanionDocuments:
 
 
 def match_documents(student: Any, teacher: Any) -> Int64:
-    """The teacher's document for each of the student's, int64 [documents of the student]; −1 if there is none."""
+    """The teacher's document for each of the student's, int64 [documents of the student]; −1 if
+    there is none.
+    """
     student_files, student_lines = read_origins(student)
     teacher_files, teacher_lines = read_origins(teacher)
-    # Files are compared by name. Documents without a file have the number −1, which stands for the empty name.
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(["", *student.files, *teacher.files]))}
+    # Files are compared by name. Documents without a file have the number −1, which stands for the
+    # empty name.
+    numbers = {
+        name: number
+        for number, name in enumerate(dict.fromkeys(["", *student.files, *teacher.files]))
+    }
     files = np.concatenate(
         [
             np.array([*(numbers[name] for name in dataset.files), 0], np.int64)[found]
@@ -92,7 +107,9 @@ def match_documents(student: Any, teacher: Any) -> Int64:
     )
     lines = np.concatenate([student_lines, teacher_lines])
     is_student = np.arange(len(files)) < len(student)
-    occurrence = np.concatenate([_occurrences(files[side], lines[side]) for side in (is_student, ~is_student)])
+    occurrence = np.concatenate(
+        [_occurrences(files[side], lines[side]) for side in (is_student, ~is_student)]
+    )
     # Both sides in one order: the teacher's document of a key comes just before the student's.
     order = np.lexsort((is_student, occurrence, lines, files))
     keys = np.stack([files, lines, occurrence])[:, order]
@@ -125,8 +142,8 @@ def align_chats(
         teacher_ids: [tokens]; likewise `teacher_weights`.
 
     Returns:
-        Chunks of trained tokens only. If the words of a turn are followed by a control token on both sides, the two
-        form a CONTROL pair.
+        Chunks of trained tokens only. If the words of a turn are followed by a control token on
+        both sides, the two form a CONTROL pair.
 
     Raises:
         ConversationError: The two have different numbers of turns.
@@ -134,21 +151,32 @@ def align_chats(
     student_turns, teacher_turns = _runs(student_weights), _runs(teacher_weights)
     if len(student_turns) != len(teacher_turns):
         raise ConversationError(
-            f"{len(student_turns)} trained turns in the student's tokens, {len(teacher_turns)} in the teacher's; "
-            "prepare both from the same records with the same choice of trained messages"
+            f"{len(student_turns)} trained turns in the student's tokens, "
+            f"{len(teacher_turns)} in the teacher's; prepare both from the same records with "
+            "the same choice of trained messages"
         )
     student_control, teacher_control = _control_ids(aligner.student), _control_ids(aligner.teacher)
     chunks = [(np.zeros((0, 2), np.int32), np.zeros((0, 2), np.int32), np.zeros(0, np.uint8))]
     methods = [_METHODS[0]]
-    for (begin, end), (first, last) in zip(student_turns.tolist(), teacher_turns.tolist(), strict=True):
+    for (begin, end), (first, last) in zip(
+        student_turns.tolist(), teacher_turns.tolist(), strict=True
+    ):
         words = _end_of_words(student_ids, begin, end, student_control)
         other = _end_of_words(teacher_ids, first, last, teacher_control)
         turn = aligner.align(student_ids[begin:words], teacher_ids[first:other])
         methods.append(turn.method)
         chunks.append((turn.student_bounds + begin, turn.teacher_bounds + first, turn.kinds))
         if words < end and other < last:
-            chunks.append((np.array([[words, words + 1]]), np.array([[other, other + 1]]), np.array([CONTROL])))
-    student_bounds, teacher_bounds, kinds = (np.concatenate(column) for column in zip(*chunks, strict=True))
+            chunks.append(
+                (
+                    np.array([[words, words + 1]]),
+                    np.array([[other, other + 1]]),
+                    np.array([CONTROL]),
+                )
+            )
+    student_bounds, teacher_bounds, kinds = (
+        np.concatenate(column) for column in zip(*chunks, strict=True)
+    )
     return Alignment(
         student_bounds=student_bounds.astype(np.int32),
         teacher_bounds=teacher_bounds.astype(np.int32),
@@ -162,7 +190,8 @@ def align_chats(
 def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -> None:
     """Refuse chats that a teacher with another tokenizer would read without their control tokens.
 
-    The teacher has never seen "<|im_start|>user …" as plain text: its predictions would look right but be worth little.
+    The teacher has never seen "<|im_start|>user …" as plain text: its predictions would look right
+    but be worth little.
 
     Args:
         source: A source of the mixture.
@@ -170,23 +199,30 @@ def check_chat(source: CompanionSource, teacher: str, paired: Collection[int]) -
         paired: The student's control ids that have a counterpart in the teacher's vocabulary.
 
     Raises:
-        ConfigError: The source holds chats with control tokens other than BOS, EOS and the paired ones.
+        ConfigError: The source holds chats with control tokens other than BOS, EOS and the paired
+            ones.
     """
     dataset = source.dataset
     if dataset.chat is None:
         return
     tokenizer = dataset.loaded_tokenizer
     assert tokenizer is not None, "chats lie next to their tokenizer"
-    foreign = _control_ids(tokenizer) - {tokenizer.bos_id, tokenizer.eos_id, tokenizer.unknown_id, *paired}
+    foreign = _control_ids(tokenizer) - {
+        tokenizer.bos_id,
+        tokenizer.eos_id,
+        tokenizer.unknown_id,
+        *paired,
+    }
     for document in (dataset[number] for number in range(min(_PROBED_DOCUMENTS, len(dataset)))):
         if found := foreign.intersection(document.tokens.tolist()):
             shown = tokenizer.decode([min(found)])
             raise ConfigError(
-                f"source {source.name!r} holds chats with control tokens such as {shown!r} ({document.origin}), which "
-                f"mean nothing to teacher {teacher!r}, which has another tokenizer; prepare the same records with the "
-                f"teacher's tokenizer and chat template, and give that dataset to the teacher as its documents for "
-                f"{source.name!r}; or pair each such token with one of the teacher's (control_tokens in a run file, "
-                "control_pairs in Python)"
+                f"source {source.name!r} holds chats with control tokens such as {shown!r} "
+                f"({document.origin}), which mean nothing to teacher {teacher!r}, which has "
+                "another tokenizer; prepare the same records with the teacher's tokenizer "
+                "and chat template, and give that dataset to the teacher as its documents "
+                f"for {source.name!r}; or pair each such token with one of the teacher's "
+                "(control_tokens in a run file, control_pairs in Python)"
             )
 
 

@@ -3,10 +3,10 @@
     denominators:  Σ chunk weights of each teacher, over the step and all ranks (one all-reduce)
     a row:         factor × Σ over teachers and chunks of share(teacher, document) × weight × divergence ÷ denominator
 
-Guarantees: a row's loss depends only on the row and the denominators, so microbatches, ranks and worker threads change
-nothing but the order of additions. The choice of teacher depends only on the document. A rank without chunks returns
-exactly zero and takes part in every collective.
-"""
+Guarantees: a row's loss depends only on the row and the denominators, so microbatches, ranks and
+worker threads change nothing but the order of additions. The choice of teacher depends only on the
+document. A rank without chunks returns exactly zero and takes part in every collective.
+"""  # noqa: E501
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,9 +32,13 @@ Sum = Callable[[Sequence[float]], list[float]]
 
 
 def wanted_of(loss: LossSettings) -> Wanted:
-    """What a loss needs from its teacher: the full distribution, the top-k tokens, or only the tokens of the text."""
+    """What a loss needs from its teacher: the full distribution, the top-k tokens, or only the
+    tokens of the text.
+    """
     top_k = 1 if loss.kind == "alm" else None if loss.kind in ("h_kl", "uld") else loss.top_k
-    return Wanted(temperature=loss.temperature, top_k=top_k, boundary=loss.kind == "alm" and loss.debias)
+    return Wanted(
+        temperature=loss.temperature, top_k=top_k, boundary=loss.kind == "alm" and loss.debias
+    )
 
 
 @final
@@ -86,12 +90,18 @@ class Distiller(nn.Module):
             else:
                 projectors.append(nn.Identity())
             threshold = 1.0 if loss.strict else loss.threshold
-            pairs = projection.pairs(threshold) if projection is not None and loss.kind == "h_kl" else None
+            pairs = (
+                projection.pairs(threshold)
+                if projection is not None and loss.kind == "h_kl"
+                else None
+            )
             self._pairs.append(None if pairs is None else torch.from_numpy(pairs).to(self._device))
         self.projectors = nn.ModuleList(projectors).to(self._device)
 
     def begin(self, rows: Sequence[tuple[TeacherRow, ...]], total: Sum) -> None:
-        """Begin a step: teachers may start to work ahead, and the denominators are summed over all ranks."""
+        """Begin a step: teachers may start to work ahead, and the denominators are summed over all
+        ranks.
+        """
         self._denominators = total(
             [sum(float(row[t].weights.sum()) for row in rows) for t in range(len(self.teachers))]
         )
@@ -100,7 +110,11 @@ class Distiller(nn.Module):
             one.teacher.ask([row[number] for row in rows])
 
     def row_loss(
-        self, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, rows: tuple[TeacherRow, ...]
+        self,
+        logits_of: Callable[[Tensor], Tensor],
+        hidden: Tensor,
+        targets: Tensor,
+        rows: tuple[TeacherRow, ...],
     ) -> Tensor:
         """A row's share of the step's distillation loss, with gradient.
 
@@ -116,7 +130,9 @@ class Distiller(nn.Module):
             one, row = self.teachers[number], rows[number]
             documents = torch.from_numpy(row.documents).long()
             weights = torch.from_numpy(row.weights) * share[documents].to(torch.float32)
-            scale = self.settings.distillation * self._ratio / max(self._denominators[number], 1e-12)
+            scale = (
+                self.settings.distillation * self._ratio / max(self._denominators[number], 1e-12)
+            )
             projector = self.projectors[number]
             part, divergence = distillation_loss(
                 logits_of,
@@ -138,7 +154,9 @@ class Distiller(nn.Module):
     def _shares(self, outputs: Sequence[TeacherOutputs], rows: tuple[TeacherRow, ...]) -> Tensor:
         """Weight of each teacher on each document, float64 [teachers, documents]."""
         settings = self.settings
-        weights = torch.tensor([one.settings.weight for one in self.teachers], dtype=torch.float64)[:, None]
+        weights = torch.tensor([one.settings.weight for one in self.teachers], dtype=torch.float64)[
+            :, None
+        ]
         count = len(rows[0].text_bytes)
         if settings.choose == "all" or len(self.teachers) == 1:
             return weights.expand(-1, count)
@@ -162,11 +180,14 @@ class Distiller(nn.Module):
             cross_entropy: The step's cross entropy, nats a target.
 
         Returns:
-            `distillation`: divergence from all teachers, before any factor; `distillation_NUMBER`: from each, if there
-            are several; `chunks`: the sum of the chunks' weights in this step.
+            `distillation`: divergence from all teachers, before any factor; `distillation_NUMBER`:
+            from each, if there are several; `chunks`: the sum of the chunks' weights in this step.
         """
         sums = total(self._sums)
-        parts = [value / max(weights, 1e-12) for value, weights in zip(sums, self._denominators, strict=True)]
+        parts = [
+            value / max(weights, 1e-12)
+            for value, weights in zip(sums, self._denominators, strict=True)
+        ]
         figures = {"distillation": sum(parts), "chunks": sum(self._denominators)}
         if len(parts) > 1:
             figures |= {f"distillation_{number}": part for number, part in enumerate(parts)}
@@ -209,14 +230,17 @@ class Distiller(nn.Module):
         """Restore what `state` returned.
 
         Raises:
-            StateError: The state's projection weights belong to other cells than those of the current projection.
+            StateError: The state's projection weights belong to other cells than those of the
+                current projection.
         """
-        for number, (now, then) in enumerate(zip(self._learnt_cells(), state["projections"], strict=False)):
+        for number, (now, then) in enumerate(
+            zip(self._learnt_cells(), state["projections"], strict=False)
+        ):
             if now != then:
                 raise StateError(
-                    f"teacher.teachers.{number}: the checkpoint has learnt weights of another projection; resume with "
-                    "the same teacher, projection, control_tokens and learn_projection, or begin another run with "
-                    "model: from:RUN"
+                    f"teacher.teachers.{number}: the checkpoint has learnt weights of another "
+                    "projection; resume with the same teacher, projection, control_tokens "
+                    "and learn_projection, or begin another run with model: from:RUN"
                 )
         self._ratio = float(state["ratio"])
 

@@ -1,7 +1,8 @@
-"""Divergences between distributions, line by line: never negative, and exactly 0 with gradient 0 if both are equal.
+"""Divergences between distributions, line by line: never negative, and exactly 0 with gradient 0 if
+both are equal.
 
-KL is computed as Σ q − p + p × (log p − log q), which equals KL if both sum to 1. Every term is at least 0, and its
-gradient vanishes term by term where p = q, not only in the sum.
+KL is computed as Σ q − p + p × (log p − log q), which equals KL if both sum to 1. Every term is at
+least 0, and its gradient vanishes term by term where p = q, not only in the sum.
 """
 
 from typing import Any
@@ -26,7 +27,9 @@ def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 class _KLOfLogits(torch.autograd.Function):
-    """KL between fixed log-probabilities and the softmax of logits; the gradient is computed in the forward pass."""
+    """KL between fixed log-probabilities and the softmax of logits; the gradient is computed in the
+    forward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, log_p: Tensor, reverse: bool) -> Tensor:
@@ -51,7 +54,9 @@ class _KLOfLogits(torch.autograd.Function):
 
 
 def kl_of_logits(logits: Tensor, log_p: Tensor, *, reverse: bool) -> Tensor:
-    """KL(p ‖ softmax(logits)) of each line, or the reverse, ≥ 0; both [n, V] float32 or float64, log_p constant."""
+    """KL(p ‖ softmax(logits)) of each line, or the reverse, ≥ 0; both [n, V] float32 or float64,
+    log_p constant.
+    """
     value: Tensor = _KLOfLogits.apply(logits, log_p, reverse)
     return not_negative(value)
 
@@ -63,29 +68,37 @@ def kl_of_probabilities(p: Tensor, q: Tensor) -> Tensor:
 
 
 def kl_to_logs(q: Tensor, log_p: Tensor) -> Tensor:
-    """KL(q ‖ p) of each line, ≥ 0, from probabilities q [n, K], which may be 0, and constant logarithms of p.
+    """KL(q ‖ p) of each line, ≥ 0, from probabilities q [n, K], which may be 0, and constant
+    logarithms of p.
 
-    Nothing is added to p, so very unlikely tokens count by their logarithm (down to `LOWEST`), not by what a rounded
-    probability can express. Lines need not sum to 1.
+    Nothing is added to p, so very unlikely tokens count by their logarithm (down to `LOWEST`), not
+    by what a rounded probability can express. Lines need not sum to 1.
     """
     p, smallest = log_p.exp(), torch.finfo(q.dtype).tiny
-    # Where exp(log_p) keeps full precision, its log is rounded as q's is, so that equal sides are exactly equal.
+    # Where exp(log_p) keeps full precision, its log is rounded as q's is, so that equal sides are
+    # exactly equal.
     log_p = torch.where(p > smallest / torch.finfo(q.dtype).eps, p.log(), log_p.clamp_min(LOWEST))
     return not_negative((p - q + q * (q.clamp_min(smallest).log() - log_p)).sum(-1))
 
 
 def rest_of(listed: Tensor) -> Tensor:
-    """Probability of everything not listed: [n, K] probabilities to [n, 1], exact only up to rounding."""
+    """Probability of everything not listed: [n, K] probabilities to [n, 1], exact only up to
+    rounding.
+    """
     return not_negative(1 - listed.sum(-1, keepdim=True))
 
 
 def noise_of(dtype: torch.dtype) -> float:
-    """Added to the rests of both sides before the logarithm, so that its gradient is not all rounding error."""
+    """Added to the rests of both sides before the logarithm, so that its gradient is not all
+    rounding error.
+    """
     return 64 * torch.finfo(dtype).eps
 
 
 class _Listed(torch.autograd.Function):
-    """Log-probabilities of listed tokens, and of all others together, summed from their own terms, so it is exact."""
+    """Log-probabilities of listed tokens, and of all others together, summed from their own terms,
+    so it is exact.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
@@ -128,24 +141,29 @@ def not_negative(x: Tensor) -> Tensor:
 def sorted_distance(p: Tensor, q: Tensor, most: int | None) -> Tensor:
     """L1 distance of the sorted probabilities of each line: [n, V] and [n, W] to [n].
 
-    The shorter side is padded with zeros. With `most`, only that number of the largest is compared one by one; the
-    others are compared by their sum.
+    The shorter side is padded with zeros. With `most`, only that number of the largest is compared
+    one by one; the others are compared by their sum.
     """
     longest = max(p.shape[-1], q.shape[-1])
     if most is not None and most >= longest:
         most = None
     p, q = _sorted(p, longest, most), _sorted(q, longest, most)
     difference = p - q
-    # The gradient of |x| is ±1 however small x is; so differences that may come from rounded logits count as 0.
+    # The gradient of |x| is ±1 however small x is; so differences that may come from rounded logits
+    # count as 0.
     rounding = 4096 * torch.finfo(p.dtype).eps * torch.maximum(p, q).detach()
     return difference.masked_fill(difference.detach().abs() <= rounding, 0.0).abs().sum(-1)
 
 
 def _sorted(p: Tensor, length: int, most: int | None) -> Tensor:
-    """Sorted descending and padded with zeros to `length`; or the `most` largest and the sum of all others."""
+    """Sorted descending and padded with zeros to `length`; or the `most` largest and the sum of all
+    others.
+    """
     if most is None:
         return pad(p.sort(-1, descending=True).values, (0, length - p.shape[-1]))
     if most >= p.shape[-1]:
         return pad(p.sort(-1, descending=True).values, (0, most + 1 - p.shape[-1]))
     largest = p.topk(most).values
-    return torch.cat((largest, not_negative(p.sum(-1, keepdim=True) - largest.sum(-1, keepdim=True))), -1)
+    return torch.cat(
+        (largest, not_negative(p.sum(-1, keepdim=True) - largest.sum(-1, keepdim=True))), -1
+    )

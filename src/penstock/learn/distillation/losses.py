@@ -1,21 +1,23 @@
-"""The distillation loss of a row: how far a student's predictions are from a teacher's, by any of the divergences.
+"""The distillation loss of a row: how far a student's predictions are from a teacher's, by any of
+the divergences.
 
     loss = scale × Σ over chunks of weight × divergence × temperature²      (alm: × τ)
 
-Guarantees: each chunk's divergence depends on that chunk alone and is at least 0; it is 0, with gradient 0, if both
-sides predict the same. Logits beyond the tokenizer's ids are cut off. The predictor of a token is the slot before it. A
-row without chunks has loss 0 and zero gradients, so collectives still run. Logits exist only for a block of chunks at a
-time (see `sum_over_blocks`).
+Guarantees: each chunk's divergence depends on that chunk alone and is at least 0; it is 0, with
+gradient 0, if both sides predict the same. Logits beyond the tokenizer's ids are cut off. The
+predictor of a token is the slot before it. A row without chunks has loss 0 and zero gradients, so
+collectives still run. Logits exist only for a block of chunks at a time (see `sum_over_blocks`).
 
-Approximate likelihood matching (`ChunkLikelihood`) compares how likely a chunk of text is to both sides, whatever its
-tokens. A chunk's probability p is the product of its tokens' probabilities, times the probability that a boundary
-follows (debias: without it, a tokenizer that would continue with a longer token seems to predict another text). The
-outcomes p^(1/τ) and 1 − p^(1/τ) are compared by KL; the paper uses cross entropy, which differs by the teacher's
-entropy, so the gradient is the same, but KL is 0 if both are equal. A chunk after which the teacher hardly expects a
-boundary is joined with the next.
+Approximate likelihood matching (`ChunkLikelihood`) compares how likely a chunk of text is to both
+sides, whatever its tokens. A chunk's probability p is the product of its tokens' probabilities,
+times the probability that a boundary follows (debias: without it, a tokenizer that would continue
+with a longer token seems to predict another text). The outcomes p^(1/τ) and 1 − p^(1/τ) are
+compared by KL; the paper uses cross entropy, which differs by the teacher's entropy, so the
+gradient is the same, but KL is 0 if both are equal. A chunk after which the teacher hardly expects
+a boundary is joined with the next.
 
-Sources: X-Token's P-KL and H-KL in NeMo-RL (#2508); GOLD in TRL; ALM: Minixhofer et al. 2025, arXiv:2503.20083; ULD:
-Boizard et al. 2024, arXiv:2402.12030.
+Sources: X-Token's P-KL and H-KL in NeMo-RL (#2508); GOLD in TRL; ALM: Minixhofer et al. 2025,
+arXiv:2503.20083; ULD: Boizard et al. 2024, arXiv:2402.12030.
 """
 
 from collections.abc import Callable
@@ -41,15 +43,18 @@ from penstock.models.gradients import accumulator, leaves
 
 Logits = Callable[[Tensor], Tensor]
 Divergence = Callable[[Tensor, ChunkBlock], Tensor]
-"""The student's logits [n, V] of `block.slots`, and the block → the divergence of each chunk [C]."""
+"""The student's logits [n, V] of `block.slots`, and the block → the divergence of each chunk
+[C].
+"""
 
 LEAST_SLOTS = 256
 """Minimum predictors in a block: each block adds a gradient as large as the head to a sum."""
 ELEMENTS_CPU, ELEMENTS_GPU = 1 << 20, 1 << 27
 """Logits in a larger block: 4 MiB and 512 MiB in float32, of which a few copies exist at once."""
 MOST_TOKENS = 64
-"""Maximum student tokens in a joined chunk; without it, text without boundaries (Chinese, numbers) would become one
-chunk a document."""
+"""Maximum student tokens in a joined chunk; without it, text without boundaries (Chinese, numbers)
+would become one chunk a document.
+"""
 MARGIN = 1e-6
 """Subtracted from log p^(1/τ) on both sides, so that 1 − p is not 0; as in the paper's code."""
 
@@ -86,20 +91,23 @@ def distillation_loss(
         block: Number of predictors with logits at the same time; None: by vocabulary and device.
 
     Returns:
-        The scaled loss, a scalar with gradient to `hidden`, the head and the projector; and the plain sum of weight ×
-        divergence × temperature² (alm: × τ), float64, without gradient.
+        The scaled loss, a scalar with gradient to `hidden`, the head and the projector; and the
+        plain sum of weight × divergence × temperature² (alm: × τ), float64, without gradient.
 
     Raises:
         ConfigError: Something that the divergence needs is missing or does not fit.
     """
     if outputs.temperature != settings.temperature and settings.kind != "alm":
         raise ConfigError(
-            f"the teacher's outputs have temperature {outputs.temperature}, the loss expects {settings.temperature}; "
-            "make the cache again, or ask with the loss's temperature: Wanted(temperature=...)"
+            f"the teacher's outputs have temperature {outputs.temperature}, the loss expects "
+            f"{settings.temperature}; make the cache again, or ask with the loss's "
+            "temperature: Wanted(temperature=...)"
         )
     divergence: Divergence
     if settings.kind == "alm":
-        divergence = ChunkLikelihood(settings, outputs, targets=targets, boundary=boundary, vocab_size=vocab_size)
+        divergence = ChunkLikelihood(
+            settings, outputs, targets=targets, boundary=boundary, vocab_size=vocab_size
+        )
         if settings.debias and settings.merge_below and outputs.boundary_log_probs is not None:
             pairing = merge_chunks(pairing, outputs.boundary_log_probs, settings.merge_below)
     elif settings.kind == "kl":
@@ -113,8 +121,8 @@ def distillation_loss(
     probe = logits_of(hidden[:1].detach())
     if probe.shape[-1] < vocab_size:
         raise ConfigError(
-            f"the student has logits for {probe.shape[-1]} ids, its tokenizer has {vocab_size}; give the tokenizer "
-            "that it is trained with"
+            f"the student has logits for {probe.shape[-1]} ids, its tokenizer has "
+            f"{vocab_size}; give the tokenizer that it is trained with"
         )
     if block is None:
         elements = ELEMENTS_CPU if hidden.device.type == "cpu" else ELEMENTS_GPU
@@ -157,20 +165,24 @@ class ChunkLikelihood:
         vocab_size: int,
     ) -> None:
         if targets is None:
-            raise ConfigError("loss alm needs the student's tokens: pass targets, the token after each slot")
+            raise ConfigError(
+                "loss alm needs the student's tokens: pass targets, the token after each slot"
+            )
         if settings.debias and (boundary is None or len(boundary) != vocab_size):
             raise ConfigError(
-                f"loss alm with debias expects a bool for each of the student's {vocab_size} ids, got "
-                f"{'none' if boundary is None else len(boundary)}; pass boundary=starts_boundary(tokenizer), or set "
-                "debias to false"
+                f"loss alm with debias expects a bool for each of the student's {vocab_size} "
+                f"ids, got {'none' if boundary is None else len(boundary)}; pass "
+                "boundary=starts_boundary(tokenizer), or set debias to false"
             )
         if settings.debias and outputs.boundary_log_probs is None:
             raise ConfigError(
-                "loss alm with debias needs the teacher's boundary probabilities, but its outputs have none; ask with "
-                "Wanted(boundary=True), or set debias to false"
+                "loss alm with debias needs the teacher's boundary probabilities, but its "
+                "outputs have none; ask with Wanted(boundary=True), or set debias to false"
             )
         self._settings, self._outputs, self._targets = settings, outputs, targets
-        self._boundary = boundary.nonzero()[:, 0] if settings.debias and boundary is not None else None
+        self._boundary = (
+            boundary.nonzero()[:, 0] if settings.debias and boundary is not None else None
+        )
 
     def __call__(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         """The divergence of each chunk [C]; logits [n, V] of `block.slots`."""
@@ -184,11 +196,17 @@ class ChunkLikelihood:
     def _student(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         side, log_z = block.student, logits.logsumexp(-1)
         places = torch.searchsorted(block.slots, side.slots)
-        realised = side.sum(logits[places, self._targets.to(logits.device)[side.slots]] - log_z[places])
+        realised = side.sum(
+            logits[places, self._targets.to(logits.device)[side.slots]] - log_z[places]
+        )
         if self._boundary is None:
             return realised
         ends = torch.searchsorted(block.slots, block.student_ends)
-        boundary = logits.index_select(0, ends).index_select(1, self._boundary.to(logits.device)).logsumexp(-1)
+        boundary = (
+            logits.index_select(0, ends)
+            .index_select(1, self._boundary.to(logits.device))
+            .logsumexp(-1)
+        )
         return realised + boundary - log_z[ends]
 
     def _teacher(self, block: ChunkBlock, like: Tensor) -> Tensor:
@@ -219,10 +237,11 @@ def _log1mexp(x: Tensor) -> Tensor:
 
 
 def merge_chunks(pairing: Pairing, boundary_log_probs: Tensor, threshold: float) -> Pairing:
-    """Join each chunk with the next where the teacher's probability of a boundary between them is at most `threshold`.
+    """Join each chunk with the next where the teacher's probability of a boundary between them is
+    at most `threshold`.
 
-    Only adjacent chunks, with no token between them on either side, are joined, up to `MOST_TOKENS` of the student.
-    Weights are added, so their sum does not change.
+    Only adjacent chunks, with no token between them on either side, are joined, up to `MOST_TOKENS`
+    of the student. Weights are added, so their sum does not change.
 
     Args:
         pairing: The chunks.
@@ -241,7 +260,10 @@ def merge_chunks(pairing: Pairing, boundary_log_probs: Tensor, threshold: float)
     begins[1:] |= pieces[1:] != pieces[:-1]
     firsts = np.flatnonzero(begins)
     lasts = np.append(firsts[1:], len(begins)) - 1
-    bounds = [torch.from_numpy(np.stack((side[firsts, 0], side[lasts, 1]), 1)) for side in (student, teacher)]
+    bounds = [
+        torch.from_numpy(np.stack((side[firsts, 0], side[lasts, 1]), 1))
+        for side in (student, teacher)
+    ]
     weights = pairing.weights
     sums = weights.new_zeros(len(firsts)).index_add(
         0, torch.from_numpy(np.cumsum(begins) - 1).to(weights.device), weights

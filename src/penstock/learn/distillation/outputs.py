@@ -1,14 +1,17 @@
-"""A teacher's outputs for a row, reduced to what a loss needs, and the memory that carries them between processes.
+"""A teacher's outputs for a row, reduced to what a loss needs, and the memory that carries them
+between processes.
 
-`outputs_of` holds the final hidden states of the whole row, but logits only for a block of slots at a time, so [slots,
-vocabulary] never exists unless it was asked for. Logits beyond the tokenizer's vocabulary are cut off before any
-softmax. Padding is not computed: its slots hold zeros.
+`outputs_of` holds the final hidden states of the whole row, but logits only for a block of slots at
+a time, so [slots, vocabulary] never exists unless it was asked for. Logits beyond the tokenizer's
+vocabulary are cut off before any softmax. Padding is not computed: its slots hold zeros.
 
-`SharedBuffer` carries outputs between processes. It is an anonymous memory file (`memfd_create`) that is passed to the
-other process as a descriptor. So nothing is left behind, however the processes end, and nothing must be unlinked; it
-does not count against /dev/shm, which is often 64 MiB in a container. Its pages are allocated when it is created, so a
-machine without enough memory reports it then, and does not kill the writer later. The caller's process owns the buffers
-and lends one with each row; the teacher writes only into it. A buffer is lent again when no tensor on it is left.
+`SharedBuffer` carries outputs between processes. It is an anonymous memory file (`memfd_create`)
+that is passed to the other process as a descriptor. So nothing is left behind, however the
+processes end, and nothing must be unlinked; it does not count against /dev/shm, which is often 64
+MiB in a container. Its pages are allocated when it is created, so a machine without enough memory
+reports it then, and does not kill the writer later. The caller's process owns the buffers and lends
+one with each row; the teacher writes only into it. A buffer is lent again when no tensor on it is
+left.
 """
 
 import mmap
@@ -41,7 +44,9 @@ class Wanted:
     """What is kept of a teacher's distributions."""
 
     temperature: float = 1.0
-    """Logits are divided by it before the softmax of `log_probs` and `top_log_probs`; all else is at 1."""
+    """Logits are divided by it before the softmax of `log_probs` and `top_log_probs`; all else is
+    at 1.
+    """
     top_k: int | None = None
     """Keep the k most likely tokens, or the whole vocabulary if it is smaller; None: all."""
     boundary: bool = False
@@ -51,14 +56,18 @@ class Wanted:
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"a teacher's temperature must be above 0, got {self.temperature!r}")
         if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"a teacher's top_k must be at least 1, got {self.top_k}; leave it out for all tokens")
+            raise ConfigError(
+                f"a teacher's top_k must be at least 1, got {self.top_k}; leave it out for "
+                "all tokens"
+            )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TeacherOutputs:
-    """Predictions for a row of T slots; entry t is about the token after slot t. float32, or float64 from a float64
-    model."""
+    """Predictions for a row of T slots; entry t is about the token after slot t. float32, or
+    float64 from a float64 model.
+    """
 
     log_probs: Tensor | None = None
     """[T, V]: log softmax(logits / temperature); V is the size of the teacher's tokenizer."""
@@ -67,7 +76,9 @@ class TeacherOutputs:
     top_log_probs: Tensor | None = None
     """[T, k]: their log-probabilities in the full softmax at that temperature."""
     token_log_probs: Tensor
-    """[T], at temperature 1: log p(token t | those before it); 0 at the first slot of a document and in padding."""
+    """[T], at temperature 1: log p(token t | those before it); 0 at the first slot of a document
+    and in padding.
+    """
     boundary_log_probs: Tensor | None = None
     """[T], at temperature 1: log P(the token after slot t begins at a boundary)."""
     entropy: Tensor
@@ -81,10 +92,14 @@ class TeacherOutputs:
 
     def to(self, device: torch.device | str) -> Self:
         """The same on a device."""
-        return type(self)(temperature=self.temperature, **{k: v.to(device) for k, v in self.tensors().items()})
+        return type(self)(
+            temperature=self.temperature, **{k: v.to(device) for k, v in self.tensors().items()}
+        )
 
     @classmethod
-    def make(cls, shapes: "Shapes", tensor: Callable[[str, tuple[int, ...], torch.dtype], Tensor]) -> Self:
+    def make(
+        cls, shapes: "Shapes", tensor: Callable[[str, tuple[int, ...], torch.dtype], Tensor]
+    ) -> Self:
         """Build outputs from the tensors that `tensor(field, shape, dtype)` returns."""
         made = {name: tensor(name, *kind) for name, kind in shapes.kinds().items()}
         return cls(temperature=shapes.wanted.temperature, **made)
@@ -105,7 +120,10 @@ class Shapes:
     def kinds(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Field → shape and dtype."""
         line = (self.slots,), self.dtype
-        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"token_log_probs": line, "entropy": line}
+        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "token_log_probs": line,
+            "entropy": line,
+        }
         if self.wanted.boundary:
             found["boundary_log_probs"] = line
         if self.wanted.top_k is None:
@@ -138,7 +156,8 @@ def outputs_of(
         into: Tensors to write to, on any device; None: new tensors on the model's device.
 
     Raises:
-        ConfigError: The model has fewer logits than the tokenizer has ids, or the row has unknown ids or no positions.
+        ConfigError: The model has fewer logits than the tokenizer has ids, or the row has unknown
+            ids or no positions.
     """
     if wanted.boundary and (boundary is None or len(boundary) != vocab_size):
         raise ConfigError(
@@ -164,15 +183,19 @@ def _write(
     device, probe, after = hidden.device, model.logits(hidden[:1]), _tokens_after(row)
     if probe.shape[-1] < vocab_size:
         raise ConfigError(
-            f"the teacher has logits for {probe.shape[-1]} ids, its tokenizer has {vocab_size}; give the tokenizer "
-            "that it was trained with"
+            f"the teacher has logits for {probe.shape[-1]} ids, its tokenizer has "
+            f"{vocab_size}; give the tokenizer that it was trained with"
         )
     if into is None:
         shapes = Shapes(slots=len(hidden), vocab_size=vocab_size, wanted=wanted, dtype=probe.dtype)
-        into = TeacherOutputs.make(shapes, lambda _, shape, dtype: torch.empty(shape, dtype=dtype, device=device))
+        into = TeacherOutputs.make(
+            shapes, lambda _, shape, dtype: torch.empty(shape, dtype=dtype, device=device)
+        )
     starts = boundary.to(device, probe.dtype) if boundary is not None and wanted.boundary else None
     if block is None:
-        block = max(LEAST_SLOTS, (ELEMENTS_CPU if device.type == "cpu" else ELEMENTS_GPU) // vocab_size)
+        block = max(
+            LEAST_SLOTS, (ELEMENTS_CPU if device.type == "cpu" else ELEMENTS_GPU) // vocab_size
+        )
     for begin in range(0, row.num_tokens, block):
         part = slice(begin, min(begin + block, row.num_tokens))
         logits = model.logits(hidden[part])[:, :vocab_size]
@@ -181,7 +204,9 @@ def _write(
     return into
 
 
-def _keep(found: TeacherOutputs, part: slice, logits: Tensor, after: Tensor, starts: Tensor | None) -> None:
+def _keep(
+    found: TeacherOutputs, part: slice, logits: Tensor, after: Tensor, starts: Tensor | None
+) -> None:
     """Write one block's outputs.
 
     Args:
@@ -219,12 +244,15 @@ def _clear(found: TeacherOutputs, used: int) -> None:
 
 
 def _tokens_after(row: ModelInput) -> Tensor:
-    """The next token of the same document after each slot, int64 [T]; −1 at a document's last slot and in padding.
+    """The next token of the same document after each slot, int64 [T]; −1 at a document's last slot
+    and in padding.
 
     It is not read from the targets, because the teacher also reads tokens that are not trained.
     """
     if row.positions is None:
-        raise ConfigError("the row has no positions, which a teacher needs; make it with TeacherRows")
+        raise ConfigError(
+            "the row has no positions, which a teacher needs; make it with TeacherRows"
+        )
     after = np.full(len(row.tokens), -1, np.int64)
     goes_on = np.flatnonzero(row.positions[1 : row.num_tokens] != 0)
     after[goes_on] = row.tokens[goes_on + 1]
@@ -261,14 +289,16 @@ class SharedBuffer:
         except OSError as error:
             os.close(descriptor)
             raise PenstockError(
-                f"no memory for {size:,} bytes of a teacher's outputs: {error.strerror}; set top_k, use shorter rows, "
-                "or set process: here"
+                f"no memory for {size:,} bytes of a teacher's outputs: {error.strerror}; set "
+                "top_k, use shorter rows, or set process: here"
             ) from error
         return cls(descriptor)
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing refers to it. Torch tensors refer to NumPy views, and those to the block."""
+        """Whether nothing refers to it. Torch tensors refer to NumPy views, and those to the
+        block.
+        """
         return sys.getrefcount(self._block) == self._free
 
     def outputs(self, shapes: Shapes) -> TeacherOutputs:

@@ -1,12 +1,13 @@
 """A teacher in another process of this machine, which works ahead while the student trains.
 
-The child loads the model itself. It is a plain child process, as in preparation: no program with threads is forked, and
-the user's main script does not run again. Outputs come through shared memory or, if both are on GPUs, as tensors of the
-child's GPU that are opened here (CUDA IPC).
+The child loads the model itself. It is a plain child process, as in preparation: no program with
+threads is forked, and the user's main script does not run again. Outputs come through shared memory
+or, if both are on GPUs, as tensors of the child's GPU that are opened here (CUDA IPC).
 
-Guarantees: the same bits as `ModelTeacher` with the same number of threads. A child that dies or cannot load is an
-error with its traceback, never an endless wait. A child ends when its caller does, even by kill -9, and leaves nothing
-behind. Costs: memory for the model, for the outputs of the rows worked ahead, and for those that the caller holds.
+Guarantees: the same bits as `ModelTeacher` with the same number of threads. A child that dies or
+cannot load is an error with its traceback, never an endless wait. A child ends when its caller
+does, even by kill -9, and leaves nothing behind. Costs: memory for the model, for the outputs of
+the rows worked ahead, and for those that the caller holds.
 """
 
 import os
@@ -25,7 +26,13 @@ import torch
 import torch.multiprocessing
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.learn.distillation.outputs import Shapes, SharedBuffer, TeacherOutputs, Wanted, bytes_of
+from penstock.learn.distillation.outputs import (
+    Shapes,
+    SharedBuffer,
+    TeacherOutputs,
+    Wanted,
+    bytes_of,
+)
 from penstock.learn.distillation.teacher_process import Description, Load
 from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.learn.distillation.teachers import ANY_ROWS
@@ -41,8 +48,8 @@ class ProcessTeacher:
     """A model in a process of its own.
 
     Args:
-        load: Opens the model and its tokenizer in the child: a function of a module (not of the main script), or a
-            `functools.partial` of one.
+        load: Opens the model and its tokenizer in the child: a function of a module (not of the
+            main script), or a `functools.partial` of one.
         wanted: What to keep of its distributions.
         threads: Torch's CPU threads in the child; None: the same number as here.
         ahead: Maximum rows sent before their outputs are fetched.
@@ -74,13 +81,16 @@ class ProcessTeacher:
         self._gone = "the teacher was closed and cannot be asked any more"
         self._facts: tuple[int, torch.dtype, bool] | None = None
         cuda = self._device.type == "cuda"
-        description = _pickled(Description(load=load, wanted=wanted, threads=threads, cuda=cuda, packed=packed))
+        description = _pickled(
+            Description(load=load, wanted=wanted, threads=threads, cuda=cuda, packed=packed)
+        )
         self._process, self._connection = _start(threads)
         self._end = weakref.finalize(self, _end, self._process, self._connection, self._buffers)
         self._send_message(description)
 
     def ask(self, rows: Sequence[TeacherRow]) -> None:
-        """Send the first of these rows once the child is ready; the others follow as outputs are fetched.
+        """Send the first of these rows once the child is ready; the others follow as outputs are
+        fetched.
 
         Raises:
             PenstockError: The child could not load its model, or died.
@@ -108,7 +118,10 @@ class ProcessTeacher:
             self._receive()
             self._send()
         if self._sent[0].row is not row:
-            raise ConfigError("a teacher's outputs must be fetched in the order in which their rows were asked for")
+            raise ConfigError(
+                "a teacher's outputs must be fetched in the order in which their rows were "
+                "asked for"
+            )
         found = self._receive()
         assert found is not None
         self._send()
@@ -133,7 +146,11 @@ class ProcessTeacher:
             return None
         size = bytes_of(self._shapes(slots))
         lent = {one.buffer for one in self._sent}
-        free = [number for number, buffer in self._buffers.items() if number not in lent and buffer.is_free]
+        free = [
+            number
+            for number, buffer in self._buffers.items()
+            if number not in lent and buffer.is_free
+        ]
         for number in free:
             if self._buffers[number].size >= size:
                 return number
@@ -152,7 +169,9 @@ class ProcessTeacher:
         kind, generation, value = self._receive_message()
         self._sent.popleft()
         if generation != one.generation:
-            raise PenstockError(f"the teacher's process answered row {generation}, expected row {one.generation}")
+            raise PenstockError(
+                f"the teacher's process answered row {generation}, expected row {one.generation}"
+            )
         if one.row is None:
             return None
         if kind == "failed":
@@ -164,7 +183,9 @@ class ProcessTeacher:
         return found.to(self._device)
 
     def _known(self) -> tuple[int, torch.dtype, bool]:
-        """Vocabulary size, dtype of outputs, and whether they stay on a GPU; waits until the child is ready."""
+        """Vocabulary size, dtype of outputs, and whether they stay on a GPU; waits until the child
+        is ready.
+        """
         if self._facts is None:
             kind, *facts = self._receive_message()
             if kind == "failed":
@@ -178,7 +199,9 @@ class ProcessTeacher:
 
     def _send_message(self, message: bytes | tuple[Any, ...]) -> None:
         try:
-            self._connection.send_bytes(message if isinstance(message, bytes) else pickle.dumps(message))
+            self._connection.send_bytes(
+                message if isinstance(message, bytes) else pickle.dumps(message)
+            )
         except OSError:
             raise self._died() from None
 
@@ -191,7 +214,11 @@ class ProcessTeacher:
     def _died(self) -> PenstockError:
         self.close()
         code = self._process.returncode
-        cause = "killed by signal 9, often because memory ran out" if code == -9 else f"it ended with code {code}"
+        cause = (
+            "killed by signal 9, often because memory ran out"
+            if code == -9
+            else f"it ended with code {code}"
+        )
         self._gone = f"the teacher's process died ({cause}); set process: here to see the error"
         return PenstockError(self._gone)
 
@@ -221,7 +248,8 @@ def _pickled(description: Description) -> bytes:
         return pickle.dumps(description)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"load must be a function of a module, or a partial of one, to run in another process: {error}"
+            "load must be a function of a module, or a partial of one, to run in another "
+            f"process: {error}"
         ) from None
 
 
@@ -244,7 +272,9 @@ def _start(threads: int) -> "tuple[subprocess.Popen[bytes], Connection]":
     return process, ours
 
 
-def _end(process: "subprocess.Popen[bytes]", connection: Connection, buffers: dict[int, SharedBuffer]) -> None:
+def _end(
+    process: "subprocess.Popen[bytes]", connection: Connection, buffers: dict[int, SharedBuffer]
+) -> None:
     """Close the pipe, at which the child ends; kill it if it does not."""
     connection.close()
     try:

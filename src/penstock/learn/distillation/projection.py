@@ -1,11 +1,14 @@
-"""The projection of a student's vocabulary on a teacher's: a sparse matrix, a few teacher tokens per student token.
+"""The projection of a student's vocabulary on a teacher's: a sparse matrix, a few teacher tokens
+per student token.
 
-Guarantees: a row's weights are not negative and sum to 1, or the row is empty. A student token with the same bytes as a
-teacher token maps to that one alone. A file is used only with the two tokenizers that it was made for. Costs: 8 bytes a
-cell; it is built from lists of cells, never as vocabulary × vocabulary, in a few seconds for 32k × 151k.
-`describe_projection` summarises a projection before it is used in training.
+Guarantees: a row's weights are not negative and sum to 1, or the row is empty. A student token with
+the same bytes as a teacher token maps to that one alone. A file is used only with the two
+tokenizers that it was made for. Costs: 8 bytes a cell; it is built from lists of cells, never as
+vocabulary × vocabulary, in a few seconds for 32k × 151k. `describe_projection` summarises a
+projection before it is used in training.
 
-Source: X-Token's projection as NeMo-RL builds it (weights of pieces, reverse pass, one-hot rows of equal strings).
+Source: X-Token's projection as NeMo-RL builds it (weights of pieces, reverse pass, one-hot rows of
+equal strings).
 """
 
 import contextlib
@@ -46,9 +49,10 @@ class Projection:
 
     Attributes:
         indices: Teacher ids, int32 [student vocabulary, k]; −1 = none.
-        weights: Share of the student token's probability that goes to each, float32 [student vocabulary, k].
-        exact: Student tokens that the student's own encoder writes and that equal a teacher token in bytes or in role
-            (BOS, EOS, control pairs); bool [student vocabulary].
+        weights: Share of the student token's probability that goes to each, float32 [student
+            vocabulary, k].
+        exact: Student tokens that the student's own encoder writes and that equal a teacher token
+            in bytes or in role (BOS, EOS, control pairs); bool [student vocabulary].
         student_fingerprint: Fingerprint of the student's tokenizer; likewise `teacher_fingerprint`.
         student_size: Number of ids of the student's vocabulary; likewise `teacher_size`.
         student_name: Name of the student's tokenizer; likewise `teacher_name`.
@@ -68,16 +72,20 @@ class Projection:
 
     @property
     def empty(self) -> Bool:
-        """Student tokens without a teacher token, bool [student vocabulary]; their probability is lost."""
+        """Student tokens without a teacher token, bool [student vocabulary]; their probability is
+        lost.
+        """
         found: Bool = self.indices[:, 0] < 0
         return found
 
     def pairs(self, threshold: float = 1.0) -> Int64:
-        """The common vocabulary, one to one: int64 [n, 2] of (student id, teacher id), ordered by student id.
+        """The common vocabulary, one to one: int64 [n, 2] of (student id, teacher id), ordered by
+        student id.
 
         Args:
-            threshold: Minimum weight of a row's heaviest cell; at 1 only exact rows count. If several student tokens
-                share a teacher token, an exact one wins, then the heaviest, then the lowest id.
+            threshold: Minimum weight of a row's heaviest cell; at 1 only exact rows count. If
+                several student tokens share a teacher token, an exact one wins, then the heaviest,
+                then the lowest id.
 
         Raises:
             ConfigError: There is no such pair, so nothing could be learnt.
@@ -85,13 +93,16 @@ class Projection:
         if not 0 < threshold <= 1:
             raise ConfigError(f"threshold must be above 0 and at most 1, got {threshold!r}")
         top = self.weights[:, 0]
-        students = np.flatnonzero(self.exact if threshold == 1 else ~self.empty & (top >= np.float32(threshold)))
+        students = np.flatnonzero(
+            self.exact if threshold == 1 else ~self.empty & (top >= np.float32(threshold))
+        )
         order = students[np.lexsort((students, -top[students], ~self.exact[students]))]
         teachers, first = np.unique(self.indices[order, 0], return_index=True)
         if not len(teachers):
             raise ConfigError(
-                f"{self.student_name} and {self.teacher_name} have no token in common at a weight of {threshold}; use "
-                "another loss (p_kl, alm), or make the projection again"
+                f"{self.student_name} and {self.teacher_name} have no token in common at a "
+                f"weight of {threshold}; use another loss (p_kl, alm), or make the projection "
+                "again"
             )
         found = np.stack((order[first], teachers), 1).astype(np.int64)
         return found[np.argsort(found[:, 0])]
@@ -108,8 +119,9 @@ class Projection:
         ):
             if found.fingerprint != expected:
                 raise ConfigError(
-                    f"the projection was made for the {side} tokenizer {made_for} ({expected[:8]}…), found "
-                    f"{found.name} ({found.fingerprint[:8]}…); make it again with `penstock distill project`"
+                    f"the projection was made for the {side} tokenizer {made_for} "
+                    f"({expected[:8]}…), found {found.name} ({found.fingerprint[:8]}…); make "
+                    "it again with `penstock distill project`"
                 )
 
     def save(self, path: str | Path) -> None:
@@ -122,8 +134,13 @@ class Projection:
         from safetensors.numpy import save_file
 
         own = ("indices", "weights", "exact", "settings")
-        scalars = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
-        metadata = {"format": PROJECTION.text, "projection": json.dumps({**scalars, "settings": dict(self.settings)})}
+        scalars = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in own
+        }
+        metadata = {
+            "format": PROJECTION.text,
+            "projection": json.dumps({**scalars, "settings": dict(self.settings)}),
+        }
         arrays = {"indices": self.indices, "weights": self.weights, "exact": self.exact}
         aside = Path(f"{path}.{os.getpid()}.tmp")
         try:
@@ -174,18 +191,21 @@ def project(
         student: Tokenizer of the rows.
         teacher: Tokenizer of the columns.
         top_k: Maximum cells of a row; the heaviest are kept.
-        max_pieces: If the other side spells a token in several pieces, only the first `max_pieces` count.
+        max_pieces: If the other side spells a token in several pieces, only the first `max_pieces`
+            count.
         decay: Weight of a piece, divided by that of the piece before it.
         reverse: Also give a teacher token to the student tokens that spell it.
-        control_pairs: Student id → teacher id of control tokens with the same meaning, in addition to BOS and EOS.
-        embeddings: Vectors of the student's and the teacher's tokens in one space, [vocabulary, d] each: rows without
-            a cell get the most similar teacher tokens.
-        embedding_share: Share of similar tokens in rows that have other cells too, in [0, 1); exact rows stay as they
-            are.
+        control_pairs: Student id → teacher id of control tokens with the same meaning, in addition
+            to BOS and EOS.
+        embeddings: Vectors of the student's and the teacher's tokens in one space, [vocabulary, d]
+            each: rows without a cell get the most similar teacher tokens.
+        embedding_share: Share of similar tokens in rows that have other cells too, in [0, 1); exact
+            rows stay as they are.
         progress: Show a progress bar on standard error.
 
     Raises:
-        ConfigError: A setting is out of range, or the embeddings fit neither the vocabularies nor each other.
+        ConfigError: A setting is out of range, or the embeddings fit neither the vocabularies nor
+            each other.
         TokenizerError: A tokenizer has no byte table.
     """
     _check_settings(top_k, max_pieces, decay, embedding_share)
@@ -195,8 +215,12 @@ def project(
     with Progress("projecting", total=total, unit=" tokens", enabled=progress) as shown:
         cells = split_cells(student, teacher, max_pieces, decay, shown)
         if reverse:
-            cells = cells.joined(split_cells(teacher, student, max_pieces, decay, shown).transposed())
-    cells = cells.summed(teacher.vocab_size).without_rows(equal[:, 0]).normalised(student.vocab_size)
+            cells = cells.joined(
+                split_cells(teacher, student, max_pieces, decay, shown).transposed()
+            )
+    cells = (
+        cells.summed(teacher.vocab_size).without_rows(equal[:, 0]).normalised(student.vocab_size)
+    )
     if embeddings is not None:
         known = np.union1d(equal[:, 0], cells.rows) if embedding_share == 0 else equal[:, 0]
         similar = similar_cells(student, teacher, embeddings, known, top_k)
@@ -228,8 +252,8 @@ def _check_bytes(*tokenizers: Tokenizer) -> None:
             _ = tokenizer.byte_table
         except TokenizerError as error:
             raise TokenizerError(
-                f"{tokenizer.name}: vocabularies are compared by bytes, and this tokenizer has {error}; use loss uld, "
-                "or alm with debias false"
+                f"{tokenizer.name}: vocabularies are compared by bytes, and this tokenizer "
+                f"has {error}; use loss uld, or alm with debias false"
             ) from None
 
 
@@ -240,16 +264,22 @@ def _check_settings(top_k: int, max_pieces: int, decay: float, embedding_share: 
     if not 0 < decay <= 1:
         raise ConfigError(f"a projection's decay must be above 0 and at most 1, got {decay!r}")
     if not 0 <= embedding_share < 1:
-        raise ConfigError(f"a projection's embedding_share must be at least 0 and below 1, got {embedding_share!r}")
+        raise ConfigError(
+            "a projection's embedding_share must be at least 0 and below 1, got "
+            f"{embedding_share!r}"
+        )
 
 
-def describe_projection(projection: Projection, student: Tokenizer, teacher: Tokenizer) -> dict[str, Any]:
+def describe_projection(
+    projection: Projection, student: Tokenizer, teacher: Tokenizer
+) -> dict[str, Any]:
     """Figures of a projection, JSON-ready.
 
     Returns:
-        Shares of the student's ids: `exact`; `twins` (bytes of a teacher token, but an id that the student never
-        writes); `split` (other rows); `empty`. `reached`: share of the teacher's ids that some row has; no other can
-        get probability. `common`: number of pairs in the common vocabulary. `examples`: split and empty rows.
+        Shares of the student's ids: `exact`; `twins` (bytes of a teacher token, but an id that the
+        student never writes); `split` (other rows); `empty`. `reached`: share of the teacher's ids
+        that some row has; no other can get probability. `common`: number of pairs in the common
+        vocabulary. `examples`: split and empty rows.
     """
     several = ~projection.exact & ~projection.empty
     spelled = {
@@ -284,13 +314,23 @@ def show_projection(report: dict[str, Any]) -> None:
     """Print what `describe_projection` returned."""
     print(f"{report['student']} ({report['student_size']:,} ids) projected on {report['teacher']} "
           f"({report['teacher_size']:,} ids)")  # fmt: skip
-    print(f"{100 * report['exact']:6.2f} %  equal to one teacher token; a common vocabulary of {report['common']:,}")
-    print(f"{100 * report['twins']:6.2f} %  other ids with such bytes, which the student never writes")
+    print(
+        f"{100 * report['exact']:6.2f} %  equal to one teacher token; a common vocabulary of "
+        f"{report['common']:,}"
+    )
+    print(
+        f"{100 * report['twins']:6.2f} %  other ids with such bytes, which the student never writes"
+    )
     print(f"{100 * report['split']:6.2f} %  in several pieces, such as")
     for example in report["examples"]["split"]:
         print(f"            {example}")
-    print(f"{100 * report['empty']:6.2f} %  empty, such as {', '.join(report['examples']['empty'])}")
-    print(f"{100 * report['reached']:6.2f} %  of the teacher's ids are reached; no other can get probability")
+    print(
+        f"{100 * report['empty']:6.2f} %  empty, such as {', '.join(report['examples']['empty'])}"
+    )
+    print(
+        f"{100 * report['reached']:6.2f} %  of the teacher's ids are reached; no other can "
+        "get probability"
+    )
 
 
 def control_pairs(asked: Sequence[str], student: Tokenizer, teacher: Tokenizer) -> dict[int, int]:
@@ -302,12 +342,17 @@ def control_pairs(asked: Sequence[str], student: Tokenizer, teacher: Tokenizer) 
     found: dict[int, int] = {}
     for pair in asked:
         # Control tokens may contain `=` themselves.
-        ways = [(pair[:place], pair[place + 1 :]) for place, letter in enumerate(pair) if letter == "="]
-        fits = [(a, b) for a, b in ways if a in student.special_tokens and b in teacher.special_tokens]
+        ways = [
+            (pair[:place], pair[place + 1 :]) for place, letter in enumerate(pair) if letter == "="
+        ]
+        fits = [
+            (a, b) for a, b in ways if a in student.special_tokens and b in teacher.special_tokens
+        ]
         if not fits:
             raise ConfigError(
-                f"control pair {pair!r}: expected STUDENT=TEACHER, a control token of {student.name} and one of "
-                f"{teacher.name}; `penstock tokenizer show` lists them"
+                f"control pair {pair!r}: expected STUDENT=TEACHER, a control token of "
+                f"{student.name} and one of {teacher.name}; `penstock tokenizer show` lists "
+                "them"
             )
         found[student.special_tokens[fits[0][0]]] = teacher.special_tokens[fits[0][1]]
     return found
@@ -323,7 +368,9 @@ def _spread(chosen: Bool) -> list[int]:
 
 def _row(projection: Projection, token: int, spelled: dict[str, list[bytes]]) -> str:
     cells = zip(projection.indices[token].tolist(), projection.weights[token].tolist(), strict=True)
-    pieces = [f"{_shown(spelled['teacher'][piece])} {weight:.3f}" for piece, weight in cells if piece >= 0]
+    pieces = [
+        f"{_shown(spelled['teacher'][piece])} {weight:.3f}" for piece, weight in cells if piece >= 0
+    ]
     return f"{_shown(spelled['student'][token])} → {', '.join(pieces)}"
 
 

@@ -1,8 +1,10 @@
-"""The cells of a projection, as three flat arrays: equal tokens, tokens split into pieces, and similar tokens.
+"""The cells of a projection, as three flat arrays: equal tokens, tokens split into pieces, and
+similar tokens.
 
-Tokens are compared by their bytes, and control tokens by their role, never by their strings. A token is spelled as it
-would be inside a text, without the space that some tokenizers put before a text. Costs: one batch of encoding in each
-direction, a dictionary of each vocabulary's bytes, and sorts of the cells.
+Tokens are compared by their bytes, and control tokens by their role, never by their strings. A
+token is spelled as it would be inside a text, without the space that some tokenizers put before a
+text. Costs: one batch of encoding in each direction, a dictionary of each vocabulary's bytes, and
+sorts of the cells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +24,14 @@ IntArray = Int64
 FloatArray = Float64
 
 ANCHORS = ("", "\n", "\x01")
-"""Prefixes that are tried in turn until a token boundary falls right behind the prefix. Nothing works if the tokenizer
-puts no space before a text; the others are characters that do not join with what follows."""
+"""Prefixes that are tried in turn until a token boundary falls right behind the prefix. Nothing
+works if the tokenizer puts no space before a text; the others are characters that do not join with
+what follows.
+"""
 SIMILARITY_POWER = 10
-"""Weights of similar tokens are cosines to this power, so that a row is not spread over slightly similar tokens."""
+"""Weights of similar tokens are cosines to this power, so that a row is not spread over slightly
+similar tokens.
+"""
 BLOCK_BYTES = 64 << 20
 """Bytes of cosines computed at once."""
 BLOCK_TOKENS = 20_000
@@ -42,7 +48,9 @@ class Cells:
     weights: FloatArray
 
     def _taken(self, places: Any) -> "Cells":
-        return Cells(rows=self.rows[places], columns=self.columns[places], weights=self.weights[places])
+        return Cells(
+            rows=self.rows[places], columns=self.columns[places], weights=self.weights[places]
+        )
 
     def transposed(self) -> "Cells":
         """Rows and columns exchanged."""
@@ -72,7 +80,9 @@ class Cells:
         return Cells(rows=self.rows, columns=self.columns, weights=self.weights / sums[self.rows])
 
     def mixed(self, other: "Cells", share: float, num_rows: int) -> "Cells":
-        """Rows of both; where both have cells, `share` of `other`. Both are normalised, and so is the mixture."""
+        """Rows of both; where both have cells, `share` of `other`. Both are normalised, and so is
+        the mixture.
+        """
         ours, theirs = np.zeros(num_rows, np.bool_), np.zeros(num_rows, np.bool_)
         ours[self.rows], theirs[other.rows] = True, True
         kept = self.weights * np.where(theirs[self.rows], 1 - share, 1.0)
@@ -81,12 +91,15 @@ class Cells:
         return Cells(rows=both.rows, columns=both.columns, weights=np.concatenate((kept, added)))
 
 
-def equal_pairs(student: Tokenizer, teacher: Tokenizer, control_pairs: Mapping[int, int]) -> tuple[IntArray, Bool]:
+def equal_pairs(
+    student: Tokenizer, teacher: Tokenizer, control_pairs: Mapping[int, int]
+) -> tuple[IntArray, Bool]:
     """Tokens with equal bytes, and control tokens with the same role.
 
     Returns:
-        (student id, teacher id), int64 [n, 2], each student id at most once; and which of them have bytes that the
-        student's encoder writes as another id (SentencePiece has `A` and the byte 0x41), bool [n].
+        (student id, teacher id), int64 [n, 2], each student id at most once; and which of them have
+        bytes that the student's encoder writes as another id (SentencePiece has `A` and the byte
+        0x41), bool [n].
     """
     ours, theirs = _writers(student), _writers(teacher)
     spelled = _spellings(student.byte_table)
@@ -97,14 +110,20 @@ def equal_pairs(student: Tokenizer, teacher: Tokenizer, control_pairs: Mapping[i
     _check_controls(student, teacher, control_pairs)
     found |= control_pairs
     pairs = np.array(sorted(found.items()), np.int64).reshape(-1, 2)
-    twins = np.array([bool(spelled[token]) and ours[spelled[token]] != token for token in pairs[:, 0]], np.bool_)
+    twins = np.array(
+        [bool(spelled[token]) and ours[spelled[token]] != token for token in pairs[:, 0]], np.bool_
+    )
     return pairs, twins
 
 
-def split_cells(tokenizer: Tokenizer, other: Tokenizer, max_pieces: int, decay: float, progress: Progress) -> Cells:
-    """Each token of `tokenizer` in pieces of `other`: the first `max_pieces`, each `decay` times the one before.
+def split_cells(
+    tokenizer: Tokenizer, other: Tokenizer, max_pieces: int, decay: float, progress: Progress
+) -> Cells:
+    """Each token of `tokenizer` in pieces of `other`: the first `max_pieces`, each `decay` times
+    the one before.
 
-    The weights of a token sum to 1. Tokens that are not text by themselves, such as half a character, have no cells.
+    The weights of a token sum to 1. Tokens that are not text by themselves, such as half a
+    character, have no cells.
     """
     spellings = _spellings(tokenizer.byte_table)
     found: list[IntArray] = []
@@ -121,24 +140,39 @@ def split_cells(tokenizer: Tokenizer, other: Tokenizer, max_pieces: int, decay: 
 
 
 def encode_inside(tokenizer: Tokenizer, spellings: Sequence[bytes]) -> Ragged:
-    """Ids that spell exactly these bytes inside a text, int64; none if the bytes are not UTF-8 or have no such ids."""
+    """Ids that spell exactly these bytes inside a text, int64; none if the bytes are not UTF-8 or
+    have no such ids.
+    """
     rows: dict[int, IntArray] = {}
-    waiting = {number: text for number, data in enumerate(spellings) if data and (text := _text(data)) is not None}
+    waiting = {
+        number: text
+        for number, data in enumerate(spellings)
+        if data and (text := _text(data)) is not None
+    }
     for anchor in ANCHORS:
         numbers = list(waiting)
         ids = _encode(tokenizer, [anchor + waiting[number] for number in numbers])
         spelled = [spellings[number] for number in numbers]
-        for place, found in _tails(tokenizer.byte_table, ids, Ragged.from_rows([*map(_bytes, spelled)], np.uint8)):
+        for place, found in _tails(
+            tokenizer.byte_table, ids, Ragged.from_rows([*map(_bytes, spelled)], np.uint8)
+        ):
             rows[numbers[place]] = found
             del waiting[numbers[place]]
     nothing = np.empty(0, np.int64)
-    return Ragged.from_rows([rows.get(number, nothing) for number in range(len(spellings))], np.int64)
+    return Ragged.from_rows(
+        [rows.get(number, nothing) for number in range(len(spellings))], np.int64
+    )
 
 
 def similar_cells(
-    student: Tokenizer, teacher: Tokenizer, embeddings: tuple[object, object], known: IntArray, top_k: int
+    student: Tokenizer,
+    teacher: Tokenizer,
+    embeddings: tuple[object, object],
+    known: IntArray,
+    top_k: int,
 ) -> Cells:
-    """The teacher tokens with the largest cosines, for each student token that has bytes and is not in `known`.
+    """The teacher tokens with the largest cosines, for each student token that has bytes and is not
+    in `known`.
 
     Raises:
         ConfigError: The embeddings do not fit the vocabularies or each other.
@@ -149,8 +183,8 @@ def similar_cells(
         vectors[0].shape[1] != vectors[1].shape[1]
     ):
         raise ConfigError(
-            f"embeddings have shapes {vectors[0].shape} and {vectors[1].shape}, expected [{sizes[0]}, d] and "
-            f"[{sizes[1]}, d]"
+            f"embeddings have shapes {vectors[0].shape} and {vectors[1].shape}, expected "
+            f"[{sizes[0]}, d] and [{sizes[1]}, d]"
         )
     of_text = [one.byte_table.lengths > 0 for one in (student, teacher)]
     units = [one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), 1e-12) for one in vectors]
@@ -163,10 +197,17 @@ def similar_cells(
         rows = asked[begin : begin + block]
         cosines = units[0][rows] @ units[1][offered].T
         best = np.argpartition(-cosines, k - 1, 1)[:, :k]
-        weights = np.maximum(np.take_along_axis(cosines, best, 1), 0).astype(np.float64) ** SIMILARITY_POWER
+        weights = (
+            np.maximum(np.take_along_axis(cosines, best, 1), 0).astype(np.float64)
+            ** SIMILARITY_POWER
+        )
         some = weights.ravel() > 0
         found.append(
-            Cells(rows=np.repeat(rows, k)[some], columns=offered[best.ravel()[some]], weights=weights.ravel()[some])
+            Cells(
+                rows=np.repeat(rows, k)[some],
+                columns=offered[best.ravel()[some]],
+                weights=weights.ravel()[some],
+            )
         )
     cells = Cells(rows=np.empty(0, np.int64), columns=np.empty(0, np.int64), weights=np.empty(0))
     for one in found:
@@ -175,7 +216,8 @@ def similar_cells(
 
 
 def heaviest(cells: Cells, num_rows: int, top_k: int) -> tuple[Int32, Float32]:
-    """The `top_k` heaviest cells of each row, normalised again: int32 columns (−1: none) and float32 weights.
+    """The `top_k` heaviest cells of each row, normalised again: int32 columns (−1: none) and
+    float32 weights.
 
     Cells of equal weight are ordered by column.
     """
@@ -183,7 +225,9 @@ def heaviest(cells: Cells, num_rows: int, top_k: int) -> tuple[Int32, Float32]:
     rows = cells.rows[order]
     place = np.arange(len(rows)) - np.searchsorted(rows, rows)
     kept = order[place < top_k]
-    best = Cells(rows=cells.rows[kept], columns=cells.columns[kept], weights=cells.weights[kept]).normalised(num_rows)
+    best = Cells(
+        rows=cells.rows[kept], columns=cells.columns[kept], weights=cells.weights[kept]
+    ).normalised(num_rows)
     indices = np.full((num_rows, top_k), -1, np.int32)
     weights = np.zeros((num_rows, top_k), np.float32)
     indices[best.rows, place[place < top_k]] = best.columns
@@ -198,7 +242,9 @@ def _spellings(table: ByteTable) -> list[bytes]:
 
 
 def _writers(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """Bytes → id; of several ids with the same bytes, the one that the encoder writes, else the lowest."""
+    """Bytes → id; of several ids with the same bytes, the one that the encoder writes, else the
+    lowest.
+    """
     writers: dict[bytes, int] = {}
     several: dict[bytes, None] = {}
     for token, data in enumerate(_spellings(tokenizer.byte_table)):
@@ -244,9 +290,13 @@ def _tails(table: ByteTable, ids: Ragged, expected: Ragged) -> list[tuple[int, I
 
 
 def _check_controls(student: Tokenizer, teacher: Tokenizer, pairs: Mapping[int, int]) -> None:
-    for side, tokenizer, ids in (("student", student, pairs.keys()), ("teacher", teacher, pairs.values())):
+    for side, tokenizer, ids in (
+        ("student", student, pairs.keys()),
+        ("teacher", teacher, pairs.values()),
+    ):
         for token in ids:
             if not 0 <= token < tokenizer.vocab_size:
                 raise ConfigError(
-                    f"control pair: {side} id {token} is outside the {tokenizer.vocab_size} ids of {tokenizer.name}"
+                    f"control pair: {side} id {token} is outside the {tokenizer.vocab_size} "
+                    f"ids of {tokenizer.name}"
                 )

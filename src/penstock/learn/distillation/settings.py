@@ -1,4 +1,6 @@
-"""Teachers and their losses: the section `teacher` of a run file, and the `loss` of each teacher. Imports no torch."""
+"""Teachers and their losses: the section `teacher` of a run file, and the `loss` of each teacher.
+Imports no torch.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,55 +15,72 @@ Reduction = Literal["mean", "first"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """The divergence between the teacher's and the student's predictions of a chunk. It is never negative.
+    """The divergence between the teacher's and the student's predictions of a chunk. It is never
+    negative.
 
-    kl: token by token, for teachers with the student's tokenizer. p_kl: over the teacher's vocabulary, into which the
-    student's distribution is projected. h_kl: over the tokens that both have, plus the sorted probabilities of the
-    others. alm: of the probability of the chunk itself, which needs only the text in common. uld: of the sorted
-    probabilities, as a baseline.
+    kl: token by token, for teachers with the student's tokenizer. p_kl: over the teacher's
+    vocabulary, into which the student's distribution is projected. h_kl: over the tokens that both
+    have, plus the sorted probabilities of the others. alm: of the probability of the chunk itself,
+    which needs only the text in common. uld: of the sorted probabilities, as a baseline.
     """
 
     kind: Kind = "p_kl"
     """Name of the divergence."""
     temperature: float = 1.0
-    """kl, p_kl, h_kl, uld: both sides' logits are divided by it, and the divergence is multiplied by its square."""
+    """kl, p_kl, h_kl, uld: both sides' logits are divided by it, and the divergence is multiplied
+    by its square.
+    """
     top_k: int | None = None
-    """kl, p_kl: compare only the teacher's k most likely tokens, and all others as one. h_kl, uld: compare only the k
-    largest sorted probabilities, and the sum of the rest; sorting all costs several times a cross entropy. None:
-    all."""
+    """kl, p_kl: compare only the teacher's k most likely tokens, and all others as one. h_kl, uld:
+    compare only the k largest sorted probabilities, and the sum of the rest; sorting all costs
+    several times a cross entropy. None: all.
+    """
     reverse: bool = False
-    """kl, p_kl, h_kl, alm: KL(student ‖ teacher), which seeks modes, instead of KL(teacher ‖ student)."""
+    """kl, p_kl, h_kl, alm: KL(student ‖ teacher), which seeks modes, instead of KL(teacher ‖
+    student).
+    """
     chunk: Reduction = "mean"
-    """p_kl, h_kl, uld: a chunk's distribution is the mean of its tokens' predictions, or the first of them."""
+    """p_kl, h_kl, uld: a chunk's distribution is the mean of its tokens' predictions, or the first
+    of them.
+    """
     strict: bool = False
     """h_kl: only string-equal tokens are common, as in GOLD."""
     threshold: float = 0.6
-    """h_kl, not strict: two tokens are common if their weight in the projection is at least this."""
+    """h_kl, not strict: two tokens are common if their weight in the projection is at least
+    this.
+    """
     binary_temperature: float = 100.0
-    """alm: τ of p^(1/τ). The divergence is multiplied by τ, so that its gradient does not shrink with it."""
+    """alm: τ of p^(1/τ). The divergence is multiplied by τ, so that its gradient does not shrink
+    with it.
+    """
     debias: bool = True
     """alm: multiply a chunk's probability by that of a boundary after it, on both sides."""
     merge_below: float = 0.1
-    """alm with debias: join a chunk with the next if the teacher's probability of a boundary between them is at most
-    this; 0: never."""
+    """alm with debias: join a chunk with the next if the teacher's probability of a boundary
+    between them is at most this; 0: never.
+    """
 
     def __post_init__(self) -> None:
         for name, known in (("kind", get_args(Kind)), ("chunk", get_args(Reduction))):
             if getattr(self, name) not in known:
-                raise ConfigError(f"loss.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"loss.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
         for name in ("temperature", "binary_temperature"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"loss.{name} must be above 0, got {getattr(self, name)!r}")
         if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"loss.top_k must be at least 1, got {self.top_k}; leave it out for all tokens")
+            raise ConfigError(
+                f"loss.top_k must be at least 1, got {self.top_k}; leave it out for all tokens"
+            )
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"loss.threshold must be in (0, 1], got {self.threshold!r}")
         if not 0 <= self.merge_below < 1:
             raise ConfigError(f"loss.merge_below must be in [0, 1), got {self.merge_below!r}")
         if self.kind == "alm" and self.temperature != 1.0:
             raise ConfigError(
-                f"loss alm compares probabilities at temperature 1, got {self.temperature!r}; leave out temperature, "
-                "or set binary_temperature instead"
+                f"loss alm compares probabilities at temperature 1, got {self.temperature!r}; "
+                "leave out temperature, or set binary_temperature instead"
             )
 
 
@@ -71,15 +90,21 @@ class TeacherSettings:
     """One teacher."""
 
     model: str | None = None
-    """A run's folder, a folder with a transformers model and its tokenizer, or its name on the Hugging Face hub."""
+    """A run's folder, a folder with a transformers model and its tokenizer, or its name on the
+    Hugging Face hub.
+    """
     cache: str | None = None
-    """A folder that `penstock distill cache` wrote, instead of a model: training then needs no teacher."""
+    """A folder that `penstock distill cache` wrote, instead of a model: training then needs no
+    teacher.
+    """
     loss: LossSettings = field(default_factory=LossSettings)
     """How the student's predictions are compared with the teacher's."""
     weight: float = 1.0
     """Weight of this teacher among the teachers."""
     projection: str | None = None
-    """Losses p_kl and h_kl: a file of `penstock distill project`; None: made at the start of the run."""
+    """Losses p_kl and h_kl: a file of `penstock distill project`; None: made at the start of the
+    run.
+    """
     learn_projection: bool = False
     """Loss p_kl: train the projection's weights with the student."""
     process: Literal["here", "own"] = "here"
@@ -87,17 +112,26 @@ class TeacherSettings:
     threads: int | None = None
     """process own: torch's CPU threads in that process; None: the same number as here."""
     documents: Mapping[str, str] = field(default_factory=dict)
-    """Source name → dataset of the same records, prepared with the teacher's tokenizer and chat template."""
+    """Source name → dataset of the same records, prepared with the teacher's tokenizer and chat
+    template.
+    """
     control_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Control tokens with the same meaning, the student's → the teacher's, in addition to BOS and EOS."""
+    """Control tokens with the same meaning, the student's → the teacher's, in addition to BOS and
+    EOS.
+    """
     bos: bool | None = None
-    """Whether each document begins with the teacher's BOS. None: companion documents stay as they are; texts get the
-    BOS if the teacher's tokenizer puts it there by itself, or if the student's document begins with its own."""
+    """Whether each document begins with the teacher's BOS. None: companion documents stay as they
+    are; texts get the BOS if the teacher's tokenizer puts it there by itself, or if the student's
+    document begins with its own.
+    """
     max_tokens: int | None = None
-    """Maximum tokens per document that the teacher reads; later tokens get no distillation loss. None: its training
-    length."""
+    """Maximum tokens per document that the teacher reads; later tokens get no distillation loss.
+    None: its training length.
+    """
     multiple: int = 1
-    """The number of slots of the teacher's rows is rounded up to a multiple of this; 64 or 128 suit GPUs."""
+    """The number of slots of the teacher's rows is rounded up to a multiple of this; 64 or 128 suit
+    GPUs.
+    """
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.cache is None):
@@ -106,11 +140,19 @@ class TeacherSettings:
         if not self.weight > 0:
             raise ConfigError(f"a teacher's weight must be above 0, got {self.weight!r}")
         if self.learn_projection and self.loss.kind != "p_kl":
-            raise ConfigError(f"learn_projection goes with loss p_kl, the only one that projects; got {self.loss.kind}")
+            raise ConfigError(
+                "learn_projection goes with loss p_kl, the only one that projects; got "
+                f"{self.loss.kind}"
+            )
         if self.projection is not None and self.loss.kind not in ("p_kl", "h_kl"):
-            raise ConfigError(f"a projection goes with losses p_kl and h_kl; {self.loss.kind} uses none: leave it out")
+            raise ConfigError(
+                f"a projection goes with losses p_kl and h_kl; {self.loss.kind} uses none: "
+                "leave it out"
+            )
         if self.cache is not None and self.process == "own":
-            raise ConfigError("a cached teacher runs no model, so process: own does not apply; leave out process")
+            raise ConfigError(
+                "a cached teacher runs no model, so process: own does not apply; leave out process"
+            )
         for name in ("threads", "max_tokens", "multiple"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -122,7 +164,8 @@ class TeacherSettings:
 class DistillationSettings:
     """The loss of a step: cross_entropy × cross entropy + distillation × the teachers' divergences.
 
-    A teacher's divergence is the weighted sum over all chunks of the step, divided by the sum of their weights.
+    A teacher's divergence is the weighted sum over all chunks of the step, divided by the sum of
+    their weights.
     """
 
     teachers: Sequence[TeacherSettings]
@@ -132,24 +175,31 @@ class DistillationSettings:
     distillation: float = 1.0
     """Factor of the teachers' divergences."""
     balance: Literal["fixed", "balanced"] = "fixed"
-    """balanced: scale the divergences to the size of the cross entropy, by their ratio in the previous step."""
+    """balanced: scale the divergences to the size of the cross entropy, by their ratio in the
+    previous step.
+    """
     choose: Literal["all", "by_score", "best"] = "all"
-    """How several teachers share a document. all: by their weights. by_score: by a softmax of sharpness × score, times
-    the weights. best: the teacher with the best score gets it."""
+    """How several teachers share a document. all: by their weights. by_score: by a softmax of
+    sharpness × score, times the weights. best: the teacher with the best score gets it.
+    """
     score: Literal["likelihood", "entropy", "confidence"] = "likelihood"
-    """Score of a teacher on a document. likelihood: minus its nats per byte; entropy: minus its mean entropy;
-    confidence: the mean probability of its most likely token."""
+    """Score of a teacher on a document. likelihood: minus its nats per byte; entropy: minus its
+    mean entropy; confidence: the mean probability of its most likely token.
+    """
     sharpness: float = 1.0
     """by_score: factor of the scores in the softmax."""
 
     def __post_init__(self) -> None:
         if not self.teachers:
-            raise ConfigError("teacher.teachers is empty; give at least one teacher, or leave out the section teacher")
+            raise ConfigError(
+                "teacher.teachers is empty; give at least one teacher, or leave out the "
+                "section teacher"
+            )
         for name in ("cross_entropy", "distillation", "sharpness"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"teacher.{name} must be 0 or more, got {getattr(self, name)!r}")
         if not self.distillation:
             raise ConfigError(
-                "teacher.distillation is 0, so nothing would be learnt from the teachers; set it above 0, or leave "
-                "out the section teacher"
+                "teacher.distillation is 0, so nothing would be learnt from the teachers; set "
+                "it above 0, or leave out the section teacher"
             )

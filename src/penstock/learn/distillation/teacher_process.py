@@ -1,15 +1,16 @@
-"""The child process of a `ProcessTeacher`: loads a model and answers one row after another until its caller is gone.
+"""The child process of a `ProcessTeacher`: loads a model and answers one row after another until
+its caller is gone.
 
-A thread reads what the caller sends, so the caller never waits for that. When the caller's end of the pipe closes,
-however the caller ended, the process ends at once. Ctrl-C is left to the caller.
+A thread reads what the caller sends, so the caller never waits for that. When the caller's end of
+the pipe closes, however the caller ended, the process ends at once. Ctrl-C is left to the caller.
 
     caller → child:   the teacher's `Description`, once; then
                       ("buffer", number) and a descriptor; ("drop", number)
                       ("row", generation, number of the lent buffer or None, ModelInput)
     child → caller:   ("ready", vocabulary, dtype, whether outputs stay on the GPU), once; then for each row, in order
-                      ("done", generation, None, or the handles by which torch opens tensors of another process's GPU)
-                      ("failed", generation, the error's traceback)
-"""
+                      ("done", generation, None, or the handles by which torch opens tensors of
+                      another process's GPU) ("failed", generation, the error's traceback)
+"""  # noqa: E501
 
 import io
 import os
@@ -63,7 +64,13 @@ def main() -> None:
         child = _Child(sent.get(), connection)
     except Exception as error:
         # Whatever the user's load raises must reach the caller; our own errors need no traceback.
-        connection.send(("failed", 0, str(error) if isinstance(error, PenstockError) else traceback.format_exc()))
+        connection.send(
+            (
+                "failed",
+                0,
+                str(error) if isinstance(error, PenstockError) else traceback.format_exc(),
+            )
+        )
         return
     while True:
         child.serve(sent.get())
@@ -90,7 +97,9 @@ class _Child:
     def __init__(self, description: Description, connection: Connection) -> None:
         torch.set_num_threads(description.threads)
         model, tokenizer = description.load()
-        self._teacher = ModelTeacher(model, tokenizer, description.wanted, packed=description.packed)
+        self._teacher = ModelTeacher(
+            model, tokenizer, description.wanted, packed=description.packed
+        )
         self._wanted, self._vocab_size = description.wanted, tokenizer.vocab_size
         self._dtype = torch.promote_types(model.compute_dtype, torch.float32)
         self._on_gpu = description.cuda and model.device.type == "cuda"
@@ -119,13 +128,20 @@ class _Child:
     def _run(self, buffer: int | None, row: ModelInput) -> bytes | None:
         if buffer is None:
             return _handles(self._teacher.run(row))
-        shapes = Shapes(slots=len(row.tokens), vocab_size=self._vocab_size, wanted=self._wanted, dtype=self._dtype)
+        shapes = Shapes(
+            slots=len(row.tokens),
+            vocab_size=self._vocab_size,
+            wanted=self._wanted,
+            dtype=self._dtype,
+        )
         self._teacher.run(row, self._buffers[buffer].outputs(shapes))
         return None
 
 
 def _handles(outputs: TeacherOutputs) -> bytes:
-    """Handles by which another process opens GPU tensors (CUDA IPC); torch keeps them until that process lets go."""
+    """Handles by which another process opens GPU tensors (CUDA IPC); torch keeps them until that
+    process lets go.
+    """
     written = io.BytesIO()
     ForkingPickler(written, pickle.HIGHEST_PROTOCOL).dump(outputs.tensors())
     return written.getvalue()

@@ -1,15 +1,18 @@
-"""Rows for teachers: what a teacher reads for each of the student's rows, and which chunks of both correspond.
+"""Rows for teachers: what a teacher reads for each of the student's rows, and which chunks of both
+correspond.
 
-`TeacherRows` is a companion of the loader, so rows are made in its threads, ahead of training. Each document is read in
-one of three ways: its text is encoded with the teacher's tokenizer and aligned by bytes; or, if the source has
-companion documents, the record's own document is read, and in chats aligned turn by turn; or, if the tokenizers are the
-same, the teacher reads the student's own tokens. The teacher's documents are packed in one row in the student's order,
-separate, without padding to the longest.
+`TeacherRows` is a companion of the loader, so rows are made in its threads, ahead of training. Each
+document is read in one of three ways: its text is encoded with the teacher's tokenizer and aligned
+by bytes; or, if the source has companion documents, the record's own document is read, and in chats
+aligned turn by turn; or, if the tokenizers are the same, the teacher reads the student's own
+tokens. The teacher's documents are packed in one row in the student's order, separate, without
+padding to the longest.
 
-Guarantees: every listed chunk has a predictor on both sides and only trained tokens. Everything else is just not listed
-and never an error: a first token, a tail past the teacher's context, tokens outside all chunks. The result depends only
-on the row and its pieces. Costs: encoding and alignment are linear in bytes, the rest is a few NumPy passes over the
-row. There is a Python object per document, none per token or chunk.
+Guarantees: every listed chunk has a predictor on both sides and only trained tokens. Everything
+else is just not listed and never an error: a first token, a tail past the teacher's context, tokens
+outside all chunks. The result depends only on the row and its pieces. Costs: encoding and alignment
+are linear in bytes, the rest is a few NumPy passes over the row. There is a Python object per
+document, none per token or chunk.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,22 +46,28 @@ class TeacherRow:
     """One teacher's side of a row, with C chunks and n documents."""
 
     input: ModelInput
-    """What the teacher reads: the row's documents in its tokens, packed in the same order but separate, all arrays
-    int32, targets at distance 1, padding at the end. If the tokenizers are the same, the student's own row."""
+    """What the teacher reads: the row's documents in its tokens, packed in the same order but
+    separate, all arrays int32, targets at distance 1, padding at the end. If the tokenizers are the
+    same, the student's own row.
+    """
     student_bounds: Int32
-    """[C, 2] half-open ranges of slots of the student's row, ascending and disjoint. The predictors of the chunk [b, e)
-    are the slots b − 1 … e − 2, all in its document."""
+    """[C, 2] half-open ranges of slots of the student's row, ascending and disjoint. The predictors
+    of the chunk [b, e) are the slots b − 1 … e − 2, all in its document.
+    """
     teacher_bounds: Int32
     """[C, 2], the same in `input`."""
     weights: Weights
-    """[C] mean loss weight of the chunk's student tokens as targets, above 0. A chunk with an untrained token is not
-    listed."""
+    """[C] mean loss weight of the chunk's student tokens as targets, above 0. A chunk with an
+    untrained token is not listed.
+    """
     documents: Int32
     """[C] number of the chunk's document in the row."""
     text_bytes: Int64
     """[n] bytes of each document's text that the teacher reads, for scores per byte."""
     pieces: Int64
-    """[n, 4] source, document, first token, number of tokens: the key of a piece in a teacher's cache."""
+    """[n, 4] source, document, first token, number of tokens: the key of a piece in a teacher's
+    cache.
+    """
     same_tokenizer: bool
     """Whether both sides have the same ids."""
 
@@ -70,15 +79,17 @@ class TeacherText:
 
     tokenizer: Tokenizer
     documents: Mapping[str, str | Path] = field(default_factory=dict)
-    """Source name → companion dataset: the same records, prepared with the teacher's tokenizer and chat template.
-    Records are matched by file and line."""
+    """Source name → companion dataset: the same records, prepared with the teacher's tokenizer and
+    chat template. Records are matched by file and line.
+    """
     _: KW_ONLY
     control_pairs: Mapping[int, int] = field(default_factory=dict)
     """Control tokens with the same meaning, student id → teacher id, in addition to BOS and EOS."""
     bos: bool | None = None
-    """Whether the teacher's documents begin with its BOS, all or none. None: companion documents stay as they are; a
-    text gets the BOS if the teacher's tokenizer puts it there by itself, as in `penstock prepare`, or if the student's
-    document begins with its own."""
+    """Whether the teacher's documents begin with its BOS, all or none. None: companion documents
+    stay as they are; a text gets the BOS if the teacher's tokenizer puts it there by itself, as in
+    `penstock prepare`, or if the student's document begins with its own.
+    """
     max_tokens: int | None = None
     """The teacher's context: the rest of a longer document is left out."""
     multiple: int = 1
@@ -87,16 +98,20 @@ class TeacherText:
     def __post_init__(self) -> None:
         for name, value in (("max_tokens", self.max_tokens), ("multiple", self.multiple)):
             if value is not None and value < 1:
-                raise ConfigError(f"teacher {self.tokenizer.name!r}: {name} must be at least 1, got {value}")
+                raise ConfigError(
+                    f"teacher {self.tokenizer.name!r}: {name} must be at least 1, got {value}"
+                )
         if self.bos and self.tokenizer.bos_id is None:
             raise ConfigError(
-                f"teacher {self.tokenizer.name!r}: bos is True, but its tokenizer has no BOS; leave out bos"
+                f"teacher {self.tokenizer.name!r}: bos is True, but its tokenizer has no BOS; "
+                "leave out bos"
             )
 
 
 @final
 class TeacherRows:
-    """A companion for `penstock.Loader`: a row's `distillation` is a tuple with a `TeacherRow` for each teacher.
+    """A companion for `penstock.Loader`: a row's `distillation` is a tuple with a `TeacherRow` for
+    each teacher.
 
     Args:
         student_tokenizer: The tokenizer that the sources were prepared with.
@@ -114,20 +129,26 @@ class TeacherRows:
         """A companion for these sources, which shares the tables.
 
         Raises:
-            ConfigError: A teacher would not read a source's text, or companion documents do not fit.
+            ConfigError: A teacher would not read a source's text, or companion documents do not
+                fit.
         """
         if pictured := next((one.name for one in sources if one.dataset.media is not None), None):
             raise ConfigError(
-                f"source {pictured!r}: documents have images, which teachers do not see yet; distill on text, or train "
-                "without a teacher"
+                f"source {pictured!r}: documents have images, which teachers do not see yet; "
+                "distill on text, or train without a teacher"
             )
         for source in sources:
             info = source.dataset.tokenizer
-            if info is not None and info.fingerprint and info.fingerprint != self._student.fingerprint:
+            if (
+                info is not None
+                and info.fingerprint
+                and info.fingerprint != self._student.fingerprint
+            ):
                 raise ConfigError(
-                    f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), the "
-                    f"student's is {self._student.name!r} ({self._student.fingerprint[:8]}); use the tokenizer in the "
-                    "dataset's folder"
+                    f"source {source.name!r} was prepared with tokenizer {info.name!r} "
+                    f"({info.fingerprint[:8]}), the student's is {self._student.name!r} "
+                    f"({self._student.fingerprint[:8]}); use the tokenizer in the dataset's "
+                    "folder"
                 )
         ready = object.__new__(type(self))
         ready._student = self._student
@@ -142,7 +163,9 @@ class TeacherRows:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """The tokens that the teacher reads of one document, and the chunks of both sides, counted from its first token."""
+    """The tokens that the teacher reads of one document, and the chunks of both sides, counted from
+    its first token.
+    """
 
     ids: Int32
     student_bounds: Int32
@@ -163,26 +186,30 @@ class Reader:
         """A reader for these sources.
 
         Raises:
-            ConfigError: The teacher would not read a source's text, or companion documents do not fit.
+            ConfigError: The teacher would not read a source's text, or companion documents do not
+                fit.
         """
         name, wanted = self.teacher.tokenizer.name, self.teacher.documents
         known = [source.name for source in sources]
         if unknown := sorted(set(wanted) - set(known)):
             raise ConfigError(
-                f"teacher {name!r} has companion documents for {unknown[0]!r}, which is no source; sources are "
-                f"{', '.join(known)}"
+                f"teacher {name!r} has companion documents for {unknown[0]!r}, which is no "
+                f"source; sources are {', '.join(known)}"
             )
         for source in sources:
             if source.is_rewritten and not self.aligner.is_identity:
                 raise ConfigError(
-                    f"source {source.name!r}: objective {source.objective!r} rewrites documents, and teacher {name!r} "
-                    "with another tokenizer would read its control tokens as part of the text; distill from this "
-                    "teacher with the causal objective, or from a teacher with the same tokenizer"
+                    f"source {source.name!r}: objective {source.objective!r} rewrites "
+                    f"documents, and teacher {name!r} with another tokenizer would read its "
+                    "control tokens as part of the text; distill from this teacher with the "
+                    "causal objective, or from a teacher with the same tokenizer"
                 )
             if source.name not in wanted and not self.aligner.is_identity:
                 check_chat(source, name, self.teacher.control_pairs)
         opened = (
-            CompanionDocuments.open(source.name, source.dataset, wanted[source.name], self.teacher.tokenizer)
+            CompanionDocuments.open(
+                source.name, source.dataset, wanted[source.name], self.teacher.tokenizer
+            )
             if source.name in wanted
             else None
             for source in sources
@@ -198,21 +225,34 @@ class Reader:
             piece: Its line of the row's pieces.
 
         Raises:
-            ConversationError: Its companion document has another number of turns; names file and line.
+            ConversationError: Its companion document has another number of turns; names file and
+                line.
         """
         companion = self.companions[piece["source"]] if self.companions else None
         if companion is not None:
             return self._read_companion(ids, weights, piece, companion)
         if self.aligner.is_identity:
-            both = np.stack([np.arange(len(ids)), np.arange(1, len(ids) + 1)], axis=1).astype(np.int32)
+            both = np.stack([np.arange(len(ids)), np.arange(1, len(ids) + 1)], axis=1).astype(
+                np.int32
+            )
             return self._cut(ids, both, both, self.teacher.bos)
         student_ids = ids.astype(np.int64)
         teacher_ids = self.aligner.teacher_ids(student_ids, begins_text=int(piece["begin"]) == 0)
-        return self._cut(teacher_ids, *_known(self.aligner.align(student_ids, teacher_ids)), self._bos_of_texts)
+        return self._cut(
+            teacher_ids, *_known(self.aligner.align(student_ids, teacher_ids)), self._bos_of_texts
+        )
 
-    def _read_companion(self, ids: Any, weights: Any, piece: np.void, companion: CompanionDocuments) -> Reading:
-        """Read the record's companion document. If the student's is a part, the teacher reads all up to its end."""
-        document, first, last = int(piece["document"]), int(piece["begin"]), int(piece["begin"] + piece["tokens"])
+    def _read_companion(
+        self, ids: Any, weights: Any, piece: np.void, companion: CompanionDocuments
+    ) -> Reading:
+        """Read the record's companion document. If the student's is a part, the teacher reads all
+        up to its end.
+        """
+        document, first, last = (
+            int(piece["document"]),
+            int(piece["begin"]),
+            int(piece["begin"] + piece["tokens"]),
+        )
         stored = companion.read(document)
         student_weights = np.concatenate([[0], weights[:-1]])
         is_cut = first > 0 or last < companion.student.table.lengths[document, 0]
@@ -223,7 +263,9 @@ class Reader:
             alignment = self.aligner.align(ids, stored.tokens)
         else:
             try:
-                alignment = align_chats(self.aligner, ids, student_weights, stored.tokens, stored.loss_weights)
+                alignment = align_chats(
+                    self.aligner, ids, student_weights, stored.tokens, stored.loss_weights
+                )
             except ConversationError as error:
                 raise ConversationError(f"{stored.origin} (document {document}): {error}") from None
         student_bounds, teacher_bounds = _known(alignment)
@@ -232,17 +274,23 @@ class Reader:
         here = (student_bounds[:, 0] >= first) & (student_bounds[:, 1] <= last)
         teacher_bounds = teacher_bounds[here]
         read = stored.tokens[: teacher_bounds.max(initial=0)]
-        return self._cut(read, student_bounds[here] - np.int32(first), teacher_bounds, self.teacher.bos)
+        return self._cut(
+            read, student_bounds[here] - np.int32(first), teacher_bounds, self.teacher.bos
+        )
 
     @property
     def _bos_of_texts(self) -> bool | None:
-        """Whether texts begin with the teacher's BOS; None: if the student's document begins with its own."""
+        """Whether texts begin with the teacher's BOS; None: if the student's document begins with
+        its own.
+        """
         tokenizer = self.teacher.tokenizer
         if self.teacher.bos is not None or tokenizer.bos_id in (None, tokenizer.eos_id):
             return self.teacher.bos
         return bool(tokenizer.begin_ids)
 
-    def _cut(self, ids: Any, student_bounds: Any, teacher_bounds: Any, wanted: bool | None) -> Reading:
+    def _cut(
+        self, ids: Any, student_bounds: Any, teacher_bounds: Any, wanted: bool | None
+    ) -> Reading:
         """Add or remove BOS as `wanted`, and cut at the teacher's context."""
         bos, limit = self.teacher.tokenizer.bos_id, self.teacher.max_tokens
         has_bos = len(ids) > 0 and ids[0] == bos
@@ -256,8 +304,16 @@ class Reader:
                 )
         if limit is not None and len(ids) > limit:
             fitting = np.searchsorted(teacher_bounds[:, 1], limit, side="right")
-            ids, student_bounds, teacher_bounds = ids[:limit], student_bounds[:fitting], teacher_bounds[:fitting]
-        return Reading(ids=np.asarray(ids, np.int32), student_bounds=student_bounds, teacher_bounds=teacher_bounds)
+            ids, student_bounds, teacher_bounds = (
+                ids[:limit],
+                student_bounds[:fitting],
+                teacher_bounds[:fitting],
+            )
+        return Reading(
+            ids=np.asarray(ids, np.int32),
+            student_bounds=student_bounds,
+            teacher_bounds=teacher_bounds,
+        )
 
 
 def _known(alignment: Alignment) -> tuple[Int32, Int32]:
@@ -306,10 +362,14 @@ class RowMaker:
         packed, teacher_starts = pack_documents(ids, row.source_ids, multiple=self.teacher.multiple)
         chunks = [len(reading.student_bounds) for reading in readings]
         student = _in_slots([reading.student_bounds for reading in readings], starts[:-1], chunks)
-        teacher = _in_slots([reading.teacher_bounds for reading in readings], teacher_starts, chunks)
+        teacher = _in_slots(
+            [reading.teacher_bounds for reading in readings], teacher_starts, chunks
+        )
         documents = np.repeat(np.arange(len(readings), dtype=np.int32), chunks)
         means = _mean_weights(weights, student)
-        begin_later = (student[:, 0] > starts[documents]) & (teacher[:, 0] > teacher_starts[documents])
+        begin_later = (student[:, 0] > starts[documents]) & (
+            teacher[:, 0] > teacher_starts[documents]
+        )
         kept = np.flatnonzero(begin_later & (means > 0))
         return TeacherRow(
             input=packed,
@@ -317,7 +377,9 @@ class RowMaker:
             teacher_bounds=teacher[kept],
             weights=means[kept],
             documents=documents[kept],
-            text_bytes=np.array([self.token_bytes[reading.ids].sum() for reading in readings], np.int64),
+            text_bytes=np.array(
+                [self.token_bytes[reading.ids].sum() for reading in readings], np.int64
+            ),
             pieces=_keys(pieces),
             same_tokenizer=self.reader.aligner.is_identity,
         )
@@ -328,12 +390,15 @@ class RowMaker:
         cut = limit is not None and pieces["length"].max(initial=0) > limit
         if cut and row.prefix_lengths is not None:
             raise ConfigError(
-                f"teacher {self.teacher.tokenizer.name!r} reads {limit} tokens, but a document of the row has "
-                f"{pieces['length'].max()} and a bidirectional prefix, which cannot be cut; use shorter rows"
+                f"teacher {self.teacher.tokenizer.name!r} reads {limit} tokens, but a "
+                f"document of the row has {pieces['length'].max()} and a bidirectional "
+                "prefix, which cannot be cut; use shorter rows"
             )
         return not cut and self.teacher.bos is None and not self.teacher.documents
 
-    def _own_row(self, row: ModelInput, pieces: Records, starts: Int64, weights: Weights) -> TeacherRow:
+    def _own_row(
+        self, row: ModelInput, pieces: Records, starts: Int64, weights: Weights
+    ) -> TeacherRow:
         """The student's row itself, with one chunk for each trained target inside the row."""
         in_row = weights[: starts[-1]] != 0
         in_row[starts[1:] - 1] = False
@@ -363,20 +428,28 @@ def _token_bytes(tokenizer: Tokenizer) -> Int64:
         return tokenizer.byte_table.lengths
     except TokenizerError:
         # There are no exact bytes; those of each token's own text come close.
-        return np.array([len(tokenizer.decode([token]).encode()) for token in range(tokenizer.vocab_size)], np.int64)
+        return np.array(
+            [len(tokenizer.decode([token]).encode()) for token in range(tokenizer.vocab_size)],
+            np.int64,
+        )
 
 
 def _slot_weights(row: ModelInput) -> Weights:
     """Loss weight of each slot's target at distance 1, float32 [T]."""
     weights: Weights
-    weights = (row.targets[0] != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights[0]
+    weights = (
+        (row.targets[0] != IGNORE).astype(np.float32)
+        if row.loss_weights is None
+        else row.loss_weights[0]
+    )
     return weights
 
 
 def _mean_weights(weights: Weights, bounds: Int32) -> Weights:
     """Mean weight of each chunk's tokens as targets; 0 if one of them is not trained.
 
-    The chunk [b, e) has the predictors b − 1 … e − 2. The caller leaves out a chunk at the beginning of its document.
+    The chunk [b, e) has the predictors b − 1 … e − 2. The caller leaves out a chunk at the
+    beginning of its document.
     """
     sums = np.concatenate([[0.0], np.cumsum(weights, dtype=np.float64)])
     trained = np.concatenate([[0], np.cumsum(weights != 0)])

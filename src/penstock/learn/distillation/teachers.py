@@ -1,17 +1,20 @@
-"""Teachers: what the trainer asks for each row, how sure a teacher is, and which tokens begin at a boundary.
+"""Teachers: what the trainer asks for each row, how sure a teacher is, and which tokens begin at a
+boundary.
 
-`ModelTeacher` runs a model in this process; `process_teacher` runs one in another, and `cached_teacher` reads what was
-written before. `document_scores` is used to choose among several teachers; a document's score depends on that document
-alone, so ranks need not agree on anything.
+`ModelTeacher` runs a model in this process; `process_teacher` runs one in another, and
+`cached_teacher` reads what was written before. `document_scores` is used to choose among several
+teachers; a document's score depends on that document alone, so ranks need not agree on anything.
 
-`starts_boundary` is used to debias likelihoods of chunks. The probability of a chunk's tokens does not say where the
-next token may begin: a tokenizer may write " hel" as a token only if "lo" does not follow. Approximate likelihood
-matching therefore multiplies a chunk's probability by that of a boundary after it (Minixhofer, Vulić, Ponti 2025,
-arXiv:2503.20083, section 3.2), and the boundary must be the same event of the text for both tokenizers. Here it is *the
-next byte is ASCII whitespace, or the text ends*: a token begins at a boundary if its first byte is space, tab, newline
-or carriage return, or if it is a control token. The first byte alone decides, so the event is the same for any two
-tokenizers with byte tables, whatever their pre-tokenizers do. The authors' code (tokenkit) uses space, tab, newline and
-special tokens. Punctuation does not count, because whether it begins a pre-token depends on the text before it.
+`starts_boundary` is used to debias likelihoods of chunks. The probability of a chunk's tokens does
+not say where the next token may begin: a tokenizer may write " hel" as a token only if "lo" does
+not follow. Approximate likelihood matching therefore multiplies a chunk's probability by that of a
+boundary after it (Minixhofer, Vulić, Ponti 2025, arXiv:2503.20083, section 3.2), and the boundary
+must be the same event of the text for both tokenizers. Here it is *the next byte is ASCII
+whitespace, or the text ends*: a token begins at a boundary if its first byte is space, tab, newline
+or carriage return, or if it is a control token. The first byte alone decides, so the event is the
+same for any two tokenizers with byte tables, whatever their pre-tokenizers do. The authors' code
+(tokenkit) uses space, tab, newline and special tokens. Punctuation does not count, because whether
+it begins a pre-token depends on the text before it.
 """
 
 from collections.abc import Sequence
@@ -34,7 +37,9 @@ WHITESPACE = b" \t\n\r"
 """First bytes of tokens that begin at a boundary."""
 Score = Literal["likelihood", "entropy", "confidence"]
 ANY_ROWS = PackedRows(1, 1)
-"""Rows that hold several documents of unknown lengths; a model refuses rows that it cannot take when it sees them."""
+"""Rows that hold several documents of unknown lengths; a model refuses rows that it cannot take
+when it sees them.
+"""
 
 
 def starts_boundary(tokenizer: Tokenizer) -> Bool:
@@ -47,8 +52,8 @@ def starts_boundary(tokenizer: Tokenizer) -> Bool:
         table = tokenizer.byte_table
     except TokenizerError as error:
         raise TokenizerError(
-            f"{tokenizer.name}: boundaries are found by bytes, and this tokenizer has {error}; set debias to false, or "
-            "use loss uld"
+            f"{tokenizer.name}: boundaries are found by bytes, and this tokenizer has "
+            f"{error}; set debias to false, or use loss uld"
         ) from None
     is_whitespace = np.zeros(256, np.bool_)
     is_whitespace[np.frombuffer(WHITESPACE, np.uint8)] = True
@@ -59,14 +64,15 @@ def starts_boundary(tokenizer: Tokenizer) -> Bool:
 
 
 def document_scores(outputs: TeacherOutputs, row: TeacherRow, score: Score) -> Tensor:
-    """How sure a teacher is of each document, float64 [n], higher is surer, on the device of `outputs`.
+    """How sure a teacher is of each document, float64 [n], higher is surer, on the device of
+    `outputs`.
 
     Args:
         outputs: The teacher's outputs for `row`.
         row: A row of n documents.
-        score: likelihood: minus nats per byte of text, which is comparable across tokenizers; entropy: minus the mean
-            entropy of its predictions; confidence: the mean probability of its most likely token, at the temperature
-            of `outputs`.
+        score: likelihood: minus nats per byte of text, which is comparable across tokenizers;
+            entropy: minus the mean entropy of its predictions; confidence: the mean probability of
+            its most likely token, at the temperature of `outputs`.
     """
     device = outputs.token_log_probs.device
     positions = row.input.positions
@@ -76,11 +82,15 @@ def document_scores(outputs: TeacherOutputs, row: TeacherRow, score: Score) -> T
 
     def sums(values: Tensor) -> Tensor:
         # Padding is counted as one more document, after the last.
-        found = torch.zeros(count + 1, dtype=torch.float64, device=device).index_add(0, documents, values.double())
+        found = torch.zeros(count + 1, dtype=torch.float64, device=device).index_add(
+            0, documents, values.double()
+        )
         return found[:count]
 
     if score == "likelihood":
-        return sums(outputs.token_log_probs) / torch.from_numpy(row.text_bytes).to(device).clamp_min(1)
+        return sums(outputs.token_log_probs) / torch.from_numpy(row.text_bytes).to(
+            device
+        ).clamp_min(1)
     tokens = sums(torch.ones_like(outputs.entropy)).clamp_min(1)
     if score == "entropy":
         return -sums(outputs.entropy) / tokens
@@ -93,7 +103,9 @@ class Teacher(Protocol):
     """Predicts the tokens of rows."""
 
     def ask(self, rows: Sequence[TeacherRow]) -> None:
-        """Announce the next rows, so that work may begin elsewhere; rows announced before are forgotten."""
+        """Announce the next rows, so that work may begin elsewhere; rows announced before are
+        forgotten.
+        """
 
     def outputs(self, row: TeacherRow) -> TeacherOutputs:
         """Predictions for a row; announced rows must be fetched in order."""
@@ -110,8 +122,9 @@ class ModelTeacher:
         model: Its training mode is kept, and it gets no gradients.
         tokenizer: The model's tokenizer.
         wanted: What to keep of its distributions.
-        packed: Sizes of rows that hold several documents, so that a model which cannot take them is refused at once;
-            None: no row holds several. By default the sizes are unknown until the first row.
+        packed: Sizes of rows that hold several documents, so that a model which cannot take them is
+            refused at once; None: no row holds several. By default the sizes are unknown until the
+            first row.
 
     Raises:
         ConfigError: The model has fewer embeddings than the tokenizer has ids.
@@ -119,17 +132,27 @@ class ModelTeacher:
     """
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, wanted: Wanted, *, packed: PackedRows | None = ANY_ROWS
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        wanted: Wanted,
+        *,
+        packed: PackedRows | None = ANY_ROWS,
     ) -> None:
         if model.vocab_size < tokenizer.vocab_size:
             raise ConfigError(
-                f"the teacher has embeddings for {model.vocab_size} ids, its tokenizer ({tokenizer.name}) has "
-                f"{tokenizer.vocab_size}; give the tokenizer that it was trained with"
+                f"the teacher has embeddings for {model.vocab_size} ids, its tokenizer "
+                f"({tokenizer.name}) has {tokenizer.vocab_size}; give the tokenizer that it "
+                "was trained with"
             )
         if packed is not None:
             _require_packed(model, packed, tokenizer.name)
         self.model, self.tokenizer, self.wanted = model, tokenizer, wanted
-        self._boundary = torch.from_numpy(starts_boundary(tokenizer)).to(model.device) if wanted.boundary else None
+        self._boundary = (
+            torch.from_numpy(starts_boundary(tokenizer)).to(model.device)
+            if wanted.boundary
+            else None
+        )
 
     def ask(self, rows: Sequence[TeacherRow]) -> None:
         """Do nothing: the model runs when outputs are fetched."""

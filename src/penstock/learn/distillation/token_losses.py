@@ -1,9 +1,12 @@
-"""Divergences between two distributions over tokens: the same vocabulary, projected, common, or only sorted.
+"""Divergences between two distributions over tokens: the same vocabulary, projected, common, or
+only sorted.
 
-`Projector` applies a projection: probabilities of student tokens become probabilities of teacher tokens. Guarantees:
-the sum of a row of probabilities is kept, except for tokens with an empty row in the projection; additions have a fixed
-order (on a GPU with `torch.use_deterministic_algorithms`). Costs: a multiplication and an addition per cell and
-position, forward and backward; learnable weights need about as much memory again as the probabilities.
+`Projector` applies a projection: probabilities of student tokens become probabilities of teacher
+tokens. Guarantees: the sum of a row of probabilities is kept, except for tokens with an empty row
+in the projection; additions have a fixed order (on a GPU with
+`torch.use_deterministic_algorithms`). Costs: a multiplication and an addition per cell and
+position, forward and backward; learnable weights need about as much memory again as the
+probabilities.
 """
 
 from typing import final
@@ -34,8 +37,8 @@ from penstock.models.gradients import accumulator
 class Projector(nn.Module):
     """A projection from the student's to the teacher's vocabulary, fixed or learnable.
 
-    Learnable weights are a softmax over the cells of each row, so rows always sum to 1, and rows of one cell stay as
-    they are.
+    Learnable weights are a softmax over the cells of each row, so rows always sum to 1, and rows of
+    one cell stay as they are.
 
     Args:
         projection: The cells and their initial weights.
@@ -71,13 +74,18 @@ class Projector(nn.Module):
         # Not saved with a model: the projection has its own file.
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer, persistent=False)
-        self.log_weights = nn.Parameter(weights.log().masked_fill(~filled, 0.0)) if learnable else None
+        self.log_weights = (
+            nn.Parameter(weights.log().masked_fill(~filled, 0.0)) if learnable else None
+        )
 
     def cell_weights(self) -> Tensor:
-        """The current weights, float32 [student vocabulary, k], with gradient if they are learnable."""
+        """The current weights, float32 [student vocabulary, k], with gradient if they are
+        learnable.
+        """
         if self.log_weights is None:
             return self.weights
-        # In empty rows all scores are the same large negative number: no 0 / 0, and zeros in the end.
+        # In empty rows all scores are the same large negative number: no 0 / 0, and zeros in the
+        # end.
         scores = self.log_weights.masked_fill(~self.filled, torch.finfo(self.log_weights.dtype).min)
         return scores.softmax(1).masked_fill(~self.filled, 0.0)
 
@@ -123,30 +131,40 @@ class Projector(nn.Module):
 class SameVocabulary:
     """kl: one student token against one teacher token, with the same ids."""
 
-    def __init__(self, settings: LossSettings, outputs: TeacherOutputs, pairing: Pairing, vocab_size: int) -> None:
+    def __init__(
+        self, settings: LossSettings, outputs: TeacherOutputs, pairing: Pairing, vocab_size: int
+    ) -> None:
         lengths = torch.cat((pairing.student_bounds, pairing.teacher_bounds)).diff()
         if len(lengths) and int(lengths.max()) != 1:
             raise ConfigError(
-                f"loss kl compares token by token, but a chunk has {int(lengths.max())} tokens; it needs a teacher "
-                "with the student's tokenizer: use p_kl, h_kl or alm"
+                f"loss kl compares token by token, but a chunk has {int(lengths.max())} "
+                "tokens; it needs a teacher with the student's tokenizer: use p_kl, h_kl or "
+                "alm"
             )
         self._settings, self._outputs = settings, outputs
-        self._top_k = None if settings.top_k is None or settings.top_k >= vocab_size else settings.top_k
+        self._top_k = (
+            None if settings.top_k is None or settings.top_k >= vocab_size else settings.top_k
+        )
         if outputs.log_probs is not None and outputs.log_probs.shape[-1] != vocab_size:
             raise ConfigError(
-                f"loss kl: the teacher has {outputs.log_probs.shape[-1]} tokens, the student {vocab_size}; it needs a "
-                "teacher with the student's tokenizer: use p_kl, h_kl or alm"
+                f"loss kl: the teacher has {outputs.log_probs.shape[-1]} tokens, the student "
+                f"{vocab_size}; it needs a teacher with the student's tokenizer: use p_kl, "
+                "h_kl or alm"
             )
 
     def __call__(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         """The divergence of each chunk [C]."""
         logits = logits.to(accumulator(logits.dtype)) / self._settings.temperature
         if self._outputs.log_probs is not None and self._top_k is None:
-            log_p = self._outputs.log_probs[block.teacher.slots.to(self._outputs.log_probs.device)].to(logits)
+            log_p = self._outputs.log_probs[
+                block.teacher.slots.to(self._outputs.log_probs.device)
+            ].to(logits)
             return kl_of_logits(logits, log_p, reverse=self._settings.reverse)
         ids, listed = top_of(self._outputs, block.teacher, self._top_k, logits)
         if ids.shape[-1] == logits.shape[-1]:
-            return kl_of_logits(logits, listed.scatter(-1, ids, listed), reverse=self._settings.reverse)
+            return kl_of_logits(
+                logits, listed.scatter(-1, ids, listed), reverse=self._settings.reverse
+            )
         # A rest of 0, which rounding can cause, would be infinitely far from the student's.
         rest = rest_of(listed.exp()).clamp_min(torch.finfo(listed.dtype).eps)
         log_p, log_q = torch.cat((listed, rest.log()), -1), listed_log_probs(logits, ids)
@@ -155,12 +173,14 @@ class SameVocabulary:
 
 @final
 class Projected:
-    """p_kl: the student's distribution, projected to the teacher's most likely tokens and a bucket for the rest.
+    """p_kl: the student's distribution, projected to the teacher's most likely tokens and a bucket
+    for the rest.
 
-    The teacher's probability on tokens that no student token maps to teaches nothing. So the student is compared with
-    the teacher's other tokens, scaled by their total probability. Over the whole vocabulary the teacher has no rest.
-    Then the student's rest, from tokens with an empty row in the projection, has no bucket either: it counts as the
-    probability that the other tokens lack. With its own bucket, the reverse divergence would be infinite.
+    The teacher's probability on tokens that no student token maps to teaches nothing. So the
+    student is compared with the teacher's other tokens, scaled by their total probability. Over the
+    whole vocabulary the teacher has no rest. Then the student's rest, from tokens with an empty row
+    in the projection, has no bucket either: it counts as the probability that the other tokens
+    lack. With its own bucket, the reverse divergence would be infinite.
     """
 
     def __init__(
@@ -172,11 +192,13 @@ class Projected:
         device: torch.device,
     ) -> None:
         if projector is None:
-            raise ConfigError("loss p_kl needs a projection of the student's vocabulary: pass projector")
+            raise ConfigError(
+                "loss p_kl needs a projection of the student's vocabulary: pass projector"
+            )
         if projector.student_size != vocab_size:
             raise ConfigError(
-                f"loss p_kl: the projection is for {projector.student_size} student tokens, the student has "
-                f"{vocab_size}; make it again with `penstock distill project`"
+                f"loss p_kl: the projection is for {projector.student_size} student tokens, "
+                f"the student has {vocab_size}; make it again with `penstock distill project`"
             )
         self._settings, self._outputs, self._projector = settings, outputs, projector
         with torch.no_grad():
@@ -190,24 +212,36 @@ class Projected:
             if self._settings.top_k is None or self._settings.top_k >= teacher.shape[-1]:
                 if self._settings.reverse:
                     return self._reverse_of_all(
-                        self._projector(student), teacher_log_mean(self._outputs, block.teacher, student)
+                        self._projector(student),
+                        teacher_log_mean(self._outputs, block.teacher, student),
                     )
                 # The teacher's rest is exactly 0, without rounding.
-                return self._compare(teacher, self._projector(student), self._reached, torch.zeros_like(teacher[:, :1]))
+                return self._compare(
+                    teacher,
+                    self._projector(student),
+                    self._reached,
+                    torch.zeros_like(teacher[:, :1]),
+                )
             teacher, ids = teacher.topk(self._settings.top_k)
             student = self._projector.columns(student, ids)
         else:
-            teacher, ids, known = known_mean(self._outputs, block.teacher, self._settings.top_k, student)
+            teacher, ids, known = known_mean(
+                self._outputs, block.teacher, self._settings.top_k, student
+            )
             student = self._projector.columns(student, ids) * known
         return self._compare(teacher, student, self._reached[ids], rest_of(teacher))
 
     def _reverse_of_all(self, q: Tensor, log_p: Tensor) -> Tensor:
-        """KL(student ‖ teacher) of projected student probabilities and the teacher's log-probabilities, both [C, V]."""
+        """KL(student ‖ teacher) of projected student probabilities and the teacher's
+        log-probabilities, both [C, V].
+        """
         lost = log_p.exp().masked_fill(self._reached, 0.0).sum(-1, keepdim=True)
         return kl_to_logs(q * (1 - lost), log_p.masked_fill(~self._reached, LOWEST))
 
     def _compare(self, p: Tensor, q: Tensor, reached: Tensor, rest: Tensor) -> Tensor:
-        """KL of the teacher's and the student's listed probabilities, both [C, K], and of the rest."""
+        """KL of the teacher's and the student's listed probabilities, both [C, K], and of the
+        rest.
+        """
         lost, noise = p.masked_fill(reached, 0.0).sum(-1, keepdim=True), noise_of(p.dtype)
         p = torch.cat((p.masked_fill(~reached, 0.0), rest + noise), -1)
         q = torch.cat((q, rest_of(q) + noise), -1) * (1 - lost)
@@ -216,20 +250,28 @@ class Projected:
 
 @final
 class CommonVocabulary:
-    """h_kl: KL over the common tokens with one bucket for the others, plus the sorted distance of the others.
+    """h_kl: KL over the common tokens with one bucket for the others, plus the sorted distance of
+    the others.
 
-    If the side that KL compares with has no other tokens, its bucket is empty and KL would be infinite. Then the bucket
-    is left out, and its probability counts as what the common tokens lack.
+    If the side that KL compares with has no other tokens, its bucket is empty and KL would be
+    infinite. Then the bucket is left out, and its probability counts as what the common tokens
+    lack.
     """
 
-    def __init__(self, settings: LossSettings, outputs: TeacherOutputs, pairs: Tensor | None, vocab_size: int) -> None:
+    def __init__(
+        self, settings: LossSettings, outputs: TeacherOutputs, pairs: Tensor | None, vocab_size: int
+    ) -> None:
         full = full_log_probs(outputs, "h_kl")
         if pairs is None or not len(pairs):
-            raise ConfigError("loss h_kl needs the common vocabulary: pass pairs=Projection.pairs(…)")
+            raise ConfigError(
+                "loss h_kl needs the common vocabulary: pass pairs=Projection.pairs(…)"
+            )
         self._settings, self._outputs = settings, outputs
         self._pairs = pairs.to(torch.int64)
         self._uncommon = [
-            torch.ones(size, dtype=torch.bool).index_fill(0, self._pairs[:, side].cpu(), False).nonzero()[:, 0]
+            torch.ones(size, dtype=torch.bool)
+            .index_fill(0, self._pairs[:, side].cpu(), False)
+            .nonzero()[:, 0]
             for side, size in ((0, vocab_size), (1, full.shape[-1]))
         ]
         self._buckets = len(self._pairs) + bool(len(self._uncommon[1 if settings.reverse else 0]))
@@ -246,13 +288,17 @@ class CommonVocabulary:
         q, p = sides
         if self._settings.reverse:
             common, other = self._parts(teacher_log_mean(self._outputs, block.teacher, student), 1)
-            apart = kl_to_logs(q, torch.cat((common, other.logsumexp(-1, keepdim=True)), -1)[:, : self._buckets])
+            apart = kl_to_logs(
+                q, torch.cat((common, other.logsumexp(-1, keepdim=True)), -1)[:, : self._buckets]
+            )
         else:
             apart = kl_of_probabilities(p, q)
         return apart + sorted_distance(others[1], others[0], self._settings.top_k)
 
     def _parts(self, found: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """The columns of the common tokens and those of the others; side 0 is the student, 1 the teacher."""
+        """The columns of the common tokens and those of the others; side 0 is the student, 1 the
+        teacher.
+        """
         return (
             found.index_select(1, self._pairs[:, side].to(found.device)),
             found.index_select(1, self._uncommon[side].to(found.device)),
@@ -261,7 +307,9 @@ class CommonVocabulary:
 
 @final
 class SortedProbabilities:
-    """uld: the distance between both distributions' sorted probabilities, whatever their tokens are."""
+    """uld: the distance between both distributions' sorted probabilities, whatever their tokens
+    are.
+    """
 
     def __init__(self, settings: LossSettings, outputs: TeacherOutputs, vocab_size: int) -> None:
         full_log_probs(outputs, "uld")
@@ -302,13 +350,16 @@ def full_log_probs(outputs: TeacherOutputs, kind: str) -> Tensor:
     """
     if outputs.log_probs is None:
         raise ConfigError(
-            f"loss {kind} needs the teacher's full distribution, but its outputs hold only the likeliest tokens (as a "
-            "cache does); ask with Wanted(top_k=None), or use kl, p_kl or alm"
+            f"loss {kind} needs the teacher's full distribution, but its outputs hold only "
+            "the likeliest tokens (as a cache does); ask with Wanted(top_k=None), or use kl, "
+            "p_kl or alm"
         )
     return outputs.log_probs
 
 
-def top_of(outputs: TeacherOutputs, side: Side, top_k: int | None, like: Tensor) -> tuple[Tensor, Tensor]:
+def top_of(
+    outputs: TeacherOutputs, side: Side, top_k: int | None, like: Tensor
+) -> tuple[Tensor, Tensor]:
     """The teacher's most likely tokens at each slot: ids [P, k] and log-probabilities [P, k]."""
     if outputs.log_probs is not None:
         assert top_k is not None
@@ -321,11 +372,13 @@ def top_of(outputs: TeacherOutputs, side: Side, top_k: int | None, like: Tensor)
     return ids.to(like.device), logs.to(like)
 
 
-def known_mean(outputs: TeacherOutputs, side: Side, top_k: int | None, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def known_mean(
+    outputs: TeacherOutputs, side: Side, top_k: int | None, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean probabilities of each chunk, if only each slot's most likely tokens are known.
 
-    Only tokens that are known at *all* of a chunk's slots are listed; otherwise a token that one slot does not list
-    would count as impossible there. All others are in the rest.
+    Only tokens that are known at *all* of a chunk's slots are listed; otherwise a token that one
+    slot does not list would count as impossible there. All others are in the rest.
 
     Returns:
         Probabilities [C, k], 0 where unknown; ids [C, k]; and which are known, [C, k] 1 or 0.

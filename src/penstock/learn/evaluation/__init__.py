@@ -1,7 +1,8 @@
 """Evaluation: real tasks, scored with standard errors; code that a model writes runs in a sandbox.
 
-`make_task` makes a task, `Subject` wraps a model, and `run_task` returns results. Needs the extra `train`, and `eval`
-for data from the Hugging Face Hub and for lm-eval's tasks. Settings need no torch.
+`make_task` makes a task, `Subject` wraps a model, and `run_task` returns results. Needs the extra
+`train`, and `eval` for data from the Hugging Face Hub and for lm-eval's tasks. Settings need no
+torch.
 """
 
 from typing import TYPE_CHECKING
@@ -29,4 +30,14 @@ else:
         },
     )
 
-__all__ = ["Answer", "Problem", "Results", "Subject", "Task", "TaskSettings", "make_task", "run_lm_eval", "run_task"]
+__all__ = [
+    "Answer",
+    "Problem",
+    "Results",
+    "Subject",
+    "Task",
+    "TaskSettings",
+    "make_task",
+    "run_lm_eval",
+    "run_task",
+]

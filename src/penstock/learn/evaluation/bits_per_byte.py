@@ -1,10 +1,10 @@
 """Bits per byte of texts: how well a model predicts them, comparable between tokenizers.
 
-Each text is scored alone, after BOS if the model was trained with it. Without BOS the first token is not predicted, and
-its bytes do not count. A text longer than the context is cut into windows; each after the first sees `overlap` tokens
-before its own, and more overlap is fairer but slower. A text's score is its own bits per byte. The mean is weighted by
-bytes, so it is all bits over all bytes. Bytes are those of the text in UTF-8, so text that a tokenizer's normaliser
-drops counts too.
+Each text is scored alone, after BOS if the model was trained with it. Without BOS the first token
+is not predicted, and its bytes do not count. A text longer than the context is cut into windows;
+each after the first sees `overlap` tokens before its own, and more overlap is fairer but slower. A
+text's score is its own bits per byte. The mean is weighted by bytes, so it is all bits over all
+bytes. Bytes are those of the text in UTF-8, so text that a tokenizer's normaliser drops counts too.
 """
 
 import math
@@ -24,30 +24,43 @@ Window = tuple[list[int], list[int]]
 
 @final
 class BitsPerByte:
-    """See the module. `data` is anything that `penstock prepare` reads: a text file, JSONL, Parquet, …"""
+    """See the module. `data` is anything that `penstock prepare` reads: a text file, JSONL,
+    Parquet, …
+    """
 
     notes = ()
 
     def __init__(self, settings: TaskSettings) -> None:
         if settings.data is None:
             raise ConfigError(
-                "task bits_per_byte: there is no default data; set data to texts (--task-data bits_per_byte=PATH)"
+                "task bits_per_byte: there is no default data; set data to texts (--task-data "
+                "bits_per_byte=PATH)"
             )
         if settings.chat:
-            raise ConfigError("task bits_per_byte: it scores plain text, not chats; set chat to false (--plain)")
+            raise ConfigError(
+                "task bits_per_byte: it scores plain text, not chats; set chat to false (--plain)"
+            )
         self.settings = settings
         try:
             self._texts = [text for text in read_texts(open_sources(settings.data)) if text]
         except RecordError as error:
             found = task_of_file(Path(settings.data))
-            known = advice(found, settings.name) or "; this task reads texts, or the field text of records"
+            known = (
+                advice(found, settings.name)
+                or "; this task reads texts, or the field text of records"
+            )
             raise RecordError(f"task bits_per_byte: {error}{known}") from error
         if not self._texts:
-            raise ConfigError(f"task bits_per_byte: {settings.data} has no text; give data with non-empty texts")
+            raise ConfigError(
+                f"task bits_per_byte: {settings.data} has no text; give data with non-empty texts"
+            )
 
     def problems(self) -> Sequence[Problem]:
         """The texts, or the first ones."""
-        return [Problem(name=str(number), content=one) for number, one in enumerate(self._texts[: self.settings.limit])]
+        return [
+            Problem(name=str(number), content=one)
+            for number, one in enumerate(self._texts[: self.settings.limit])
+        ]
 
     def fingerprint(self) -> str:
         """Fingerprint of all texts."""
@@ -58,7 +71,9 @@ class BitsPerByte:
         begin, length = subject.begin_ids, subject.context_length
         overlap = length // 2 if self.settings.overlap is None else self.settings.overlap
         if overlap >= length:
-            raise ConfigError(f"task bits_per_byte: overlap {overlap} must be less than the context of {length}")
+            raise ConfigError(
+                f"task bits_per_byte: overlap {overlap} must be less than the context of {length}"
+            )
         requests: list[Window] = []
         counts: list[tuple[int, int]] = []
         for problem in problems:
@@ -74,7 +89,12 @@ class BitsPerByte:
             # Without BOS, a text of one token has nothing to predict.
             weight = max(num_bytes, 0) if count else 0
             detail = {"bits": bits, "bytes": weight}
-            yield Answer(problem=problem.name, score=bits / weight if weight else 0.0, weight=weight, detail=detail)
+            yield Answer(
+                problem=problem.name,
+                score=bits / weight if weight else 0.0,
+                weight=weight,
+                detail=detail,
+            )
 
     def figures(self, answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
         """None."""
@@ -82,7 +102,8 @@ class BitsPerByte:
 
 
 def windows(ids: Sequence[int], length: int, overlap: int) -> list[Window]:
-    """Windows in which each token but the first is predicted once, from the tokens before it in its window.
+    """Windows in which each token but the first is predicted once, from the tokens before it in its
+    window.
 
     Args:
         ids: Ids of a text.

@@ -1,9 +1,9 @@
 """Code tasks: HumanEval, HumanEval+, MBPP and MBPP+, with pass@k.
 
-pass@k is the probability that at least one of k samples passes, estimated from n samples of which c passed. The
-estimate is unbiased; 1 − (1 − c/n)^k is not. A problem's score is the share of its samples that pass, which is its
-pass@1; the figures have pass@k for other k. The model writes all samples of some problems, then the sandbox tests
-several of them at once.
+pass@k is the probability that at least one of k samples passes, estimated from n samples of which c
+passed. The estimate is unbiased; 1 − (1 − c/n)^k is not. A problem's score is the share of its
+samples that pass, which is its pass@1; the figures have pass@k for other k. The model writes all
+samples of some problems, then the sandbox tests several of them at once.
 
 Source: Chen et al. 2021, arXiv:2107.03374, section 2.1.
 """
@@ -14,13 +14,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import ConfigError
-from penstock.learn.evaluation.code_datasets import EXAMPLES, humaneval_problem, mbpp_plus_problem, mbpp_problems_at
+from penstock.learn.evaluation.code_datasets import (
+    EXAMPLES,
+    humaneval_problem,
+    mbpp_plus_problem,
+    mbpp_problems_at,
+)
 from penstock.learn.evaluation.code_problems import CodeProblem
 from penstock.learn.evaluation.recognition import converted
 from penstock.learn.evaluation.records import Origin, Placed, read_placed
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.sandbox import Limits, Outcome, Sandbox
-from penstock.learn.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of, write_replies
+from penstock.learn.evaluation.tasks import (
+    Answer,
+    Problem,
+    TaskSettings,
+    fingerprint_of,
+    write_replies,
+)
 
 if TYPE_CHECKING:
     from penstock.learn.evaluation.subject import Subject
@@ -35,7 +46,8 @@ _Read = Callable[[list[Placed], TaskSettings, str], list[CodeProblem]]
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
-    """1 − C(n − c, k) / C(n, k): the share of sets of k samples in which at least one passed; exact integers.
+    """1 − C(n − c, k) / C(n, k): the share of sets of k samples in which at least one passed; exact
+    integers.
 
     Args:
         num_samples: n, the samples of one problem.
@@ -48,7 +60,10 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
     if not 0 <= num_passed <= num_samples:
         raise ConfigError(f"pass@k: num_passed must be 0 to {num_samples}, got {num_passed}")
     if not 1 <= k <= num_samples:
-        raise ConfigError(f"pass@{k} needs at least {k} samples of each problem, got {num_samples}; raise `samples`")
+        raise ConfigError(
+            f"pass@{k} needs at least {k} samples of each problem, got {num_samples}; raise "
+            "`samples`"
+        )
     return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 
@@ -61,16 +76,21 @@ class _Benchmark:
 
 
 def _each(make: Callable[[dict[str, Any], str], CodeProblem]) -> _Read:
-    return lambda records, settings, _: [converted(make, record, place, settings.name) for place, record in records]
+    return lambda records, settings, _: [
+        converted(make, record, place, settings.name) for place, record in records
+    ]
 
 
 def _mbpp(records: list[Placed], settings: TaskSettings, where: str) -> list[CodeProblem]:
-    return mbpp_problems_at(records, len(EXAMPLES) if settings.shots is None else settings.shots, where)
+    return mbpp_problems_at(
+        records, len(EXAMPLES) if settings.shots is None else settings.shots, where
+    )
 
 
 _PLUS = Limits(wall_seconds=240.0, cpu_seconds=120, memory_bytes=4 << 30)
-"""Some references need a minute and gigabytes, and an answer of a hundred million items takes 20 s to reach the tests.
-Each input has its own limit, see `differential`."""
+"""Some references need a minute and gigabytes, and an answer of a hundred million items takes 20 s
+to reach the tests. Each input has its own limit, see `differential`.
+"""
 _BENCHMARKS = {
     "humaneval": _Benchmark(
         origin=Origin(
@@ -82,7 +102,9 @@ _BENCHMARKS = {
     ),
     "humaneval_plus": _Benchmark(
         origin=Origin(
-            files=("HumanEvalPlus", "humaneval_plus", "test"), hub="evalplus/humanevalplus", configuration="default"
+            files=("HumanEvalPlus", "humaneval_plus", "test"),
+            hub="evalplus/humanevalplus",
+            configuration="default",
         ),
         read=_each(humaneval_problem),
         limits=_PLUS,
@@ -97,7 +119,11 @@ _BENCHMARKS = {
         read=_mbpp,
     ),
     "mbpp_plus": _Benchmark(
-        origin=Origin(files=("MbppPlus", "mbpp_plus", "test"), hub="evalplus/mbppplus", configuration="default"),
+        origin=Origin(
+            files=("MbppPlus", "mbpp_plus", "test"),
+            hub="evalplus/mbppplus",
+            configuration="default",
+        ),
         read=_each(mbpp_plus_problem),
         limits=_PLUS,
     ),
@@ -109,7 +135,8 @@ class CodeTask:
     """One of the code benchmarks.
 
     Args:
-        settings: `data` is the benchmark's file or a folder with it; `shots`, 0 to 3, is only for MBPP.
+        settings: `data` is the benchmark's file or a folder with it; `shots`, 0 to 3, is only for
+            MBPP.
         workers: Number of programs that run at once; None: one per core.
 
     Attributes:
@@ -131,11 +158,16 @@ class CodeTask:
 
     def problems(self) -> Sequence[Problem]:
         """All problems, or the first ones, in the order of the file."""
-        return [Problem(name=problem.name, content=problem) for problem in self._all[: self.settings.limit]]
+        return [
+            Problem(name=problem.name, content=problem)
+            for problem in self._all[: self.settings.limit]
+        ]
 
     def fingerprint(self) -> str:
         """Fingerprint of the prompts, the code that they continue, and the tests."""
-        return fingerprint_of(*((one.name, one.prompt, one.request, one.given, one.tests) for one in self._all))
+        return fingerprint_of(
+            *((one.name, one.prompt, one.request, one.given, one.tests) for one in self._all)
+        )
 
     def answer(self, subject: "Subject", problems: Sequence[Problem]) -> Iterator[Answer]:
         """Write samples for each problem and test them; the score is the share that passes."""
@@ -148,7 +180,10 @@ class CodeTask:
         samples = self.settings.samples
         passed = [round(answer.score * samples) for answer in answers]
         ks = sorted({k for k in (*_KS, samples) if 1 < k <= samples})
-        return {f"pass@{k}": weighted_mean([pass_at_k(samples, count, k) for count in passed]) for k in ks}
+        return {
+            f"pass@{k}": weighted_mean([pass_at_k(samples, count, k) for count in passed])
+            for k in ks
+        }
 
     def _answer(self, subject: "Subject", problems: Sequence[Problem]) -> Iterator[Answer]:
         prompts = [self._prompt_ids(subject, problem.content) for problem in problems]
@@ -156,7 +191,11 @@ class CodeTask:
         stops = () if self.settings.chat else problems[0].content.stops
         written = write_replies(subject, names, prompts, self.settings, stop=stops)
         texts = [[reply.text for reply in replies] for replies in written]
-        tried = [(problem.content, text) for problem, own in zip(problems, texts, strict=True) for text in own]
+        tried = [
+            (problem.content, text)
+            for problem, own in zip(problems, texts, strict=True)
+            for text in own
+        ]
         codes = [_code(content, text, self.settings.chat) for content, text in tried]
         tests = [content.tests for content, _ in tried]
         outcomes = iter(list(self.sandbox.run_all(tests, codes, workers=self._workers)))
@@ -174,10 +213,14 @@ def _code(problem: CodeProblem, text: str, chat: bool) -> str:
     return problem.of_reply(text) if chat else problem.of_completion(text)
 
 
-def _answer(problem: Problem, texts: Sequence[str], outcomes: Sequence[Outcome], *, cut: bool) -> Answer:
+def _answer(
+    problem: Problem, texts: Sequence[str], outcomes: Sequence[Outcome], *, cut: bool
+) -> Answer:
     samples = [
         {"text": text, "verdict": outcome.verdict, "why": outcome.detail[:_DETAIL_CHARACTERS]}
         for text, outcome in zip(texts, outcomes, strict=True)
     ]
     passed = sum(outcome.passed for outcome in outcomes)
-    return Answer(problem=problem.name, score=passed / len(outcomes), detail={"samples": samples, "cut": cut})
+    return Answer(
+        problem=problem.name, score=passed / len(outcomes), detail={"samples": samples, "cut": cut}
+    )

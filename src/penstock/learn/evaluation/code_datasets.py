@@ -1,20 +1,24 @@
 """The problems of HumanEval, MBPP and EvalPlus, read from the benchmarks' own files.
 
-HumanEval: records have `task_id`, `prompt` (a function's head and docstring), `entry_point`, `canonical_solution` (its
-body) and `test` (a function `check`). HumanEval+ is either the same with a longer `test` (evalplus/humanevalplus on the
-hub), or EvalPlus's own file. Source: Chen et al. 2021, arXiv:2107.03374; the stops are those of its section 2.
+HumanEval: records have `task_id`, `prompt` (a function's head and docstring), `entry_point`,
+`canonical_solution` (its body) and `test` (a function `check`). HumanEval+ is either the same with
+a longer `test` (evalplus/humanevalplus on the hub), or EvalPlus's own file. Source: Chen et al.
+2021, arXiv:2107.03374; the stops are those of its section 2.
 
-MBPP: short problems in words with three tests each; the test problems are numbers 11 to 510. Records have `task_id`,
-`text`, `code`, `test_list` and `test_setup_code`. As published, the prompt shows problems 2, 3 and 4 with their
-solutions, then the problem with its tests; the code is the reply up to `[DONE]`. Source: Austin et al. 2021,
-arXiv:2108.07732, section 3 and the README of google-research/mbpp.
+MBPP: short problems in words with three tests each; the test problems are numbers 11 to 510.
+Records have `task_id`, `text`, `code`, `test_list` and `test_setup_code`. As published, the prompt
+shows problems 2, 3 and 4 with their solutions, then the problem with its tests; the code is the
+reply up to `[DONE]`. Source: Austin et al. 2021, arXiv:2108.07732, section 3 and the README of
+google-research/mbpp.
 
-EvalPlus's own files: records have `task_id`, `prompt`, `entry_point`, `canonical_solution`, `base_input` and
-`plus_input` (lists of lists of arguments: the benchmark's and those that EvalPlus adds) and `atol`; MBPP+ also
-`assertion`, the base tests as statements, which the inputs repeat. The files have no expected values: the reference
-computes them in the process of the tests (see `differential`). evalplus/mbppplus on the hub has a script of tests in
-`test` instead, which needs numpy. JSON has no tuples, sets and complex numbers; EvalPlus's table of which arguments of
-which MBPP problem have these types (`evalplus/data/mbpp.py`, for v0.1.0 of the file) is kept here by shape.
+EvalPlus's own files: records have `task_id`, `prompt`, `entry_point`, `canonical_solution`,
+`base_input` and `plus_input` (lists of lists of arguments: the benchmark's and those that EvalPlus
+adds) and `atol`; MBPP+ also `assertion`, the base tests as statements, which the inputs repeat. The
+files have no expected values: the reference computes them in the process of the tests (see
+`differential`). evalplus/mbppplus on the hub has a script of tests in `test` instead, which needs
+numpy. JSON has no tuples, sets and complex numbers; EvalPlus's table of which arguments of which
+MBPP problem have these types (`evalplus/data/mbpp.py`, for v0.1.0 of the file) is kept here by
+shape.
 """
 
 import re
@@ -39,7 +43,13 @@ MBPP_PLUS_STOPS = ('\n"""', "\nassert", "\nprint(", "\nif __name__", "\ndef main
 _INPUTS = ("base_input", "plus_input")
 _COMPARISON = Path(__file__).with_name("differential.py").read_text(encoding="utf-8")
 _SAME_SET = {
-    *("similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum"),
+    *(
+        "similar_elements",
+        "find_char_long",
+        "common_in_nested_lists",
+        "extract_singly",
+        "larg_nnum",
+    ),
     *("intersection_array", "find_dissimilar", "Diff"),
 }
 _RULES = {
@@ -71,12 +81,16 @@ def mbpp_plus_problem(record: dict[str, Any], where: str) -> CodeProblem:
     canonical = field(record, "canonical_solution", where)
     rule = _RULES.get(entry_point, "same")
     number = _number(field(record, "task_id", where), where)
-    typed = {name: [_typed(number, list(given)) for given in _inputs(record, name, where)] for name in _INPUTS}
+    typed = {
+        name: [_typed(number, list(given)) for given in _inputs(record, name, where)]
+        for name in _INPUTS
+    }
     return CodeProblem(
         name=record["task_id"],
         prompt=prompt,
         request=(
-            f"Write a Python function `{entry_point}` that does this. Reply with it in one fenced block.\n\n{prompt}"
+            f"Write a Python function `{entry_point}` that does this. Reply with it in one "
+            f"fenced block.\n\n{prompt}"
         ),
         entry_point=entry_point,
         given=prompt,
@@ -96,19 +110,27 @@ def _number(task_id: str, where: str) -> int:
     """The number of a problem of MBPP+."""
     found = re.fullmatch(r"Mbpp/(\d+)", task_id)
     if found is None:
-        raise RecordError(f"{where}: 'task_id' is {task_id!r:.60}; expected Mbpp/ and a number; give the file of MBPP+")
+        raise RecordError(
+            f"{where}: 'task_id' is {task_id!r:.60}; expected Mbpp/ and a number; give the "
+            "file of MBPP+"
+        )
     return int(found[1])
 
 
 def _hub_problem(record: dict[str, object], where: str) -> CodeProblem:
-    """A problem from a record of evalplus/mbppplus on the hub: words, and a script of tests with inputs and results."""
+    """A problem from a record of evalplus/mbppplus on the hub: words, and a script of tests with
+    inputs and results.
+    """
     words, tests = field(record, "prompt", where), field(record, "test", where)
     test, canonical = _tests(record, where)[0].strip(), field(record, "code", where)
     prompt = f'"""\n{words}\n{test}\n"""\n'
     return CodeProblem(
         name=f"Mbpp/{field(record, 'task_id', where, int)}",
         prompt=prompt,
-        request=f"{words} Reply with the code in one fenced Python block. It should pass this test:\n\n{test}",
+        request=(
+            f"{words} Reply with the code in one fenced Python block. It should pass this "
+            f"test:\n\n{test}"
+        ),
         entry_point=None,
         given=prompt,
         stops=MBPP_PLUS_STOPS,
@@ -130,7 +152,10 @@ def differential_tests(record: dict[str, object], reference: str, rule: str, whe
     # A function returns them, so that each call gives new lists; JSON's infinities become names.
     made = f"def _inputs():\n    inf, nan = math.inf, math.nan\n    return {inputs!r}\n"
     function = f"function_of_solution({record['entry_point']!r})"
-    last = f"{record['entry_point']!r}, _inputs, {float(field(record, 'atol', where, float))!r}, {rule!r}"
+    last = (
+        f"{record['entry_point']!r}, _inputs, {float(field(record, 'atol', where, float))!r}, "
+        f"{rule!r}"
+    )
     return f"{_COMPARISON}\n\n{made}\ncheck({function}, {reference!r}, {last})\n"
 
 
@@ -163,7 +188,30 @@ def _mixed(given: Arguments) -> Arguments:
 
 _SHAPES: tuple[tuple[tuple[int, ...], Callable[[Arguments], Arguments]], ...] = (
     (
-        (2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809),
+        (
+            2,
+            116,
+            132,
+            143,
+            222,
+            261,
+            273,
+            394,
+            399,
+            421,
+            424,
+            429,
+            470,
+            560,
+            579,
+            596,
+            616,
+            630,
+            726,
+            740,
+            744,
+            809,
+        ),
         _tuple_each,
     ),
     ((63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780), _tuple_in_each),
@@ -204,7 +252,8 @@ def humaneval_problem(record: dict[str, object], where: str) -> CodeProblem:
         rule = "root" if entry_point == "find_zero" else "same"
         tests = differential_tests(record, prompt + canonical, rule, where)
     else:
-        # Some tests call the prompt's helpers or the function itself; these are the benchmark's, not the model's.
+        # Some tests call the prompt's helpers or the function itself; these are the benchmark's,
+        # not the model's.
         check = f"{field(record, 'test', where)}\n\ncheck(function_of_solution({entry_point!r}))\n"
         tests = f"{prompt}{canonical}\n\n{check}"
     return CodeProblem(
@@ -222,7 +271,9 @@ def humaneval_problem(record: dict[str, object], where: str) -> CodeProblem:
     )
 
 
-def mbpp_problems(records: Sequence[dict[str, object]], shots: int, where: str) -> list[CodeProblem]:
+def mbpp_problems(
+    records: Sequence[dict[str, object]], shots: int, where: str
+) -> list[CodeProblem]:
     """`mbpp_problems_at` for records that are all at one place: their file."""
     return mbpp_problems_at([(where, record) for record in records], shots, where)
 
@@ -239,28 +290,37 @@ def mbpp_problems_at(records: Sequence[Placed], shots: int, where: str) -> list[
         RecordError: A field or an example is missing, or holds something else.
     """
     by_number = {
-        converted(lambda one, at: field(one, "task_id", at, int), record, place, "mbpp"): (place, record)
+        converted(lambda one, at: field(one, "task_id", at, int), record, place, "mbpp"): (
+            place,
+            record,
+        )
         for place, record in records
     }
     missing = [number for number in EXAMPLES[:shots] if number not in by_number]
     if missing:
         raise RecordError(
-            f"{where}: problem {missing[0]} is missing; the examples in MBPP's prompt are problems 2, 3 and 4; "
-            "complete the file, or set shots to 0"
+            f"{where}: problem {missing[0]} is missing; the examples in MBPP's prompt are "
+            "problems 2, 3 and 4; complete the file, or set shots to 0"
         )
     examples = "".join(
         f"{_question(record, place)}\n{_lines(field(record, 'code', place))}\n[DONE]\n\n"
         for place, record in (by_number[number] for number in EXAMPLES[:shots])
     )
     chosen = [by_number[number] for number in sorted(by_number) if number in TEST_NUMBERS]
-    return [converted(lambda one, at: _problem(one, examples, at), record, place, "mbpp") for place, record in chosen]
+    return [
+        converted(lambda one, at: _problem(one, examples, at), record, place, "mbpp")
+        for place, record in chosen
+    ]
 
 
 def _tests(record: dict[str, object], where: str) -> list[str]:
     """The tests of a problem, at least one."""
     tests: list[str] = field(record, "test_list", where, list)
     if not tests or not all(isinstance(one, str) for one in tests):
-        raise RecordError(f"{where}: 'test_list' is {tests!r:.60}; expected texts; give the file of this benchmark")
+        raise RecordError(
+            f"{where}: 'test_list' is {tests!r:.60}; expected texts; give the file of this "
+            "benchmark"
+        )
     return tests
 
 
@@ -271,7 +331,10 @@ def _problem(record: dict[str, object], examples: str, where: str) -> CodeProble
     return CodeProblem(
         name=f"MBPP/{record['task_id']}",
         prompt=f"{examples}{_question(record, where)}\n",
-        request=f"{words} Reply with the code in one fenced Python block. It should pass these tests:\n\n{asserts}",
+        request=(
+            f"{words} Reply with the code in one fenced Python block. It should pass these "
+            f"tests:\n\n{asserts}"
+        ),
         entry_point=None,
         given="",
         stops=MBPP_STOPS,

@@ -1,11 +1,12 @@
 """Code problems: the prompt for the model, the code in its reply, and the tests.
 
-The code is a plain continuation, or is taken from the fenced blocks of a reply. Replies have words around the code,
-several blocks (a solution, then how to call it), fences inside lists, and a last fence that is never closed because the
-tokens ran out. The first block that defines the requested function is used.
+The code is a plain continuation, or is taken from the fenced blocks of a reply. Replies have words
+around the code, several blocks (a solution, then how to call it), fences inside lists, and a last
+fence that is never closed because the tokens ran out. The first block that defines the requested
+function is used.
 
-Code and tests run in two processes of one sandbox (see `sandbox`), so the code can reach neither the tests nor the
-expected values.
+Code and tests run in two processes of one sandbox (see `sandbox`), so the code can reach neither
+the tests nor the expected values.
 """
 
 import ast
@@ -17,15 +18,21 @@ from typing import Any, final
 
 from penstock.core.errors import RecordError
 
-_FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.-]*)[^\n]*$", re.MULTILINE)
+_FENCE = re.compile(
+    r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.-]*)[^\n]*$", re.MULTILINE
+)
 _PYTHON = {"", "py", "python", "python3", "py3", "ipython"}
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, code) of each fenced block, in order; an unclosed last block ends with the text."""
+    """(language, code) of each fenced block, in order; an unclosed last block ends with the
+    text.
+    """
     blocks, at = [], 0
     while opening := _FENCE.search(text, at):
-        closing = re.compile(rf"^[ \t]*{re.escape(opening['fence'])}[ \t]*$", re.MULTILINE).search(text, opening.end())
+        closing = re.compile(rf"^[ \t]*{re.escape(opening['fence'])}[ \t]*$", re.MULTILINE).search(
+            text, opening.end()
+        )
         end = closing.start() if closing else len(text)
         blocks.append((opening["language"].lower(), textwrap.dedent(text[opening.end() + 1 : end])))
         at = closing.end() if closing else len(text)
@@ -40,13 +47,15 @@ def code_of_reply(reply: str, entry_point: str | None = None) -> str:
         entry_point: The function that it should define, if known.
 
     Returns:
-        The first Python block that defines the entry point; else the longest Python block, else the longest of any
-        language. A reply without a fence is returned as it is.
+        The first Python block that defines the entry point; else the longest Python block, else the
+        longest of any language. A reply without a fence is returned as it is.
     """
     blocks = fenced_blocks(reply)
     if not blocks:
         return reply.strip("\n")
-    python = [code for language, code in blocks if language in _PYTHON] or [code for _, code in blocks]
+    python = [code for language, code in blocks if language in _PYTHON] or [
+        code for _, code in blocks
+    ]
     for code in python:
         if entry_point is not None and defines(code, entry_point):
             return code
@@ -54,11 +63,16 @@ def code_of_reply(reply: str, entry_point: str | None = None) -> str:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether code defines a name at its top level; code that does not parse is searched line by line."""
+    """Whether code defines a name at its top level; code that does not parse is searched line by
+    line.
+    """
     try:
         return name in defined_names(parsed(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return re.search(rf"^(async[ \t]+def|def|class)[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
+        return (
+            re.search(rf"^(async[ \t]+def|def|class)[ \t]+{re.escape(name)}\b", code, re.MULTILINE)
+            is not None
+        )
 
 
 def parsed(code: str) -> ast.Module:
@@ -120,8 +134,8 @@ class CodeProblem:
     def of_reply(self, text: str) -> str:
         """The code in a chat model's reply.
 
-        A reply with the whole function is put after the helpers and imports of the prompt; a reply with only the
-        function's body continues the prompt.
+        A reply with the whole function is put after the helpers and imports of the prompt; a reply
+        with only the function's body continues the prompt.
         """
         code = code_of_reply(text, self.entry_point)
         if self.entry_point is None:
@@ -133,7 +147,8 @@ class CodeProblem:
 
 
 def calls_of(tests: str, canonical: str, where: str) -> str:
-    """Definitions to put before tests that use the names of the tested code: each name calls the solution.
+    """Definitions to put before tests that use the names of the tested code: each name calls the
+    solution.
 
     Args:
         tests: The tests, which call functions and classes of the code by name.
@@ -148,7 +163,8 @@ def calls_of(tests: str, canonical: str, where: str) -> str:
         names = sorted(used & defined_names(parsed(canonical)))
     except (SyntaxError, ValueError) as error:
         raise RecordError(
-            f"{where}: the benchmark's own code or tests are not valid Python: {error}; fetch the file again"
+            f"{where}: the benchmark's own code or tests are not valid Python: {error}; fetch "
+            "the file again"
         ) from error
     return "".join(f"{name} = function_of_solution({name!r})\n" for name in names)
 
@@ -176,10 +192,13 @@ def field(record: dict[str, object], name: str, where: str, kind: type = str) ->
     """
     if record.get(name) is None:
         found = ", ".join(sorted(key for key, value in record.items() if value is not None))
-        raise RecordError(f"{where}: a record has no {name!r}, only {found}; give the file of this benchmark")
+        raise RecordError(
+            f"{where}: a record has no {name!r}, only {found}; give the file of this benchmark"
+        )
     types, expected = _KINDS[kind]
     if not isinstance(record[name], types) or isinstance(record[name], bool):
         raise RecordError(
-            f"{where}: {name!r} is {record[name]!r:.60}; expected {expected}; give the file of this benchmark"
+            f"{where}: {name!r} is {record[name]!r:.60}; expected {expected}; give the file "
+            "of this benchmark"
         )
     return record[name]

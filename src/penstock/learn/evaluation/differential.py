@@ -1,12 +1,14 @@
-"""Tests a solution against a reference on given inputs, as EvalPlus does. It becomes part of programs in the sandbox.
+"""Tests a solution against a reference on given inputs, as EvalPlus does. It becomes part of
+programs in the sandbox.
 
-So it is a script that imports as little as possible. The reference runs first, in this process. Then the solution is
-called in its own process, which gets the inputs and nothing else. Each gets its own inputs, because a function may
-change its arguments.
+So it is a script that imports as little as possible. The reference runs first, in this process.
+Then the solution is called in its own process, which gets the inputs and nothing else. Each gets
+its own inputs, because a function may change its arguments.
 
-Source: Liu et al. 2023, arXiv:2305.01210, and EvalPlus 0.3: `evalplus/eval/__init__.py`. As there, `Mbpp/164` accepts
-any answer. Different: a tolerance used because one expected value is a float is not kept for later inputs; NaN equals
-nothing, as in NumPy; the solution's time is compared with the reference's time in the same program.
+Source: Liu et al. 2023, arXiv:2305.01210, and EvalPlus 0.3: `evalplus/eval/__init__.py`. As there,
+`Mbpp/164` accepts any answer. Different: a tolerance used because one expected value is a float is
+not kept for later inputs; NaN equals nothing, as in NumPy; the solution's time is compared with the
+reference's time in the same program.
 """
 
 import math
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from penstock.learn.evaluation.sandbox.calls import Function
 
 TIMES_REFERENCE, LEAST_SECONDS = 4.0, 4.0
-"""Time limit of a solution for an input: a multiple of the reference's time, and at least some seconds."""
+"""Time limit of a solution for an input: a multiple of the reference's time, and at least some
+seconds.
+"""
 RELATIVE = 1e-7
 FLOAT_TOLERANCE = 1e-6
 """Used if the problem names no tolerance and the expected value is a float or a list of floats."""
@@ -54,7 +58,9 @@ def check(
     for number, arguments in enumerate(inputs()):
         found = solution.within(max(LEAST_SECONDS, TIMES_REFERENCE * seconds[number]), arguments)
         if not RULES[rule](found, expected[number], arguments, tolerance):
-            raise AssertionError(f"input {number}: {_brief(found)}, expected {_brief(expected[number])}")
+            raise AssertionError(
+                f"input {number}: {_brief(found)}, expected {_brief(expected[number])}"
+            )
 
 
 def _brief(value: object) -> str:
@@ -91,8 +97,12 @@ def _same_set(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool
 
 
 def _something(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool:
-    """Equal truth values; for values that are not bool, anything but None (such as a match object) is true."""
-    truths = [value if isinstance(value, bool) else value is not None for value in (found, expected)]
+    """Equal truth values; for values that are not bool, anything but None (such as a match object)
+    is true.
+    """
+    truths = [
+        value if isinstance(value, bool) else value is not None for value in (found, expected)
+    ]
     return truths[0] == truths[1]
 
 
@@ -106,18 +116,27 @@ def _anything(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool
 
 def _root(found: "Any", _: "Any", arguments: "Any", tolerance: float) -> bool:
     """Any zero of the polynomial with these coefficients, lowest first; it may have several."""
-    return bool(abs(sum(factor * found**power for power, factor in enumerate(arguments[0]))) <= tolerance)
+    return bool(
+        abs(sum(factor * found**power for power, factor in enumerate(arguments[0]))) <= tolerance
+    )
 
 
 def _rounded_pyramid(found: "Any", expected: "Any", arguments: "Any", tolerance: float) -> bool:
-    """The surface of a square pyramid from base edge and height; the reference treats the height as slant height."""
+    """The surface of a square pyramid from base edge and height; the reference treats the height as
+    slant height.
+    """
     edge, height = arguments
     slant = math.sqrt((edge / 2) ** 2 + height**2)
-    return same(found, expected, arguments, tolerance) or abs(found - round(edge**2 + 2 * edge * slant)) <= tolerance
+    return (
+        same(found, expected, arguments, tolerance)
+        or abs(found - round(edge**2 + 2 * edge * slant)) <= tolerance
+    )
 
 
 def _digit_distance(found: "Any", expected: "Any", arguments: "Any", tolerance: float) -> bool:
-    """The sum of the distances of digits at the same place, from the right; the reference counts from the left."""
+    """The sum of the distances of digits at the same place, from the right; the reference counts
+    from the left.
+    """
     if found == expected:
         return True
     first, second = (str(number) for number in arguments)

@@ -1,9 +1,10 @@
 """GSM8K: word problems of primary school, solved in words; the final number is scored.
 
-A plain prompt has the lines `Question: …` and `Answer: …`, after solved problems from the beginning of the train split
-with answers that end in `#### n`; 8 by default, as in Wei et al., but with the data's own solutions. A reply ends
-before the next `Question:`. If the prompt leaves too little room, the last solved problems are left out, and that is
-counted. In a chat, each problem is a user message and each solution an assistant message.
+A plain prompt has the lines `Question: …` and `Answer: …`, after solved problems from the beginning
+of the train split with answers that end in `#### n`; 8 by default, as in Wei et al., but with the
+data's own solutions. A reply ends before the next `Question:`. If the prompt leaves too little
+room, the last solved problems are left out, and that is counted. In a chat, each problem is a user
+message and each solution an assistant message.
 
 Source: Cobbe et al. 2021, arXiv:2110.14168; Wei et al. 2022, arXiv:2201.11903.
 """
@@ -18,7 +19,13 @@ from penstock.core.errors import ConfigError, RecordError
 from penstock.learn.evaluation.recognition import converted, refuse_file
 from penstock.learn.evaluation.records import Origin, read_records
 from penstock.learn.evaluation.subject import Subject
-from penstock.learn.evaluation.tasks import Answer, Problem, TaskSettings, fingerprint_of, write_replies
+from penstock.learn.evaluation.tasks import (
+    Answer,
+    Problem,
+    TaskSettings,
+    fingerprint_of,
+    write_replies,
+)
 
 SHOTS = 8
 HUB = "openai/gsm8k"
@@ -36,9 +43,11 @@ Record = dict[str, Any]
 
 
 def final_number(text: str) -> Decimal | None:
-    """The first number after the first `####` with a number on its line; else the last number of the text.
+    """The first number after the first `####` with a number on its line; else the last number of
+    the text.
 
-    Signs, currencies, commas between thousands and decimals are read; units and percent signs are ignored, so 5% is 5.
+    Signs, currencies, commas between thousands and decimals are read; units and percent signs are
+    ignored, so 5% is 5.
     """
     for part in text.split(MARK)[1:]:
         found = _numbers(part.lstrip().partition("\n")[0])
@@ -58,7 +67,9 @@ def _numbers(text: str) -> list[Decimal]:
 
 @final
 class Gsm8k:
-    """See the module. `data` is a folder with `test` and `train`, each `.jsonl`, `.jsonl.gz` or `.parquet`."""
+    """See the module. `data` is a folder with `test` and `train`, each `.jsonl`, `.jsonl.gz` or
+    `.parquet`.
+    """
 
     notes = ()
 
@@ -69,13 +80,16 @@ class Gsm8k:
         self._shots = _read(settings.data, "train")[:count] if count else []
         if len(self._shots) < count:
             raise ConfigError(
-                f"task gsm8k: the train split has {len(self._shots)} problems, but shots asks for {count}; set "
-                "shots to fewer"
+                f"task gsm8k: the train split has {len(self._shots)} problems, but shots asks "
+                f"for {count}; set shots to fewer"
             )
 
     def problems(self) -> Sequence[Problem]:
         """The test split, or its first problems."""
-        return [Problem(name=str(number), content=one) for number, one in enumerate(self._test[: self.settings.limit])]
+        return [
+            Problem(name=str(number), content=one)
+            for number, one in enumerate(self._test[: self.settings.limit])
+        ]
 
     def fingerprint(self) -> str:
         """Fingerprint of the test split and the solved problems."""
@@ -86,7 +100,11 @@ class Gsm8k:
         prompts = [self._prompt(subject, problem.content["question"]) for problem in problems]
         stop = () if self.settings.chat else STOPS
         replies = write_replies(
-            subject, [problem.name for problem in problems], [ids for ids, _ in prompts], self.settings, stop=stop
+            subject,
+            [problem.name for problem in problems],
+            [ids for ids, _ in prompts],
+            self.settings,
+            stop=stop,
         )
         for problem, (_, cut), written in zip(problems, prompts, replies, strict=True):
             right = final_number(problem.content["answer"])
@@ -135,18 +153,24 @@ def _messages(shots: Sequence[Record], question: str) -> list[dict[str, str]]:
 def _read(data: str | None, split: str) -> list[Record]:
     if data is not None and Path(data).is_file():
         refuse_file(data, "gsm8k")
-        raise ConfigError(f"task gsm8k: {data} is a file; give a folder with both splits, test and train")
+        raise ConfigError(
+            f"task gsm8k: {data} is a file; give a folder with both splits, test and train"
+        )
     origin = Origin(files=(split,), hub=HUB, configuration="main", splits=(split,))
     records, where = read_records(data, origin, "gsm8k")
     return [
-        converted(_checked, record, f"{where}: record {number}", "gsm8k") for number, record in enumerate(records, 1)
+        converted(_checked, record, f"{where}: record {number}", "gsm8k")
+        for number, record in enumerate(records, 1)
     ]
 
 
 def _checked(row: Record, where: str) -> Record:
     """A problem, checked to have a number in its answer."""
     if not all(isinstance(row.get(name), str) for name in ("question", "answer")):
-        raise RecordError(f"{where}: expected texts question and answer, found {sorted(row)}; give a file of GSM8K")
+        raise RecordError(
+            f"{where}: expected texts question and answer, found {sorted(row)}; give a file "
+            "of GSM8K"
+        )
     if final_number(row["answer"]) is None:
         raise RecordError(f"{where}: the answer has no number; expected a line #### n at its end")
     return {"question": row["question"], "answer": row["answer"]}

@@ -1,20 +1,22 @@
 """Our models as models of EleutherAI's lm-eval, so that all of its tasks run on them.
 
-Guarantees: requests get the same answers, within rounding, as from lm-eval's own `hf` model with the same weights,
-because texts become tokens in the same way; the tests compare both. These differences are intended:
+Guarantees: requests get the same answers, within rounding, as from lm-eval's own `hf` model with
+the same weights, because texts become tokens in the same way; the tests compare both. These
+differences are intended:
 
 - embedding rows without a tokenizer id are left out of the softmax;
 - generated text has no control tokens except those that end it;
-- BOS is put where the model was trained with it: before a text, unless the text begins with a control token, as a
-  rendered conversation does; and only once, while `hf` adds a second one when it scores a whole document;
-- a generation setting that the model does not support is refused, not ignored; and a task can generate more than half
-  of the context only if its prompt is shorter than the other half.
+- BOS is put where the model was trained with it: before a text, unless the text begins with a
+  control token, as a rendered conversation does; and only once, while `hf` adds a second one when
+  it scores a whole document;
+- a generation setting that the model does not support is refused, not ignored; and a task can
+  generate more than half of the context only if its prompt is shorter than the other half.
 
-Costs: those of `Subject`, which packs short sequences into rows and runs prompts together; lm-eval's batch size has no
-effect. Needs the extra `eval`.
+Costs: those of `Subject`, which packs short sequences into rows and runs prompts together;
+lm-eval's batch size has no effect. Needs the extra `eval`.
 
-lm-eval finds models of other packages only after they are imported: use `penstock eval RUN --task lm-eval:NAME` or
-`run_lm_eval`, or pass an `LmEvalModel` to `lm_eval.simple_evaluate`.
+lm-eval finds models of other packages only after they are imported: use `penstock eval RUN --task
+lm-eval:NAME` or `run_lm_eval`, or pass an `LmEvalModel` to `lm_eval.simple_evaluate`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +60,8 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         self.subject, self._seed = subject, seed
         tokenizer = subject.tokenizer
         self._controls = frozenset(tokenizer.special_tokens.values())
-        # A model may also spell its stop token in plain tokens; lm-eval's own models stop there too.
+        # A model may also spell its stop token in plain tokens; lm-eval's own models stop there
+        # too.
         names = {token: text for text, token in tokenizer.special_tokens.items()}
         self._ends = tuple(names[token] for token in sorted(subject.stop_ids) if token in names)
 
@@ -69,8 +72,8 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context: BOS, else EOS, as in lm-eval's own models; EOS too if the model was
-        trained without the BOS that its tokenizer adds.
+        """The token before a text without context: BOS, else EOS, as in lm-eval's own models; EOS
+        too if the model was trained without the BOS that its tokenizer adds.
 
         Raises:
             ConfigError: There is neither.
@@ -79,8 +82,8 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         found = first_id(tokenizer, self.subject.begin_ids)
         if found is None:
             raise ConfigError(
-                f"tokenizer {tokenizer.name} has neither BOS nor EOS, but a text without context needs one before it; "
-                "use tasks that give a context"
+                f"tokenizer {tokenizer.name} has neither BOS nor EOS, but a text without "
+                "context needs one before it; use tasks that give a context"
             )
         return found
 
@@ -105,7 +108,9 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         template = self.subject.template
         return template.source if template is not None and chat_template is not False else None
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """A conversation as text, up to the place where the model continues.
 
         Args:
@@ -120,7 +125,8 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         template = self.subject.template
         if template is None:
             raise ConfigError(
-                "the model has no chat template; set chat to false (--plain) to run the task as plain text"
+                "the model has no chat template; set chat to false (--plain) to run the task "
+                "as plain text"
             )
         if add_generation_prompt:
             return template.render_plain(chat_history, add_generation_prompt=True)
@@ -132,35 +138,48 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 end = place
         if not end:
             raise ConversationError(
-                "the chat template does not write the content of the last message; give the message some content"
+                "the chat template does not write the content of the last message; give the "
+                "message some content"
             )
         return rendered.text[:end]
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
-        """Ids of a text. Control tokens in it are encoded as such, because rendered conversations come as text.
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: object
+    ) -> list[int]:
+        """Ids of a text. Control tokens in it are encoded as such, because rendered conversations
+        come as text.
 
         Args:
             string: The text.
-            add_special_tokens: Whether to put BOS before it, if the model was trained with BOS; None: unless the text
-                begins with a control token.
+            add_special_tokens: Whether to put BOS before it, if the model was trained with BOS;
+                None: unless the text begins with a control token.
         """
         ids: list[int] = self.subject.tokenizer.encode(string, allow_control=True).tolist()
         if add_special_tokens is None:
             add_special_tokens = not (ids and ids[0] in self._controls)
         return [*self.subject.begin_ids, *ids] if add_special_tokens else ids
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of each whole text, in windows of the model's context; each token counts once."""
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log-probability of each whole text, in windows of the model's context; each token counts
+        once.
+        """
         windows: list[Pair] = []
         owners: list[int] = []
         for owner, (text,) in enumerate(request.args for request in requests):
             for window in get_rolling_token_windows(
-                self.tok_encode(text, add_special_tokens=False), self.prefix_token_id, self.max_length, 1
+                self.tok_encode(text, add_special_tokens=False),
+                self.prefix_token_id,
+                self.max_length,
+                1,
             ):
                 windows.append(make_disjoint_window(window))
                 owners.append(owner)
         totals = [0.0] * len(requests)
-        for owner, (log_probability, _) in zip(owners, self._scores(windows, disable_tqdm), strict=True):
+        for owner, (log_probability, _) in zip(
+            owners, self._scores(windows, disable_tqdm), strict=True
+        ):
             totals[owner] += log_probability
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
@@ -174,11 +193,17 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         """
         texts = [""] * len(requests)
         progress = tqdm(total=len(requests), disable=disable_tqdm, desc="Writing")
-        for sampling, members in _by_sampling([request.args[1] for request in requests], self._ends, self._seed):
-            prompts = [self.tok_encode(requests[member].args[0]) or [self.prefix_token_id] for member in members]
+        for sampling, members in _by_sampling(
+            [request.args[1] for request in requests], self._ends, self._seed
+        ):
+            prompts = [
+                self.tok_encode(requests[member].args[0]) or [self.prefix_token_id]
+                for member in members
+            ]
             for begin in range(0, len(members), WRITTEN_AT_ONCE):
                 part = members[begin : begin + WRITTEN_AT_ONCE]
-                # Each part gets its own seed, so that equal requests in two parts do not give equal texts.
+                # Each part gets its own seed, so that equal requests in two parts do not give equal
+                # texts.
                 drawn = replace(sampling, seed=sampling.seed + begin)
                 written = self.subject.write(prompts[begin : begin + WRITTEN_AT_ONCE], drawn)
                 for member, one in zip(part, written, strict=True):
@@ -194,9 +219,13 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         disable_tqdm: bool = False,
         **_: object,
     ) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation, and whether it consists of the most likely tokens."""
+        """Log-probability of each continuation, and whether it consists of the most likely
+        tokens.
+        """
         found = []
-        scores = self._scores([(context, continuation) for _, context, continuation in requests], disable_tqdm)
+        scores = self._scores(
+            [(context, continuation) for _, context, continuation in requests], disable_tqdm
+        )
         for request, score in zip(requests, scores, strict=True):
             self.cache_hook.add_partial("loglikelihood", request[0], score)
             found.append(score)
@@ -216,8 +245,8 @@ def sampling_of(settings: Mapping[str, Any], ends: Sequence[str] = (), seed: int
     """The sampling that a task asks for (its `generation_kwargs`).
 
     Args:
-        settings: lm-eval's names. Without `do_sample`, a temperature above 0 draws; with `do_sample`, the default
-            temperature is 1.
+        settings: lm-eval's names. Without `do_sample`, a temperature above 0 draws; with
+            `do_sample`, the default temperature is 1.
         ends: Further texts that end the generated text.
         seed: Seed of the draws.
 
@@ -227,15 +256,25 @@ def sampling_of(settings: Mapping[str, Any], ends: Sequence[str] = (), seed: int
     left = dict(settings)
     until = left.pop("until", None) or []
     stops = [until] if isinstance(until, str) else list(until)
-    most = next((value for name in _MAX_TOKENS if (value := left.get(name)) is not None), MAX_TOKENS)
+    most = next(
+        (value for name in _MAX_TOKENS if (value := left.get(name)) is not None), MAX_TOKENS
+    )
     draws, temperature = left.pop("do_sample", None), left.pop("temperature", None)
-    filters = {name: left.pop(name) for name in ("top_p", "top_k", "min_p") if left.get(name) is not None}
+    filters = {
+        name: left.pop(name) for name in ("top_p", "top_k", "min_p") if left.get(name) is not None
+    }
     if filters.get("top_k") == 0:
         # In transformers, 0 means all tokens.
         del filters["top_k"]
-    unknown = {n: v for n, v in left.items() if n not in _MAX_TOKENS and v is not None and v != _NEUTRAL.get(n, ...)}
+    unknown = {
+        n: v
+        for n, v in left.items()
+        if n not in _MAX_TOKENS and v is not None and v != _NEUTRAL.get(n, ...)
+    }
     if unknown:
-        raise ConfigError(f"the task asks for generation with {unknown}, which is not supported; override it")
+        raise ConfigError(
+            f"the task asks for generation with {unknown}, which is not supported; override it"
+        )
     if draws is False:
         temperature = 0.0
     elif temperature is None:

@@ -1,9 +1,10 @@
 """Runs lm-eval's tasks on our models, with results in the same form as those of our own tasks.
 
-lm-eval seeds the global random generators so that its tasks are the same each time; their state is restored afterwards.
-Tasks that run code from a model are refused, because lm-eval runs it unprotected; our own `humaneval`, `mbpp` and so on
-run it in the sandbox. Cost: lm-eval first reads the list of its 10,000 task files, which takes some seconds; tasks that
-are given as mappings do not need it.
+lm-eval seeds the global random generators so that its tasks are the same each time; their state is
+restored afterwards. Tasks that run code from a model are refused, because lm-eval runs it
+unprotected; our own `humaneval`, `mbpp` and so on run it in the sandbox. Cost: lm-eval first reads
+the list of its 10,000 task files, which takes some seconds; tasks that are given as mappings do not
+need it.
 """
 
 import random
@@ -39,7 +40,8 @@ def run_lm_eval(
     """Run tasks of lm-eval.
 
     Args:
-        tasks: lm-eval's names of tasks, groups or tags; paths of task files (YAML); or the contents of such a file.
+        tasks: lm-eval's names of tasks, groups or tags; paths of task files (YAML); or the contents
+            of such a file.
         subject: The model.
         limit: Maximum problems of each task, from the first in lm-eval's order.
         shots: Solved problems in each prompt; None: as in the task.
@@ -49,12 +51,13 @@ def run_lm_eval(
         cache: Folder for a file of this model's greedy answers, from which a later call continues.
 
     Returns:
-        One for each metric of each task. A group of tasks with a metric of its own gives one result per metric, with
-        its tasks as groups.
+        One for each metric of each task. A group of tasks with a metric of its own gives one result
+        per metric, with its tasks as groups.
 
     Raises:
         MissingExtraError: lm-eval is not installed.
-        ConfigError: There is no such task, or it cannot run on this model; the message is lm-eval's.
+        ConfigError: There is no such task, or it cannot run on this model; the message is
+            lm-eval's.
     """
     try:
         import lm_eval
@@ -77,12 +80,18 @@ def run_lm_eval(
                 num_fewshot=shots,
                 limit=limit,
                 apply_chat_template=chat,
-                use_cache=None if cache is None else str(cache / f"lm-eval-{subject.fingerprint()}"),
+                use_cache=None
+                if cache is None
+                else str(cache / f"lm-eval-{subject.fingerprint()}"),
                 log_samples=False,
             )
         except PenstockError:
             raise
-        except (KeyError, ValueError, OSError) as error:  # OSError: the hub or its cache gave nothing
+        except (
+            KeyError,
+            ValueError,
+            OSError,
+        ) as error:  # OSError: the hub or its cache gave nothing
             raise ConfigError(f"lm-eval: {_sentence(error)}{_cure(error)}") from error
     return results_of(found, time.monotonic() - began, subject.num_cut - cut)
 
@@ -97,7 +106,9 @@ def results_of(found: Found, seconds: float, cut: int) -> list[Results]:
     """
     groups: Found = found.get("groups", {})
     tasks = {**found["results"], **groups}
-    children: dict[str, list[str]] = {name: found.get("group_subtasks", {}).get(name, []) for name in groups}
+    children: dict[str, list[str]] = {
+        name: found.get("group_subtasks", {}).get(name, []) for name in groups
+    }
     inside = {name for names in children.values() for name in names}
     return [
         Results(
@@ -152,10 +163,15 @@ def _sentence(error: Exception) -> str:
 def _cure(error: Exception) -> str:
     if isinstance(error, OSError):
         return (
-            ". Its data come from the hub: fetch them while online, or set data to a folder of task files (--task-data)"
+            ". Its data come from the hub: fetch them while online, or set data to a folder of "
+            "task files (--task-data)"
         )
     unsafe = "marked as unsafe" in str(error)
-    return ". It would run the model's code unprotected: use penstock's own task, in the sandbox" if unsafe else ""
+    return (
+        ". It would run the model's code unprotected: use penstock's own task, in the sandbox"
+        if unsafe
+        else ""
+    )
 
 
 @contextmanager

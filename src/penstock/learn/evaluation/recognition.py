@@ -1,6 +1,8 @@
-"""Which benchmark a record or a file belongs to, so that a task that gets another's file can say which task reads it.
+"""Which benchmark a record or a file belongs to, so that a task that gets another's file can say
+which task reads it.
 
-Every reader of a task converts records through `converted`: whatever is wrong with one is a RecordError with its place.
+Every reader of a task converts records through `converted`: whatever is wrong with one is a
+RecordError with its place.
 """
 
 import csv
@@ -30,7 +32,9 @@ _FIELDS: Mapping[str, Sequence[frozenset[str]]] = {
 _FUNCTIONS = frozenset({"task_id", "prompt", "entry_point", "canonical_solution"})
 """Fields of HumanEval, HumanEval+, and EvalPlus's own files."""
 _PLUS_TEST = re.compile(r"^\s*inputs\s*=", re.MULTILINE)
-"""In the tests of the hub's HumanEval+, which have lists of inputs and results; HumanEval's own call the function."""
+"""In the tests of the hub's HumanEval+, which have lists of inputs and results; HumanEval's own
+call the function.
+"""
 _HEADER = ("question", "answer")
 _MMLU_CELLS = 6
 _FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -52,7 +56,9 @@ def task_of(record: object) -> str | None:
 
 
 def task_of_file(path: Path) -> str | None:
-    """The task whose file this is, by its first record, whatever its name; None: none that is known."""
+    """The task whose file this is, by its first record, whatever its name; None: none that is
+    known.
+    """
     try:
         with path.open("rb") as raw:
             head = raw.read(4)
@@ -66,7 +72,15 @@ def task_of_file(path: Path) -> str | None:
             if first.startswith(("{", "[")):
                 return task_of(json.loads(first))
             return "mmlu" if is_mmlu(next(csv.reader(chain([first], lines)))) else None
-    except (OSError, EOFError, StopIteration, zlib.error, csv.Error, pyarrow.ArrowException, *_FAULTS):
+    except (
+        OSError,
+        EOFError,
+        StopIteration,
+        zlib.error,
+        csv.Error,
+        pyarrow.ArrowException,
+        *_FAULTS,
+    ):
         return None
 
 
@@ -77,7 +91,9 @@ def is_mmlu(cells: Sequence[str]) -> bool:
 
 
 def advice(found: str | None, task: str) -> str:
-    """The end of a message about a record that `task` cannot read: which task can; empty: none that is known."""
+    """The end of a message about a record that `task` cannot read: which task can; empty: none that
+    is known.
+    """
     if found in (None, task):
         return ""
     return f"; it is a record of {found}: run task {found}, or give the file of {task}"
@@ -105,7 +121,9 @@ def refuse_file(data: str, task: str) -> None:
         raise RecordError(f"{data}: its first record is not one of {task}{advice(found, task)}")
 
 
-def converted(make: Callable[[dict[str, Any], str], Made], record: dict[str, object], where: str, task: str) -> Made:
+def converted(
+    make: Callable[[dict[str, Any], str], Made], record: dict[str, object], where: str, task: str
+) -> Made:
     """Result of a reader for a record.
 
     Args:
@@ -115,7 +133,8 @@ def converted(make: Callable[[dict[str, Any], str], Made], record: dict[str, obj
         task: The task, for errors.
 
     Raises:
-        RecordError: The record cannot be read, or belongs to another task; names that, if it is known.
+        RecordError: The record cannot be read, or belongs to another task; names that, if it is
+            known.
     """
     refuse_other(record, where, task)
     try:
@@ -124,8 +143,8 @@ def converted(make: Callable[[dict[str, Any], str], Made], record: dict[str, obj
         raise
     except _FAULTS as error:
         raise RecordError(
-            f"{where}: cannot be read as a record of {task}: {type(error).__name__}: {error!s:.200}; it has "
-            f"{_listed(record)}; give the file of this benchmark"
+            f"{where}: cannot be read as a record of {task}: {type(error).__name__}: "
+            f"{error!s:.200}; it has {_listed(record)}; give the file of this benchmark"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """Reads a benchmark's records from a file, a folder that holds it, or the Hugging Face Hub.
 
-Files are JSON Lines, plain or gzipped, or Parquet. If a file or a folder is given, nothing is downloaded.
+Files are JSON Lines, plain or gzipped, or Parquet. If a file or a folder is given, nothing is
+downloaded.
 """
 
 import gzip
@@ -34,8 +35,8 @@ def hub_rows(name: str, config: str, split: str, task: str) -> list[dict[str, An
         return [dict(row) for row in load_dataset(name, config, split=split)]
     except Exception as error:  # the hub's errors share no base class
         raise ConfigError(
-            f"task {task}: {name} ({config}, {split}) cannot be fetched from the hub: {error}; set data to "
-            f"a folder that has it (--task-data {task}=PATH)"
+            f"task {task}: {name} ({config}, {split}) cannot be fetched from the hub: "
+            f"{error}; set data to a folder that has it (--task-data {task}=PATH)"
         ) from error
 
 
@@ -80,7 +81,9 @@ def read_placed(data: str | None, origin: Origin, task: str) -> tuple[list[Place
         where = f"{origin.hub} (hub)"
         parts = [hub_rows(origin.hub, origin.configuration, split, task) for split in origin.splits]
         rows = [record for part in parts for record in part]
-        return [(f"{where}: record {number}", record) for number, record in enumerate(rows, 1)], where
+        return [
+            (f"{where}: record {number}", record) for number, record in enumerate(rows, 1)
+        ], where
     path = _find(Path(data), origin)
     try:
         records = _from_file(path, task)
@@ -96,17 +99,19 @@ def _find(path: Path, origin: Origin) -> Path:
         return path
     if not path.is_dir():
         raise ConfigError(
-            f"{path}: there is no such file or folder; leave out `data` to read {origin.hub} from the hub"
+            f"{path}: there is no such file or folder; leave out `data` to read {origin.hub} "
+            "from the hub"
         )
     files = sorted(file for file in path.iterdir() if file.name.lower().endswith(_ENDINGS))
     for name in origin.files:
         for file in files:
-            # The name must continue with a dot, or a dash and a version, so that mbpp does not match mbppplus.
+            # The name must continue with a dot, or a dash and a version, so that mbpp does not
+            # match mbppplus.
             if file.name.lower().startswith((f"{name.lower()}.", f"{name.lower()}-")):
                 return file
     raise ConfigError(
-        f"{path}: no file {' or '.join(origin.files)} that ends in {', '.join(_ENDINGS)}; complete the folder, or give "
-        "a file"
+        f"{path}: no file {' or '.join(origin.files)} that ends in {', '.join(_ENDINGS)}; "
+        "complete the folder, or give a file"
     )
 
 
@@ -131,5 +136,7 @@ def _record(line: str, where: str, path: Path, task: str) -> dict[str, Any]:
         cure = advice(task_of_file(path), task) or "; fetch the file again"
         raise RecordError(f"{where}: not valid JSON ({error}){cure}") from error
     if not isinstance(record, dict):
-        raise RecordError(f"{where}: expected a JSON object, got {type(record).__name__}; fetch the file again")
+        raise RecordError(
+            f"{where}: expected a JSON object, got {type(record).__name__}; fetch the file again"
+        )
     return record

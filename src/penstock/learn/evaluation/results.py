@@ -1,12 +1,14 @@
 """Runs a task on a model, and summarises its answers as scores with standard errors.
 
-A killed evaluation continues where it was. `answers.jsonl` begins with a line that names task, settings, data and
-model; then there is one answer per line. Each batch is on disk before the next begins. A last line that a crash cut
-short is dropped. Answers of another model, other data or other settings are refused with the name of what differs;
-`limit` and `unsafe` may change, because they change no answer.
+A killed evaluation continues where it was. `answers.jsonl` begins with a line that names task,
+settings, data and model; then there is one answer per line. Each batch is on disk before the next
+begins. A last line that a crash cut short is dropped. Answers of another model, other data or other
+settings are refused with the name of what differs; `limit` and `unsafe` may change, because they
+change no answer.
 
 Problems are treated as draws from all such problems: the standard error is that of a weighted mean,
-√(n / (n − 1) × Σ weight² (score − mean)²) / Σ weight. With equal weights it is the sample's deviation over √n.
+√(n / (n − 1) × Σ weight² (score − mean)²) / Σ weight. With equal weights it is the sample's
+deviation over √n.
 """
 
 import json
@@ -48,7 +50,9 @@ class Results:
     """(score, standard error, problems) of each group."""
     seconds: float = 0.0
     figures: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Further figures of the task: (value, standard error) by name; with groups, also their mean (macro)."""
+    """Further figures of the task: (value, standard error) by name; with groups, also their mean
+    (macro).
+    """
     cut: int = 0
     """Number of prompts that were shortened to fit the context."""
     total: int | None = None
@@ -62,8 +66,12 @@ class Results:
         return found
 
 
-def weighted_mean(scores: Sequence[float], weights: Sequence[float] | None = None) -> tuple[float, float]:
-    """The mean and its standard error. The mean is NaN without weight, the error also for fewer than two scores."""
+def weighted_mean(
+    scores: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, float]:
+    """The mean and its standard error. The mean is NaN without weight, the error also for fewer
+    than two scores.
+    """
     if not scores:
         return math.nan, math.nan
     each = [1.0] * len(scores) if weights is None else weights
@@ -93,14 +101,20 @@ def summarise(
     for one in answers:
         by_group.setdefault(one.group, []).append(one)
     groups = {
-        group: (*weighted_mean([one.score for one in members], [one.weight for one in members]), len(members))
+        group: (
+            *weighted_mean([one.score for one in members], [one.weight for one in members]),
+            len(members),
+        )
         for group, members in sorted(by_group.items())
         if group
     }
     macro: dict[str, tuple[float, float]] = {}
     if len(groups) > 1:
         errors = math.sqrt(math.fsum(error**2 for _, error, _ in groups.values())) / len(groups)
-        macro["mean of groups"] = math.fsum(score for score, _, _ in groups.values()) / len(groups), errors
+        macro["mean of groups"] = (
+            math.fsum(score for score, _, _ in groups.values()) / len(groups),
+            errors,
+        )
     return Results(
         name=name,
         score=mean,
@@ -124,7 +138,13 @@ def table(results: Sequence[Results], *, groups: bool = True) -> Any:
         made.add_column(name, justify="right")
     for one in results:
         count = f"{one.count:,}" if one.total is None else f"{one.count:,} of {one.total:,}"
-        made.add_row(one.name, *_figures(one.score, one.standard_error), count, f"{one.seconds:,.1f}", style="bold")
+        made.add_row(
+            one.name,
+            *_figures(one.score, one.standard_error),
+            count,
+            f"{one.seconds:,.1f}",
+            style="bold",
+        )
         for name, (value, error) in one.figures.items():
             made.add_row(f"  {name}", *_figures(value, error), "", "")
         for note in one.notes:
@@ -137,7 +157,10 @@ def table(results: Sequence[Results], *, groups: bool = True) -> Any:
 
 
 def _figures(value: float, error: float) -> tuple[str, str]:
-    return ("–" if math.isnan(value) else f"{value:.4f}", "–" if math.isnan(error) else f"{error:.4f}")
+    return (
+        "–" if math.isnan(value) else f"{value:.4f}",
+        "–" if math.isnan(error) else f"{error:.4f}",
+    )
 
 
 def _plain(value: object) -> Any:
@@ -154,7 +177,12 @@ def never() -> bool:
 
 
 def run_task(
-    task: Task, subject: Subject, *, answers: Path | None = None, stop: Stop = never, progress: bool = True
+    task: Task,
+    subject: Subject,
+    *,
+    answers: Path | None = None,
+    stop: Stop = never,
+    progress: bool = True,
 ) -> Results:
     """Answer all problems that are not answered yet, and return the results of all.
 
@@ -166,14 +194,17 @@ def run_task(
         progress: Show a progress bar with the time left.
 
     Raises:
-        StateError: The file has the answers of another task, model, data or settings, or is damaged.
+        StateError: The file has the answers of another task, model, data or settings, or is
+            damaged.
         OutputError: The file cannot be read or written.
     """
     began = time.monotonic()
     problems = task.problems()
     found = {} if answers is None else _open(answers, _header(task, subject))
     left = [problem for problem in problems if problem.name not in found]
-    with Progress(task.settings.name, total=len(problems), unit=" problems", enabled=progress) as bar:
+    with Progress(
+        task.settings.name, total=len(problems), unit=" problems", enabled=progress
+    ) as bar:
         bar.advance(len(problems) - len(left))
         for begin in range(0, len(left), PROBLEMS_AT_ONCE):
             if stop():
@@ -197,7 +228,11 @@ def run_task(
 
 
 def _header(task: Task, subject: Subject) -> dict[str, Any]:
-    settings = {name: value for name, value in asdict(task.settings).items() if name not in (*_MAY_CHANGE, "data")}
+    settings = {
+        name: value
+        for name, value in asdict(task.settings).items()
+        if name not in (*_MAY_CHANGE, "data")
+    }
     return {**settings, "data": task.fingerprint(), "model": subject.fingerprint()}
 
 
@@ -210,7 +245,9 @@ def _open(path: Path, header: dict[str, object]) -> dict[str, Answer]:
             with path.open("r+b") as file:
                 file.truncate(len(whole))
     except OSError as error:
-        raise OutputError(f"{path}: cannot be read: {error.strerror}; give another folder") from error
+        raise OutputError(
+            f"{path}: cannot be read: {error.strerror}; give another folder"
+        ) from error
     if not whole:
         _append(path, [header])
         return {}
@@ -220,7 +257,8 @@ def _open(path: Path, header: dict[str, object]) -> dict[str, Answer]:
         return {line["problem"]: Answer(**line) for line in lines[1:]}
     except (KeyError, TypeError):
         raise StateError(
-            f"{path}: the file is damaged, a line is not an answer; remove it, or give another folder"
+            f"{path}: the file is damaged, a line is not an answer; remove it, or give "
+            "another folder"
         ) from None
 
 
@@ -230,7 +268,10 @@ def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise StateError(f"{path}:{number}: the file is damaged, not a JSON object; remove it, or give another folder")
+        raise StateError(
+            f"{path}:{number}: the file is damaged, not a JSON object; remove it, or give "
+            "another folder"
+        )
     return found
 
 
@@ -239,8 +280,9 @@ def _check(path: Path, found: dict[str, object], header: dict[str, object]) -> N
     for name in ("name", "model", "data", *header):
         if found.get(name) != header[name]:
             raise StateError(
-                f"{path}: has answers of another {'task' if name == 'name' else name} ({found.get(name)!r}, now "
-                f"{header[name]!r}); give another folder, or remove the file"
+                f"{path}: has answers of another {'task' if name == 'name' else name} "
+                f"({found.get(name)!r}, now {header[name]!r}); give another folder, or remove "
+                "the file"
             )
 
 
@@ -252,4 +294,6 @@ def _append(path: Path, lines: list[dict[str, object]]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}; give another folder with -o") from error
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror}; give another folder with -o"
+        ) from error

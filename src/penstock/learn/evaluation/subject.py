@@ -1,15 +1,17 @@
-"""The model that is evaluated, as tasks see it: it scores continuations and writes texts, from plain prompts or chats.
+"""The model that is evaluated, as tasks see it: it scores continuations and writes texts, from
+plain prompts or chats.
 
-Guarantees: an answer does not depend on the other requests, except for rounding. A request that does not fit the
-context is cut from the left, and counted. A written reply depends only on its problem and its number. The model must be
-in evaluation mode; its weights do not change.
+Guarantees: an answer does not depend on the other requests, except for rounding. A request that
+does not fit the context is cut from the left, and counted. A written reply depends only on its
+problem and its number. The model must be in evaluation mode; its weights do not change.
 
-Many short sequences are scored in few passes: they are packed into rows as separate documents. The model is fed the
-context and the continuation without its last token, which is only predicted. Pairs with the same fed tokens, such as
-the letters of a multiple choice, are run once. Only the slots that predict a continuation reach the head, in blocks.
-Cost: one pass over all fed tokens, in which a common beginning of contexts, such as solved problems, counts once for
-each row of prefix trees (`inputs.prefix_trees`). A model that needs its own attention code, or has a sliding window,
-reads it again for each context.
+Many short sequences are scored in few passes: they are packed into rows as separate documents. The
+model is fed the context and the continuation without its last token, which is only predicted. Pairs
+with the same fed tokens, such as the letters of a multiple choice, are run once. Only the slots
+that predict a continuation reach the head, in blocks. Cost: one pass over all fed tokens, in which
+a common beginning of contexts, such as solved problems, counts once for each row of prefix trees
+(`inputs.prefix_trees`). A model that needs its own attention code, or has a sliding window, reads
+it again for each context.
 """
 
 import hashlib
@@ -40,7 +42,9 @@ __all__ = ["Scored", "Subject"]
 ELEMENTS = 1 << 24
 """Approximate number of logits that exist at once."""
 TREE_SLOTS = 4096
-"""Slots of a row of prefix trees, at least: the more sequences share a beginning in one row, the less it costs."""
+"""Slots of a row of prefix trees, at least: the more sequences share a beginning in one row, the
+less it costs.
+"""
 ONE_A_ROW = "scored one text per row: the model lets texts in a packed row see each other"
 """The note on scores if the model's `PackingVerdict` forbids packed rows."""
 
@@ -67,7 +71,8 @@ def score_pairs(
     Args:
         model: In evaluation mode.
         pairs: (context, continuation), neither empty.
-        row_tokens: Slots of a row, at most what `most_packed` allows; a longer sequence gets its own row.
+        row_tokens: Slots of a row, at most what `most_packed` allows; a longer sequence gets its
+            own row.
         vocab_size: Number of ids of the tokenizer; logits beyond them are left out.
 
     Raises:
@@ -80,7 +85,11 @@ def score_pairs(
     sums = np.zeros(len(pairs))
     greedy = np.ones(len(pairs), np.bool_)
     # Neighbours share most; the order does not depend on the requests'.
-    for members in tree_rows(sorted(owners), max(row_tokens, TREE_SLOTS)) if shares else _rows(owners, row_tokens):
+    for members in (
+        tree_rows(sorted(owners), max(row_tokens, TREE_SLOTS))
+        if shares
+        else _rows(owners, row_tokens)
+    ):
         row, places_of = pack_trees(members) if shares else _separate(members)
         slots, targets, of = _wanted(members, places_of, owners, pairs)
         hidden = model(model.tensors(row))[0]
@@ -103,7 +112,9 @@ def score_pairs(
 
 
 def _may_share(model: LanguageModel, row_tokens: int) -> bool:
-    """Whether common beginnings may be computed once: rows may be packed, and our attention sees all before a token."""
+    """Whether common beginnings may be computed once: rows may be packed, and our attention sees
+    all before a token.
+    """
     if not model.uses_our_attention or row_tokens == 0:
         return False
     longest = max(row_tokens, TREE_SLOTS)
@@ -123,7 +134,9 @@ def _separate(documents: Sequence[Sequence[int]]) -> tuple[ModelInput, list[Int6
 
 
 def _rows(sequences: Iterable[Ids], row_tokens: int) -> Iterator[list[Ids]]:
-    """Fill rows with sequences, the longest first, so that a row holds sequences of similar length."""
+    """Fill rows with sequences, the longest first, so that a row holds sequences of similar
+    length.
+    """
     row: list[Ids] = []
     used = 0
     for one in sorted(sequences, key=lambda fed: (-len(fed), fed)):
@@ -173,7 +186,8 @@ class Subject:
         context_length: Maximum tokens in the model's context.
         stop_ids: Ids that end a generated text.
         template: The model's chat template, if it has one.
-        begin_ids: The ids before a text, as the model was trained; None: as the tokenizer's own encoding has them.
+        begin_ids: The ids before a text, as the model was trained; None: as the tokenizer's own
+            encoding has them.
         slots: Number of sequences that are generated at the same time.
 
     Raises:
@@ -193,8 +207,9 @@ class Subject:
     ) -> None:
         if model.vocab_size < tokenizer.vocab_size:
             raise ConfigError(
-                f"the model has embeddings for {model.vocab_size} ids, its tokenizer ({tokenizer.name}) has "
-                f"{tokenizer.vocab_size}; give the tokenizer that it was trained with"
+                f"the model has embeddings for {model.vocab_size} ids, its tokenizer "
+                f"({tokenizer.name}) has {tokenizer.vocab_size}; give the tokenizer that it "
+                "was trained with"
             )
         self.model, self.tokenizer, self.context_length = model, tokenizer, context_length
         self.stop_ids = frozenset(int(token) for token in stop_ids)
@@ -222,20 +237,29 @@ class Subject:
         """
         if self.template is None:
             raise ConfigError(
-                "the model has no chat template; set chat to false (--plain) to run the task as plain text"
+                "the model has no chat template; set chat to false (--plain) to run the task "
+                "as plain text"
             )
-        return list(encode_chat([dict(message) for message in messages], self.template, self.tokenizer))
+        return list(
+            encode_chat([dict(message) for message in messages], self.template, self.tokenizer)
+        )
 
-    def chat_continuation(self, messages: Sequence[Mapping[str, Any]], reply: str) -> tuple[list[int], list[int]]:
-        """(context, continuation) ids of an assistant's short reply, encoded as part of the rendered conversation.
+    def chat_continuation(
+        self, messages: Sequence[Mapping[str, Any]], reply: str
+    ) -> tuple[list[int], list[int]]:
+        """(context, continuation) ids of an assistant's short reply, encoded as part of the
+        rendered conversation.
 
-        Some tokenizers, such as SentencePiece, put a space before a separate text but none before a reply. If the
-        template writes an answered conversation differently from one to be answered, the reply is encoded separately.
+        Some tokenizers, such as SentencePiece, put a space before a separate text but none before a
+        reply. If the template writes an answered conversation differently from one to be answered,
+        the reply is encoded separately.
         """
         context = self.chat_ids(messages)
         assert self.template is not None
         answered = [*({**message} for message in messages), {"role": "assistant", "content": reply}]
-        whole = list(encode_chat(answered, self.template, self.tokenizer, add_generation_prompt=False))
+        whole = list(
+            encode_chat(answered, self.template, self.tokenizer, add_generation_prompt=False)
+        )
         alone: list[int] = self.tokenizer.encode(reply).tolist()
         if whole[: len(context)] == context:
             for end in range(len(context) + 1, min(len(context) + len(alone) + 2, len(whole) + 1)):
@@ -249,34 +273,46 @@ class Subject:
         A token that reaches over the border belongs to the continuation.
         """
         before, whole = self.prompt_ids(context), self.prompt_ids(context + text)
-        same = next((i for i, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
+        same = next(
+            (i for i, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]),
+            len(before),
+        )
         same = min(same, len(whole) - 1)
         return whole[:same], whole[same:]
 
-    def log_likelihoods(self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Scored]:
+    def log_likelihoods(
+        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[Scored]:
         """How likely each continuation is after its context, in the order of the requests.
 
         Args:
-            requests: Ids of (context, continuation), neither empty. If both without the last token, which is only
-                predicted, do not fit the model's context, the request's context is cut from the left.
+            requests: Ids of (context, continuation), neither empty. If both without the last token,
+                which is only predicted, do not fit the model's context, the request's context is
+                cut from the left.
 
         Raises:
             ConfigError: A context or a continuation is empty, or a continuation alone is too long.
         """
-        pairs = [self._fit(tuple(context), tuple(continuation)) for context, continuation in requests]
-        most = most_packed(self.model, min(self.context_length, sum(len(one) + len(two) for one, two in pairs)))
+        pairs = [
+            self._fit(tuple(context), tuple(continuation)) for context, continuation in requests
+        ]
+        most = most_packed(
+            self.model, min(self.context_length, sum(len(one) + len(two) for one, two in pairs))
+        )
         if most == 0:
             self.notes = (ONE_A_ROW,)
         return score_pairs(self.model, pairs, row_tokens=most, vocab_size=self.tokenizer.vocab_size)
 
     def write(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
     ) -> list[Generated]:
         """Continue prompts; returns one result per prompt.
 
         Args:
-            prompts: Ids of each. A prompt is cut from the left to leave room for `max_tokens`, or for half of the
-                context if that is less.
+            prompts: Ids of each. A prompt is cut from the left to leave room for `max_tokens`, or
+                for half of the context if that is less.
             sampling: One for all, or one for each; then a draw depends only on its own seed.
         """
         if self._engine is None:
@@ -288,7 +324,11 @@ class Subject:
                 slots=self._slots,
             )
         shared = sampling is None or isinstance(sampling, Sampling)
-        each = [sampling or Sampling()] * len(prompts) if shared else cast("Sequence[Sampling]", sampling)
+        each = (
+            [sampling or Sampling()] * len(prompts)
+            if shared
+            else cast("Sequence[Sampling]", sampling)
+        )
         fitting = []
         for prompt, one in zip(prompts, cast("Sequence[Sampling]", each), strict=True):
             room = self.room(one.max_tokens)
@@ -297,15 +337,27 @@ class Subject:
         return self._engine.generate_all(fitting, sampling)
 
     def room(self, max_tokens: int | None) -> int:
-        """Maximum tokens of a prompt: the context minus `max_tokens`, or half of the context if that is more."""
+        """Maximum tokens of a prompt: the context minus `max_tokens`, or half of the context if
+        that is more.
+        """
         half = max(self.context_length // 2, 1)
         return self.context_length - min(max_tokens or half, half)
 
     def fingerprint(self) -> str:
-        """Fingerprint of weights, tokenizer, context, ids around texts and template: reads all weights; equal on any
-        device."""
-        parts = [self.tokenizer.fingerprint, self.context_length, self.begin_ids, sorted(self.stop_ids)]
-        parts += [None if self.template is None else (self.template.source, sorted(self.template.variables.items()))]
+        """Fingerprint of weights, tokenizer, context, ids around texts and template: reads all
+        weights; equal on any device.
+        """
+        parts = [
+            self.tokenizer.fingerprint,
+            self.context_length,
+            self.begin_ids,
+            sorted(self.stop_ids),
+        ]
+        parts += [
+            None
+            if self.template is None
+            else (self.template.source, sorted(self.template.variables.items()))
+        ]
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
         for name, tensor in sorted(cast("nn.Module", self.model).state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {_sums(tensor)}".encode())
@@ -314,19 +366,23 @@ class Subject:
     def _fit(self, context: tuple[int, ...], continuation: tuple[int, ...]) -> tuple[Any, Any]:
         if not context or not continuation:
             what = "continuation" if context else "context"
-            raise ConfigError(f"a request has an empty {what}; give at least one token, such as BOS")
+            raise ConfigError(
+                f"a request has an empty {what}; give at least one token, such as BOS"
+            )
         room = self.context_length + 1 - len(continuation)
         if room < 1:
             raise ConfigError(
-                f"a continuation has {len(continuation)} tokens, but the context is {self.context_length}; raise "
-                "context_length, or shorten the continuation"
+                f"a continuation has {len(continuation)} tokens, but the context is "
+                f"{self.context_length}; raise context_length, or shorten the continuation"
             )
         self.num_cut += len(context) > room
         return context[-room:], continuation
 
 
 def _sums(tensor: torch.Tensor) -> tuple[int, int]:
-    """Sums of the bits as integers and of their squares, with wraparound: exact in any order, so on any device."""
+    """Sums of the bits as integers and of their squares, with wraparound: exact in any order, so on
+    any device.
+    """
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().contiguous().view(-1).view(kinds[tensor.element_size()]).to(torch.int64)
     return int(bits.sum()), int((bits * bits).sum())

@@ -1,7 +1,7 @@
 """Tasks: their settings, what a task provides, and the tasks by name. Imports no torch.
 
-A task has problems with ids, and answers them with a model; each answer has a score. A task's module is imported when
-the task is made.
+A task has problems with ids, and answers them with a model; each answer has a score. A task's
+module is imported when the task is made.
 """
 
 import hashlib
@@ -31,7 +31,9 @@ class TaskSettings:
     data: str | None = None
     """A file or a folder; None: from the Hugging Face Hub, if the task is there."""
     limit: int | None = None
-    """Maximum number of problems, from the first; in a task with groups, of each group. None: all."""
+    """Maximum number of problems, from the first; in a task with groups, of each group. None:
+    all.
+    """
     shots: int | None = None
     """Number of solved problems in each prompt; None: as published."""
     chat: bool = False
@@ -43,23 +45,33 @@ class TaskSettings:
     max_tokens: int = 512
     """Maximum tokens of a reply."""
     overlap: int | None = None
-    """bits_per_byte: context tokens repeated at the start of each further window, in documents longer than the context;
-    None: half of the context."""
+    """bits_per_byte: context tokens repeated at the start of each further window, in documents
+    longer than the context; None: half of the context.
+    """
     unsafe: bool = False
     """Run code that the model wrote even if there is no sandbox."""
     seed: int = 0
     """Seed of the draws, together with the problem and the number of the reply."""
 
     def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("shots", 0), ("samples", 1), ("max_tokens", 1), ("overlap", 0)):
+        for name, least in (
+            ("limit", 1),
+            ("shots", 0),
+            ("samples", 1),
+            ("max_tokens", 1),
+            ("overlap", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"task {self.name}: {name} must be {least} or more, got {value}")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ConfigError(f"task {self.name}: temperature must be 0 or more, got {self.temperature}")
+            raise ConfigError(
+                f"task {self.name}: temperature must be 0 or more, got {self.temperature}"
+            )
         if self.samples > 1 and self.temperature == 0:
             raise ConfigError(
-                f"task {self.name}: {self.samples} samples at temperature 0 would be identical; set a temperature"
+                f"task {self.name}: {self.samples} samples at temperature 0 would be "
+                "identical; set a temperature"
             )
 
 
@@ -116,7 +128,9 @@ class Task(Protocol):
         """One answer to each of these problems, in any order; they do not depend on each other."""
 
     def figures(self, answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
-        """Figures besides the mean score: (value, standard error) by name, such as pass@10; usually none."""
+        """Figures besides the mean score: (value, standard error) by name, such as pass@10; usually
+        none.
+        """
 
 
 def fingerprint_of(*parts: object) -> str:
@@ -148,7 +162,9 @@ def check_name(name: str) -> None:
         ConfigError: There is no task of that name.
     """
     if name not in TASKS and not (name.startswith(LM_EVAL) and name != LM_EVAL):
-        raise ConfigError(f"no task {name!r}; known: {', '.join(TASKS)}, and {LM_EVAL}NAME for lm-eval's tasks")
+        raise ConfigError(
+            f"no task {name!r}; known: {', '.join(TASKS)}, and {LM_EVAL}NAME for lm-eval's tasks"
+        )
 
 
 def make_task(settings: TaskSettings) -> Task:
@@ -160,7 +176,8 @@ def make_task(settings: TaskSettings) -> Task:
     if settings.name not in TASKS:
         check_name(settings.name)
         raise ConfigError(
-            f"task {settings.name} belongs to lm-eval; run it with `penstock eval RUN --task {settings.name}`"
+            f"task {settings.name} belongs to lm-eval; run it with `penstock eval RUN --task "
+            f"{settings.name}`"
         )
     module, name = TASKS[settings.name]
     made: Task = getattr(import_module(f"penstock.learn.evaluation.{module}"), name)(settings)

@@ -1,4 +1,5 @@
-"""Generation: continuous batching over a key-value cache, reproducible sampling, chats with a rolling window.
+"""Generation: continuous batching over a key-value cache, reproducible sampling, chats with a
+rolling window.
 
 Settings need no torch; everything else is imported on first use.
 

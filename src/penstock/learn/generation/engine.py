@@ -1,15 +1,16 @@
 """The generation engine: continuous batching, where sequences join and leave between steps.
 
-A new sequence gets the free cache slot that has the longest common prefix with its prompt, and only the rest of the
-prompt is computed. So the next reply in a chat costs only the new turns, and a repeated prompt costs one token. If a
-running sequence has a longer one, that is copied; while its prompt is still being read, the new sequence waits for it.
-So prompts with the same beginning, or several samples of one prompt, cost it once.
+A new sequence gets the free cache slot that has the longest common prefix with its prompt, and only
+the rest of the prompt is computed. So the next reply in a chat costs only the new turns, and a
+repeated prompt costs one token. If a running sequence has a longer one, that is copied; while its
+prompt is still being read, the new sequence waits for it. So prompts with the same beginning, or
+several samples of one prompt, cost it once.
 
-Guarantees: a sequence depends on its prompt and settings, not on the other sequences, except for the rounding of matrix
-products of another size. Control tokens are never chosen, except stop ids. No sequence exceeds the context. Costs: the
-memory of `Cache`, which follows use. A step is one pass over the weights for all sequences that are being
-generated, and one more while prompts are read. Prompts are read in parts of `prompt_part` tokens, so that a long prompt
-does not delay the others.
+Guarantees: a sequence depends on its prompt and settings, not on the other sequences, except for
+the rounding of matrix products of another size. Control tokens are never chosen, except stop ids.
+No sequence exceeds the context. Costs: the memory of `Cache`, which follows use. A step is one pass
+over the weights for all sequences that are being generated, and one more while prompts are read.
+Prompts are read in parts of `prompt_part` tokens, so that a long prompt does not delay the others.
 
 An engine belongs to one thread. A server's loop submits and cancels between steps.
 """
@@ -30,7 +31,14 @@ from penstock.learn.generation import sequence as sequences
 from penstock.learn.generation.grammar import Grammars
 from penstock.learn.generation.sampling import Sampler, change, draw, log_probabilities
 from penstock.learn.generation.sequence import Spelling
-from penstock.learn.generation.settings import NO_TOKEN, Event, FinishReason, Generated, LogProbabilities, Sampling
+from penstock.learn.generation.settings import (
+    NO_TOKEN,
+    Event,
+    FinishReason,
+    Generated,
+    LogProbabilities,
+    Sampling,
+)
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models import LanguageModel
@@ -42,12 +50,15 @@ PROMPT_PART = 512
 SCORED = 256
 """Tokens whose logits `score` holds at the same time."""
 LEAST_SHARED = 16
-"""Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting for it."""
+"""Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting
+for it.
+"""
 
 
 LOOK, LOOK_ALONE = 0.02, 0.1
-"""Seconds that a step waits for what may come next in texts with a JSON schema: while other sequences can go on, and
-while none can."""
+"""Seconds that a step waits for what may come next in texts with a JSON schema: while other
+sequences can go on, and while none can.
+"""
 
 
 class Truncated(Protocol):
@@ -57,7 +68,9 @@ class Truncated(Protocol):
         """Keep only the first `length` tokens of a sequence."""
 
     def kept(self, sequence: int, length: int) -> int:
-        """How many of the first `length` tokens of a sequence can be kept, or copied, without the others."""
+        """How many of the first `length` tokens of a sequence can be kept, or copied, without the
+        others.
+        """
 
 
 @final
@@ -73,8 +86,12 @@ class Slots:
         return len(self._free)
 
     def take(self, sequence: sequences.Sequence) -> None:
-        """Give a sequence the best free slot, and the tokens that this holds already: at most all but the last."""
-        common = {slot: self._cache.kept(slot, sequence.common(keys)) for slot, keys in self._free.items()}
+        """Give a sequence the best free slot, and the tokens that this holds already: at most all
+        but the last.
+        """
+        common = {
+            slot: self._cache.kept(slot, sequence.common(keys)) for slot, keys in self._free.items()
+        }
         # Of equally good slots, the one with the fewest tokens, so that long prompts stay.
         slot = max(self._free, key=lambda slot: (common[slot], -len(self._free[slot]), -slot))
         del self._free[slot]
@@ -115,20 +132,25 @@ class Engine:
             tokenizer: The model's tokenizer; its byte table makes the text.
             context_length: Maximum tokens of a sequence, including its prompt.
             stop_ids: Ids that end a sequence.
-            forbidden_ids: Ids that are never chosen; None: all control tokens except the stop ids. Embedding rows
-                without a tokenizer id are never chosen.
-            allowed_controls: Control tokens that may be chosen besides, such as those that begin calls of tools; their
-                names are text.
+            forbidden_ids: Ids that are never chosen; None: all control tokens except the stop ids.
+                Embedding rows without a tokenizer id are never chosen.
+            allowed_controls: Control tokens that may be chosen besides, such as those that begin
+                calls of tools; their names are text.
             slots: Number of sequences that run at the same time; others wait.
             prompt_part: Tokens of a prompt that are read in one step.
-            images: The blank image of an `ImageReader`, for prompts with images; None: they are refused.
+            images: The blank image of an `ImageReader`, for prompts with images; None: they are
+                refused.
 
         Raises:
-            ConfigError: The model reads no such images, a number is out of range, or an id is not in the model's
-                vocabulary.
+            ConfigError: The model reads no such images, a number is out of range, or an id is not
+                in the model's vocabulary.
             TokenizerError: The vocabulary has no exact byte table.
         """
-        sizes = (("slots", slots, 1), ("prompt_part", prompt_part, 1), ("context_length", context_length, 2))
+        sizes = (
+            ("slots", slots, 1),
+            ("prompt_part", prompt_part, 1),
+            ("context_length", context_length, 2),
+        )
         for name, value, least in sizes:
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
@@ -136,11 +158,15 @@ class Engine:
         self.stop_ids = frozenset(int(token) for token in stop_ids)
         self._model, self._part = model, prompt_part
         allowed = self.stop_ids.union(allowed_controls)
-        forbidden = _control_ids(tokenizer) - allowed if forbidden_ids is None else frozenset(forbidden_ids)
+        forbidden = (
+            _control_ids(tokenizer) - allowed if forbidden_ids is None else frozenset(forbidden_ids)
+        )
         self._check_ids(self.stop_ids | forbidden)
         self._spelling = Spelling(tokenizer, self.stop_ids)
         unknown = range(min(tokenizer.vocab_size, model.vocab_size), model.vocab_size)
-        self._forbidden = torch.tensor(sorted({*forbidden, *unknown}), dtype=torch.int64, device=model.device)
+        self._forbidden = torch.tensor(
+            sorted({*forbidden, *unknown}), dtype=torch.int64, device=model.device
+        )
         self._stops = torch.tensor(sorted(self.stop_ids), dtype=torch.int64, device=model.device)
         self._reads_images = images is not None
         if images is not None:
@@ -177,35 +203,51 @@ class Engine:
         Args:
             prompt: Ids, including BOS if the model expects it.
             sampling: How tokens are chosen.
-            choice: Distinguishes sequences with the same seed, such as several replies to one prompt.
+            choice: Distinguishes sequences with the same seed, such as several replies to one
+                prompt.
             images: Of the prompt; None: it has none.
 
         Returns:
             The sequence's number, which its events have.
 
         Raises:
-            ConfigError: The prompt is empty, leaves no room in the context, or has ids outside the vocabulary, or the
-                JSON schema is not supported.
+            ConfigError: The prompt is empty, leaves no room in the context, or has ids outside the
+                vocabulary, or the JSON schema is not supported.
             MissingExtraError: There is a JSON schema, and llguidance is not installed.
         """
         ids = [int(token) for token in prompt]
         if not ids:
-            raise ConfigError("the prompt is empty, but a model needs a token to begin with; give some text, or BOS")
+            raise ConfigError(
+                "the prompt is empty, but a model needs a token to begin with; give some "
+                "text, or BOS"
+            )
         if len(ids) >= self.context_length:
             raise ConfigError(
-                f"the prompt has {len(ids)} tokens, but the context of {self.context_length} must hold it and at least "
-                "one more token; shorten it"
+                f"the prompt has {len(ids)} tokens, but the context of {self.context_length} "
+                "must hold it and at least one more token; shorten it"
             )
         self._check_ids(ids)
         if images is not None and not self._reads_images:
-            raise ConfigError("the prompt has images, and the engine was made without; give it Engine(images=…)")
+            raise ConfigError(
+                "the prompt has images, and the engine was made without; give it Engine(images=…)"
+            )
         number, self._submitted = self._submitted, self._submitted + 1
         settings = sampling or Sampling()
         self._check_ids(settings.logit_bias)
-        constraint = None if settings.json_schema is None else self.grammars.constraint(settings.json_schema)
+        constraint = (
+            None if settings.json_schema is None else self.grammars.constraint(settings.json_schema)
+        )
         self._waiting.append(
             sequences.Sequence(
-                number, ids, settings, choice, self.context_length, self._spelling, self.stop_ids, images, constraint
+                number,
+                ids,
+                settings,
+                choice,
+                self.context_length,
+                self._spelling,
+                self.stop_ids,
+                images,
+                constraint,
             )
         )
         return number
@@ -232,13 +274,15 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Choose one token for each sequence with a fully read prompt, and read a part of the other prompts.
+        """Choose one token for each sequence with a fully read prompt, and read a part of the other
+        prompts.
 
-        A sequence with a JSON schema is left out while it is not known yet what may come next, so that no schema delays
-        other sequences.
+        A sequence with a JSON schema is left out while it is not known yet what may come next, so
+        that no schema delays other sequences.
 
         Returns:
-            Events in the order in which sequences joined; empty if nothing runs, or none can go on yet.
+            Events in the order in which sequences joined; empty if nothing runs, or none can go on
+            yet.
         """
         while self._waiting and len(self._slots):
             self._join(self._waiting.popleft())
@@ -246,7 +290,11 @@ class Engine:
             if each.leader is not None and each.leader.held >= each.shared:
                 self._take_shared(each)
         going = [each for each in self._ready() if each.leader is None]
-        failed = [self._failed(each) for each in going if each.constraint is not None and each.constraint.error]
+        failed = [
+            self._failed(each)
+            for each in going
+            if each.constraint is not None and each.constraint.error
+        ]
         going = [each for each in going if each.number in self._running]
         written = [each for each in going if each.held == len(each.ids) - 1]
         read = [each for each in going if each.held < len(each.ids) - 1]
@@ -265,30 +313,41 @@ class Engine:
 
         Args:
             prompts: Ids of each prompt.
-            sampling: One for all: each prompt then has its own draws. Or one for each: equal prompts with equal
-                settings then give equal texts.
+            sampling: One for all: each prompt then has its own draws. Or one for each: equal
+                prompts with equal settings then give equal texts.
             first_choice: Choice number of the first prompt; the others follow; see `submit`.
             images: Of each prompt; None: there are none.
 
         Yields:
-            Events; `sequence` is the prompt's index. If the iterator is closed early, its sequences are cancelled.
+            Events; `sequence` is the prompt's index. If the iterator is closed early, its sequences
+            are cancelled.
 
         Raises:
-            ConfigError: See `submit`; or the engine has other sequences; or a JSON schema is too complex.
+            ConfigError: See `submit`; or the engine has other sequences; or a JSON schema is too
+                complex.
         """
         if self._running or self._waiting:
-            raise ConfigError("the engine has other sequences; use submit() and step(), or let them end")
+            raise ConfigError(
+                "the engine has other sequences; use submit() and step(), or let them end"
+            )
         shared = sampling is None or isinstance(sampling, Sampling)
-        settings = [sampling] * len(prompts) if sampling is None or isinstance(sampling, Sampling) else [*sampling]
+        settings = (
+            [sampling] * len(prompts)
+            if sampling is None or isinstance(sampling, Sampling)
+            else [*sampling]
+        )
         if len(settings) != len(prompts):
             raise ConfigError(
-                f"{len(prompts)} prompts have {len(settings)} sampling settings; give one each, or one for all"
+                f"{len(prompts)} prompts have {len(settings)} sampling settings; give one "
+                "each, or one for all"
             )
         places: dict[int, int] = {}
         seen = images or [None] * len(prompts)
         try:
             for place, (prompt, each, own) in enumerate(zip(prompts, settings, seen, strict=True)):
-                places[self.submit(prompt, each, choice=first_choice + place * shared, images=own)] = place
+                places[
+                    self.submit(prompt, each, choice=first_choice + place * shared, images=own)
+                ] = place
             while self._running or self._waiting:
                 for event in self.step():
                     if event.error is not None:
@@ -313,7 +372,8 @@ class Engine:
 
     @torch.inference_mode()
     def score(self, prompt: Sequence[int], most: int) -> list[LogProbabilities]:
-        """The model's log-probabilities of all tokens of a prompt but the first, each after those before it.
+        """The model's log-probabilities of all tokens of a prompt but the first, each after those
+        before it.
 
         Args:
             prompt: Ids; at most as many as the context holds.
@@ -324,16 +384,21 @@ class Engine:
         """
         ids = np.array(prompt, np.int32)
         if not 1 <= len(ids) <= self.context_length:
-            raise ConfigError(f"a text of {len(ids)} tokens cannot be scored; give 1 to {self.context_length}")
+            raise ConfigError(
+                f"a text of {len(ids)} tokens cannot be scored; give 1 to {self.context_length}"
+            )
         self._check_ids(ids.tolist())
         row, _ = pack_documents([ids], [0])
         tensors = self._model.tensors(row)
         hidden, next_tokens = self._model(tensors)[0, : len(ids) - 1], tensors.tokens[1 : len(ids)]
         found = []
         for states, due in zip(hidden.split(SCORED), next_tokens.split(SCORED), strict=True):
-            own, values, likeliest = (x.tolist() for x in log_probabilities(self._model.logits(states), due, most))
+            own, values, likeliest = (
+                x.tolist() for x in log_probabilities(self._model.logits(states), due, most)
+            )
             found += [
-                LogProbabilities(own[at], tuple(zip(likeliest[at], values[at], strict=True))) for at in range(len(due))
+                LogProbabilities(own[at], tuple(zip(likeliest[at], values[at], strict=True)))
+                for at in range(len(due))
             ]
         return found
 
@@ -357,7 +422,9 @@ class Engine:
         sequence.leader = None
 
     def _ready(self) -> list[sequences.Sequence]:
-        """The running sequences of which it is known what may come next; waits a moment for the others."""
+        """The running sequences of which it is known what may come next; waits a moment for the
+        others.
+        """
         running = list(self._running.values())
         looking = [each.constraint.looking for each in running if each.constraint is not None]
         searches = [search for search in looking if search is not None]
@@ -366,7 +433,9 @@ class Engine:
             wait(searches, LOOK)
             if alone:
                 wait(searches, LOOK_ALONE, FIRST_COMPLETED)
-        return [each for each in running if each.constraint is None or each.constraint.looking is None]
+        return [
+            each for each in running if each.constraint is None or each.constraint.looking is None
+        ]
 
     def _failed(self, sequence: sequences.Sequence) -> Event:
         """End a sequence that its JSON schema lets go on no more."""
@@ -375,7 +444,9 @@ class Engine:
         return Event(sequence.number, NO_TOKEN, "", error=sequence.constraint.error)
 
     def _feed(self, group: list[sequences.Sequence], most: int) -> list[Event]:
-        """Feed each sequence up to `most` tokens that the cache lacks; choose a token for those that lack no more."""
+        """Feed each sequence up to `most` tokens that the cache lacks; choose a token for those
+        that lack no more.
+        """
         if not group:
             return []
         group.sort(key=lambda each: each.slot)
@@ -391,18 +462,26 @@ class Engine:
     def _extend(self, parts: list[list[int]], group: list[sequences.Sequence]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
         width = max(map(len, parts))
-        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self._model.device)
+        tokens = torch.tensor(
+            [part + [0] * (width - len(part)) for part in parts], device=self._model.device
+        )
         lengths = torch.tensor([len(part) for part in parts])
         slots = torch.tensor([each.slot for each in group])
         if all(each.images is None for each in group):
             return self._model.extend(tokens, lengths, self._cache, slots)
-        return self._model.extend(tokens, lengths, self._cache, slots, [each.images for each in group])
+        return self._model.extend(
+            tokens, lengths, self._cache, slots, [each.images for each in group]
+        )
 
     def _choose(self, group: list[sequences.Sequence], logits: Tensor) -> list[Event]:
         """The next token of each sequence, from logits [B, vocab]."""
         allowed = self._allowed(group, logits)
         sampler = self._sampler(group)
-        numbers = None if sampler.greedy else draw([each.key for each in group], [each.written for each in group])
+        numbers = (
+            None
+            if sampler.greedy
+            else draw([each.key for each in group], [each.written for each in group])
+        )
         chosen = sampler.choose(allowed, numbers)
         logprobs = self._log_probabilities(group, logits, chosen)
         events = []
@@ -420,16 +499,22 @@ class Engine:
         return events
 
     def _allowed(self, group: list[sequences.Sequence], logits: Tensor) -> Tensor:
-        """A copy of the logits with penalties and biases, and −inf for tokens that must not be chosen."""
+        """A copy of the logits with penalties and biases, and −inf for tokens that must not be
+        chosen.
+        """
         allowed = logits.index_fill(-1, self._forbidden, -torch.inf)
         for row, each in enumerate(group):
             if each.seen or each.counts or each.sampling.logit_bias:
                 change(allowed[row], each.sampling, each.counts or {}, each.seen or ())
             if each.constraint is not None:
-                allowed[row].masked_fill_(~each.constraint.allowed(allowed.shape[1], allowed.device), -torch.inf)
+                allowed[row].masked_fill_(
+                    ~each.constraint.allowed(allowed.shape[1], allowed.device), -torch.inf
+                )
         too_early = [row for row, each in enumerate(group) if not each.may_stop]
         if too_early and len(self._stops):
-            allowed[torch.tensor(too_early, device=logits.device)[:, None], self._stops] = -torch.inf
+            allowed[
+                torch.tensor(too_early, device=logits.device)[:, None], self._stops
+            ] = -torch.inf
         return allowed
 
     def _sampler(self, group: list[sequences.Sequence]) -> Sampler:
@@ -447,7 +532,10 @@ class Engine:
             return []
         most = max(each or 0 for each in asked)
         if any(each.sampling.tempered_logprobs for each in group):
-            warm = [each.sampling.temperature if each.sampling.tempered_logprobs else 1.0 for each in group]
+            warm = [
+                each.sampling.temperature if each.sampling.tempered_logprobs else 1.0
+                for each in group
+            ]
             logits = logits / torch.tensor(warm, dtype=logits.dtype, device=logits.device)[:, None]
         own, values, ids = (x.tolist() for x in log_probabilities(logits, chosen, most))
         return [
@@ -468,7 +556,10 @@ class Engine:
         known = self._model.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < known):
             wrong = next(token for token in ids if not 0 <= token < known)
-            raise ConfigError(f"id {wrong} is not in the model's vocabulary of {known}; use the model's own tokenizer")
+            raise ConfigError(
+                f"id {wrong} is not in the model's vocabulary of {known}; use the model's own "
+                "tokenizer"
+            )
 
 
 def collect(events: Sequence[Event]) -> Generated:

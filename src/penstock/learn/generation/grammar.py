@@ -1,13 +1,16 @@
-"""Texts that must meet a JSON schema: which tokens may come next, by llguidance (github.com/guidance-ai/llguidance).
+"""Texts that must meet a JSON schema: which tokens may come next, by llguidance
+(github.com/guidance-ai/llguidance).
 
-The library walks a grammar made from the schema along the bytes of the tokens, so any tokenizer that can spell JSON's
-own characters will do; other characters are written if it can spell them. Between values is what `json.dumps`
-writes: whitespace is fixed, otherwise the model could emit whitespace forever.
+The library walks a grammar made from the schema along the bytes of the tokens, so any tokenizer
+that can spell JSON's own characters will do; other characters are written if it can spell them.
+Between values is what `json.dumps` writes: whitespace is fixed, otherwise the model could emit
+whitespace forever.
 
-A schema may be a stranger's, and some take seconds: to compile, or for the tokens that may come next. So large ones are
-refused at sight (`generation.schema_limits`), a server compiles in another thread than its engine's, and what
-may come next is found by threads of this module, while an engine goes on with other sequences. llguidance's limits
-bound each piece of such work; at one, a text ends with an error.
+A schema may be a stranger's, and some take seconds: to compile, or for the tokens that may come
+next. So large ones are refused at sight (`generation.schema_limits`), a server compiles in another
+thread than its engine's, and what may come next is found by threads of this module, while an engine
+goes on with other sequences. llguidance's limits bound each piece of such work; at one, a text ends
+with an error.
 """
 
 import threading
@@ -27,9 +30,13 @@ from penstock.learn.generation.schema_limits import check_schema
 from penstock.tokenizers import Tokenizer
 
 NEEDED = frozenset(b'{}[]",: -.0123456789\\abcdeflnrstu')
-"""Bytes without which there is JSON that cannot be written: marks, numbers, true, false, null, escapes of controls."""
+"""Bytes without which there is JSON that cannot be written: marks, numbers, true, false, null,
+escapes of controls.
+"""
 LONGEST_STEP = 2.0
-"""Processor seconds that finding the next tokens of a text may take before the text ends with an error."""
+"""Processor seconds that finding the next tokens of a text may take before the text ends with an
+error.
+"""
 _OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SPECIAL = b"\xff"
 """What llguidance expects before the names of control tokens."""
@@ -61,11 +68,14 @@ class Grammars:
         missing = sorted(NEEDED - self._spelled.bytes)
         if missing:
             raise ConfigError(
-                f"json_schema: the tokenizer has no token for {len(missing)} of the {len(NEEDED)} bytes that JSON is "
-                f"made of, such as {bytes(missing[:1])!r}, so it cannot write it; use one with bytes"
+                f"json_schema: the tokenizer has no token for {len(missing)} of the "
+                f"{len(NEEDED)} bytes that JSON is made of, such as {bytes(missing[:1])!r}, "
+                "so it cannot write it; use one with bytes"
             )
         spelled: Any = self._spelled
-        self._tokenizer = llguidance.LLTokenizer(spelled, eos_token=[*sorted(stop_ids)] or [spelled.eos_token_id])
+        self._tokenizer = llguidance.LLTokenizer(
+            spelled, eos_token=[*sorted(stop_ids)] or [spelled.eos_token_id]
+        )
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         self._stuck = self._spelled.stuck()
         self._looking = ThreadPoolExecutor(_THREADS, "penstock-grammar")
@@ -83,12 +93,13 @@ class Grammars:
             lost = next((one for one in text if one >= " " and not self._spelled.spells(one)), None)
             if lost is not None:
                 raise ConfigError(
-                    f"json_schema: the tokenizer has no token for {lost!r}, which the schema's {text[:60]!r} needs; "
-                    "leave it out"
+                    f"json_schema: the tokenizer has no token for {lost!r}, which the "
+                    f"schema's {text[:60]!r} needs; leave it out"
                 )
 
     def compile(self, schema: str) -> "Compiled":
-        """What all texts of a schema share. As long as someone holds it, the schema is not compiled again.
+        """What all texts of a schema share. As long as someone holds it, the schema is not compiled
+        again.
 
         Raises:
             ConfigError: It is not a JSON schema that llguidance supports, or too large; says why.
@@ -102,7 +113,9 @@ class Grammars:
             grammar = self._library.LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
         except ValueError as error:
             raise ConfigError(f"json_schema: {_short(error)}") from None
-        matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        matcher = self._library.LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=self._limits
+        )
         compiled = Compiled(matcher, self._stuck, self._looking)
         with self._lock:
             self._compiled[schema] = compiled
@@ -128,7 +141,8 @@ class Compiled:
 
 @final
 class Constraint:
-    """What one text may go on with. Belongs to one thread; only the ids that may come next are found by another.
+    """What one text may go on with. Belongs to one thread; only the ids that may come next are
+    found by another.
 
     Attributes:
         complete: Whether nothing may follow.
@@ -150,7 +164,9 @@ class Constraint:
         """Why the text cannot go on; None: it can, or the search has not ended."""
         error = self._bits.exception() if self._bits.done() else None
         return (
-            error if error is None or isinstance(error, ConfigError) else ConfigError(f"json_schema: {_short(error)}")
+            error
+            if error is None or isinstance(error, ConfigError)
+            else ConfigError(f"json_schema: {_short(error)}")
         )
 
     def allowed(self, count: int, device: torch.device) -> Tensor:
@@ -178,7 +194,8 @@ class Constraint:
 
 
 def look(matcher: Any, stuck: "Int64") -> Bits:
-    """Which ids may come next, uint8 [ids], 1 for those that may; none of those at which the tokenizer is stuck.
+    """Which ids may come next, uint8 [ids], 1 for those that may; none of those at which the
+    tokenizer is stuck.
 
     Raises:
         ConfigError: llguidance gives up, it takes too long, or nothing may come.
@@ -190,12 +207,14 @@ def look(matcher: Any, stuck: "Int64") -> Bits:
     seconds = time.thread_time() - begun
     if seconds > LONGEST_STEP:
         raise ConfigError(
-            f"json_schema: it is too complex: a token took {seconds:.1f} s, more than {LONGEST_STEP:g} s; simplify it"
+            f"json_schema: it is too complex: a token took {seconds:.1f} s, more than "
+            f"{LONGEST_STEP:g} s; simplify it"
         )
     bits[stuck] = 0
     if not bits.any():
         raise ConfigError(
-            "json_schema: the text can go on with nothing that the tokenizer can write; change the schema"
+            "json_schema: the text can go on with nothing that the tokenizer can write; "
+            "change the schema"
         )
     return bits
 
@@ -206,11 +225,14 @@ def _check(matcher: Any) -> None:
     message = _short(matcher.get_error())
     if message.startswith("NoExtension"):
         message = (
-            "no text meets the schema here, or none that the tokenizer can write (a schema that refers only to itself "
-            "has none); change it"
+            "no text meets the schema here, or none that the tokenizer can write (a schema "
+            "that refers only to itself has none); change it"
         )
     elif "max is" in message or "limit" in message.lower() or "TooComplex" in message:
-        message = f"it is too complex ({message}); use fewer optional properties, alternatives or patterns"
+        message = (
+            f"it is too complex ({message}); use fewer optional properties, alternatives or "
+            "patterns"
+        )
     raise ConfigError(f"json_schema: {message}")
 
 
@@ -225,7 +247,9 @@ class _Spelled:
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
         table = tokenizer.byte_table
-        names = {token: _SPECIAL + text.encode() for text, token in tokenizer.special_tokens.items()}
+        names = {
+            token: _SPECIAL + text.encode() for text, token in tokenizer.special_tokens.items()
+        }
         control = np.flatnonzero(table.is_control).tolist()
         unnamed = {token: _SPECIAL + f"<{token}>".encode() for token in control}
         named = unnamed | {token: name for token, name in names.items() if token in unnamed}
@@ -234,7 +258,8 @@ class _Spelled:
         self.bos_token_id = tokenizer.bos_id
         ends = [*sorted(stop_ids), tokenizer.eos_id, *control]
         found = next((token for token in ends if token is not None), None)
-        # It wants an end; ours is a byte that text has none of, where the tokenizer has no control tokens at all.
+        # It wants an end; ours is a byte that text has none of, where the tokenizer has no control
+        # tokens at all.
         self.eos_token_id = len(self.tokens) if found is None else found
         if found is None:
             self.tokens.append(_SPECIAL + b"<end>")
@@ -243,7 +268,9 @@ class _Spelled:
         self._encode = tokenizer.encode
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Ids of a text, or of its beginning that the tokenizer can spell: encoders leave out what they cannot."""
+        """Ids of a text, or of its beginning that the tokenizer can spell: encoders leave out what
+        they cannot.
+        """
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         end = next((at for at, one in enumerate(plain) if not self.spells(one)), len(plain))
         return [int(token) for token in self._encode(plain[:end])]
@@ -254,7 +281,9 @@ class _Spelled:
         return self.bytes.issuperset(spelled) or spelled in self._whole
 
     def stuck(self) -> "Int64":
-        """Ids that end within a character that no tokens can finish, int64 [n]: a text could not go on from them."""
+        """Ids that end within a character that no tokens can finish, int64 [n]: a text could not go
+        on from them.
+        """
         unfinished = {token: _unfinished(spelled) for token, spelled in enumerate(self.tokens)}
         cache = {start: self._finishes(start) for start in set(unfinished.values()) if start}
         ids = [token for token, start in unfinished.items() if start and not cache[start]]
@@ -264,15 +293,23 @@ class _Spelled:
         """Whether some bytes that are tokens make a character of its beginning."""
         if _unfinished(start) != start:
             return _is_text(start)
-        return any(self._finishes(start + bytes([byte])) for byte in range(0x80, 0xC0) if byte in self.bytes)
+        return any(
+            self._finishes(start + bytes([byte]))
+            for byte in range(0x80, 0xC0)
+            if byte in self.bytes
+        )
 
 
 def _unfinished(spelled: bytes) -> bytes:
-    """The bytes at the end that begin a character of UTF-8 which they do not finish; empty: there are none."""
+    """The bytes at the end that begin a character of UTF-8 which they do not finish; empty: there
+    are none.
+    """
     for count in range(1, min(3, len(spelled)) + 1):
         lead = spelled[-count]
         if lead >= 0xC2 and lead <= 0xF4:
-            return spelled[-count:] if count < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else b""
+            return (
+                spelled[-count:] if count < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else b""
+            )
         if not 0x80 <= lead < 0xC0:
             break
     return b""

@@ -1,6 +1,7 @@
 """Images of prompts: from what a message holds to what a model reads.
 
-Which images may be read is the caller's to say: a server must not open files or URLs because a client names them.
+Which images may be read is the caller's to say: a server must not open files or URLs because a
+client names them.
 """
 
 import os
@@ -30,15 +31,20 @@ class ImageReader:
     Args:
         processor: The model's.
         settings: Which images are accepted, and how they become RGB; as in training.
-        folder: Files may be read from this folder, by relative paths or absolute ones within it; None: only images that
-            the messages themselves hold (data URLs, bytes). "" means any file or URL, for the user's own prompts.
+        folder: Files may be read from this folder, by relative paths or absolute ones within it;
+            None: only images that the messages themselves hold (data URLs, bytes). "" means any
+            file or URL, for the user's own prompts.
 
     Attributes:
         blank: For models, which find out with it how they read images.
     """
 
     def __init__(
-        self, processor: Processor, settings: ImageSettings | None = None, *, folder: str | Path | None = None
+        self,
+        processor: Processor,
+        settings: ImageSettings | None = None,
+        *,
+        folder: str | Path | None = None,
     ) -> None:
         self.processor, self.settings = processor, settings or ImageSettings()
         self._folder = folder
@@ -58,9 +64,16 @@ class ImageReader:
             messages=tuple({"content": None, **message} for message in messages),
             message_weights=(DEFAULT_WEIGHTS,) * len(messages),
         )
-        frames = self._load_frames if self.settings.video_frames and self.processor.medium == "image" else None
+        frames = (
+            self._load_frames
+            if self.settings.video_frames and self.processor.medium == "image"
+            else None
+        )
         return [
-            dict(message) for message in place_images(conversation, self._load, self.processor.medium, frames).messages
+            dict(message)
+            for message in place_images(
+                conversation, self._load, self.processor.medium, frames
+            ).messages
         ]
 
     def read(
@@ -77,7 +90,9 @@ class ImageReader:
             RecordError: An image is damaged, or the processor refuses it.
         """
         pictures = [self.processor.read(image.read(), self.settings) for image in images]
-        return PromptImages.of(self.processor, ids, places, pictures, [image.digest for image in images])
+        return PromptImages.of(
+            self.processor, ids, places, pictures, [image.digest for image in images]
+        )
 
     def _load(self, value: object) -> LoadedImage:
         return load_image(self._allowed(value), "", self.settings, self.processor)
@@ -85,7 +100,11 @@ class ImageReader:
     def _load_frames(self, value: object) -> list[LoadedImage]:
         while isinstance(value, Mapping) and len(value) == 1:
             [value] = value.values()
-        frames = [self._allowed(one) for one in value] if isinstance(value, list | tuple) else self._allowed(value)
+        frames = (
+            [self._allowed(one) for one in value]
+            if isinstance(value, list | tuple)
+            else self._allowed(value)
+        )
         return load_frames(frames, "", self.settings, self.processor)
 
     def _allowed(self, value: object) -> Any:
@@ -93,13 +112,20 @@ class ImageReader:
         if self._folder == "":
             return value
         noun = NOUNS[self.processor.medium]
-        origin, data = find_image(value, "" if self._folder is None else str(self._folder), self.settings, noun)
+        origin, data = find_image(
+            value, "" if self._folder is None else str(self._folder), self.settings, noun
+        )
         if data is not None:
             return data
         if self._folder is None:
-            raise RecordError(f"only {noun}s in data URLs (data:{self.processor.medium}/…;base64,…) are accepted here")
+            raise RecordError(
+                f"only {noun}s in data URLs (data:{self.processor.medium}/…;base64,…) are "
+                "accepted here"
+            )
         # Links are followed first: a name within the folder may lead out of it.
         path, allowed = os.path.realpath(origin), os.path.realpath(self._folder)
         if is_url(origin) or os.path.commonpath([path, allowed]) != allowed:
-            raise RecordError(f"only {noun}s in data URLs and files of the folder for images are accepted here")
+            raise RecordError(
+                f"only {noun}s in data URLs and files of the folder for images are accepted here"
+            )
         return Path(path)

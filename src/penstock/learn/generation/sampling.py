@@ -1,9 +1,9 @@
 """Chooses the next token of several sequences at once, each by its own settings.
 
-Guarantees: a choice depends on the sequence's own logits, settings, key and place, not on the rest of the batch. A
-token that a filter removed, or with probability 0, is never drawn. Costs: a few passes over the logits, and a sort if
-`top_k` or `top_p` is set. On the CPU, NumPy sorts 30 times as fast as torch (32 rows of 4,096: 0.2 ms against 7 ms), so
-no selection algorithm is needed.
+Guarantees: a choice depends on the sequence's own logits, settings, key and place, not on the rest
+of the batch. A token that a filter removed, or with probability 0, is never drawn. Costs: a few
+passes over the logits, and a sort if `top_k` or `top_p` is set. On the CPU, NumPy sorts 30 times as
+fast as torch (32 rows of 4,096: 0.2 ms against 7 ms), so no selection algorithm is needed.
 """
 
 import math
@@ -51,7 +51,9 @@ class Sampler:
         self._any_top_p = any(each.top_p < 1 for each in settings)
         self._top_p = column([each.top_p for each in settings], torch.float64)
         self._any_min_p = any(each.min_p > 0 for each in settings)
-        self._min_p = column([math.log(each.min_p) if each.min_p else -math.inf for each in settings], torch.float32)
+        self._min_p = column(
+            [math.log(each.min_p) if each.min_p else -math.inf for each in settings], torch.float32
+        )
         self._kept = torch.empty(0, dtype=torch.float64, device=device)
 
     def choose(self, logits: Tensor, numbers: Float64 | None) -> Tensor:
@@ -70,8 +72,8 @@ class Sampler:
         highest, likeliest = logits.max(-1, keepdim=True)
         if not bool(highest.isfinite().all()):
             raise StateError(
-                "the model's logits are not finite: its training diverged, or its weights are damaged; use an earlier "
-                "checkpoint"
+                "the model's logits are not finite: its training diverged, or its weights are "
+                "damaged; use an earlier checkpoint"
             )
         if self.greedy or numbers is None:
             return likeliest[:, 0]
@@ -85,7 +87,9 @@ class Sampler:
         return torch.where(self._is_greedy, likeliest, drawn)[:, 0]
 
     def _lowest(self, scores: Tensor) -> Tensor:
-        """The lowest score [B, 1] that the filters keep; scores [B, vocab] are 0 for the most likely token."""
+        """The lowest score [B, 1] that the filters keep; scores [B, vocab] are 0 for the most
+        likely token.
+        """
         lowest = self._min_p
         if not (self._any_top_k or self._any_top_p):
             return lowest
@@ -114,7 +118,9 @@ def _descending(scores: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
 
 
-def change(logits: Tensor, sampling: Sampling, counts: Mapping[int, int], seen: Collection[int] = ()) -> None:
+def change(
+    logits: Tensor, sampling: Sampling, counts: Mapping[int, int], seen: Collection[int] = ()
+) -> None:
     """Change the logits [vocab] of one sequence by its penalties and biases, in place.
 
     Args:
@@ -123,8 +129,9 @@ def change(logits: Tensor, sampling: Sampling, counts: Mapping[int, int], seen: 
         counts: Chosen token → how often; may be empty without penalties.
         seen: Tokens of prompt and text; may be empty without a repetition penalty.
 
-    Sources: OpenAI's API, `frequency_penalty` and `presence_penalty`; for `repetition_penalty` Keskar et al. 2019,
-    arXiv:1909.05858, equation 2, with logits below 0 multiplied, as in transformers and vLLM.
+    Sources: OpenAI's API, `frequency_penalty` and `presence_penalty`; for `repetition_penalty`
+    Keskar et al. 2019, arXiv:1909.05858, equation 2, with logits below 0 multiplied, as in
+    transformers and vLLM.
     """
     if seen and sampling.repetition_penalty != 1:
         places = torch.tensor(list(seen), device=logits.device)
@@ -136,7 +143,9 @@ def change(logits: Tensor, sampling: Sampling, counts: Mapping[int, int], seen: 
         changes[token] = changes.get(token, 0.0) - penalty
     if changes:
         places = torch.tensor(list(changes), device=logits.device)
-        logits[places] += torch.tensor(list(changes.values()), dtype=logits.dtype, device=logits.device)
+        logits[places] += torch.tensor(
+            list(changes.values()), dtype=logits.dtype, device=logits.device
+        )
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +157,8 @@ def log_probabilities(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor
         most: Number of alternatives.
 
     Returns:
-        Natural log-probabilities [B] of the tokens, and [B, most] of the most likely ones, with their ids [B, most].
+        Natural log-probabilities [B] of the tokens, and [B, most] of the most likely ones, with
+        their ids [B, most].
     """
     logs = logits.log_softmax(-1)
     values, ids = logs.topk(min(most, logs.shape[-1]))

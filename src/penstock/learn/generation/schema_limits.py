@@ -1,6 +1,8 @@
-"""Limits of JSON schemas, checked before anything is compiled: size, nesting, and the texts that they prescribe.
+"""Limits of JSON schemas, checked before anything is compiled: size, nesting, and the texts that
+they prescribe.
 
-The limits of properties and levels are those of OpenAI's structured outputs. Costs: microseconds for each part.
+The limits of properties and levels are those of OpenAI's structured outputs. Costs: microseconds
+for each part.
 """
 
 import json
@@ -12,16 +14,28 @@ from typing import Any
 from penstock.core.errors import ConfigError
 
 MOST_PROPERTIES, MOST_LEVELS, MOST_PARTS = 5000, 10, 10_000
-"""Properties of all objects; objects within objects; schemas within the schema, such as alternatives."""
+"""Properties of all objects; objects within objects; schemas within the schema, such as
+alternatives.
+"""
 MOST_STATES = 10_000
 """Divisor of `multipleOf`, without zeros at its end."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = (
-    "items", "additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "additionalItems", "not",
-    "if", "then", "else",
-)  # fmt: skip
-_WITHIN = frozenset({"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"})
+    "items",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "contains",
+    "additionalItems",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+_WITHIN = frozenset(
+    {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"}
+)
 """Keywords whose schemas are those of values within an object."""
 
 
@@ -65,7 +79,8 @@ def _check_multiple(value: object) -> None:
     digits = Decimal(str(value)).normalize().as_tuple().digits
     if len(digits) > 6 or int("".join(map(str, digits))) > MOST_STATES:
         raise ConfigError(
-            f"json_schema: multipleOf is {value!r:.30}, at most {MOST_STATES:,} is allowed; use a smaller one"
+            f"json_schema: multipleOf is {value!r:.30}, at most {MOST_STATES:,} is allowed; "
+            "use a smaller one"
         )
 
 

@@ -1,8 +1,8 @@
 """One sequence while it is generated: its tokens, its streamed text, and its end.
 
-Text is made from bytes: characters are never cut, and a stop string is found wherever its bytes are, in whatever
-tokens. Text is held back only while it may be the beginning of a stop string or of a character. Costs: about a
-microsecond a token.
+Text is made from bytes: characters are never cut, and a stop string is found wherever its bytes
+are, in whatever tokens. Text is held back only while it may be the beginning of a stop string or of
+a character. Costs: about a microsecond a token.
 """
 
 import codecs
@@ -29,12 +29,18 @@ class Spelling:
         """
         table = tokenizer.byte_table
         self._data, self._offsets = table.data.tobytes(), table.offsets.tolist()
-        self._names = {i: text.encode() for text, i in tokenizer.special_tokens.items() if i not in silent}
-        self._tokenizer, self._controls = tokenizer, {i: text for text, i in tokenizer.special_tokens.items()}
+        self._names = {
+            i: text.encode() for text, i in tokenizer.special_tokens.items() if i not in silent
+        }
+        self._tokenizer, self._controls = (
+            tokenizer,
+            {i: text for text, i in tokenizer.special_tokens.items()},
+        )
         self._spaced: dict[int, bool] = {}
 
     def spaced(self, token: int) -> bool:
-        """Whether the encoder puts a space before text that follows this token, as SentencePiece does.
+        """Whether the encoder puts a space before text that follows this token, as SentencePiece
+        does.
 
         Such a space is no part of the text: behind `<|assistant|>`, the text of `▁Yes` is "Yes".
         """
@@ -111,8 +117,10 @@ class Sequence:
         slot: Its slot in the cache; −1 while it waits.
         held: Number of its tokens in the cache.
         images: Of its prompt; None: it has none.
-        keys: Its ids, with other numbers for tokens of images: what must be equal to share a beginning.
-        leader: The running sequence that is reading a beginning of its prompt, which it waits for; None: none.
+        keys: Its ids, with other numbers for tokens of images: what must be equal to share a
+            beginning.
+        leader: The running sequence that is reading a beginning of its prompt, which it waits for;
+            None: none.
         shared: Tokens that it shares with the leader.
         finish_reason: None until it ends.
         counts: How often each token was chosen, if penalties need it.
@@ -121,9 +129,26 @@ class Sequence:
     """
 
     __slots__ = (
-        "_spelling", "_stop_ids", "_stream", "constraint", "counts", "finish_reason", "held", "ids", "images", "key",
-        "keys", "leader", "limit", "number", "prompt", "sampling", "seen", "shared", "slot",
-    )  # fmt: skip
+        "_spelling",
+        "_stop_ids",
+        "_stream",
+        "constraint",
+        "counts",
+        "finish_reason",
+        "held",
+        "ids",
+        "images",
+        "key",
+        "keys",
+        "leader",
+        "limit",
+        "number",
+        "prompt",
+        "sampling",
+        "seen",
+        "shared",
+        "slot",
+    )
 
     def __init__(
         self,
@@ -137,7 +162,12 @@ class Sequence:
         images: PromptImages | None = None,
         constraint: Constraint | None = None,
     ) -> None:
-        self.number, self.ids, self.prompt, self.sampling = number, list(prompt), len(prompt), sampling
+        self.number, self.ids, self.prompt, self.sampling = (
+            number,
+            list(prompt),
+            len(prompt),
+            sampling,
+        )
         self.images, self.keys = images, self.ids if images is None else images.keyed(self.ids)
         self.key = sequence_key(sampling.seed, choice)
         self.slot, self.held = -1, 0
@@ -159,7 +189,9 @@ class Sequence:
         return self.ids[self.held : end if self.images is None else self.images.ceiling(end)]
 
     def common(self, keys: list[int]) -> int:
-        """Tokens at the beginning that are those of `keys`: at most all but the last, and never a part of an image."""
+        """Tokens at the beginning that are those of `keys`: at most all but the last, and never a
+        part of an image.
+        """
         found = same(keys, self.keys)
         return found if self.images is None else self.images.floor(found)
 
@@ -174,7 +206,8 @@ class Sequence:
         return self.constraint is not None or self.written >= self.sampling.min_tokens
 
     def accept(self, token: int) -> str:
-        """Add a chosen token; returns the text that is certain now. Sets `finish_reason` at the end.
+        """Add a chosen token; returns the text that is certain now. Sets `finish_reason` at the
+        end.
 
         Raises:
             ConfigError: The constraint is too complex to go on.

@@ -1,12 +1,14 @@
 """Prompts and chats: conversations that fit the context, and replies that stream.
 
-A conversation is rendered by the model's own template and encoded as in training: control tokens come only from the
-template's text, so a user's text cannot begin a turn. If the conversation is too long, whole turns are left out, the
-oldest first; a turn is a user message with everything up to the next one. Messages before the first turn (the system
-message) stay, and so does what the template writes at the beginning (BOS).
+A conversation is rendered by the model's own template and encoded as in training: control tokens
+come only from the template's text, so a user's text cannot begin a turn. If the conversation is too
+long, whole turns are left out, the oldest first; a turn is a user message with everything up to the
+next one. Messages before the first turn (the system message) stay, and so does what the template
+writes at the beginning (BOS).
 
-Guarantees: the prompt is exactly the template's text for the system message and the newest turns, all complete. The
-number of tokens left out is reported. An empty reply leaves the conversation unchanged.
+Guarantees: the prompt is exactly the template's text for the system message and the newest turns,
+all complete. The number of tokens left out is reported. An empty reply leaves the conversation
+unchanged.
 """
 
 from bisect import bisect_left
@@ -40,8 +42,9 @@ SYSTEM_ROLES = ("system", "developer")
 
 Messages = Sequence[Mapping[str, Any]]
 Ending = Literal["reply", "message", "continue"]
-"""What a prompt ends with: the beginning of the assistant's reply; the end of the last message; or the last message's
-text, which the model continues."""
+"""What a prompt ends with: the beginning of the assistant's reply; the end of the last message; or
+the last message's text, which the model continues.
+"""
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -63,14 +66,17 @@ class Prompt:
 
 
 def begin_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids before a text as the tokenizer's own encoding has them; a model's data may have others (`ModelFacts`)."""
+    """The ids before a text as the tokenizer's own encoding has them; a model's data may have
+    others (`ModelFacts`).
+    """
     return list(tokenizer.begin_ids)
 
 
 def first_id(tokenizer: Tokenizer, begins: Iterable[int]) -> int | None:
     """The token before what has no text before it: BOS, else EOS; None if there is neither.
 
-    EOS, too, if the tokenizer's own encoding adds BOS, but the model's texts begin without it (`begins`).
+    EOS, too, if the tokenizer's own encoding adds BOS, but the model's texts begin without it
+    (`begins`).
     """
     named = [token for token in (tokenizer.bos_id, tokenizer.eos_id) if token is not None]
     if not named:
@@ -79,7 +85,9 @@ def first_id(tokenizer: Tokenizer, begins: Iterable[int]) -> int | None:
 
 
 def end_ids(tokenizer: Tokenizer, stop_ids: Iterable[int] = ()) -> tuple[int, ...]:
-    """The ids that end a text: the stop ids of its chats, and EOS if the tokenizer has one; ascending."""
+    """The ids that end a text: the stop ids of its chats, and EOS if the tokenizer has one;
+    ascending.
+    """
     return tuple(sorted({*stop_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])}))
 
 
@@ -91,11 +99,12 @@ def encode_chat(
     tools: Sequence[object] | None = None,
     add_generation_prompt: bool = True,
 ) -> tuple[int, ...]:
-    """Ids of a conversation, with the beginning of the assistant's reply if `add_generation_prompt`.
+    """Ids of a conversation, with the beginning of the assistant's reply if
+    `add_generation_prompt`.
 
     Raises:
-        RecordError: The template refuses the conversation, or loses a call or a result of it; or it holds images, audio
-            or video.
+        RecordError: The template refuses the conversation, or loses a call or a result of it; or it
+            holds images, audio or video.
     """
     refuse_media(messages, {})
     return _encode(messages, template, tokenizer, tools, add_generation_prompt, None)[0]
@@ -110,7 +119,9 @@ def _encode(
     images: ImageReader | None,
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """Ids of a conversation whose images are loaded, and the tokens of each image."""
-    return _encode_rendered(_render(messages, template, tools, add_generation_prompt), messages, tokenizer, images)
+    return _encode_rendered(
+        _render(messages, template, tools, add_generation_prompt), messages, tokenizer, images
+    )
 
 
 def _encode_rendered(
@@ -128,7 +139,9 @@ def _encode_rendered(
         layouts,
         NOUNS[images.processor.medium],
     )
-    encoded, places = restore(encode_rendered(tokenizer, expanded.text, expanded.literal), expanded, images.processor)
+    encoded, places = restore(
+        encode_rendered(tokenizer, expanded.text, expanded.literal), expanded, images.processor
+    )
     return tuple(encoded.ids.tolist()), [(place.begin, place.end) for place in places]
 
 
@@ -147,13 +160,23 @@ def _render(
         forms=forms_of(plain, True, True),
         variables=variables,
     )
-    if conversation.forms or template.reads_parts or any(message["role"] == "tool" for message in plain):
+    if (
+        conversation.forms
+        or template.reads_parts
+        or any(message["role"] == "tool" for message in plain)
+    ):
         conversation = replace(conversation, tools=None if tools is None else tuple(tools))
         form, rendered = render_form(conversation, template)
-        if lost := next((one for one in rendered.lost if one.where in ("arguments", "result")), None):
-            raise ConversationError(f"message {lost.message}: {lost.text}, so the model would answer without it")
+        if lost := next(
+            (one for one in rendered.lost if one.where in ("arguments", "result")), None
+        ):
+            raise ConversationError(
+                f"message {lost.message}: {lost.text}, so the model would answer without it"
+            )
         messages = form.messages
-    return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+    return template.render(
+        messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+    )
 
 
 def cut_to_continue(rendered: Rendered, number: int, said: str) -> Rendered:
@@ -162,7 +185,8 @@ def cut_to_continue(rendered: Rendered, number: int, said: str) -> Rendered:
     Args:
         rendered: The conversation, without the beginning of another reply.
         number: Of the last message.
-        said: Its text. If the template strips white space from it, the prompt has none there, as in transformers.
+        said: Its text. If the template strips white space from it, the prompt has none there, as in
+            transformers.
 
     Raises:
         ConversationError: There is no text, or the template does not write it as it is.
@@ -173,11 +197,13 @@ def cut_to_continue(rendered: Rendered, number: int, said: str) -> Rendered:
             end, written = at + length, written + rendered.text[at : at + length]
         at += length
     if not said.strip():
-        raise ConversationError("the last message has no text that could be continued; give some, or leave it out")
+        raise ConversationError(
+            "the last message has no text that could be continued; give some, or leave it out"
+        )
     if written not in (said, said.strip(), said.lstrip(), said.rstrip()):
         raise ConversationError(
-            f"the chat template does not write the last message's text as it is, but {written[-60:]!r} at its end, so "
-            "it cannot be continued"
+            "the chat template does not write the last message's text as it is, but "
+            f"{written[-60:]!r} at its end, so it cannot be continued"
         )
     runs, left = [], end
     for run in rendered.runs:
@@ -212,7 +238,8 @@ def fit_chat(
 
     Raises:
         DoesNotFitError: The last turn alone does not fit.
-        ConversationError: There is no message, an image is refused, or the last message cannot be continued.
+        ConversationError: There is no message, an image is refused, or the last message cannot be
+            continued.
         RecordError: The template refuses the conversation.
     """
     if not messages:
@@ -240,36 +267,50 @@ def fit_chat(
 
     def prompt(turns: int) -> Prompt:
         ids, places = encode(turns)
-        read = images.read(ids, places, images_of(kept(turns))) if images is not None and places else None
+        read = (
+            images.read(ids, places, images_of(kept(turns)))
+            if images is not None and places
+            else None
+        )
         return Prompt(ids=ids, images=read)
 
     whole = len(encode(0)[0])
     if whole <= room:
         return prompt(0)
-    dropped = bisect_left(range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)[0]) <= room)
+    dropped = bisect_left(
+        range(len(cuts)), True, lo=1, key=lambda turns: len(encode(turns)[0]) <= room
+    )
     if dropped == len(cuts):
         least = len(encode(len(cuts) - 1)[0])
         raise DoesNotFitError(
-            f"the last message{' with the system message' if head else ''} takes {least} tokens, but there is room for "
-            f"{room}; shorten it"
+            f"the last message{' with the system message' if head else ''} takes {least} "
+            f"tokens, but there is room for {room}; shorten it"
         )
     found = prompt(dropped)
-    return replace(found, messages_dropped=cuts[dropped] - head, tokens_dropped=whole - len(found.ids))
+    return replace(
+        found, messages_dropped=cuts[dropped] - head, tokens_dropped=whole - len(found.ids)
+    )
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+    )
 
 
 def _literal(rendered: Rendered) -> Bool:
-    """Which characters come from the template, bool [characters]; as in training, roles count as the template's."""
+    """Which characters come from the template, bool [characters]; as in training, roles count as
+    the template's.
+    """
     flags = [run[1] == LITERAL or run[2] == "role" for run in rendered.runs]
     return np.repeat(np.array(flags, np.bool_), [run[0] for run in rendered.runs])
 
 
 def room_for(engine: Engine, sampling: Sampling) -> int:
-    """Maximum tokens of a prompt that leaves a quarter of the context, or `max_tokens` if less, for the reply."""
+    """Maximum tokens of a prompt that leaves a quarter of the context, or `max_tokens` if less, for
+    the reply.
+    """
     quarter = max(1, engine.context_length // 4)
     return engine.context_length - min(sampling.max_tokens or quarter, quarter)
 
@@ -286,7 +327,11 @@ class Reply:
     """
 
     def __init__(
-        self, session: "ChatSession", asked: dict[str, object], prompt: Prompt, events: Iterator[Event]
+        self,
+        session: "ChatSession",
+        asked: dict[str, object],
+        prompt: Prompt,
+        events: Iterator[Event],
     ) -> None:
         self.prompt = prompt
         self.text = ""
@@ -351,7 +396,9 @@ class ChatSession:
             RecordError: The template refuses the conversation.
         """
         if self._current is not None:
-            raise ConfigError("the last reply is still being generated; read it to its end, or stop() it")
+            raise ConfigError(
+                "the last reply is still being generated; read it to its end, or stop() it"
+            )
         asked: dict[str, Any] = {"role": "user", "content": text}
         if images:
             medium = "image" if self._images is None else self._images.processor.medium
@@ -365,7 +412,9 @@ class ChatSession:
             tools=self._tools,
             images=self._images,
         )
-        events = self._engine.generate([prompt.ids], self._sampling, first_choice=self._number, images=[prompt.images])
+        events = self._engine.generate(
+            [prompt.ids], self._sampling, first_choice=self._number, images=[prompt.images]
+        )
         self._current, self._number = Reply(self, asked, prompt, events), self._number + 1
         return self._current
 

@@ -1,7 +1,8 @@
 """Calls of functions in the text of a reply, in the formats of the known families of models.
 
-The family follows from the chat template, which shows the model the format. What stands before the first call is the
-reply's content. A reply with anything malformed is content as a whole, so that nothing is lost.
+The family follows from the chat template, which shows the model the format. What stands before the
+first call is the reply's content. A reply with anything malformed is content as a whole, so that
+nothing is lost.
 """
 
 import json
@@ -112,10 +113,13 @@ def _hermes(text: str, tools: Tools) -> list[Call]:
 
 
 def _coder(text: str, tools: Tools) -> list[Call]:
-    """<tool_call><function=NAME><parameter=NAME>VALUE</parameter></function></tool_call>, of Qwen 3 Coder."""
+    """<tool_call><function=NAME><parameter=NAME>VALUE</parameter></function></tool_call>, of Qwen 3
+    Coder.
+    """
     if not text.startswith("<tool_call>"):
         text = "".join(
-            f"<tool_call>{part}" for part in re.findall(r"<function=.*?</function>\s*|.+\Z", text, re.DOTALL)
+            f"<tool_call>{part}"
+            for part in re.findall(r"<function=.*?</function>\s*|.+\Z", text, re.DOTALL)
         )
 
     def one(rest: str) -> tuple[Call, str]:
@@ -136,7 +140,9 @@ def _glm(text: str, tools: Tools) -> list[Call]:
         name, rest = _match(r"([^<\s]+)", rest)
         values: dict[str, Any] = {}
         while rest.lstrip().startswith("<arg_key>"):
-            key, value, rest = _match(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", rest)
+            key, value, rest = _match(
+                r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", rest
+            )
             values[key] = _typed(value, name, key, tools)
         return Call(name, _compact(values)), rest
 
@@ -144,7 +150,9 @@ def _glm(text: str, tools: Tools) -> list[Call]:
 
 
 def _mistral(text: str, tools: Tools) -> list[Call]:
-    """[TOOL_CALLS][{"name": …, "arguments": {…}}, …], or later [TOOL_CALLS]NAME[ARGS]{…} for each call."""
+    """[TOOL_CALLS][{"name": …, "arguments": {…}}, …], or later [TOOL_CALLS]NAME[ARGS]{…} for each
+    call.
+    """
     first, rest = text.removeprefix("[TOOL_CALLS]").strip(), ""
     if first.startswith("["):
         listed, rest = _json(first)
@@ -161,7 +169,9 @@ def _mistral(text: str, tools: Tools) -> list[Call]:
 
 
 def _llama(text: str, tools: Tools) -> list[Call]:
-    """{"name": …, "parameters": {…}}, of Llama 3; it has no mark of its own, so the name must be that of a tool."""
+    """{"name": …, "parameters": {…}}, of Llama 3; it has no mark of its own, so the name must be
+    that of a tool.
+    """
     rest, found = text.removeprefix("<|python_tag|>"), []
     names = {tool["function"]["name"] for tool in tools}
     while rest.strip():
@@ -183,7 +193,9 @@ def _forced(text: str, tools: Tools) -> list[Call]:
 
 
 def _deepseek(text: str, tools: Tools) -> list[Call]:
-    """Marks around each call and around all; V3 has `function` and a fenced block of JSON, V3.1 neither."""
+    """Marks around each call and around all; V3 has `function` and a fenced block of JSON, V3.1
+    neither.
+    """
 
     def one(rest: str) -> tuple[Call, str]:
         name, rest = _match(r"(?:function<｜tool▁sep｜>)?([^<\n]+?)(?:<｜tool▁sep｜>|\n)", rest)
@@ -200,28 +212,53 @@ def _deepseek(text: str, tools: Tools) -> list[Call]:
 
 FAMILIES = (
     Family(
-        name="glm", shown=("<tool_call>", "<arg_key>"), begins=("<tool_call>",), parse=_glm,
+        name="glm",
+        shown=("<tool_call>", "<arg_key>"),
+        begins=("<tool_call>",),
+        parse=_glm,
         marks=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     Family(
-        name="qwen-coder", shown=("<function=", "<parameter="), begins=("<tool_call>", "<function="), parse=_coder,
+        name="qwen-coder",
+        shown=("<function=", "<parameter="),
+        begins=("<tool_call>", "<function="),
+        parse=_coder,
         marks=("</tool_call>",),
     ),
     Family(
-        name="hermes", shown=("<tool_call>",), begins=("<tool_call>",), parse=_hermes, marks=("</tool_call>",),
+        name="hermes",
+        shown=("<tool_call>",),
+        begins=("<tool_call>",),
+        parse=_hermes,
+        marks=("</tool_call>",),
     ),
     Family(
-        name="deepseek", shown=("<｜tool▁calls▁begin｜>",), begins=("<｜tool▁calls▁begin｜>",), parse=_deepseek,
-        marks=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+        name="deepseek",
+        shown=("<｜tool▁calls▁begin｜>",),
+        begins=("<｜tool▁calls▁begin｜>",),
+        parse=_deepseek,
+        marks=(
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁sep｜>",
+        ),
     ),
     Family(
-        name="mistral", shown=("[TOOL_CALLS]",), begins=("[TOOL_CALLS]",), parse=_mistral,
+        name="mistral",
+        shown=("[TOOL_CALLS]",),
+        begins=("[TOOL_CALLS]",),
+        parse=_mistral,
         marks=("[ARGS]", "[CALL_ID]"),
     ),
     Family(
-        name="llama", shown=("dictionary of argument",), begins=("<|python_tag|>", "{"), parse=_llama, at_start=True,
+        name="llama",
+        shown=("dictionary of argument",),
+        begins=("<|python_tag|>", "{"),
+        parse=_llama,
+        at_start=True,
     ),
-)  # fmt: skip
+)
 """From the most particular to the most general."""
 
 
@@ -238,13 +275,18 @@ def forced_schema(tools: Tools, most: int | None) -> dict[str, Any]:
     """
     limit = {} if most is None else {"maxItems": most}
     parameters = {
-        f"tool{place}": _moved(tool["function"].get("parameters") or {"type": "object"}, f"#/$defs/tool{place}")
+        f"tool{place}": _moved(
+            tool["function"].get("parameters") or {"type": "object"}, f"#/$defs/tool{place}"
+        )
         for place, tool in enumerate(tools)
     }
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool["function"]["name"]}, "arguments": {"$ref": f"#/$defs/tool{place}"}},
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                "arguments": {"$ref": f"#/$defs/tool{place}"},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -276,7 +318,9 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 
 def _between(text: str, begin: str, end: str, one: Callable[[str], tuple[Any, str]]) -> list[Any]:
-    """What `one` finds between marks, repeated to the end of the text; the last end may be missing."""
+    """What `one` finds between marks, repeated to the end of the text; the last end may be
+    missing.
+    """
     found = []
     while text:
         if not text.startswith(begin):
@@ -320,8 +364,14 @@ def _compact(values: Mapping[str, object]) -> str:
 
 
 def _typed(value: str, function: str, name: str, tools: Tools) -> Any:
-    """A value that was written as plain text: JSON, unless the tool's schema says that it is a text."""
-    schemas = [tool["function"].get("parameters") or {} for tool in tools if tool["function"]["name"] == function]
+    """A value that was written as plain text: JSON, unless the tool's schema says that it is a
+    text.
+    """
+    schemas = [
+        tool["function"].get("parameters") or {}
+        for tool in tools
+        if tool["function"]["name"] == function
+    ]
     kind = schemas[0].get("properties", {}).get(name, {}).get("type") if schemas else None
     if kind == "string":
         return value

@@ -1,4 +1,5 @@
-"""Training: loss, optimisers, schedules, checkpoints, metrics, and the trainer that joins them. Needs extra `train`.
+"""Training: loss, optimisers, schedules, checkpoints, metrics, and the trainer that joins them.
+Needs extra `train`.
 
 Settings can be read without torch; everything else is imported when it is first used.
 """

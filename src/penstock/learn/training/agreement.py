@@ -1,7 +1,9 @@
-"""What the ranks of a training must share besides their plans: settings, code, weights, teachers, evaluation data.
+"""What the ranks of a training must share besides their plans: settings, code, weights, teachers,
+evaluation data.
 
-Compared once, at the start, by digest. What only changes the last bits of results (versions of torch, threads, GPUs) is
-a notice; another version of penstock is an error, because each rank plans by its own.
+Compared once, at the start, by digest. What only changes the last bits of results (versions of
+torch, threads, GPUs) is a notice; another version of penstock is an error, because each rank plans
+by its own.
 """
 
 import re
@@ -33,7 +35,9 @@ PATHS = (
     "teacher.teachers.*.projection", "teacher.teachers.*.documents*",
     "teacher.teachers.*.threads", "teacher.teachers.*.process",
 )  # fmt: skip
-"""Settings that may differ where their contents are the same: those are compared. And how a teacher is run."""
+"""Settings that may differ where their contents are the same: those are compared. And how a teacher
+is run.
+"""
 
 
 def shared_settings(
@@ -58,11 +62,18 @@ def shared_settings(
     found = dict(leaves({"penstock": __version__, "model": model, "data": rows}))
     found |= leaves({"training": training, "teacher": teacher})
     own = {"model": model, "training.loss": training.loss, "training.on_step": training.on_step}
-    own |= {f"training.evaluators.{name}.function": one.function for name, one in training.evaluators.items()}
+    own |= {
+        f"training.evaluators.{name}.function": one.function
+        for name, one in training.evaluators.items()
+    }
     own |= {f"objective of source {name!r}": one for name, one in objectives.items()}
     code = {f"the code of {name}": code_digest(one) for name, one in own.items()}
     left_out = [f"training.{name}" for name in OF_A_RANK] + list(PATHS)
-    kept = {name: text for name, text in found.items() if not any(fnmatchcase(name, one) for one in left_out)}
+    kept = {
+        name: text
+        for name, text in found.items()
+        if not any(fnmatchcase(name, one) for one in left_out)
+    }
     return kept | {name: digest for name, digest in code.items() if digest is not None}
 
 
@@ -72,7 +83,9 @@ def contents(
     paths: "PathTraining | None",
     evaluators: Mapping[str, tuple[int, object]],
 ) -> dict[str, str]:
-    """Digests of what a training begins with: weights, a reference model, teachers, evaluation data."""
+    """Digests of what a training begins with: weights, a reference model, teachers, evaluation
+    data.
+    """
     found = {"the initial weights": weights_digest(_state(model))}
     reference = None if paths is None or paths.reference is None else paths.reference
     if reference is not None:
@@ -83,14 +96,18 @@ def contents(
         found |= {f"teacher.teachers.{number}: {what}": digest for what, digest in made.items()}
     for name, (_, evaluator) in evaluators.items():
         made_from: Mapping[str, str] = getattr(evaluator, "made_from", {})
-        found |= {f"training.evaluators.{name}: {what}": digest for what, digest in made_from.items()}
+        found |= {
+            f"training.evaluators.{name}: {what}": digest for what, digest in made_from.items()
+        }
     return found
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Changes with another seed or another checkpoint: names, shapes, and the sum of each tensor's bytes as integers.
+    """Changes with another seed or another checkpoint: names, shapes, and the sum of each tensor's
+    bytes as integers.
 
-    Sums of integers are the same in any order, on any device, and cost no more than reading the weights once.
+    Sums of integers are the same in any order, on any device, and cost no more than reading the
+    weights once.
     """
     whole = blake2b(digest_size=6)
     for name, weight in sorted(weights.items()):
@@ -122,8 +139,9 @@ def bits_notices(bits: Sequence[Mapping[str, object]]) -> Iterator[str]:
             shown = ", ".join(f"{theirs} on rank {rank}" for rank, theirs in others[:4])
             more = f" and {len(others) - 4} more ranks" if len(others) > 4 else ""
             yield (
-                f"ranks compute differently: {name} is {value} on rank 0, {shown}{more}; results may differ in their "
-                "last bits, and by what was changed between versions"
+                f"ranks compute differently: {name} is {value} on rank 0, {shown}{more}; "
+                "results may differ in their last bits, and by what was changed between "
+                "versions"
             )
 
 

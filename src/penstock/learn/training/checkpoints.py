@@ -1,11 +1,12 @@
 """Checkpoints of a run: `RUN/checkpoints/step-00000100/`, complete or not there, the last few kept.
 
-A checkpoint is written under a hidden name in the same folder. Every file and folder is forced to the disk (fsync),
-then the manifest with size and SHA-256 of each file; then an atomic rename makes the folder visible, and the rename is
-forced to the disk. So a visible folder with a manifest is complete, whenever the process is killed or the power fails.
-A folder is hidden before it is deleted. An older folder of the same name is kept as `NAME.old` until the new one is in
-place, so one of the two is always there. Writing reads the files once more, from memory, for their checksums; opening
-reads them once.
+A checkpoint is written under a hidden name in the same folder. Every file and folder is forced to
+the disk (fsync), then the manifest with size and SHA-256 of each file; then an atomic rename makes
+the folder visible, and the rename is forced to the disk. So a visible folder with a manifest is
+complete, whenever the process is killed or the power fails. A folder is hidden before it is
+deleted. An older folder of the same name is kept as `NAME.old` until the new one is in place, so
+one of the two is always there. Writing reads the files once more, from memory, for their checksums;
+opening reads them once.
 
 A checkpoint is a folder of named parts; the name of a part decides its format:
 
@@ -16,9 +17,10 @@ A checkpoint is a folder of named parts; the name of a part decides its format:
 | `optimizer.dcp` | name → tensor or DTensor, on all ranks | torch.distributed.checkpoint, one file per rank |
 | any, such as `model` | a function of a path, or the path of a file or folder | what it writes there, or a copy |
 
-With several processes, all of them call `save_checkpoint` with the same names. Rank 0 writes everything except the
-`.dcp` parts, which all ranks write. A failure on one rank is an error on every rank; no rank waits forever.
-"""
+With several processes, all of them call `save_checkpoint` with the same names. Rank 0 writes
+everything except the `.dcp` parts, which all ranks write. A failure on one rank is an error on
+every rank; no rank waits forever.
+"""  # noqa: E501
 
 import hashlib
 import json
@@ -51,7 +53,9 @@ _PARTIAL, _DELETED = ".partial", ".deleted"
 
 @contextmanager
 def output_errors(folder: Path) -> Iterator[None]:
-    """Turn a failure to write below `folder` into an error that says that earlier checkpoints are intact."""
+    """Turn a failure to write below `folder` into an error that says that earlier checkpoints are
+    intact.
+    """
     try:
         yield
     except OSError as error:
@@ -67,13 +71,15 @@ def output_errors(folder: Path) -> Iterator[None]:
 
 def _message(folder: Path, reason: str) -> str:
     return (
-        f"{folder}: the checkpoint cannot be written: {reason}; earlier checkpoints are untouched; make room or choose "
-        "another folder, then resume"
+        f"{folder}: the checkpoint cannot be written: {reason}; earlier checkpoints are "
+        "untouched; make room or choose another folder, then resume"
     )
 
 
 def begin(target: Path) -> Path:
-    """Make an empty hidden folder next to `target`, for the caller to fill; remove leftovers of killed processes."""
+    """Make an empty hidden folder next to `target`, for the caller to fill; remove leftovers of
+    killed processes.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.iterdir():
         if left.name.startswith(".") and left.suffix in (_PARTIAL, _DELETED):
@@ -84,7 +90,8 @@ def begin(target: Path) -> Path:
 
 
 def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
-    """Force the files of `partial` to the disk, add the manifest, and rename the folder to `target`.
+    """Force the files of `partial` to the disk, add the manifest, and rename the folder to
+    `target`.
 
     Args:
         partial: The folder that `begin` made, filled.
@@ -94,7 +101,10 @@ def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(partial.rglob("*")):
         if path.is_file():
-            files[path.relative_to(partial).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+            files[path.relative_to(partial).as_posix()] = {
+                "bytes": path.stat().st_size,
+                "sha256": digest(path),
+            }
         _sync(path)
     manifest = partial / MANIFEST
     manifest.write_text(json.dumps({**facts, "files": files}, indent=1) + "\n", encoding="utf-8")
@@ -122,7 +132,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest; None if it is missing or cannot be read."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        entries = [(name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
+        entries = [
+            (name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return None if any("\0" in name for name, _, _ in entries) else manifest
@@ -133,7 +145,8 @@ def damage(folder: Path, *, contents: bool = True) -> str | None:
 
     Args:
         folder: The folder.
-        contents: Also read all files and compare their checksums (about 1 GB/s), not only their sizes.
+        contents: Also read all files and compare their checksums (about 1 GB/s), not only their
+            sizes.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -206,10 +219,15 @@ class Checkpoint:
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
         found = FileSystemReader(str(self.part(name))).read_metadata().state_dict_metadata
-        return {key: tuple(one.size) for key, one in found.items() if isinstance(one, TensorStorageMetadata)}
+        return {
+            key: tuple(one.size)
+            for key, one in found.items()
+            if isinstance(one, TensorStorageMetadata)
+        }
 
     def read_into(self, name: str, tensors: Mapping[str, "Tensor"]) -> None:
-        """Read a `.dcp` part into tensors of the same names, sharded in any way; all processes call it together.
+        """Read a `.dcp` part into tensors of the same names, sharded in any way; all processes call
+        it together.
 
         Raises:
             CorruptionError: The part lacks one of the tensors, or holds it in another shape.
@@ -220,24 +238,31 @@ class Checkpoint:
 
         try:
             with _one_process_is_meant():
-                load(dict(tensors), checkpoint_id=str(self.part(name)), no_dist=not is_initialized())
+                load(
+                    dict(tensors), checkpoint_id=str(self.part(name)), no_dist=not is_initialized()
+                )
         except (Exception, CheckpointException) as error:
             raise CorruptionError(
-                f"{self.folder / name}: {_reasons(error)}; resume with the model that it was saved with"
+                f"{self.folder / name}: {_reasons(error)}; resume with the model that it was "
+                "saved with"
             ) from error
 
 
-def save_checkpoint(folder: str | Path, step: int, parts: Mapping[str, Any], *, keep: int = 3) -> Checkpoint:
+def save_checkpoint(
+    folder: str | Path, step: int, parts: Mapping[str, Any], *, keep: int = 3
+) -> Checkpoint:
     """Write a checkpoint; when this returns, it is on the disk.
 
     Args:
         folder: `RUN/checkpoints`; created if missing.
         step: Number of steps done.
         parts: Name → content; see the table of the module.
-        keep: Complete checkpoints up to this step to keep; older ones are deleted once this one is complete.
+        keep: Complete checkpoints up to this step to keep; older ones are deleted once this one is
+            complete.
 
     Raises:
-        OutputError: The checkpoint cannot be written (a full disk, a read-only folder). Earlier ones are untouched.
+        OutputError: The checkpoint cannot be written (a full disk, a read-only folder). Earlier
+            ones are untouched.
     """
     target = Path(folder) / f"step-{step:08d}"
     with output_errors(Path(folder)), in_step():
@@ -260,12 +285,15 @@ def save_checkpoint(folder: str | Path, step: int, parts: Mapping[str, Any], *, 
     return Checkpoint(folder=target, step=step)
 
 
-def newest_complete(folder: str | Path, *, say: Callable[[str], None] | None = None) -> Checkpoint | None:
+def newest_complete(
+    folder: str | Path, *, say: Callable[[str], None] | None = None
+) -> Checkpoint | None:
     """The newest checkpoint with intact checksums; None if there is none.
 
     Args:
         folder: `RUN/checkpoints`.
-        say: Called with one sentence for each newer checkpoint that is skipped; None: print to standard error.
+        say: Called with one sentence for each newer checkpoint that is skipped; None: print to
+            standard error.
     """
     say = say or _say
     for step, path in _found(Path(folder)):
@@ -301,21 +329,31 @@ def _opened(path: Path, step: int) -> Checkpoint:
     assert manifest is not None
     CHECKPOINT.check(manifest, path, cure="take another checkpoint of the run")
     if manifest.get("step") != step:
-        raise FormatError(f"{path}: holds step {manifest.get('step')}; rename the folder to that step")
+        raise FormatError(
+            f"{path}: holds step {manifest.get('step')}; rename the folder to that step"
+        )
     return Checkpoint(folder=path, step=step)
 
 
 def _found(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of the folders named like checkpoints, newest first; `NAME.old` comes after `NAME`."""
+    """(step, path) of the folders named like checkpoints, newest first; `NAME.old` comes after
+    `NAME`.
+    """
     if not folder.is_dir():
         return []
-    named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    named = [
+        (match, path)
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name)) and path.is_dir()
+    ]
     named.sort(key=lambda pair: (-int(pair[0][1]), pair[0][2] is not None))
     return [(int(match[1]), path) for match, path in named]
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the last `keep` complete checkpoints up to `step`; later ones, of a rewound run, stay."""
+    """Delete all but the last `keep` complete checkpoints up to `step`; later ones, of a rewound
+    run, stay.
+    """
     kept = 0
     for number, path in _found(folder):
         if number > step:
@@ -351,21 +389,28 @@ def _write_sharded(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
         with _one_process_is_meant():
             save(dict(tensors), checkpoint_id=str(path), no_dist=not is_initialized())
     except CheckpointException as error:
-        # It is a BaseException and not an Exception, so `in_step` would not pass it on to the other ranks.
+        # It is a BaseException and not an Exception, so `in_step` would not pass it on to the other
+        # ranks.
         raise OSError(_reasons(error)) from error
 
 
 def _reasons(error: BaseException) -> str:
     """Each rank's failure, without the tracebacks in torch's exception."""
     failures = getattr(error, "failures", {})
-    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(failures.items())) or str(error)
+    return "; ".join(
+        f"rank {rank}: {failure[0]}" for rank, failure in sorted(failures.items())
+    ) or str(error)
 
 
 @contextmanager
 def _one_process_is_meant() -> Iterator[None]:
-    """Silence torch's warning that it assumes one process because there is no process group; one is meant."""
+    """Silence torch's warning that it assumes one process because there is no process group; one is
+    meant.
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled", category=UserWarning
+        )
         yield
 
 

@@ -1,7 +1,9 @@
-"""Setup and checks before the first step: threads, determinism, and whether settings, data and model fit together.
+"""Setup and checks before the first step: threads, determinism, and whether settings, data and
+model fit together.
 
-The checks write nothing. Each covers all sources, whatever their shares are at the first step: a source with a share
-only from step 10,000 on is refused now. `penstock train` and its `--dry-run` run the same checks.
+The checks write nothing. Each covers all sources, whatever their shares are at the first step: a
+source with a share only from step 10,000 on is refused now. `penstock train` and its `--dry-run`
+run the same checks.
 """
 
 import os
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitSettings:
-    """The settings that must not change for a resumed run to give the same bits; saved in each checkpoint."""
+    """The settings that must not change for a resumed run to give the same bits; saved in each
+    checkpoint.
+    """
 
     torch: str
     numpy: str
@@ -63,11 +67,17 @@ class BitSettings:
         mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
         # Checkpoints from before there was a choice.
         then = {"recurrent": "torch", **other}
-        return [f"{name}: {mine[name]} now, {then.get(name)} then" for name in mine if mine[name] != then.get(name)]
+        return [
+            f"{name}: {mine[name]} now, {then.get(name)} then"
+            for name in mine
+            if mine[name] != then.get(name)
+        ]
 
 
 def prepare_torch(settings: TrainSettings) -> None:
-    """Set the number of threads and determinism of this process; call it before the first operation."""
+    """Set the number of threads and determinism of this process; call it before the first
+    operation.
+    """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     if settings.deterministic:
@@ -77,7 +87,12 @@ def prepare_torch(settings: TrainSettings) -> None:
 
 
 def bit_settings(
-    settings: TrainSettings, device: torch.device, ranks: int, rows_per_pass: int, dtype: str, fused: bool | None
+    settings: TrainSettings,
+    device: torch.device,
+    ranks: int,
+    rows_per_pass: int,
+    dtype: str,
+    fused: bool | None,
 ) -> BitSettings:
     """The `BitSettings` of this run; `rows_per_pass` as it was chosen."""
     return BitSettings(
@@ -109,7 +124,10 @@ def check_writers(settings: TrainSettings) -> None:
     Raises:
         MissingExtraError: One is requested and not installed.
     """
-    for name, wanted in (("tensorboard", settings.tensorboard), ("wandb", settings.wandb is not None)):
+    for name, wanted in (
+        ("tensorboard", settings.tensorboard),
+        ("wandb", settings.wandb is not None),
+    ):
         if wanted and name not in sys.modules and find_spec(name) is None:
             raise MissingExtraError(name, name)
 
@@ -123,7 +141,8 @@ def check_memory(
     device: torch.device,
     ranks: int,
 ) -> None:
-    """Refuse a model, or the rows of a step, that cannot fit into all memory of the machine. Allocates nothing.
+    """Refuse a model, or the rows of a step, that cannot fit into all memory of the machine.
+    Allocates nothing.
 
     Raises:
         ConfigError: It does not fit.
@@ -133,9 +152,16 @@ def check_memory(
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
         count = model.with_vocabulary(vocab_size).num_parameters()
-        # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's state.
+        # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's
+        # state.
         needed = count * (4 if training.lora is not None or training.shard else 16)
-        _compare("model", f"{count:,} parameters", needed, _memory(device), "make layers or width smaller")
+        _compare(
+            "model",
+            f"{count:,} parameters",
+            needed,
+            _memory(device),
+            "make layers or width smaller",
+        )
     slots = -(-plan.ramp.largest // ranks) * plan.sequence_length
     _compare(
         "data.loader",
@@ -148,7 +174,9 @@ def check_memory(
 
 def _compare(where: str, what: str, needed: int, there: int, cure: str) -> None:
     if needed > there:
-        raise ConfigError(f"{where}: {what} need {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f}; {cure}")
+        raise ConfigError(
+            f"{where}: {what} need {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f}; {cure}"
+        )
 
 
 def check_fit(
@@ -161,8 +189,8 @@ def check_fit(
     """Refuse now what some step of training would refuse, for every source.
 
     Raises:
-        ConfigError: Attention, micro-sequences, token ids, teachers or tensor logs do not fit the model and the data,
-            or the model asks for a loss of its routers.
+        ConfigError: Attention, micro-sequences, token ids, teachers or tensor logs do not fit the
+            model and the data, or the model asks for a loss of its routers.
     """
     check_ids(model, loader)
     _check_router_loss(model)
@@ -173,7 +201,9 @@ def check_fit(
         q = torch.zeros(len(row.tokens), 1, 16, dtype=model.compute_dtype, requires_grad=True)
         tensors.attention(q, q, q)
     if settings.micro_sequences > 1 and loader.blank_image is not None:
-        raise ConfigError("micro_sequences cut rows into parts, which data with images do not allow yet; set 1")
+        raise ConfigError(
+            "micro_sequences cut rows into parts, which data with images do not allow yet; set 1"
+        )
     if settings.micro_sequences > 1:
         _check_parts(model, loader, settings.micro_sequences, tensors.window)
     if settings.context_parallel > 1:
@@ -215,21 +245,24 @@ def check_ids(model: LanguageModel, loader: Loader) -> None:
     for source, largest in loader.added_tokens.items():
         if largest >= model.vocab_size:
             raise ConfigError(
-                f"source {source!r}: its objective writes token id {largest}, and the model knows ids below "
-                f"{model.vocab_size}; give the objective other ids, or raise model.vocab_size"
+                f"source {source!r}: its objective writes token id {largest}, and the model "
+                f"knows ids below {model.vocab_size}; give the objective other ids, or raise "
+                "model.vocab_size"
             )
 
 
 def _check_router_loss(model: LanguageModel) -> None:
     if asks_for_router_loss(model):
         raise ConfigError(
-            "model: its config.json asks for an auxiliary router loss (output_router_logits), which the loss of a step "
-            "does not include; set it to false there"
+            "model: its config.json asks for an auxiliary router loss (output_router_logits), "
+            "which the loss of a step does not include; set it to false there"
         )
 
 
 def trial_row(loader: Loader) -> ModelInput:
-    """Two documents, or one if rows hold one document each; with prefixes if any source's objective makes them."""
+    """Two documents, or one if rows hold one document each; with prefixes if any source's objective
+    makes them.
+    """
     documents = 2 if loader.needs_isolation else 1
     slots, prefixes = documents * _TRIAL, loader.bidirectional_source is not None
     positions = np.tile(np.arange(_TRIAL, dtype=np.int32), documents)
@@ -252,64 +285,79 @@ def _check_parts(model: LanguageModel, loader: Loader, parts: int, window: int |
     """Refuse micro-sequences if some row could not be cut into them."""
     if (planted := _planted(loader)) is not None:
         raise ConfigError(
-            f"training.micro_sequences is {parts}, and source {planted!r} has prefix trees, which cannot be cut; set "
-            "micro_sequences to 1"
+            f"training.micro_sequences is {parts}, and source {planted!r} has prefix trees, "
+            "which cannot be cut; set micro_sequences to 1"
         )
     if (source := loader.bidirectional_source) is not None:
         raise ConfigError(
-            f"training.micro_sequences is {parts}, and the objective of source {source!r} makes prefixes with "
-            "attention in both directions, which cannot be cut; set micro_sequences to 1, or give the objective "
-            "bidirectional: false"
+            f"training.micro_sequences is {parts}, and the objective of source {source!r} "
+            "makes prefixes with attention in both directions, which cannot be cut; set "
+            "micro_sequences to 1, or give the objective bidirectional: false"
         )
     if not model.divisible_rows:
         raise ConfigError(
-            "training.micro_sequences: this model cannot process a row in parts, as it uses its own attention code; "
-            "set micro_sequences to 1"
+            "training.micro_sequences: this model cannot process a row in parts, as it uses "
+            "its own attention code; set micro_sequences to 1"
         )
-    if isinstance(model, Transformer) and (model.settings.has_experts or model.settings.is_stochastic):
+    if isinstance(model, Transformer) and (
+        model.settings.has_experts or model.settings.is_stochastic
+    ):
         raise ConfigError(
-            "training.micro_sequences: experts have a loss of whole documents, and stochastic blocks draw for whole "
-            "rows; set micro_sequences to 1"
+            "training.micro_sequences: experts have a loss of whole documents, and stochastic "
+            "blocks draw for whole rows; set micro_sequences to 1"
         )
     check_cuts(loader.settings.sequence_length, parts, window)
     if any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in _module(model).modules()):
         raise ConfigError(
-            "training.micro_sequences computes each part twice, and dropout would differ between the two; set the "
-            "model's dropout to 0, or micro_sequences to 1"
+            "training.micro_sequences computes each part twice, and dropout would differ "
+            "between the two; set the model's dropout to 0, or micro_sequences to 1"
         )
 
 
 def _check_shared_rows(loader: Loader, distiller: "Distiller | None") -> None:
-    """Refuse context parallelism for what needs whole rows; a model refuses when it gets a part of one."""
+    """Refuse context parallelism for what needs whole rows; a model refuses when it gets a part of
+    one.
+    """
     if distiller is not None:
-        raise ConfigError("training.context_parallel and teacher cannot be combined; set context_parallel to 1")
+        raise ConfigError(
+            "training.context_parallel and teacher cannot be combined; set context_parallel to 1"
+        )
     if loader.blank_image is not None:
-        raise ConfigError("training.context_parallel: rows with images cannot be shared; set context_parallel to 1")
+        raise ConfigError(
+            "training.context_parallel: rows with images cannot be shared; set "
+            "context_parallel to 1"
+        )
 
 
 def _planted(loader: Loader) -> str | None:
     """The first source whose documents may be prefix trees; None: there is none."""
-    return next((source for source, values in loader.path_values.items() if values is not None), None)
+    return next(
+        (source for source, values in loader.path_values.items() if values is not None), None
+    )
 
 
-def _check_distillation(distiller: "Distiller | None", settings: TrainSettings, loader: Loader) -> None:
+def _check_distillation(
+    distiller: "Distiller | None", settings: TrainSettings, loader: Loader
+) -> None:
     """Refuse settings and data that do not work with teachers."""
     if distiller is None:
         return
     if (planted := _planted(loader)) is not None:
         raise ConfigError(
-            f"teacher: source {planted!r} has prefix trees, which teachers cannot read; prepare with answers: best"
+            f"teacher: source {planted!r} has prefix trees, which teachers cannot read; "
+            "prepare with answers: best"
         )
     if settings.loss is not None:
         raise ConfigError("training.loss and teacher cannot be combined; choose one")
     if settings.micro_sequences > 1:
         raise ConfigError(
-            "training.micro_sequences and teacher cannot be combined: a teacher's chunks cross the borders of the "
-            "parts; set micro_sequences to 1"
+            "training.micro_sequences and teacher cannot be combined: a teacher's chunks "
+            "cross the borders of the parts; set micro_sequences to 1"
         )
     if (settings.rows_per_pass or 1) > 1:
         raise ConfigError(
-            "training.rows_per_pass and teacher cannot be combined: teachers answer row by row; leave rows_per_pass out"
+            "training.rows_per_pass and teacher cannot be combined: teachers answer row by "
+            "row; leave rows_per_pass out"
         )
     if settings.shard and any(one.settings.learn_projection for one in distiller.teachers):
         raise ConfigError("training.shard and learn_projection cannot be combined; choose one")
@@ -321,17 +369,25 @@ def _module(model: LanguageModel) -> torch.nn.Module:
 
 
 SLOTS_CPU, SLOTS_GPU = 2048, 16384
-"""Slots of a pass from which on a larger one is hardly faster: on the CPU by `bench_training.py` (1.15 times the speed
-of passes of 256 slots at 1.3 million parameters, 1.07 at 10 million); on a GPU a usual choice, not measured."""
+"""Slots of a pass from which on a larger one is hardly faster: on the CPU by `bench_training.py`
+(1.15 times the speed of passes of 256 slots at 1.3 million parameters, 1.07 at 10 million); on a
+GPU a usual choice, not measured.
+"""
 MEMORY_SHARE = 0.25
-"""Share of the device's memory that the activations of joined rows may need, as `_bytes_per_slot` estimates them."""
+"""Share of the device's memory that the activations of joined rows may need, as `_bytes_per_slot`
+estimates them.
+"""
 
 
-def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings, *, taught: bool) -> int:
-    """Rows that the model processes in one pass: those of the settings, or a choice by row length, model and device.
+def rows_per_pass(
+    model: LanguageModel, loader: Loader, settings: TrainSettings, *, taught: bool
+) -> int:
+    """Rows that the model processes in one pass: those of the settings, or a choice by row length,
+    model and device.
 
-    The choice is one row with teachers, micro-sequences, or a model or loss of the user's own, which may count on it;
-    and where joined rows would cost more: with attention over all pairs of slots.
+    The choice is one row with teachers, micro-sequences, or a model or loss of the user's own,
+    which may count on it; and where joined rows would cost more: with attention over all pairs of
+    slots.
 
     Args:
         model: The model.
@@ -340,7 +396,8 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
         taught: Whether there are teachers.
 
     Raises:
-        IsolationError: The settings ask for several, and the model would let documents of a row see each other.
+        IsolationError: The settings ask for several, and the model would let documents of a row see
+            each other.
     """
     ramp, ranks = loader.settings.ramp, loader.data_parallel.size
     slots, rows = loader.settings.sequence_length, ramp.largest // ranks
@@ -356,7 +413,9 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
         return 1
     on_cpu = model.device.type == "cpu"
     room = MEMORY_SHARE * _memory(model.device) // _bytes_per_slot(model)
-    most = max(1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots)
+    most = max(
+        1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots
+    )
     # Passes of about the same size; a compiled model must see only one.
     count = -(-rows // -(-rows // most))
     while settings.compile and ramp.divisor // ranks % count:
@@ -365,8 +424,12 @@ def rows_per_pass(model: LanguageModel, loader: Loader, settings: TrainSettings,
 
 
 def _bytes_per_slot(model: LanguageModel) -> int:
-    """What a pass keeps of each slot for the backward pass, about: the inputs and outputs of all linear layers."""
-    layers: list[Any] = [module for module in _module(model).modules() if hasattr(module, "in_features")]
+    """What a pass keeps of each slot for the backward pass, about: the inputs and outputs of all
+    linear layers.
+    """
+    layers: list[Any] = [
+        module for module in _module(model).modules() if hasattr(module, "in_features")
+    ]
     sizes: int = sum(layer.in_features + layer.out_features for layer in layers)
     return max(1, sizes * model.compute_dtype.itemsize)
 

@@ -1,7 +1,8 @@
-"""What a run has taken from another run's checkpoint, and the settings that ask for it; read without torch.
+"""What a run has taken from another run's checkpoint, and the settings that ask for it; read
+without torch.
 
-It is kept in the run's folder (`continued.json`) and in its checkpoints, so the new run needs the other one only until
-its own first checkpoint.
+It is kept in the run's folder (`continued.json`) and in its checkpoints, so the new run needs the
+other one only until its own first checkpoint.
 """
 
 import json
@@ -31,9 +32,10 @@ class ContinueSettings:
     step: int | None = None
     """The step of the checkpoint; None: the newest complete one."""
     take: tuple[Part, ...] = PARTS
-    """What is taken: `weights`; `optimizer`, its state of each parameter; `schedule`, the count of steps and tokens,
-    so that steps, the learning rate and changes at steps go on; `data`, the place of each source. What is not taken
-    starts fresh."""
+    """What is taken: `weights`; `optimizer`, its state of each parameter; `schedule`, the count of
+    steps and tokens, so that steps, the learning rate and changes at steps go on; `data`, the place
+    of each source. What is not taken starts fresh.
+    """
 
     def __post_init__(self) -> None:
         if not self.run:
@@ -44,12 +46,15 @@ class ContinueSettings:
         unknown = [part for part in self.take if part not in PARTS]
         if unknown or not self.take or len(set(self.take)) < len(self.take):
             raise ConfigError(
-                f"continue_from.take must be one or several of {', '.join(PARTS)}, got {', '.join(self.take) or 'none'}"
+                f"continue_from.take must be one or several of {', '.join(PARTS)}, got "
+                f"{', '.join(self.take) or 'none'}"
             )
 
     @classmethod
     def of(cls, given: "ContinueSettings | str | None") -> "ContinueSettings | None":
-        """From what settings may hold: a run's folder alone stands for its newest checkpoint with all parts."""
+        """From what settings may hold: a run's folder alone stands for its newest checkpoint with
+        all parts.
+        """
         return cls(run=given) if isinstance(given, str) else given
 
 
@@ -91,11 +96,16 @@ class Continued:
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, FormatError):
                 raise
-            raise CorruptionError(f"{path}: cannot be read ({error}); copy it from a checkpoint of the run") from error
+            raise CorruptionError(
+                f"{path}: cannot be read ({error}); copy it from a checkpoint of the run"
+            ) from error
 
     def save(self, folder: Path) -> None:
         """Write it into a run's folder."""
-        write_json(folder / CONTINUED, {**formats.CONTINUED.fields(), **asdict(self), "take": list(self.take)})
+        write_json(
+            folder / CONTINUED,
+            {**formats.CONTINUED.fields(), **asdict(self), "take": list(self.take)},
+        )
 
     @property
     def start(self) -> Start:
@@ -118,9 +128,10 @@ class Continued:
         given = replace(settings, step=settings.step or self.step)
         if (given.run, given.step, set(given.take)) != (self.run, self.step, set(self.take)):
             raise StateError(
-                f"the run began from {self.run} at step {self.step} ({', '.join(self.take)}), and continue_from is now "
-                f"{given.run} at step {given.step} ({', '.join(given.take)}); resume it without continue_from, or take "
-                "another folder"
+                f"the run began from {self.run} at step {self.step} ({', '.join(self.take)}), "
+                f"and continue_from is now {given.run} at step {given.step} "
+                f"({', '.join(given.take)}); resume it without continue_from, or take another "
+                "folder"
             )
 
     def report(self) -> list[str]:

@@ -1,7 +1,9 @@
-"""The HTML page of curves: the numbers of `curves.py`, drawn by uPlot (MIT, in `assets`). Nothing is fetched.
+"""The HTML page of curves: the numbers of `curves.py`, drawn by uPlot (MIT, in `assets`). Nothing
+is fetched.
 
-Security: names of runs and figures go through JSON into an inert element, and from there only into text nodes. The
-page's content security policy allows only its own style and scripts, by their hashes, and no fetches.
+Security: names of runs and figures go through JSON into an inert element, and from there only into
+text nodes. The page's content security policy allows only its own style and scripts, by their
+hashes, and no fetches.
 """
 
 import base64
@@ -20,10 +22,15 @@ LIBRARY = "uPlot.iife.min.js"
 def page(panels: Sequence[Panel], view: View) -> str:
     """The HTML page."""
     names = sorted({curve.number: curve.run for panel in panels for curve in panel.curves}.items())
-    style, library, script = _asset("uPlot.min.css") + _asset("curves.css"), _asset(LIBRARY), _asset("curves.js")
+    style, library, script = (
+        _asset("uPlot.min.css") + _asset("curves.css"),
+        _asset(LIBRARY),
+        _asset("curves.js"),
+    )
     scripts = f"script-src '{_hash(library)}' '{_hash(script)}'"
     legend = (
-        f'<li class="{style_of(number)}" data-run="{number}"><b></b>{escape(name)}</li>' for number, name in names
+        f'<li class="{style_of(number)}" data-run="{number}"><b></b>{escape(name)}</li>'
+        for number, name in names
     )
     content = {
         "policy": f"default-src 'none'; style-src '{_hash(style)}'; {scripts}; base-uri 'none'",
@@ -33,11 +40,14 @@ def page(panels: Sequence[Panel], view: View) -> str:
         "script": script,
         "legend": "".join(legend),
         "figures": "".join(
-            f'<figure><h2>{escape(panel.title)}</h2><div class="plot"></div><p class="note"></p></figure>'
+            f'<figure><h2>{escape(panel.title)}</h2><div class="plot"></div><p '
+            'class="note"></p></figure>'
             for panel in panels
         ),
         # In a script element, only "<" can end or open anything.
-        "data": json.dumps(payload(panels, view), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "data": json.dumps(payload(panels, view), separators=(",", ":"), allow_nan=False).replace(
+            "<", "\\u003c"
+        ),
     }
     # One pass, so that a placeholder inside a name stays unchanged.
     found = re.sub(r"\{\{(\w+)\}\}", lambda name: content[name[1]], _asset("curves.html"))
@@ -56,7 +66,9 @@ def payload(panels: Sequence[Panel], view: View) -> dict[str, object]:
         "smoothing": view.smoothing,
         "logX": view.log_x,
         "logY": view.log_y,
-        "runs": sorted({curve.number: curve.run for panel in panels for curve in panel.curves}.items()),
+        "runs": sorted(
+            {curve.number: curve.run for panel in panels for curve in panel.curves}.items()
+        ),
         "panels": [
             {
                 "title": panel.title,
@@ -71,7 +83,11 @@ def payload(panels: Sequence[Panel], view: View) -> dict[str, object]:
 
 def _values(curve: Curve) -> dict[str, object]:
     """A curve; the range and the counts only where bins hold several values."""
-    found: dict[str, object] = {"run": curve.number, "x": [_plain(x) for x in curve.x], "mean": _rounded(curve.mean)}
+    found: dict[str, object] = {
+        "run": curve.number,
+        "x": [_plain(x) for x in curve.x],
+        "mean": _rounded(curve.mean),
+    }
     if max(curve.count) > 1:
         found |= {"low": _rounded(curve.low), "high": _rounded(curve.high), "count": curve.count}
     if curve.breaks:

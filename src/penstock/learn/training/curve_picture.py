@@ -1,4 +1,6 @@
-"""Curves of runs as a file: the HTML page, or a PNG by matplotlib with the same lines, axes and marks."""
+"""Curves of runs as a file: the HTML page, or a PNG by matplotlib with the same lines, axes and
+marks.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ from penstock.learn.training.curves import (
 )
 
 
-def plot_runs(runs: Sequence[str | Path], output: str | Path, *, over: Over = "step", view: View | None = None) -> Path:
+def plot_runs(
+    runs: Sequence[str | Path], output: str | Path, *, over: Over = "step", view: View | None = None
+) -> Path:
     """Draw the curves of runs.
 
     Args:
@@ -69,11 +73,15 @@ def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = figure_of(figsize=(6.4 * columns, 3.4 * rows), layout="constrained")
-    for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
+    for axes, panel in zip(
+        figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False
+    ):
         _draw(axes, panel, view)
     names = {curve.number: curve.run for panel in panels for curve in panel.curves}
     line: Any = import_module("matplotlib.lines").Line2D
-    handles = [line([], [], color=colour(number), label=name) for number, name in sorted(names.items())]
+    handles = [
+        line([], [], color=colour(number), label=name) for number, name in sorted(names.items())
+    ]
     figure.axes[0].legend(handles=handles, fontsize=8)
     for axes in figure.axes[len(panels) :]:
         axes.remove()
@@ -103,7 +111,15 @@ def _plot(axes: Any, curve: Curve, half: float, log_x: bool, log_y: bool) -> Non
         axes.fill_between(xs, lower, upper, color=hue, alpha=0.16, linewidth=0)
         if half > 0:
             axes.plot(xs, means, color=hue, alpha=0.35, linewidth=0.8)
-        axes.plot(xs, [line[i] for i in part], color=hue, linewidth=1.5, marker="." if len(part) == 1 else None)
+        axes.plot(
+            xs,
+            [line[i] for i in part],
+            color=hue,
+            linewidth=1.5,
+            marker="." if len(part) == 1 else None,
+        )
     if lost := [x for x in curve.lost if x > 0 or not log_x]:
         bottom = axes.get_xaxis_transform()
-        axes.plot(lost, [0.02] * len(lost), "x", color=hue, markersize=5, transform=bottom, clip_on=False)
+        axes.plot(
+            lost, [0.02] * len(lost), "x", color=hue, markersize=5, transform=bottom, clip_on=False
+        )

@@ -1,4 +1,5 @@
-"""Curves of runs from `metrics.jsonl`: read, thinned, smoothed, and written as an HTML page or as a PNG. No torch.
+"""Curves of runs from `metrics.jsonl`: read, thinned, smoothed, and written as an HTML page or as a
+PNG. No torch.
 
 A page (`curve_page.py`) holds all that it needs. The PNG needs matplotlib.
 """
@@ -11,14 +12,25 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
-from penstock.learn.training.metrics import DISTANCE, PARTS, SOURCE, TASK, is_evaluation, read_metrics
+from penstock.learn.training.metrics import (
+    DISTANCE,
+    PARTS,
+    SOURCE,
+    TASK,
+    is_evaluation,
+    read_metrics,
+)
 
 EVEN, EARLY = 400, 200
-"""Bins of a long curve: of equal size, as many as a screen can show; and growing ones, for a logarithmic axis."""
+"""Bins of a long curve: of equal size, as many as a screen can show; and growing ones, for a
+logarithmic axis.
+"""
 POINTS = EVEN + EARLY
 """Maximum points per curve."""
 SMOOTHING = 0.01
-"""Default half-life of the smoothing, as a share of the horizontal axis: a curve of few points stays as it is."""
+"""Default half-life of the smoothing, as a share of the horizontal axis: a curve of few points
+stays as it is.
+"""
 
 PANELS = (
     ("Loss, nats per target", "loss"),
@@ -26,10 +38,14 @@ PANELS = (
     ("Learning rate", "learning_rate"),
     ("Gradient norm, before clipping", "gradient_norm"),
 )
-"""(title, figure) of the first panels; each part of the loss and each figure of an evaluation follows in its own."""
+"""(title, figure) of the first panels; each part of the loss and each figure of an evaluation
+follows in its own.
+"""
 SCHEDULED = "learning_rate"
 LARGEST = 1e30
-"""Largest value that is drawn; larger steps, tokens and figures are left out, like values that are not numbers."""
+"""Largest value that is drawn; larger steps, tokens and figures are left out, like values that are
+not numbers.
+"""
 
 Over = Literal["step", "tokens"]
 
@@ -71,7 +87,9 @@ class View:
     """
 
     smoothing: float = SMOOTHING
-    """Share of the horizontal axis after which a value weighs half in the smoothed curve; 0 draws only the values."""
+    """Share of the horizontal axis after which a value weighs half in the smoothed curve; 0 draws
+    only the values.
+    """
     log_x: bool = False
     """Whether the horizontal axis is logarithmic."""
     log_y: bool = False
@@ -79,7 +97,9 @@ class View:
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing <= 1:
-            raise ConfigError(f"smoothing is {self.smoothing}; expected a share of the axis, from 0 to 1")
+            raise ConfigError(
+                f"smoothing is {self.smoothing}; expected a share of the axis, from 0 to 1"
+            )
 
 
 @final
@@ -96,7 +116,9 @@ class Panel:
     is_smoothed: bool = True
     """Whether its curves are smoothed; what a schedule sets has no noise."""
     shared: tuple[float, ...] = ()
-    """Steps or tokens that the horizontal axis also covers, so that all panels have the same one."""
+    """Steps or tokens that the horizontal axis also covers, so that all panels have the same
+    one.
+    """
 
     @property
     def places(self) -> list[float]:
@@ -115,26 +137,37 @@ def read_panels(runs: Sequence[str | Path], *, over: Over = "step") -> list[Pane
         ConfigError: No run has any figure yet.
         FormatError: A path is not a run.
     """
-    records = {name: _continued(read_metrics(Path(run))) for name, run in zip(_names(runs), runs, strict=True)}
+    records = {
+        name: _continued(read_metrics(Path(run)))
+        for name, run in zip(_names(runs), runs, strict=True)
+    }
     found = [
         Panel(title=title, over=over, curves=curves, is_smoothed=figure != SCHEDULED)
         for title, figure in (*PANELS, *((_title(name), name) for name in _others(records)))
         if (curves := _curves(records, figure, over))
     ]
     if not found:
-        raise ConfigError(f"{', '.join(map(str, runs))}: no figures yet; plot again after the first steps")
+        raise ConfigError(
+            f"{', '.join(map(str, runs))}: no figures yet; plot again after the first steps"
+        )
     places = [x for panel in found for x in panel.places]
     shared = (min(places), min((x for x in places if x > 0), default=max(places)), max(places))
     return [replace(panel, shared=shared) for panel in found]
 
 
-def _curves(records: dict[str, list[dict[str, object]]], figure: str, over: Over) -> tuple[Curve, ...]:
-    made = (_curve(run, number, had, figure, over) for number, (run, had) in enumerate(records.items()))
+def _curves(
+    records: dict[str, list[dict[str, object]]], figure: str, over: Over
+) -> tuple[Curve, ...]:
+    made = (
+        _curve(run, number, had, figure, over) for number, (run, had) in enumerate(records.items())
+    )
     return tuple(curve for curve in made if curve is not None)
 
 
 def _continued(records: list[dict[str, object]]) -> list[dict[str, Any]]:
-    """Records with rising steps: where a restart repeats steps, the later records replace the earlier ones."""
+    """Records with rising steps: where a restart repeats steps, the later records replace the
+    earlier ones.
+    """
     kept: list[dict[str, Any]] = []
     for record in records:
         while kept and kept[-1]["step"] > record["step"]:
@@ -146,7 +179,9 @@ def _continued(records: list[dict[str, object]]) -> list[dict[str, Any]]:
     return kept
 
 
-def _curve(run: str, number: int, records: list[dict[str, Any]], figure: str, over: Over) -> Curve | None:
+def _curve(
+    run: str, number: int, records: list[dict[str, Any]], figure: str, over: Over
+) -> Curve | None:
     """The figure's values in bins; None if it has no number."""
     points = [
         (float(record[over]), float(value) if _is_drawn(value) else None)
@@ -184,7 +219,9 @@ def _curve(run: str, number: int, records: list[dict[str, Any]], figure: str, ov
 
 
 def bin_edges(count: int) -> list[int]:
-    """Edges of at most `POINTS` bins of `count` points: fine enough for a linear and for a logarithmic axis."""
+    """Edges of at most `POINTS` bins of `count` points: fine enough for a linear and for a
+    logarithmic axis.
+    """
     if count <= POINTS:
         return [*range(count + 1)]
     even = (count * number // EVEN for number in range(EVEN + 1))
@@ -193,15 +230,19 @@ def bin_edges(count: int) -> list[int]:
 
 
 def smoothed(curve: Curve, half: float, *, is_log: bool = False) -> tuple[float, ...]:
-    """The exponential average of a curve, without the bias of a first value: at distance `half` a value weighs half.
+    """The exponential average of a curve, without the bias of a first value: at distance `half` a
+    value weighs half.
 
-    Distances are those on the axis, so runs with records at other steps are smoothed alike. With values at distance 1
-    it is Adam's corrected average (Kingma and Ba 2015) with a decay of 2^(-1 / half).
+    Distances are those on the axis, so runs with records at other steps are smoothed alike. With
+    values at distance 1 it is Adam's corrected average (Kingma and Ba 2015) with a decay of 2^(-1 /
+    half).
 
     Args:
         curve: The curve.
-        half: The half-life, in steps or tokens; with `is_log`, in powers of ten of these. 0: the values themselves.
-        is_log: Whether the axis is logarithmic; the values at 0 and below have no place there, and are as they are.
+        half: The half-life, in steps or tokens; with `is_log`, in powers of ten of these. 0: the
+            values themselves.
+        is_log: Whether the axis is logarithmic; the values at 0 and below have no place there, and
+            are as they are.
     """
     if half <= 0:
         return curve.mean
@@ -219,7 +260,9 @@ def smoothed(curve: Curve, half: float, *, is_log: bool = False) -> tuple[float,
 
 
 def half_life(panel: Panel, view: View) -> float:
-    """The half-life of a panel's smoothing, for all of its runs: steps or tokens, or powers of ten of these."""
+    """The half-life of a panel's smoothing, for all of its runs: steps or tokens, or powers of ten
+    of these.
+    """
     xs = panel.places
     if is_log_x(panel, view):
         xs = [math.log10(x) for x in xs if x > 0]
@@ -237,7 +280,9 @@ def is_log_y(panel: Panel, view: View) -> bool:
 
 
 def shown_parts(curve: Curve, log_x: bool, log_y: bool) -> list[list[int]]:
-    """The bins of each line without an interruption; a logarithmic axis leaves out numbers that are not above 0."""
+    """The bins of each line without an interruption; a logarithmic axis leaves out numbers that are
+    not above 0.
+    """
     parts: list[list[int]] = [[]]
     for i in range(len(curve.x)):
         if i in curve.breaks:
@@ -250,7 +295,9 @@ def shown_parts(curve: Curve, log_x: bool, log_y: bool) -> list[list[int]]:
 
 
 def range_ends(curve: Curve, part: Sequence[int], log_y: bool) -> list[float]:
-    """Lower ends of ranges; on a logarithmic axis a range that reaches 0 ends at the lowest one that does not."""
+    """Lower ends of ranges; on a logarithmic axis a range that reaches 0 ends at the lowest one
+    that does not.
+    """
     if not log_y:
         return [curve.low[i] for i in part]
     lowest = min((curve.low[i] for i in part if curve.low[i] > 0), default=math.inf)
@@ -260,36 +307,62 @@ def range_ends(curve: Curve, part: Sequence[int], log_y: bool) -> list[float]:
 def lost_note(panel: Panel) -> str:
     """How many values of a panel were no numbers; empty: none."""
     lost = sum(curve.lost_count for curve in panel.curves)
-    return f"{lost:,} {'value was no number' if lost == 1 else 'values were no numbers'} (×)" if lost else ""
+    return (
+        f"{lost:,} {'value was no number' if lost == 1 else 'values were no numbers'} (×)"
+        if lost
+        else ""
+    )
 
 
 def notes_of(panel: Panel, view: View) -> list[str]:
     """What a panel does not show as a line."""
     found = [note] if (note := lost_note(panel)) else []
     for wanted, is_log, values, axis in (
-        (view.log_x, is_log_x(panel, view), [x for curve in panel.curves for x in curve.x], "horizontal"),
-        (view.log_y, is_log_y(panel, view), [y for curve in panel.curves for y in curve.mean], "vertical"),
+        (
+            view.log_x,
+            is_log_x(panel, view),
+            [x for curve in panel.curves for x in curve.x],
+            "horizontal",
+        ),
+        (
+            view.log_y,
+            is_log_y(panel, view),
+            [y for curve in panel.curves for y in curve.mean],
+            "vertical",
+        ),
     ):
         hidden = sum(value <= 0 for value in values)
         if wanted and not is_log:
             found.append(f"no number is above 0, so the {axis} axis stays linear")
         elif wanted and hidden:
-            found.append(f"{hidden:,} of {len(values):,} points are not above 0, and not on the {axis} axis")
+            found.append(
+                f"{hidden:,} of {len(values):,} points are not above 0, and not on the {axis} axis"
+            )
     return found
 
 
 def _is_drawn(value: object) -> bool:
-    """Whether the value is a number that can be drawn: small enough that differences and sums stay finite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+    """Whether the value is a number that can be drawn: small enough that differences and sums stay
+    finite.
+    """
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -LARGEST <= value <= LARGEST
+    )
 
 
 def _is_figure(value: object) -> bool:
-    """Whether the value is a number, or stands for one that was not finite; texts and flags are neither."""
+    """Whether the value is a number, or stands for one that was not finite; texts and flags are
+    neither.
+    """
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _others(records: dict[str, list[dict[str, object]]]) -> list[str]:
-    """Names of the loss parts, then of the evaluations' figures, that hold numbers; in order of first appearance."""
+    """Names of the loss parts, then of the evaluations' figures, that hold numbers; in order of
+    first appearance.
+    """
     names = {
         name: None
         for had in records.values()
@@ -312,7 +385,9 @@ def _names(runs: Sequence[str | Path]) -> list[str]:
     paths = [Path(run).resolve() for run in runs]
     paths = [path.parent if path.is_file() else path for path in paths]
     short = [path.name for path in paths]
-    return [name if short.count(name) == 1 else str(run) for name, run in zip(short, runs, strict=True)]
+    return [
+        name if short.count(name) == 1 else str(run) for name, run in zip(short, runs, strict=True)
+    ]
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b88a00", "#56b4e9", "#7f7f7f", "#7a4fb5")

@@ -1,10 +1,13 @@
-"""The processes that train together: this process's rank, sums over all ranks, and weights sharded among them.
+"""The processes that train together: this process's rank, sums over all ranks, and weights sharded
+among them.
 
-Each rank's loss is already divided by the denominator of the whole step, so gradients are *summed* over ranks. Without
-sharding, each rank has all weights, and gradients are summed once a step, in buckets of one dtype. Every rank gets the
-same sum; only the number of ranks decides the order of additions.
+Each rank's loss is already divided by the denominator of the whole step, so gradients are *summed*
+over ranks. Without sharding, each rank has all weights, and gradients are summed once a step, in
+buckets of one dtype. Every rank gets the same sum; only the number of ranks decides the order of
+additions.
 
-With sharding (FSDP2), weights, gradients and optimizer states are split among the ranks and gathered where needed.
+With sharding (FSDP2), weights, gradients and optimizer states are split among the ranks and
+gathered where needed.
 """
 
 import os
@@ -17,7 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -40,8 +47,8 @@ _groups = 0
 def _begin_group(backend: str) -> None:
     """A process group of all ranks; its names in the store are its own.
 
-    A second group in the same processes (two runs, one after the other) would else read the addresses of the first,
-    which has ended, and wait for it.
+    A second group in the same processes (two runs, one after the other) would else read the
+    addresses of the first, which has ended, and wait for it.
     """
     global _groups
     store, rank, size = next(rendezvous("env://"))
@@ -76,8 +83,9 @@ class Ranks:
         rank, size = self.place.rank, self.place.size
         if size % context_parallel:
             raise ConfigError(
-                f"training.context_parallel is {context_parallel}, which does not divide the number of processes, "
-                f"{size}; start a multiple of {context_parallel} with torchrun"
+                f"training.context_parallel is {context_parallel}, which does not divide the "
+                f"number of processes, {size}; start a multiple of {context_parallel} with "
+                "torchrun"
             )
         self.data = DataParallel(rank // context_parallel, size // context_parallel)
         self.context = DataParallel(rank % context_parallel, context_parallel)
@@ -124,7 +132,9 @@ class Ranks:
             run.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{run}: cannot be written: {error.strerror}") from error
-        self._lock = weakref.finalize(self, os.close, lock_folder(run, run / LOCK, doing="training"))
+        self._lock = weakref.finalize(
+            self, os.close, lock_folder(run, run / LOCK, doing="training")
+        )
 
     def barrier(self) -> None:
         """Wait until all ranks arrive."""
@@ -141,7 +151,9 @@ class Ranks:
         return found
 
     def sum_of_rows(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the ranks with different rows, in float64; ranks that share rows have the same."""
+        """Each value summed over the ranks with different rows, in float64; ranks that share rows
+        have the same.
+        """
         return [value / self.context.size for value in self.sum(values)]
 
     def least(self, value: int) -> int:
@@ -166,17 +178,20 @@ class Ranks:
         return self.sum([float(flag)])[0] > 0
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients of all ranks, in place. A parameter that no row reached gets a gradient of zeros.
+        """Sum the gradients of all ranks, in place. A parameter that no row reached gets a gradient
+        of zeros.
 
-        A single process also gets these zeros: its optimizer then steps as with several ranks, and has a state for
-        each parameter.
+        A single process also gets these zeros: its optimizer then steps as with several ranks, and
+        has a state for each parameter.
         """
         bucket: list[Tensor] = []
         for parameter in with_gradients(parameters):
             assert parameter.grad is not None
             if not self.several:
                 continue
-            if bucket and (bucket[0].dtype != parameter.grad.dtype or _bytes(bucket) > BUCKET_BYTES):
+            if bucket and (
+                bucket[0].dtype != parameter.grad.dtype or _bytes(bucket) > BUCKET_BYTES
+            ):
                 _sum_bucket(bucket)
                 bucket = []
             bucket.append(parameter.grad)
@@ -194,7 +209,8 @@ def with_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[torch.n
 
 
 def local_device(name: str) -> torch.device:
-    """The device that a name means in this process: `auto` is this rank's GPU if there is one, else the CPU.
+    """The device that a name means in this process: `auto` is this rank's GPU if there is one, else
+    the CPU.
 
     Raises:
         ConfigError: The machine has no such device.
@@ -213,7 +229,9 @@ def local_device(name: str) -> torch.device:
         # A torch built without CUDA raises AssertionError.
         count = torch.cuda.device_count()
         here = f"cpu and {count} of cuda" if count else "cpu"
-        raise ConfigError(f"device {name!r}: not found; torch finds {here}; give one of these, or auto") from None
+        raise ConfigError(
+            f"device {name!r}: not found; torch finds {here}; give one of these, or auto"
+        ) from None
     return device
 
 
@@ -231,16 +249,21 @@ def _sum_bucket(gradients: Sequence[Tensor]) -> None:
 def shard(model: Any, ranks: Ranks) -> None:
     """Shard a model in place, block by block; call it when all ranks have the same weights.
 
-    Gradients are summed over ranks, not averaged, because each rank's loss is divided by the whole step's denominator.
+    Gradients are summed over ranks, not averaged, because each rank's loss is divided by the whole
+    step's denominator.
 
     Raises:
         ConfigError: There is only one process, or the model has no `blocks`.
     """
     if not ranks.several:
-        raise ConfigError("training.shard needs several processes; start them with torchrun, or set it to false")
+        raise ConfigError(
+            "training.shard needs several processes; start them with torchrun, or set it to false"
+        )
     blocks = getattr(model, "blocks", None)
     if blocks is None:
-        raise ConfigError("training.shard: this model has no `blocks` to shard by; train it without shard")
+        raise ConfigError(
+            "training.shard: this model has no `blocks` to shard by; train it without shard"
+        )
     # Before FSDP's own hook, which prepares the backward pass by the output.
     model.register_forward_hook(_ask_for_gradients)
     mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
@@ -256,8 +279,8 @@ def shard(model: Any, ranks: Ranks) -> None:
 def _ask_for_gradients(_: nn.Module, __: object, hidden: object) -> None:
     """Let hidden states have a gradient even where all that made them is frozen.
 
-    FSDP reduces gradients once the backward pass reaches the model's output. If only the head is trained, none would
-    reach it, and the head would get no gradient at all.
+    FSDP reduces gradients once the backward pass reaches the model's output. If only the head is
+    trained, none would reach it, and the head would get no gradient at all.
     """
     if torch.is_grad_enabled() and isinstance(hidden, Tensor) and not hidden.requires_grad:
         hidden.requires_grad_()
@@ -266,8 +289,8 @@ def _ask_for_gradients(_: nn.Module, __: object, hidden: object) -> None:
 def sharded_again(model: nn.Module) -> None:
     """Shard what a forward pass has gathered and no backward pass will shard again.
 
-    Until then `model.parameters()` gives gathered copies of embedding, norm and head: an optimizer that is made of
-    those trains nothing of them.
+    Until then `model.parameters()` gives gathered copies of embedding, norm and head: an optimizer
+    that is made of those trains nothing of them.
     """
     reshard = getattr(model, "reshard", None)
     if reshard is not None:
@@ -276,7 +299,8 @@ def sharded_again(model: nn.Module) -> None:
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """All weights on the CPU of the first rank (empty on others); every rank must call it."""
-    # Imported late, as in the functions below: it takes a second, and most commands that open a run need none of it.
+    # Imported late, as in the functions below: it takes a second, and most commands that open a run
+    # need none of it.
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights: Any = get_model_state_dict(model, options=options)
@@ -290,15 +314,21 @@ def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> No
 
 @torch.no_grad()
 def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tensor]) -> None:
-    """Copy into each tensor of `shares` its part of the whole tensor of the same name; every rank has all of `whole`.
+    """Copy into each tensor of `shares` its part of the whole tensor of the same name; every rank
+    has all of `whole`.
 
     Raises:
         StateError: A name is not in `whole`.
     """
     for name, share in shares.items():
         if name not in whole:
-            raise StateError(f"optimizer state: {name} is missing; resume with the optimizer that it was saved with")
+            raise StateError(
+                f"optimizer state: {name} is missing; resume with the optimizer that it was "
+                "saved with"
+            )
         if isinstance(share, DTensor):
-            share.copy_(distribute_tensor(whole[name].to(share.device), share.device_mesh, share.placements))
+            share.copy_(
+                distribute_tensor(whole[name].to(share.device), share.device_mesh, share.placements)
+            )
         else:
             share.copy_(whole[name])

@@ -1,11 +1,14 @@
-"""Evaluators that run during training, each with a name and an interval: held-out loss, samples, task scores.
+"""Evaluators that run during training, each with a name and an interval: held-out loss, samples,
+task scores.
 
-They change nothing in the run: weights, gradients, the loader's position and all random generators stay as they are.
+They change nothing in the run: weights, gradients, the loader's position and all random generators
+stay as they are.
 
-For task scores, each rank answers its share of the problems, so an evaluation takes as long as the largest share. The
-scores of the problems are then summed over ranks, so all ranks have the same figures, equal to the last bit to those
-of a single process with the same answers. The weights of a sharded model are gathered by all ranks together, so there
-every rank answers all problems. Answers are not saved; run `penstock eval` on a checkpoint of the run to see them.
+For task scores, each rank answers its share of the problems, so an evaluation takes as long as the
+largest share. The scores of the problems are then summed over ranks, so all ranks have the same
+figures, equal to the last bit to those of a single process with the same answers. The weights of a
+sharded model are gathered by all ranks together, so there every rank answers all problems. Answers
+are not saved; run `penstock eval` on a checkpoint of the run to see them.
 """
 
 import math
@@ -51,7 +54,8 @@ from penstock.tokenizers import Tokenizer
 def shipped(
     name: str, datasets: Sequence[Corpus], cannot: str, stop_ids: Sequence[int] = ()
 ) -> tuple[Tokenizer, list[ChatInfo], tuple[int, ...]]:
-    """What datasets ship for generation: the first one's tokenizer, the facts of all chats, and the stop ids.
+    """What datasets ship for generation: the first one's tokenizer, the facts of all chats, and the
+    stop ids.
 
     Args:
         name: Name of the evaluator, for errors.
@@ -66,7 +70,11 @@ def shipped(
     if tokenizer is None:
         raise ConfigError(f"evaluator {name!r}: the first source stores no tokenizer, so {cannot}")
     chats = [dataset.chat for dataset in datasets if dataset.chat is not None]
-    return tokenizer, chats, end_ids(tokenizer, (*stop_ids, *(stop for chat in chats for stop in chat.stop_ids)))
+    return (
+        tokenizer,
+        chats,
+        end_ids(tokenizer, (*stop_ids, *(stop for chat in chats for stop in chat.stop_ids))),
+    )
 
 
 @final
@@ -77,11 +85,13 @@ class Samples:
         name: Name of the evaluator, for errors.
         settings: Prompts and sampling settings.
         datasets: The training data; the first dataset ships the tokenizer.
-        sequence_length: Slots per row: the maximum tokens of a text, prompt included, unless the base reads more.
+        sequence_length: Slots per row: the maximum tokens of a text, prompt included, unless the
+            base reads more.
         model: The model that will generate.
 
     Raises:
-        ConfigError: There is no tokenizer, the model cannot generate, or a prompt fills a whole row.
+        ConfigError: There is no tokenizer, the model cannot generate, or a prompt fills a whole
+            row.
     """
 
     def __init__(
@@ -93,30 +103,44 @@ class Samples:
         model: LanguageModel,
     ) -> None:
         facts = facts_of(model).with_data(datasets)
-        tokenizer, _, self._stop_ids = shipped(name, datasets, "nothing can be written", facts.stop_ids)
+        tokenizer, _, self._stop_ids = shipped(
+            name, datasets, "nothing can be written", facts.stop_ids
+        )
         self._tokenizer, self._settings = tokenizer, settings
         self._length = facts.context_length or sequence_length
-        self._prompts = [[*facts.begin(tokenizer), *tokenizer.encode(text).tolist()] for text in settings.prompts]
+        self._prompts = [
+            [*facts.begin(tokenizer), *tokenizer.encode(text).tolist()] for text in settings.prompts
+        ]
         # Raises now, rather than after hours of training.
         model.new_cache(1, 2)
         for text, ids in zip(settings.prompts, self._prompts, strict=True):
             if not 0 < len(ids) < self._length:
                 raise ConfigError(
-                    f"evaluator {name!r}: prompt {text[:40]!r} has {len(ids)} tokens; a text needs 1 to "
-                    f"{self._length - 1} to begin with"
+                    f"evaluator {name!r}: prompt {text[:40]!r} has {len(ids)} tokens; a text "
+                    f"needs 1 to {self._length - 1} to begin with"
                 )
 
     def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> dict[str, Any]:
-        """Prompt and generated text, by prompt number. Takes a second or two, so `stop` is ignored."""
-        engine = Engine(model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids)
-        sampling = Sampling(temperature=self._settings.temperature, max_tokens=self._settings.max_tokens, min_tokens=1)
+        """Prompt and generated text, by prompt number. Takes a second or two, so `stop` is
+        ignored.
+        """
+        engine = Engine(
+            model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids
+        )
+        sampling = Sampling(
+            temperature=self._settings.temperature,
+            max_tokens=self._settings.max_tokens,
+            min_tokens=1,
+        )
         written = engine.generate_all(self._prompts, sampling)
         texts = zip(self._settings.prompts, written, strict=True)
         return {str(number): prompt + one.text for number, (prompt, one) in enumerate(texts)}
 
 
 class Stop(Protocol):
-    """Whether the run was asked to stop; all ranks must call it together and get the same answer."""
+    """Whether the run was asked to stop; all ranks must call it together and get the same
+    answer.
+    """
 
     def __call__(self, share: float | None = None) -> bool:
         """`share`: how much of the evaluation is done, 0 to 1; None: it does not know."""
@@ -133,7 +157,8 @@ def never(share: float | None = None) -> bool:
 
 @final
 class Watched:
-    """A `Stop` that reports how far an evaluation is: after 10 s, then whenever it has taken twice as long.
+    """A `Stop` that reports how far an evaluation is: after 10 s, then whenever it has taken twice
+    as long.
 
     Args:
         name: Name of the evaluation.
@@ -141,7 +166,9 @@ class Watched:
         asked: Whether the run was asked to stop.
     """
 
-    def __init__(self, name: str, say: Callable[[str], None], asked: Callable[[], bool] = never) -> None:
+    def __init__(
+        self, name: str, say: Callable[[str], None], asked: Callable[[], bool] = never
+    ) -> None:
         self._name, self._say, self._asked = name, say, asked
         self._began, self._next = time.monotonic(), PLAIN_SECONDS
 
@@ -159,35 +186,40 @@ class Evaluator(Protocol):
     """One evaluation of a model."""
 
     def __call__(self, model: LanguageModel, stop: Stop) -> dict[str, Any]:
-        """Figures by name, the same on every rank; texts are for people. Empty if `stop` became true."""
+        """Figures by name, the same on every rank; texts are for people. Empty if `stop` became
+        true.
+        """
 
 
 @final
 class HeldOutLoss:
-    """Loss of held-out documents, each used once, in rows packed as in training, with documents isolated.
+    """Loss of held-out documents, each used once, in rows packed as in training, with documents
+    isolated.
 
-    If the model would let documents of a row see each other, rows hold one document each, and the figure `packing`
-    says so.
+    If the model would let documents of a row see each other, rows hold one document each, and the
+    figure `packing` says so.
 
-    `loss` is nats per weighted target. With several sources it is the mean of their losses weighted by their shares,
-    which is the loss of a target of the mixture. `loss.source.NAME` and `loss.task.NAME` are the losses of its parts,
-    if there are several; `loss.distance.2` and so on are those of further prediction heads. `bits_per_byte` is the sum
-    of all nats, as bits, over the bytes of the text that the tokens stand for, so tokenizers can be compared. It is
-    given for a single source if every token counts 1, all documents are used unchanged, and the dataset knows its
-    bytes.
+    `loss` is nats per weighted target. With several sources it is the mean of their losses weighted
+    by their shares, which is the loss of a target of the mixture. `loss.source.NAME` and
+    `loss.task.NAME` are the losses of its parts, if there are several; `loss.distance.2` and so on
+    are those of further prediction heads. `bits_per_byte` is the sum of all nats, as bits, over the
+    bytes of the text that the tokens stand for, so tokenizers can be compared. It is given for a
+    single source if every token counts 1, all documents are used unchanged, and the dataset knows
+    its bytes.
 
     Args:
-        data: A dataset's folder (or a glob), a source, or several; each document is used once, so each source of a
-            mixture has `max_epochs` 1.
+        data: A dataset's folder (or a glob), a source, or several; each document is used once, so
+            each source of a mixture has `max_epochs` 1.
         sequence_length: Slots per row.
-        tokenizer: Tokenizer of the model, an object with `fingerprint` and `name`; None: skip the comparison with
-            the dataset's.
+        tokenizer: Tokenizer of the model, an object with `fingerprint` and `name`; None: skip the
+            comparison with the dataset's.
         model: Model to evaluate; its requirements decide what rows hold.
         ranks: The processes that evaluate together.
         rows: Maximum number of rows; None: all.
 
     Raises:
-        ConfigError: A dataset was prepared with another tokenizer, or an objective does not fit the model.
+        ConfigError: A dataset was prepared with another tokenizer, or an objective does not fit the
+            model.
     """
 
     def __init__(
@@ -211,7 +243,8 @@ class HeldOutLoss:
         self._sources, self._rows, self._ranks = sources, rows, ranks
         self._groups = groups = LossGroups()
         alone = self._alone = most_packed(model, sequence_length) < sequence_length
-        # Does not capture `self`: the cycle would keep `ranks` alive, and with it the lock of the run's folder.
+        # Does not capture `self`: the cycle would keep `ranks` alive, and with it the lock of the
+        # run's folder.
         self._loader = lambda: Loader(
             Mixture(sources),
             sequence_length=sequence_length,
@@ -226,7 +259,8 @@ class HeldOutLoss:
         # If the loader refuses something, it raises now rather than at the first evaluation.
         loader = self._loader()
         self.made_from = {
-            f"documents of {source.name!r}": cast(Corpus, source.path).fingerprint[:12] for source in sources
+            f"documents of {source.name!r}": cast(Corpus, source.path).fingerprint[:12]
+            for source in sources
         }
         """Digests of the data, for comparing ranks."""
         check_ids(model, loader)
@@ -242,10 +276,15 @@ class HeldOutLoss:
             for step in self._loader():
                 for number, row in enumerate(step, taken + len(step) * self._ranks.place.rank):
                     sums = row_loss(
-                        model, row, step.loss_denominators, groups=parts.groups(row), num_groups=parts.num_groups
+                        model,
+                        row,
+                        step.loss_denominators,
+                        groups=parts.groups(row),
+                        num_groups=parts.num_groups,
                     )
                     if self._rows is not None and number >= self._rows:
-                        # Computed only because all ranks must gather a sharded model's weights together.
+                        # Computed only because all ranks must gather a sharded model's weights
+                        # together.
                         continue
                     nats += float(sums.cross_entropy[0])
                     weights += float(sums.weights[0])
@@ -260,13 +299,17 @@ class HeldOutLoss:
         nats, weights = self._ranks.sum([nats, weights])
         return self._figures(nats, weights, parts.take(self._ranks.sum))
 
-    def _figures(self, nats: float, weights: float, parts: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    def _figures(
+        self, nats: float, weights: float, parts: dict[str, tuple[float, float]]
+    ) -> dict[str, Any]:
         found = means(parts)
         # The sum of weights may be far below 1, and the loss is still a mean.
         loss = nats / weights if weights else 0.0
         shares = {f"{SOURCE}{source.name}": float(source.share) for source in self._sources}
         if seen := [name for name in shares if name in found]:
-            loss = sum(shares[name] * found[name] for name in seen) / sum(shares[name] for name in seen)
+            loss = sum(shares[name] * found[name] for name in seen) / sum(
+                shares[name] for name in seen
+            )
         figures: dict[str, Any] = {"loss": loss, "targets": weights, **found}
         if self._alone:
             figures["packing"] = ONE_A_ROW
@@ -280,8 +323,8 @@ def _check_tokenizer(corpus: Corpus, tokenizer: Tokenizer | TokenizerInfo | None
     theirs = corpus.tokenizer
     if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"{corpus.path}: was prepared with another tokenizer ({theirs.name}) than the model's ({tokenizer.name}); "
-            "prepare it with the model's"
+            f"{corpus.path}: was prepared with another tokenizer ({theirs.name}) than the "
+            f"model's ({tokenizer.name}); prepare it with the model's"
         )
 
 
@@ -312,8 +355,8 @@ def make_evaluators(
         ranks: The processes that train together.
 
     Raises:
-        ConfigError: Held-out data was prepared with another tokenizer, the model cannot generate, or a task cannot be
-            set up.
+        ConfigError: Held-out data was prepared with another tokenizer, the model cannot generate,
+            or a task cannot be set up.
     """
     made: dict[str, tuple[int, Evaluator]] = {}
     for name, one in settings.items():
@@ -365,8 +408,9 @@ def evaluate(
 ) -> tuple[dict[str, Any], list[str]]:
     """Run some evaluators.
 
-    When `stop` becomes true, the running evaluation is dropped, because a checkpoint must be written within seconds.
-    The model is in evaluation mode meanwhile, because some models of transformers have dropout.
+    When `stop` becomes true, the running evaluation is dropped, because a checkpoint must be
+    written within seconds. The model is in evaluation mode meanwhile, because some models of
+    transformers have dropout.
 
     Args:
         evaluators: (interval, evaluator) by name.
@@ -376,7 +420,8 @@ def evaluate(
         say: Shows a line about one that takes long; None: nothing does.
 
     Returns:
-        Figures as "name/figure", with the seconds each took, and the names of those that were not finished.
+        Figures as "name/figure", with the seconds each took, and the names of those that were not
+        finished.
     """
     figures: dict[str, Any] = {}
     if not names:
@@ -384,7 +429,11 @@ def evaluate(
     with evaluating(model):
         for place, name in enumerate(names):
             began = time.monotonic()
-            found = {} if stop() else evaluators[name][1](model, Watched(name, say or (lambda _: None), stop))
+            found = (
+                {}
+                if stop()
+                else evaluators[name][1](model, Watched(name, say or (lambda _: None), stop))
+            )
             if not found and stop():
                 return figures, list(names[place:])
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
@@ -403,13 +452,15 @@ class TaskScore:
     Args:
         name: Name of the evaluator, for errors.
         settings: The task and its settings.
-        datasets: The training data: the first dataset ships the tokenizer; chats give the template and the stop ids.
+        datasets: The training data: the first dataset ships the tokenizer; chats give the template
+            and the stop ids.
         sequence_length: Slots per row: the maximum tokens of a text, unless the base reads more.
         model: Model to evaluate.
         ranks: The processes that train together.
 
     Raises:
-        ConfigError: There is no tokenizer, no such task or no data for it, or chats are requested without a template.
+        ConfigError: There is no tokenizer, no such task or no data for it, or chats are requested
+            without a template.
         RecordError: The data does not have the task's format.
     """
 
@@ -427,7 +478,11 @@ class TaskScore:
         tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given", facts.stop_ids)
         if settings.task.chat and not chats:
             raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
-        template = load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables) if chats else None
+        template = (
+            load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables)
+            if chats
+            else None
+        )
         self._subject = lambda model: Subject(
             model,
             tokenizer,
@@ -455,13 +510,16 @@ class TaskScore:
         subject = self._subject(model)
         places = {problem.name: place for place, problem in enumerate(self._problems)}
         found = np.zeros((2, len(places)))
-        # The same number of rounds on every rank, that of the largest share, because all must call `stop` together.
+        # The same number of rounds on every rank, that of the largest share, because all must call
+        # `stop` together.
         for begin in range(0, math.ceil(len(places) / shares), PROBLEMS_AT_ONCE):
             for answer in self._task.answer(subject, mine[begin : begin + PROBLEMS_AT_ONCE]):
                 found[:, places[answer.problem]] = answer.score, answer.weight
             if stop(min((begin + PROBLEMS_AT_ONCE) * shares / len(places), 1.0)):
                 return {}
         numbers = found.ravel().tolist()
-        scores, weights = np.reshape(numbers if together else self._ranks.sum(numbers), found.shape).tolist()
+        scores, weights = np.reshape(
+            numbers if together else self._ranks.sum(numbers), found.shape
+        ).tolist()
         score, error = weighted_mean(scores, weights)
         return {"score": score} | ({} if math.isnan(error) else {"standard_error": error})

@@ -1,10 +1,11 @@
 """One error of all ranks: which rank prints it, and what torchrun's summary says.
 
-When a rank fails, others fail with it: some have the same error, some only see that a connection was closed. The rank
-that knows the cause prints it, once; where several do, it is rank 0 if that is among them. They agree by the store of
-torchrun's agent, which outlives the ranks. The cause is also what torchrun's summary names: its error file is written
-as `torch.distributed.elastic.multiprocessing.errors.record` writes it, but by that rank alone, and other ranks wait to
-be ended, since torchrun takes the first rank that ends for the cause.
+When a rank fails, others fail with it: some have the same error, some only see that a connection
+was closed. The rank that knows the cause prints it, once; where several do, it is rank 0 if that is
+among them. They agree by the store of torchrun's agent, which outlives the ranks. The cause is also
+what torchrun's summary names: its error file is written as
+`torch.distributed.elastic.multiprocessing.errors.record` writes it, but by that rank alone, and
+other ranks wait to be ended, since torchrun takes the first rank that ends for the cause.
 """
 
 import functools
@@ -29,8 +30,8 @@ END_SECONDS = 20.0
 """How long a rank that prints nothing waits until torchrun ends it."""
 _CAUSE = "cause"
 _BROKEN = re.compile(
-    r"[Cc]onnection (closed|reset|refused|aborted)|Broken pipe|gloo/transport|remote process exited|Socket Timeout|"
-    r"Timed out waiting|wait timeout|Connection was likely closed"
+    r"[Cc]onnection (closed|reset|refused|aborted)|Broken pipe|gloo/transport|remote process "
+    r"exited|Socket Timeout|Timed out waiting|wait timeout|Connection was likely closed"
 )
 """What gloo, NCCL and stores say when another rank is gone."""
 
@@ -39,7 +40,8 @@ R = TypeVar("R")
 
 
 def one_error(function: Callable[P, R]) -> Callable[P, R]:
-    """A program's main function, of whose ranks one prints the error that ends them; for `ps.train` under torchrun.
+    """A program's main function, of whose ranks one prints the error that ends them; for `ps.train`
+    under torchrun.
 
     ```python
     @ps.training.one_error
@@ -74,14 +76,17 @@ def among_ranks() -> bool:
 
 
 def end_together(error: Exception, message: str | None = None) -> int:
-    """Print an error if it is this rank's turn, else wait to be ended; gives the exit code. Call it while handling it.
+    """Print an error if it is this rank's turn, else wait to be ended; gives the exit code. Call it
+    while handling it.
 
     Args:
         error: That ends this rank.
         message: What to say in place of the error's own words.
     """
     rank = int(os.environ["RANK"])
-    told = message or (str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}")
+    told = message or (
+        str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    )
     store = _agent_store()
     cause = {"rank": rank, "message": told}
     if store is None:
@@ -89,7 +94,9 @@ def end_together(error: Exception, message: str | None = None) -> int:
         speaks = not (isinstance(error, DistributedError) and error.failed_rank is not None)
     else:
         seconds = CAUSE_SECONDS if is_consequence(error) else FIRST_SECONDS if rank else 0.0
-        found = _known(store, seconds) or json.loads(store.compare_set(_CAUSE, "", json.dumps(cause)))
+        found = _known(store, seconds) or json.loads(
+            store.compare_set(_CAUSE, "", json.dumps(cause))
+        )
         speaks, cause = found["rank"] == rank, found
     if speaks:
         if not isinstance(error, PenstockError):
@@ -113,11 +120,15 @@ def is_consequence(error: BaseException) -> bool:
         return False
     distributed: Any = sys.modules.get("torch.distributed")
     kinds = getattr(distributed, "DistError", ())
-    return isinstance(error, kinds) or (isinstance(error, RuntimeError | OSError) and bool(_BROKEN.search(str(error))))
+    return isinstance(error, kinds) or (
+        isinstance(error, RuntimeError | OSError) and bool(_BROKEN.search(str(error)))
+    )
 
 
 def _agent_store() -> Any:
-    """The store of torchrun's agent, seen by all ranks of this attempt; None: there is no torchrun, or it has ended."""
+    """The store of torchrun's agent, seen by all ranks of this attempt; None: there is no torchrun,
+    or it has ended.
+    """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -127,7 +138,9 @@ def _agent_store() -> Any:
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
     except RuntimeError:
         return None
-    return PrefixStore(f"penstock-failure-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(
+        f"penstock-failure-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
+    )
 
 
 def _known(store: Any, seconds: float) -> dict[str, Any] | None:
@@ -143,7 +156,9 @@ def _known(store: Any, seconds: float) -> dict[str, Any] | None:
 
 
 def _record(error: Exception) -> None:
-    """Write the error where torchrun's summary finds it; without its traceback, which the rank has printed."""
+    """Write the error where torchrun's summary finds it; without its traceback, which the rank has
+    printed.
+    """
     if "TORCHELASTIC_ERROR_FILE" not in os.environ:
         return
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler

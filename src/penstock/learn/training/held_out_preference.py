@@ -1,4 +1,6 @@
-"""The evaluator `preference`: loss, accuracy and margin of held-out answers, compared as in training."""
+"""The evaluator `preference`: loss, accuracy and margin of held-out answers, compared as in
+training.
+"""
 
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 @final
 class HeldOutPreference:
-    """Loss, accuracy and margin of held-out answers, compared as in training; each document is used once.
+    """Loss, accuracy and margin of held-out answers, compared as in training; each document is used
+    once.
 
     Args:
         name: Name of the evaluator, for errors.
@@ -28,18 +31,29 @@ class HeldOutPreference:
         ranks: The processes that evaluate together.
     """
 
-    def __init__(self, name: str, settings: "EvaluatorSettings", sequence_length: int, ranks: Ranks) -> None:
-        self._name, self._settings, self._length, self._ranks = name, settings, sequence_length, ranks
+    def __init__(
+        self, name: str, settings: "EvaluatorSettings", sequence_length: int, ranks: Ranks
+    ) -> None:
+        self._name, self._settings, self._length, self._ranks = (
+            name,
+            settings,
+            sequence_length,
+            ranks,
+        )
         self._paths: PathTraining | None = None
 
-    def begin(self, model: LanguageModel, settings: "TrainSettings", training: PathTraining | None) -> None:
+    def begin(
+        self, model: LanguageModel, settings: "TrainSettings", training: PathTraining | None
+    ) -> None:
         """Make ready, with the reference model of training.
 
         Raises:
             ConfigError: `training.preference` is not set, or the data do not fit it.
         """
         if training is None or settings.preference is None:
-            raise ConfigError(f"evaluator {self._name!r}: kind preference needs training.preference; set it")
+            raise ConfigError(
+                f"evaluator {self._name!r}: kind preference needs training.preference; set it"
+            )
         place, mixture, length = self._ranks.place, self._settings.mixture, self._length
         self._loader = lambda: Loader(
             mixture,
@@ -52,12 +66,16 @@ class HeldOutPreference:
         loader = self._loader()
         try:
             check_ranks(loader)
-            self._paths = PathTraining(model, loader, settings, self._ranks.device, training.reference)
+            self._paths = PathTraining(
+                model, loader, settings, self._ranks.device, training.reference
+            )
         except ConfigError as error:
             raise ConfigError(f"evaluator {self._name!r}: {error}") from error
 
     def __call__(self, model: LanguageModel, stop: Any) -> dict[str, Any]:
-        """`loss`, `accuracy`, `margin` and what training reports besides; empty if `stop` became true."""
+        """`loss`, `accuracy`, `margin` and what training reports besides; empty if `stop` became
+        true.
+        """
         paths = self._paths
         assert paths is not None
         names, loss, taken = figure_names(paths.settings), 0.0, 0

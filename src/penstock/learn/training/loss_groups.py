@@ -2,12 +2,13 @@
 
     loss.source.web     loss.task.R     loss.distance.2
 
-Each is the sum of loss weight × nats over its targets, divided by the sum of their weights, over all rows,
-microbatches and ranks of the step. Sources and tasks are measured at distance 1, like `loss`. A group without targets
-in a step has no figure for it. With one group only, there are no group figures.
+Each is the sum of loss weight × nats over its targets, divided by the sum of their weights, over
+all rows, microbatches and ranks of the step. Sources and tasks are measured at distance 1, like
+`loss`. A group without targets in a step has no figure for it. With one group only, there are no
+group figures.
 
-Cost: one number per slot, computed in the loader's threads, and one small all-reduce per step. The model does not run
-a second time, and the loss itself is the same, bit for bit.
+Cost: one number per slot, computed in the loader's threads, and one small all-reduce per step. The
+model does not run a second time, and the loss itself is the same, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +32,17 @@ class GroupedRow:
     """What `LossGroups` makes of a row."""
 
     groups: Int64
-    """[K, T]: group of each slot; one line for sources and one for tasks, each only if there are several."""
+    """[K, T]: group of each slot; one line for sources and one for tasks, each only if there are
+    several.
+    """
     inner: Any
     """The result of the other companion."""
 
 
 @final
 class LossGroups:
-    """A companion of a loader that adds the groups of each row's slots; it may wrap another companion.
+    """A companion of a loader that adds the groups of each row's slots; it may wrap another
+    companion.
 
     With one source and one task, rows carry only the result of the other companion.
 
@@ -96,7 +100,9 @@ class LossSums:
 
     def __init__(self, names: Sequence[str], distances: int, device: torch.device) -> None:
         self._names, self._distances = tuple(names), distances
-        self._nats, self._weights = torch.zeros(2, distances + len(names), dtype=torch.float64, device=device)
+        self._nats, self._weights = torch.zeros(
+            2, distances + len(names), dtype=torch.float64, device=device
+        )
 
     @property
     def num_groups(self) -> int:
@@ -104,7 +110,9 @@ class LossSums:
         return len(self._names)
 
     def groups(self, row: ModelInput) -> Tensor | None:
-        """[K, T] groups of a row, or of joined rows, of a loader with `LossGroups`, on the device; None: no groups."""
+        """[K, T] groups of a row, or of joined rows, of a loader with `LossGroups`, on the device;
+        None: no groups.
+        """
         made = row.distillation if isinstance(row.distillation, tuple) else (row.distillation,)
         lines = [one.groups for one in made if isinstance(one, GroupedRow)]
         if not self._names or not lines:
@@ -121,8 +129,11 @@ class LossSums:
             self._nats[self._distances :] += found.groups[0]
             self._weights[self._distances :] += found.groups[1]
 
-    def take(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, tuple[float, float]]:
-        """(nats, weights) by name over all ranks, for names with any weight; then reset the sums to 0.
+    def take(
+        self, total: Callable[[Sequence[float]], list[float]]
+    ) -> dict[str, tuple[float, float]]:
+        """(nats, weights) by name over all ranks, for names with any weight; then reset the sums to
+        0.
 
         Args:
             total: Sums over ranks; called on all ranks or on none.
@@ -133,7 +144,10 @@ class LossSums:
         numbers = total([*self._nats[1:].tolist(), *self._weights[1:].tolist()])
         self._nats.zero_()
         self._weights.zero_()
-        names = [*(f"{DISTANCE}{distance}" for distance in range(2, self._distances + 1)), *self._names]
+        names = [
+            *(f"{DISTANCE}{distance}" for distance in range(2, self._distances + 1)),
+            *self._names,
+        ]
         pairs = zip(numbers[: len(names)], numbers[len(names) :], strict=True)
         return {name: pair for name, pair in zip(names, pairs, strict=True) if pair[1] > 0}
 

@@ -1,18 +1,22 @@
-"""The loss of one row, its exact share of the step's loss, without ever holding the logits of a whole row.
+"""The loss of one row, its exact share of the step's loss, without ever holding the logits of a
+whole row.
 
-    loss = Σ_d weight_d ÷ denominator_d × Σ over targets at distance d of loss_weight × (cross entropy + z × log² Z)
+    loss = Σ_d weight_d ÷ denominator_d × Σ over targets at distance d of loss_weight × (cross
+    entropy + z × log² Z)
 
-The denominators are the step's, over all rows and ranks, so the losses of all rows add up to the step's loss. How
-rows are shared among microbatches and ranks changes only the order of additions, and no all-reduce is needed.
+The denominators are the step's, over all rows and ranks, so the losses of all rows add up to the
+step's loss. How rows are shared among microbatches and ranks changes only the order of additions,
+and no all-reduce is needed.
 
-Logits are the largest tensor of a small model's step: 8,192 positions of a vocabulary of 128k are 4 GiB in float32,
-several times over in a plain backward pass. So `chunked_cross_entropy` takes only the positions that have a target, in
-chunks. For each chunk it computes the logits, the loss and *at once the gradient*, while the logits are still in the
-cache. It keeps only the gradients of the hidden states and of the head's parameters, which the backward pass scales by
-the incoming gradient (a scalar). So nothing is computed twice: the cost is that of the plain formula, minus positions
-without a target. The idea is that of fused linear cross entropy (Liger Kernel, Hsu et al. 2024, arXiv:2410.10989). The
-head may be any function of its own parameters, because autograd computes each chunk's gradient through it. The result
-has no second derivative; asking for one raises.
+Logits are the largest tensor of a small model's step: 8,192 positions of a vocabulary of 128k are 4
+GiB in float32, several times over in a plain backward pass. So `chunked_cross_entropy` takes only
+the positions that have a target, in chunks. For each chunk it computes the logits, the loss and *at
+once the gradient*, while the logits are still in the cache. It keeps only the gradients of the
+hidden states and of the head's parameters, which the backward pass scales by the incoming gradient
+(a scalar). So nothing is computed twice: the cost is that of the plain formula, minus positions
+without a target. The idea is that of fused linear cross entropy (Liger Kernel, Hsu et al. 2024,
+arXiv:2410.10989). The head may be any function of its own parameters, because autograd computes
+each chunk's gradient through it. The result has no second derivative; asking for one raises.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,8 +40,9 @@ from penstock.plan.loader import Step
 LEAST_POSITIONS = 256
 """Minimum positions per chunk: each chunk adds a gradient as large as the head to a sum."""
 ELEMENTS_CPU, ELEMENTS_GPU = 1 << 19, 1 << 27
-"""Target number of logits per chunk. CPU: 2 MiB in float32, near the second-level cache; GPU: 512 MiB, so that summing
-the head's gradient costs little compared with the matrix products."""
+"""Target number of logits per chunk. CPU: 2 MiB in float32, near the second-level cache; GPU: 512
+MiB, so that summing the head's gradient costs little compared with the matrix products.
+"""
 
 
 def chunked_cross_entropy(
@@ -51,23 +56,29 @@ def chunked_cross_entropy(
     chunk: int | None = None,
     each: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`scale` times the sum over targets of weight × (cross entropy + z_loss × log² Z), Z being the sum of exp(logits).
+    """`scale` times the sum over targets of weight × (cross entropy + z_loss × log² Z), Z being the
+    sum of exp(logits).
 
     Args:
-        logits_of: The head: hidden states [n, width] to logits [n, vocab], each position independent of the others.
+        logits_of: The head: hidden states [n, width] to logits [n, vocab], each position
+            independent of the others.
         hidden: [n, width], of positions that have a target.
         targets: [n] int64, in 0 … vocab - 1.
         weights: [n] float32 loss weights.
         scale: Factor of the whole sum, usually 1 / the step's denominator.
-        z_loss: Coefficient of the term that keeps log Z near 0 (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
+        z_loss: Coefficient of the term that keeps log Z near 0 (PaLM, Chowdhery et al. 2022,
+            section 5: 1e-4).
         chunk: Positions per chunk; None: chosen by vocabulary and device.
         each: [n] float64, filled with weight × cross entropy of each target; None: not wanted.
 
     Returns:
-        The scaled loss, a scalar; and the unscaled sum of weight × cross entropy, float64, without gradient.
+        The scaled loss, a scalar; and the unscaled sum of weight × cross entropy, float64, without
+        gradient.
     """
     if not len(hidden):
-        return no_loss(logits_of, hidden), torch.zeros((), dtype=torch.float64, device=hidden.device)
+        return no_loss(logits_of, hidden), torch.zeros(
+            (), dtype=torch.float64, device=hidden.device
+        )
     probe = logits_of(hidden[:1].detach())
     if chunk is None:
         elements = ELEMENTS_CPU if hidden.device.type == "cpu" else ELEMENTS_GPU
@@ -105,7 +116,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 states = hidden[part].detach().requires_grad_(hidden.requires_grad)
                 logits = logits_of(states)
             step_loss, step_entropy, gradient = _chunk(
-                logits.detach(), targets[part], weights[part], scale, z_loss, None if each is None else each[part]
+                logits.detach(),
+                targets[part],
+                weights[part],
+                scale,
+                z_loss,
+                None if each is None else each[part],
             )
             inputs = [x for x, want in zip((states, *parameters), wanted, strict=True) if want]
             found = list(torch.autograd.grad(logits, inputs, gradient.to(logits.dtype)))
@@ -128,14 +144,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, incoming: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_parameters = ctx.gradients
         hidden = None if of_hidden is None else of_hidden * incoming
-        heads = [(g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)]
+        heads = [
+            (g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)
+        ]
         return None, hidden, None, None, None, None, None, None, *heads
 
 
 def _chunk(
-    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    z_loss: float,
+    each: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, weighted cross entropy, and the gradient of the loss with respect to the logits [n, vocab]."""
+    """Loss, weighted cross entropy, and the gradient of the loss with respect to the logits [n,
+    vocab].
+    """
     logs, loss, cross_entropy, log_z = _entropy(logits, targets, weights, scale, z_loss, each)
     rows = weights.to(logs.dtype) * scale
     gradient = logs.exp_()
@@ -145,9 +170,16 @@ def _chunk(
 
 
 def _entropy(
-    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, z_loss: float, each: Tensor | None
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    z_loss: float,
+    each: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Log probabilities [n, vocab], the loss, the weighted cross entropy, and log Z [n] where it counts."""
+    """Log probabilities [n, vocab], the loss, the weighted cross entropy, and log Z [n] where it
+    counts.
+    """
     logs = torch.log_softmax(logits, -1, dtype=accumulator(logits.dtype))
     of_targets = logs.gather(1, targets[:, None])[:, 0]
     cross_entropy = -(of_targets.double() @ weights.double())
@@ -173,7 +205,14 @@ def _sums(
     """Both results, without gradients."""
     parts = [slice(begin, begin + chunk) for begin in range(0, len(hidden), chunk)]
     sums = [
-        _entropy(logits_of(hidden[p]), targets[p], weights[p], scale, z_loss, None if each is None else each[p])[1:3]
+        _entropy(
+            logits_of(hidden[p]),
+            targets[p],
+            weights[p],
+            scale,
+            z_loss,
+            None if each is None else each[p],
+        )[1:3]
         for p in parts
     ]
     loss, cross_entropy = torch.stack([torch.stack(pair) for pair in sums]).sum(0)
@@ -194,7 +233,9 @@ class RowLoss:
     num_targets: int
     """Number of targets with a weight other than 0, over all distances."""
     groups: Tensor | None = None
-    """[2, G] float64: both sums at distance 1 for each group of slots; None if no groups were given."""
+    """[2, G] float64: both sums at distance 1 for each group of slots; None if no groups were
+    given.
+    """
 
 
 @suggests
@@ -207,7 +248,8 @@ def loss(
     distance_weights: Sequence[float] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """A row's part of the step's loss, or that of all rows of a step on this rank: a scalar to call `backward` on.
+    """A row's part of the step's loss, or that of all rows of a step on this rank: a scalar to call
+    `backward` on.
 
     ```python
     for row in step:                                            # the memory of one row at a time
@@ -215,39 +257,49 @@ def loss(
     ps.loss(model, step).backward()                             # the same gradients, all rows in one pass
     ```
 
-    Sum the gradients of several ranks, do not average them: the denominators are those of the whole step.
+    Sum the gradients of several ranks, do not average them: the denominators are those of the whole
+    step.
 
     Args:
         model: Any object that `ps.train` takes as a model.
         rows: A row or a step of a loader that was made with the model's requirements.
-        denominators: `step.loss_denominators` for a row; leave it out for a step, which has its own.
+        denominators: `step.loss_denominators` for a row; leave it out for a step, which has its
+            own.
         z_loss: As for `row_loss`.
         distance_weights: As for `row_loss`.
         chunk: As for `row_loss`.
 
     Raises:
         ConfigError: A row came without denominators, or as for `row_loss`.
-    """
+    """  # noqa: E501
     model = as_language_model(model)
     if isinstance(rows, Step):
         if denominators is not None:
-            raise ConfigError("ps.loss: a step has its own denominators; leave them out, or pass one of its rows")
+            raise ConfigError(
+                "ps.loss: a step has its own denominators; leave them out, or pass one of its rows"
+            )
         denominators = rows.loss_denominators
         rows_in_pass = len(rows) if _may_join(model, rows) else 1
         inputs: Iterable[ModelInput | RowTensors] = rows.joined(rows_in_pass)
     elif denominators is None:
-        raise ConfigError("ps.loss: a row needs the denominators of its step; pass step.loss_denominators")
+        raise ConfigError(
+            "ps.loss: a row needs the denominators of its step; pass step.loss_denominators"
+        )
     else:
         inputs = [rows]
     parts = [
-        row_loss(model, row, denominators, z_loss=z_loss, distance_weights=distance_weights, chunk=chunk).loss
+        row_loss(
+            model, row, denominators, z_loss=z_loss, distance_weights=distance_weights, chunk=chunk
+        ).loss
         for row in inputs
     ]
     return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 
 def _may_join(model: LanguageModel, step: Step) -> bool:
-    """Whether all rows of a step may go through the model end to end, and cost no more than one by one."""
+    """Whether all rows of a step may go through the model end to end, and cost no more than one by
+    one.
+    """
     if len(step) < 2 or not model.divisible_rows:
         return False
     slots = step[0].sequence_length
@@ -268,19 +320,21 @@ def row_loss(
     """Run the model on one row, and compute the row's share of the step's loss.
 
     Args:
-        model: A model of `penstock.models`: called with a row it gives hidden states [D, T, width]; `logits` gives
-            logits of any of them; `tensors` moves a `ModelInput` to its device.
+        model: A model of `penstock.models`: called with a row it gives hidden states [D, T, width];
+            `logits` gives logits of any of them; `tensors` moves a `ModelInput` to its device.
         row: A `ModelInput` of the loader, or `RowTensors` on the model's device.
-        denominators: `step.loss_denominators`, or `step.loss_denominator` if there is one target distance.
+        denominators: `step.loss_denominators`, or `step.loss_denominator` if there is one target
+            distance.
         z_loss: Coefficient of log² Z (PaLM, Chowdhery et al. 2022: 1e-4); 0: none.
         distance_weights: Weight of each target distance; None: the model's own.
         chunk: Positions per chunk; None: chosen by vocabulary and device.
-        groups: int64 [K, T] on the model's device: K groups that each slot belongs to, for separate sums; None: none.
+        groups: int64 [K, T] on the model's device: K groups that each slot belongs to, for separate
+            sums; None: none.
         num_groups: G, larger than every number in `groups`.
 
     Raises:
-        ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a denominator is not
-            positive although there are targets.
+        ConfigError: The numbers of hidden states, targets, denominators and weights differ, or a
+            denominator is not positive although there are targets.
     """
     tensors = model.tensors(row) if isinstance(row, ModelInput) else row
     hidden = model(tensors)
@@ -311,8 +365,14 @@ def hidden_loss(
     groups: Tensor | None = None,
     num_groups: int = 0,
 ) -> RowLoss:
-    """The loss of hidden states [D, T, width] against targets [D, T] with weights [D, T]; see `row_loss`."""
-    divisors = [float(denominators)] if isinstance(denominators, int | float) else [float(x) for x in denominators]
+    """The loss of hidden states [D, T, width] against targets [D, T] with weights [D, T]; see
+    `row_loss`.
+    """
+    divisors = (
+        [float(denominators)]
+        if isinstance(denominators, int | float)
+        else [float(x) for x in denominators]
+    )
     _check_counts(len(hidden), len(targets), len(divisors), len(distance_weights))
     total = torch.zeros((), device=hidden.device)
     sums, counts, num_targets = [], [], 0
@@ -322,11 +382,15 @@ def hidden_loss(
         places = ((weights != 0) & (targets[distance] != IGNORE)).nonzero()[:, 0]
         if len(places) and not divisor > 0:
             raise ConfigError(
-                f"loss: denominator {distance} is {divisor}, and the row has {len(places)} targets at distance "
-                f"{distance + 1}; pass the step's loss_denominators"
+                f"loss: denominator {distance} is {divisor}, and the row has {len(places)} "
+                f"targets at distance {distance + 1}; pass the step's loss_denominators"
             )
         every = len(places) == len(weights)
-        each = None if groups is None or distance else weights.new_empty(len(places), dtype=torch.float64)
+        each = (
+            None
+            if groups is None or distance
+            else weights.new_empty(len(places), dtype=torch.float64)
+        )
         part, cross_entropy = chunked_cross_entropy(
             logits_of,
             hidden[distance] if every else hidden[distance].index_select(0, places),
@@ -364,7 +428,8 @@ def _by_group(each: Tensor, weights: Tensor, groups: Tensor, num_groups: int) ->
 def _check_counts(hidden: int, targets: int, denominators: int, weights: int) -> None:
     if not hidden == targets == denominators == weights:
         raise ConfigError(
-            f"loss: the model predicts {hidden} target distances, the row has {targets}, with {denominators} "
-            f"denominators and {weights} weights; all must agree: set the model's prediction_heads to the loader's "
-            "distances, and pass step.loss_denominators"
+            f"loss: the model predicts {hidden} target distances, the row has {targets}, with "
+            f"{denominators} denominators and {weights} weights; all must agree: set the "
+            "model's prediction_heads to the loader's distances, and pass "
+            "step.loss_denominators"
         )

@@ -1,12 +1,15 @@
-"""The figures of a run: `RUN/metrics.jsonl`, one record per line; the progress line, TensorBoard, Weights & Biases.
+"""The figures of a run: `RUN/metrics.jsonl`, one record per line; the progress line, TensorBoard,
+Weights & Biases.
 
-Each line is in the file when `see` returns, so a killed run loses none. A resumed run first removes the records after
-its starting step, so no step appears twice and curves have no loops. Records hold what the trainer gives (`loss`, its
-parts such as `loss.source.web`, `loss.task.R` and `loss.distance.2`, and more: see `Trainer.train`), plus `percent`
-done, `tokens_per_second` (without padding, waiting for data included) and `seconds_left`.
+Each line is in the file when `see` returns, so a killed run loses none. A resumed run first removes
+the records after its starting step, so no step appears twice and curves have no loops. Records hold
+what the trainer gives (`loss`, its parts such as `loss.source.web`, `loss.task.R` and
+`loss.distance.2`, and more: see `Trainer.train`), plus `percent` done, `tokens_per_second` (without
+padding, waiting for data included) and `seconds_left`.
 
-Progress goes to standard error, so that standard output stays machine-readable: a live line in a terminal, with
-evaluations above it; elsewhere a plain line from time to time. TensorBoard and W&B are imported only when requested.
+Progress goes to standard error, so that standard output stays machine-readable: a live line in a
+terminal, with evaluations above it; elsewhere a plain line from time to time. TensorBoard and W&B
+are imported only when requested.
 """
 
 import contextlib
@@ -28,17 +31,23 @@ from penstock.core.errors import FormatError, MissingExtraError, OutputError
 from penstock.core.terminal import PLAIN_SECONDS, clock, time_columns, visible
 
 SOURCE, TASK, DISTANCE = "loss.source.", "loss.task.", "loss.distance."
-"""Prefixes of the parts of a step's loss; a source, a task or a target distance follows. See `loss_groups`."""
+"""Prefixes of the parts of a step's loss; a source, a task or a target distance follows. See
+`loss_groups`.
+"""
 PARTS = (SOURCE, TASK, DISTANCE)
 
 
 def is_evaluation(name: str) -> bool:
-    """Whether a figure belongs to an evaluation (`name/figure`) and not to a step; source names may have a slash."""
+    """Whether a figure belongs to an evaluation (`name/figure`) and not to a step; source names may
+    have a slash.
+    """
     return "/" in name and not name.startswith(PARTS)
 
 
 BESIDES = 47
-"""Columns of the live line without the bar and the note: "training", percent, two times with words, and spaces."""
+"""Columns of the live line without the bar and the note: "training", percent, two times with words,
+and spaces.
+"""
 
 
 @final
@@ -60,15 +69,24 @@ class ProgressLine:
         if sys.stderr.isatty():
             self._live = _bar()
             self._live.start()
-            self._task = self._live.add_task("training", total=self._total, completed=self._done, note="")
+            self._task = self._live.add_task(
+                "training", total=self._total, completed=self._done, note=""
+            )
 
     def show(self, record: Mapping[str, Any]) -> None:
         """Show a record."""
         step, last = record["step"], record["step"] == self._total
         evaluations = evaluation_lines(record)
         if self._live is not None:
-            room = self._live.console.width - BESIDES - _bar_width(self._live.console.width) - len(f"step {step} · ")
-            self._live.update(self._task, completed=step, note=f"step {step} · {note(record, room)}")
+            room = (
+                self._live.console.width
+                - BESIDES
+                - _bar_width(self._live.console.width)
+                - len(f"step {step} · ")
+            )
+            self._live.update(
+                self._task, completed=step, note=f"step {step} · {note(record, room)}"
+            )
             for line in evaluations:
                 self._live.console.print(f"step {step}: {line}", markup=False, highlight=False)
             return
@@ -86,9 +104,11 @@ class ProgressLine:
 
 
 def note(record: Mapping[str, Any], room: int | None = None) -> str:
-    """`loss 3.214 · distill 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a record has.
+    """`loss 3.214 · distill 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a
+    record has.
 
-    If it is longer than `room`, parts are dropped: first the share of waiting, then rate, speed and distillation.
+    If it is longer than `room`, parts are dropped: first the share of waiting, then rate, speed and
+    distillation.
     """
     seconds = record["seconds"] + record["wait_seconds"]
     parts = {}
@@ -110,7 +130,9 @@ def note(record: Mapping[str, Any], room: int | None = None) -> str:
 
 
 def evaluation_lines(record: Mapping[str, object]) -> list[str]:
-    """`held loss 1.2558 · targets 13,002`: a line for each evaluator's numbers, and one for each of its texts."""
+    """`held loss 1.2558 · targets 13,002`: a line for each evaluator's numbers, and one for each of
+    its texts.
+    """
     numbers: dict[str, list[str]] = {}
     texts = []
     for name, value in record.items():
@@ -150,7 +172,8 @@ def _bar() -> Any:
 
 @final
 class TensorBoard:
-    """Event files in a folder. After a resume TensorBoard hides the records after the starting step.
+    """Event files in a folder. After a resume TensorBoard hides the records after the starting
+    step.
 
     Args:
         folder: The files' folder.
@@ -161,7 +184,9 @@ class TensorBoard:
         MissingExtraError: tensorboard is not installed.
     """
 
-    def __init__(self, folder: Path, done: int, config: Mapping[str, object] = MappingProxyType({})) -> None:
+    def __init__(
+        self, folder: Path, done: int, config: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -198,7 +223,9 @@ class WandB:
         MissingExtraError: wandb is not installed.
     """
 
-    def __init__(self, run: Path, project: str, config: Mapping[str, object] = MappingProxyType({})) -> None:
+    def __init__(
+        self, run: Path, project: str, config: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
         try:
             wandb: Any = import_module("wandb")
         except ImportError:
@@ -206,7 +233,12 @@ class WandB:
         kept = run / "wandb-id"
         known = kept.read_text(encoding="utf-8").strip() if kept.is_file() else None
         self._run: Any = wandb.init(
-            project=project, name=run.name, dir=str(run), id=known, resume="allow", config=dict(config)
+            project=project,
+            name=run.name,
+            dir=str(run),
+            id=known,
+            resume="allow",
+            config=dict(config),
         )
         if known is not None:
             # Without this permission a resumed run keeps its old values.
@@ -253,7 +285,8 @@ class Metrics:
         run: The run's folder.
         total_steps: Steps of the whole run.
         done: Steps that are done already, 0 at the beginning.
-        every: Steps between records to write; the last record and those with an evaluation are always written.
+        every: Steps between records to write; the last record and those with an evaluation are
+            always written.
         tensorboard: Also write TensorBoard's files, in `RUN/tensorboard`.
         wandb: Also send records to this project of Weights & Biases.
         config: The run file's values, which TensorBoard and W&B show next to the curves.
@@ -298,7 +331,10 @@ class Metrics:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._shown:
             self._line.stop()
@@ -306,7 +342,8 @@ class Metrics:
             writer.close()
 
     def see(self, record: Record) -> dict[str, Any]:
-        """Take a step's record, with `step` and cumulative `tokens`, and `seconds` and `wait_seconds` of the step.
+        """Take a step's record, with `step` and cumulative `tokens`, and `seconds` and
+        `wait_seconds` of the step.
 
         Returns:
             The record with the added figures.
@@ -322,13 +359,17 @@ class Metrics:
 
     def _completion(self, record: Record) -> dict[str, Any]:
         seconds = record["seconds"] + record["wait_seconds"]
-        self._usual = seconds if self._usual is None else MEMORY * self._usual + (1 - MEMORY) * seconds
+        self._usual = (
+            seconds if self._usual is None else MEMORY * self._usual + (1 - MEMORY) * seconds
+        )
         added: dict[str, Any] = {
             "percent": round(100 * record["step"] / self._total, 3),
             "seconds_left": round(self._usual * (self._total - record["step"]), 1),
         }
         if self._tokens is not None:
-            added["tokens_per_second"] = round((record["tokens"] - self._tokens) / max(seconds, 1e-9), 1)
+            added["tokens_per_second"] = round(
+                (record["tokens"] - self._tokens) / max(seconds, 1e-9), 1
+            )
         self._tokens = record["tokens"]
         return added
 
@@ -344,19 +385,27 @@ class JsonLines:
             _keep_until(path, done)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error.strerror}; choose another run folder") from error
+            raise OutputError(
+                f"{path}: cannot be written: {error.strerror}; choose another run folder"
+            ) from error
 
     def see(self, record: Record) -> None:
-        """Append a line; the record of the step that was done before takes the place of the former one."""
+        """Append a line; the record of the step that was done before takes the place of the former
+        one.
+        """
         try:
             if record["step"] == self._done:
                 self._file.close()
                 _keep_until(self.path, self._done - 1)
                 self._file = self.path.open("a", encoding="utf-8")
-            self._file.write(json.dumps({name: _plain(value) for name, value in record.items()}) + "\n")
+            self._file.write(
+                json.dumps({name: _plain(value) for name, value in record.items()}) + "\n"
+            )
             self._file.flush()
         except OSError as error:
-            raise OutputError(f"{self.path}: cannot be written: {error.strerror}; make room, then resume") from error
+            raise OutputError(
+                f"{self.path}: cannot be written: {error.strerror}; make room, then resume"
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -377,14 +426,18 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise FormatError(f"{path}: {error.strerror}; give the folder of a run of `penstock train`") from None
+        raise FormatError(
+            f"{path}: {error.strerror}; give the folder of a run of `penstock train`"
+        ) from None
     records = []
     for number, line in enumerate(lines, 1):
         record = _record(line)
         if record is not None:
             records.append(record)
         elif number < len(lines):
-            raise FormatError(f"{path}:{number}: is not a record of metrics: {line[:60]!r}; remove the line")
+            raise FormatError(
+                f"{path}:{number}: is not a record of metrics: {line[:60]!r}; remove the line"
+            )
     return records
 
 
@@ -393,7 +446,9 @@ def _keep_until(path: Path, done: int) -> None:
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if (record := _record(line)) is not None and record["step"] <= done]
+    kept = [
+        line for line in lines if (record := _record(line)) is not None and record["step"] <= done
+    ]
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in kept)

@@ -1,13 +1,15 @@
-"""The optimizers of a model: which optimizer gets which parameter, one step, and the state by parameter names.
+"""The optimizers of a model: which optimizer gets which parameter, one step, and the state by
+parameter names.
 
-**Master weights.** Parameters are always float32; a model that computes in bfloat16 casts them at each use
-(autocast). So the optimizer, its state and the checkpoints hold one copy of the weights, no small update is lost
-to bfloat16's 8 bits, and no second copy can drift. The alternative, bfloat16 parameters with a float32 copy in the
-optimizer, needs as many bytes and adds one more source of errors.
+**Master weights.** Parameters are always float32; a model that computes in bfloat16 casts them at
+each use (autocast). So the optimizer, its state and the checkpoints hold one copy of the weights,
+no small update is lost to bfloat16's 8 bits, and no second copy can drift. The alternative,
+bfloat16 parameters with a float32 copy in the optimizer, needs as many bytes and adds one more
+source of errors.
 
-**Groups.** Matrices decay. Vectors (norms, biases) never do. Embeddings, and matrices of an embedding's shape (an
-untied output matrix), decay only with `decay_embeddings`. Under Muon these and the vectors use AdamW, as its authors
-advise.
+**Groups.** Matrices decay. Vectors (norms, biases) never do. Embeddings, and matrices of an
+embedding's shape (an untied output matrix), decay only with `decay_embeddings`. Under Muon these
+and the vectors use AdamW, as its authors advise.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,10 +41,12 @@ class Optimizers:
     Args:
         model: Its parameters that require gradients are optimized; shard it (`fully_shard`) before.
         settings: See `OptimizerSettings`.
-        beside: Further parameters, not of the model, that are optimized with it by AdamW without decay.
+        beside: Further parameters, not of the model, that are optimized with it by AdamW without
+            decay.
 
     Raises:
-        ConfigError: There is nothing to train, a parameter is not float32 (or float64), or torch has no Muon.
+        ConfigError: There is nothing to train, a parameter is not float32 (or float64), or torch
+            has no Muon.
     """
 
     def __init__(
@@ -66,7 +70,10 @@ class Optimizers:
             self.members += _muon(_by_factor(matrices, factors, settings.weight_decay), settings)
         else:
             decayed = matrices + decayed
-        groups = [*_by_factor(decayed, factors, settings.weight_decay), *_by_factor(rest, factors, 0.0)]
+        groups = [
+            *_by_factor(decayed, factors, settings.weight_decay),
+            *_by_factor(rest, factors, 0.0),
+        ]
         if groups:
             self.fused = _fused(self._names.values(), settings)
             adamw = torch.optim.AdamW(
@@ -79,8 +86,9 @@ class Optimizers:
         """Clip, update every parameter, and drop the gradients.
 
         Returns:
-            The norm of all gradients before clipping, a scalar on the device. If it is not finite, clipping turns
-            gradients into zeros or NaN, and so the update is wrong: check it where that matters.
+            The norm of all gradients before clipping, a scalar on the device. If it is not finite,
+            clipping turns gradients into zeros or NaN, and so the update is wrong: check it where
+            that matters.
         """
         norm = self.clip()
         for member in self.members:
@@ -91,14 +99,20 @@ class Optimizers:
         return norm
 
     def clip(self) -> Tensor:
-        """Clip gradients to `clip_norm`; return their norm before, over all parameters and shards."""
+        """Clip gradients to `clip_norm`; return their norm before, over all parameters and
+        shards.
+        """
         limit = self.settings.clip_norm
-        norm = nn.utils.clip_grad_norm_(self._names.values(), float("inf") if limit is None else limit)
+        norm = nn.utils.clip_grad_norm_(
+            self._names.values(), float("inf") if limit is None else limit
+        )
         full = getattr(norm, "full_tensor", None)
         return norm if full is None else full()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The state as `parameter name/entry` → tensor (`layers.0.mlp.up.weight/exp_avg`); not copied."""
+        """The state as `parameter name/entry` → tensor (`layers.0.mlp.up.weight/exp_avg`); not
+        copied.
+        """
         names = {id(p): name for name, p in self._names.items()}
         return {
             f"{names[id(p)]}/{entry}": value
@@ -120,18 +134,22 @@ class Optimizers:
         if entries and entries.keys() != self._names.keys():
             odd = min(entries.keys() ^ self._names.keys())
             raise StateError(
-                f"optimizer state: {odd} is in {'the state' if odd in entries else 'the model'} only; resume with the "
+                f"optimizer state: {odd} is in "
+                f"{'the state' if odd in entries else 'the model'} only; resume with the "
                 "model and the trainable parameters that the state was saved with"
             )
         names = {id(p): name for name, p in self._names.items()}
         for member in self.members:
             order = [names[id(p)] for group in member.param_groups for p in group["params"]]
             state = {place: entries[name] for place, name in enumerate(order) if name in entries}
-            member.load_state_dict({"state": state, "param_groups": member.state_dict()["param_groups"]})
+            member.load_state_dict(
+                {"state": state, "param_groups": member.state_dict()["param_groups"]}
+            )
 
     def fill_state(self) -> None:
-        """Create the state that a first step would create, without changing weights; a sharded checkpoint is then
-        read into it."""
+        """Create the state that a first step would create, without changing weights; a sharded
+        checkpoint is then read into it.
+        """
         for p in self._names.values():
             p.grad = torch.zeros_like(p)
         self.step(0.0)
@@ -143,12 +161,15 @@ def _check(names: Mapping[str, Tensor]) -> None:
     for name, p in names.items():
         if p.dtype not in (torch.float32, torch.float64):
             raise ConfigError(
-                f"optimizer: parameter {name} is {p.dtype}; keep weights in float32 (`model.float()`) and compute in "
-                "bfloat16 by autocast, or small updates are lost"
+                f"optimizer: parameter {name} is {p.dtype}; keep weights in float32 "
+                "(`model.float()`) and compute in bfloat16 by autocast, or small updates are "
+                "lost"
             )
 
 
-def _kinds(model: nn.Module, names: Mapping[str, nn.Parameter]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def _kinds(
+    model: nn.Module, names: Mapping[str, nn.Parameter]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """(matrices inside the model, embeddings and matrices of their shape, all other parameters)."""
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     shapes = {table.shape for table in tables}
@@ -170,31 +191,41 @@ def _factors(names: Mapping[str, Tensor], patterns: Mapping[str, float]) -> dict
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"optimizer.learning_rate_factors: {pattern!r} fits no trained weight; there are, among others, "
-                f"{', '.join(list(names)[:: max(1, len(names) // 6)])}"
+                f"optimizer.learning_rate_factors: {pattern!r} fits no trained weight; there "
+                f"are, among others, {', '.join(list(names)[:: max(1, len(names) // 6)])}"
             )
     return {
-        id(p): next((factor for pattern, factor in patterns.items() if fnmatchcase(name, pattern)), 1.0)
+        id(p): next(
+            (factor for pattern, factor in patterns.items() if fnmatchcase(name, pattern)), 1.0
+        )
         for name, p in names.items()
     }
 
 
-def _by_factor(params: Sequence[Tensor], factors: Mapping[int, float], decay: float) -> list[dict[str, Any]]:
+def _by_factor(
+    params: Sequence[Tensor], factors: Mapping[int, float], decay: float
+) -> list[dict[str, Any]]:
     """Groups of an optimizer, in order of their first parameters."""
     groups: dict[float, list[Tensor]] = {}
     for p in params:
         groups.setdefault(factors[id(p)], []).append(p)
-    return [{"params": found, "weight_decay": decay, "factor": factor} for factor, found in groups.items()]
+    return [
+        {"params": found, "weight_decay": decay, "factor": factor}
+        for factor, found in groups.items()
+    ]
 
 
 def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
     muon = getattr(torch.optim, "Muon", None)
     if muon is None:
-        raise ConfigError(f"optimizer.kind muon needs torch 2.9 or later, found {torch.__version__}; use adamw")
+        raise ConfigError(
+            f"optimizer.kind muon needs torch 2.9 or later, found {torch.__version__}; use adamw"
+        )
     for p in (p for group in groups for p in group["params"]):
         if p.ndim != 2:
             raise ConfigError(
-                f"optimizer.kind muon takes matrices, the model has a parameter {list(p.shape)}; use adamw"
+                "optimizer.kind muon takes matrices, the model has a parameter "
+                f"{list(p.shape)}; use adamw"
             )
     if not groups:
         return []
@@ -210,5 +241,7 @@ def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[tor
 def _fused(parameters: Iterable[Tensor], settings: OptimizerSettings) -> bool:
     possible = all(p.device.type in FUSED_DEVICES for p in parameters)
     if settings.fused and not possible:
-        raise ConfigError("optimizer.fused: the parameters' device has no fused AdamW; leave `fused` out")
+        raise ConfigError(
+            "optimizer.fused: the parameters' device has no fused AdamW; leave `fused` out"
+        )
     return possible if settings.fused is None else settings.fused

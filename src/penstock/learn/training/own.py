@@ -1,15 +1,16 @@
 """The user's own code in the trainer: a loss, a function called after each step, an evaluator.
 
 Each is a function or a callable object, given as it is in Python, or by name (`module:function`,
-`path/to/file.py:function`) in a run file or in Python. Names and arguments are checked before a run begins.
+`path/to/file.py:function`) in a run file or in Python. Names and arguments are checked before a run
+begins.
 
     loss(model, row, denominators)      instead of the cross entropy, for each row of this rank
     on_step(model, step, record)        after each step of the optimizer, on every rank
     evaluate(model, ranks)              at its interval of steps, on every rank
 
-A loss or an `on_step` that keeps state between steps has `state_dict()` and `load_state_dict(state)`, with a flat
-mapping of names to tensors or JSON values. Each checkpoint holds rank 0's state; on resume all ranks get it, so the
-run continues exactly.
+A loss or an `on_step` that keeps state between steps has `state_dict()` and
+`load_state_dict(state)`, with a flat mapping of names to tensors or JSON values. Each checkpoint
+holds rank 0's state; on resume all ranks get it, so the run continues exactly.
 """
 
 import copy
@@ -36,10 +37,11 @@ class OwnLoss(Protocol):
     ) -> Tensor | tuple[Tensor, Mapping[str, float | Tensor]]:
         """One row's share of the step's loss, a scalar with gradient.
 
-        The shares of all rows, over all ranks, add up to the step's loss, so divide by a number of the whole step.
-        `denominators` holds, for each target distance, the sum of the loss weights of all targets of the step, over
-        all rows and ranks, and 1 where the step has no target. `row.targets` [D, T] is −100 at slots without a target;
-        a row may have no target at all, and its share may then be a plain 0.
+        The shares of all rows, over all ranks, add up to the step's loss, so divide by a number of
+        the whole step. `denominators` holds, for each target distance, the sum of the loss weights
+        of all targets of the step, over all rows and ranks, and 1 where the step has no target.
+        `row.targets` [D, T] is −100 at slots without a target; a row may have no target at all, and
+        its share may then be a plain 0.
 
         Args:
             model: `hidden = model(row)` gives [D, T, width], `model.logits(hidden)` [..., vocab].
@@ -47,15 +49,18 @@ class OwnLoss(Protocol):
             denominators: D numbers.
 
         Returns:
-            The share; or (share, figures by name), where each figure is this row's share of the step's figure. Figures
-            are summed over rows and ranks and reported as `loss.NAME`; every row must give the same names.
+            The share; or (share, figures by name), where each figure is this row's share of the
+            step's figure. Figures are summed over rows and ranks and reported as `loss.NAME`; every
+            row must give the same names.
         """
 
 
 class OnStep(Protocol):
     """A function called after each step of the optimizer."""
 
-    def __call__(self, model: LanguageModel, step: Step, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def __call__(
+        self, model: LanguageModel, step: Step, record: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
         """Look at a step, or change the model.
 
         Args:
@@ -74,8 +79,9 @@ class OwnEvaluator(Protocol):
     def __call__(self, model: LanguageModel, ranks: Ranks) -> Mapping[str, Any]:
         """Figures by name, the same on every rank; texts are for people.
 
-        Called without gradients, with the model in evaluation mode. Each rank can do its share, `ranks.place.rank` of
-        `ranks.place.size`; `ranks.sum([…])` adds numbers over all ranks, which must call it together.
+        Called without gradients, with the model in evaluation mode. Each rank can do its share,
+        `ranks.place.rank` of `ranks.place.size`; `ranks.sum([…])` adds numbers over all ranks,
+        which must call it together.
         """
 
 
@@ -90,10 +96,14 @@ class LossOfOwn:
     def __init__(self, loss: Any) -> None:
         self.function = load_own_function(loss, "training.loss", ("model", "row", "denominators"))
         if isinstance(loss, torch.nn.Module) and next(loss.parameters(), None) is not None:
-            raise ConfigError("training.loss: has its own weights, which are not trained; put them into the model")
+            raise ConfigError(
+                "training.loss: has its own weights, which are not trained; put them into the model"
+            )
         self._sums: dict[str, float] | None = None
 
-    def __call__(self, model: LanguageModel, row: RowTensors, denominators: Sequence[float]) -> Tensor:
+    def __call__(
+        self, model: LanguageModel, row: RowTensors, denominators: Sequence[float]
+    ) -> Tensor:
         """A row's share.
 
         Raises:
@@ -102,18 +112,27 @@ class LossOfOwn:
         found = self.function(model, row, denominators)
         share, figures = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
         if not isinstance(share, Tensor) or share.ndim or not isinstance(figures, Mapping):
-            what = f"a tensor of shape {list(share.shape)}" if isinstance(share, Tensor) else repr(share)
-            raise ConfigError(
-                f"training.loss: gave {what}; expected a scalar tensor, the row's share of the step's loss, or "
-                "(scalar, figures by name)"
+            what = (
+                f"a tensor of shape {list(share.shape)}"
+                if isinstance(share, Tensor)
+                else repr(share)
             )
-        new = {name: float(value.detach() if isinstance(value, Tensor) else value) for name, value in figures.items()}
+            raise ConfigError(
+                f"training.loss: gave {what}; expected a scalar tensor, the row's share of "
+                "the step's loss, or (scalar, figures by name)"
+            )
+        new = {
+            name: float(value.detach() if isinstance(value, Tensor) else value)
+            for name, value in figures.items()
+        }
         if self._sums is not None and self._sums.keys() != new.keys():
             raise ConfigError(
-                f"training.loss: gave figures {sorted(new)} for one row and {sorted(self._sums)} for another; give the "
-                "same names for each row"
+                f"training.loss: gave figures {sorted(new)} for one row and "
+                f"{sorted(self._sums)} for another; give the same names for each row"
             )
-        self._sums = {name: value + (self._sums or {}).get(name, 0.0) for name, value in new.items()}
+        self._sums = {
+            name: value + (self._sums or {}).get(name, 0.0) for name, value in new.items()
+        }
         return share
 
     def try_on(self, model: LanguageModel, row: RowTensors) -> None:
@@ -122,7 +141,11 @@ class LossOfOwn:
         Raises:
             ConfigError: It does not return a share of a loss.
         """
-        before = copy.deepcopy(self.function.state_dict()) if hasattr(self.function, "state_dict") else None
+        before = (
+            copy.deepcopy(self.function.state_dict())
+            if hasattr(self.function, "state_dict")
+            else None
+        )
         with torch.no_grad():
             self(model, row, (1.0,) * len(model.prediction_weights))
         self._sums = None
@@ -135,14 +158,23 @@ class LossOfOwn:
         names = sorted(found)
         if not names:
             return {}
-        return dict(zip((f"loss.{name}" for name in names), ranks.sum([found[name] for name in names]), strict=True))
+        return dict(
+            zip(
+                (f"loss.{name}" for name in names),
+                ranks.sum([found[name] for name in names]),
+                strict=True,
+            )
+        )
 
 
-def whole_gradients(loss: LossOfOwn, model: LanguageModel, row: RowTensors, denominators: Sequence[float]) -> Tensor:
+def whole_gradients(
+    loss: LossOfOwn, model: LanguageModel, row: RowTensors, denominators: Sequence[float]
+) -> Tensor:
     """A row's share of a sharded model's loss, whose backward pass reaches every weight.
 
-    Ranks gather and reduce sharded weights together. A loss that does without the model or its head on a row without
-    targets would leave the other ranks waiting, or reduce other parameters than they (see `no_loss`).
+    Ranks gather and reduce sharded weights together. A loss that does without the model or its head
+    on a row without targets would leave the other ranks waiting, or reduce other parameters than
+    they (see `no_loss`).
     """
     assert isinstance(model, torch.nn.Module)
     outputs: list[Tensor] = []
@@ -220,9 +252,14 @@ class OwnState:
         tensors: dict[str, Tensor] = {}
         for part, own in self._parts.items():
             state = own.state_dict()
-            values[part] = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+            values[part] = {
+                name: value for name, value in state.items() if not isinstance(value, Tensor)
+            }
             found = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-            tensors |= {f"{part}.{name}": value.detach().clone().contiguous() for name, value in found.items()}
+            tensors |= {
+                f"{part}.{name}": value.detach().clone().contiguous()
+                for name, value in found.items()
+            }
         return values, tensors
 
     def load(self, values: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
@@ -232,11 +269,17 @@ class OwnState:
             StateError: The parts with a state are not those that were saved.
         """
         if values.keys() != self._parts.keys():
-            then, now = (", ".join(names) or "nothing" for names in (sorted(values), sorted(self._parts)))
+            then, now = (
+                ", ".join(names) or "nothing" for names in (sorted(values), sorted(self._parts))
+            )
             raise StateError(
-                f"the checkpoint has a state of your own code for {then}, and now {now} has one; resume with the same "
-                "loss and on_step"
+                f"the checkpoint has a state of your own code for {then}, and now {now} has "
+                "one; resume with the same loss and on_step"
             )
         for part, own in self._parts.items():
-            mine = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(part)}
+            mine = {
+                name.removeprefix(f"{part}."): value
+                for name, value in tensors.items()
+                if name.startswith(part)
+            }
             own.load_state_dict({**values[part], **mine})

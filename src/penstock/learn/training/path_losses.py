@@ -1,7 +1,8 @@
-"""Losses of whole answers: functions of the log-probabilities that a row's paths give their trained tokens.
+"""Losses of whole answers: functions of the log-probabilities that a row's paths give their trained
+tokens.
 
-All is float64: sums over thousands of tokens are compared. What each function means, and its source, is in
-`path_settings`.
+All is float64: sums over thousands of tokens are compared. What each function means, and its
+source, is in `path_settings`.
 """
 
 from collections.abc import Collection
@@ -24,7 +25,12 @@ from penstock.data.shards.format.trees import (
     odd_weight,
     pairs_of,
 )
-from penstock.learn.training.path_settings import OLD_COLUMN, TRAINER_COLUMN, PolicySettings, PreferenceSettings
+from penstock.learn.training.path_settings import (
+    OLD_COLUMN,
+    TRAINER_COLUMN,
+    PolicySettings,
+    PreferenceSettings,
+)
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.paths import RowPaths
@@ -69,7 +75,9 @@ class PathScores:
             slots=torch.from_numpy(slots).to(device),
             entries=torch.from_numpy(np.searchsorted(slots, paths.slots[inner])).to(device),
             owners=torch.from_numpy(owners).to(device),
-            counts=torch.from_numpy(np.bincount(owners, minlength=len(paths)).astype(np.float64)).to(device),
+            counts=torch.from_numpy(
+                np.bincount(owners, minlength=len(paths)).astype(np.float64)
+            ).to(device),
             columns={
                 name: torch.from_numpy(np.asarray(values)[slots + 1].astype(np.float64)).to(device)
                 for name, values in columns.items()
@@ -86,7 +94,9 @@ class PathScores:
 
 
 def _trained_entries(paths: RowPaths, trained: Any) -> Any:
-    """bool [S] whether each entry of `paths.slots` has a trained target in its path; `trained` is of slots."""
+    """bool [S] whether each entry of `paths.slots` has a trained target in its path; `trained` is
+    of slots.
+    """
     # The last slot of a path has no target in it, whatever stands there for another path.
     inner = np.ones(len(paths.slots), np.bool_)
     inner[paths.starts[1:] - 1] = False
@@ -94,24 +104,29 @@ def _trained_entries(paths: RowPaths, trained: Any) -> Any:
 
 
 def trained_tokens(row: ModelInput, who: str) -> Any:
-    """int64 [P] trained tokens of each path of a row; a loss weight says whether a token is trained, and no more.
+    """int64 [P] trained tokens of each path of a row; a loss weight says whether a token is
+    trained, and no more.
 
     Args:
         row: With paths.
         who: The setting that trains it, for errors.
 
     Raises:
-        ConfigError: A loss weight is neither 0 nor 1; a shared token may have the sum of those of its paths.
+        ConfigError: A loss weight is neither 0 nor 1; a shared token may have the sum of those of
+            its paths.
     """
     assert row.paths is not None
     targets = row.targets[0]
-    weights = (targets != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights[0]
+    weights = (
+        (targets != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights[0]
+    )
     inner = _trained_entries(row.paths, (targets != IGNORE) & (weights != 0))
     slots, times = np.unique(row.paths.slots[inner], return_counts=True)
     if (odd := odd_weight(weights[slots], times)) is not None:
         raise ConfigError(
-            f"{who}: a token of the data has loss weight {odd:g}, but whole answers are compared, and weights other "
-            "than 0 (not trained) and 1 have no meaning there; prepare the data with weights 0 and 1"
+            f"{who}: a token of the data has loss weight {odd:g}, but whole answers are "
+            "compared, and weights other than 0 (not trained) and 1 have no meaning there; "
+            "prepare the data with weights 0 and 1"
         )
     return np.bincount(row.paths.owners[inner], minlength=len(row.paths))
 
@@ -120,7 +135,11 @@ Figures = dict[str, float]
 
 
 def preference_loss(
-    scores: PathScores, logs: Tensor, reference: Tensor | None, settings: PreferenceSettings, z: float = 0.0
+    scores: PathScores,
+    logs: Tensor,
+    reference: Tensor | None,
+    settings: PreferenceSettings,
+    z: float = 0.0,
 ) -> tuple[Tensor, Figures]:
     """Sum over the pairs (or examples) of a row; and sums for figures, not divided.
 
@@ -176,7 +195,12 @@ def _pairs(scores: PathScores) -> Tensor:
 
 
 def _pair_losses(
-    sums: Tensor, ratios: Tensor, counts: Tensor, better: Tensor, worse: Tensor, settings: PreferenceSettings
+    sums: Tensor,
+    ratios: Tensor,
+    counts: Tensor,
+    better: Tensor,
+    worse: Tensor,
+    settings: PreferenceSettings,
 ) -> Tensor:
     """[pairs] weighted over kinds."""
     beta, smoothing = settings.beta, settings.label_smoothing
@@ -189,9 +213,13 @@ def _pair_losses(
         if kind == "dpo":
             loss = -logsigmoid(beta * delta)
         elif kind == "cdpo":
-            loss = -(1 - smoothing) * logsigmoid(beta * delta) - smoothing * logsigmoid(-beta * delta)
+            loss = -(1 - smoothing) * logsigmoid(beta * delta) - smoothing * logsigmoid(
+                -beta * delta
+            )
         elif kind == "robust":
-            loss = -(1 - smoothing) * logsigmoid(beta * delta) + smoothing * logsigmoid(-beta * delta)
+            loss = -(1 - smoothing) * logsigmoid(beta * delta) + smoothing * logsigmoid(
+                -beta * delta
+            )
             loss = loss / (1 - 2 * smoothing)
         elif kind == "hinge":
             loss = torch.relu(1 - beta * delta)
@@ -241,35 +269,48 @@ def slot_temperatures(paths: RowPaths, trained: Any) -> Any:
         trained: bool [T], whether a slot's target is trained.
 
     Raises:
-        ConfigError: A temperature is not above 0, or paths of different temperatures share a trained token.
+        ConfigError: A temperature is not above 0, or paths of different temperatures share a
+            trained token.
     """
     found = np.ones(len(trained))
     if TEMPERATURE not in paths.values:
         return found
     inner = _trained_entries(paths, trained)
-    slots, each = paths.slots[inner], np.nan_to_num(paths.values[TEMPERATURE][paths.owners[inner]], nan=1.0)
+    slots, each = (
+        paths.slots[inner],
+        np.nan_to_num(paths.values[TEMPERATURE][paths.owners[inner]], nan=1.0),
+    )
     if not (each > 0).all():
-        raise ConfigError(f"an answer has temperature {each.min():g}; expected above 0, as ratios need probabilities")
+        raise ConfigError(
+            f"an answer has temperature {each.min():g}; expected above 0, as ratios need "
+            "probabilities"
+        )
     found[slots] = each
     if (found[slots] != each).any():
         raise ConfigError(
-            "answers that were sampled at different temperatures share a token; give their log-probabilities as the "
-            f"column {OLD_COLUMN!r}, or build_tree(share=False)"
+            "answers that were sampled at different temperatures share a token; give their "
+            f"log-probabilities as the column {OLD_COLUMN!r}, or build_tree(share=False)"
         )
     return found
 
 
 def policy_loss(
-    scores: PathScores, logs: Tensor, reference: Tensor | None, settings: PolicySettings, divisor: float
+    scores: PathScores,
+    logs: Tensor,
+    reference: Tensor | None,
+    settings: PolicySettings,
+    divisor: float,
 ) -> tuple[Tensor, Figures]:
     """A row's share of the step's loss; and sums for figures.
 
     Args:
         scores: The row's paths.
-        logs: float64 [n] log-probabilities of the trained targets, at the temperature of their answers.
+        logs: float64 [n] log-probabilities of the trained targets, at the temperature of their
+            answers.
         reference: The same by the reference model; None: kl is 0.
         settings: Clips, weights, normalisation.
-        divisor: Of the whole step: answers (`sequence`), trained tokens of all answers (`token`), or answers × length.
+        divisor: Of the whole step: answers (`sequence`), trained tokens of all answers (`token`),
+            or answers × length.
     """
     of_paths = torch.from_numpy(advantages(scores.paths, settings)).to(logs.device)
     known = ~of_paths.isnan()
@@ -279,7 +320,9 @@ def policy_loss(
     new = logs[entries]
 
     def shared(change: Tensor) -> Tensor:
-        """A change of each token, or for importance sequence its mean over the answer, as the change of each."""
+        """A change of each token, or for importance sequence its mean over the answer, as the
+        change of each.
+        """
         if settings.importance == "token":
             return change
         # Its gradient spreads evenly over the answer's tokens.

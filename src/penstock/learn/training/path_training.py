@@ -1,9 +1,10 @@
 """Trains on whole answers: preferences between them, or rewards.
 
-A loss of whole answers depends on sums of log-probabilities, so they must be known before gradients are: the model runs
-once with gradients up to its hidden states, its head runs once without for the log-probabilities, the loss is computed
-from these in float64, and its derivative for each token becomes the weight of the token in `chunked_cross_entropy`,
-which gives the gradients. Shared beginnings of answers are computed once, in both.
+A loss of whole answers depends on sums of log-probabilities, so they must be known before gradients
+are: the model runs once with gradients up to its hidden states, its head runs once without for the
+log-probabilities, the loss is computed from these in float64, and its derivative for each token
+becomes the weight of the token in `chunked_cross_entropy`, which gives the gradients. Shared
+beginnings of answers are computed once, in both.
 
 Model and reference run without dropout: equal weights give equal log-probabilities, in every kind.
 """
@@ -37,7 +38,12 @@ from penstock.learn.training.path_settings import (
     PreferenceSettings,
 )
 from penstock.learn.training.processes import in_step
-from penstock.learn.training.reference_model import Reference, Temperatures, log_probabilities, tempered_heads
+from penstock.learn.training.reference_model import (
+    Reference,
+    Temperatures,
+    log_probabilities,
+    tempered_heads,
+)
 from penstock.models import LanguageModel, RowTensors
 from penstock.models.without_dropout import random_parts, without_dropout
 from penstock.plan.inputs import IGNORE
@@ -50,7 +56,8 @@ if TYPE_CHECKING:
 
 
 def require_token_targets(loader: Loader, who: str) -> None:
-    """Refuse data whose answers are compared for a loss of single tokens, which would train the bad ones, too.
+    """Refuse data whose answers are compared for a loss of single tokens, which would train the bad
+    ones, too.
 
     Raises:
         ConfigError: A source has answers with ranks, labels or rewards.
@@ -58,8 +65,9 @@ def require_token_targets(loader: Loader, who: str) -> None:
     for source, values in loader.path_values.items():
         if values and loader.has_compared(source):
             raise ConfigError(
-                f"source {source!r} has answers with {', '.join(values)}, and {who} would train all of them alike, the "
-                "worse ones too; set training.preference (or training.policy), or prepare with answers: best"
+                f"source {source!r} has answers with {', '.join(values)}, and {who} would "
+                "train all of them alike, the worse ones too; set training.preference (or "
+                "training.policy), or prepare with answers: best"
             )
 
 
@@ -67,7 +75,12 @@ def dropout_notice(model: LanguageModel, who: str) -> list[str]:
     """A sentence on what is switched off in a model; none if there is nothing."""
     if not (parts := random_parts(model)):
         return []
-    return [f"{who} compares log-probabilities, so what is random in the model is off: {', '.join(parts)}"]
+    return [
+        (
+            f"{who} compares log-probabilities, so what is random in the model is off: "
+            f"{', '.join(parts)}"
+        )
+    ]
 
 
 def _check_sampling(loader: Loader, settings: PolicySettings) -> Iterator[str]:
@@ -78,10 +91,13 @@ def _check_sampling(loader: Loader, settings: PolicySettings) -> Iterator[str]:
     """
     for source, dataset in zip(loader.mixture.sources, loader.datasets, strict=True):
         who = f"training.policy: source {source.name!r}"
-        if settings.truncated == "mask" and TRUNCATED not in (loader.path_values[source.name] or ()):
+        if settings.truncated == "mask" and TRUNCATED not in (
+            loader.path_values[source.name] or ()
+        ):
             raise ConfigError(
-                f"{who} does not say which answers were cut (the value {TRUNCATED!r} of paths), which truncated: mask "
-                "needs; sample with `penstock rollouts` of this version, or leave truncated out"
+                f"{who} does not say which answers were cut (the value {TRUNCATED!r} of "
+                "paths), which truncated: mask needs; sample with `penstock rollouts` of "
+                "this version, or leave truncated out"
             )
         for part in dataset.parts:
             filters = part.sampling
@@ -90,14 +106,19 @@ def _check_sampling(loader: Loader, settings: PolicySettings) -> Iterator[str]:
             shown = ", ".join(f"{name} {value}" for name, value in filters.items())
             if settings.filtered == "refuse":
                 raise ConfigError(
-                    f"{who} was sampled with {shown}, so its tokens were drawn with other probabilities than those "
-                    "that ratios compare; sample with temperature alone, or set policy.filtered: accept"
+                    f"{who} was sampled with {shown}, so its tokens were drawn with other "
+                    "probabilities than those that ratios compare; sample with temperature "
+                    "alone, or set policy.filtered: accept"
                 )
-            yield f"{who} was sampled with {shown}; its answers are taken as if they had been sampled without"
+            yield (
+                f"{who} was sampled with {shown}; its answers are taken as if they had been "
+                "sampled without"
+            )
     if settings.importance_cap is not None and OLD_COLUMN not in loader.columns:
         raise ConfigError(
-            f"training.policy.importance_cap needs the sampler's log-probabilities, the column {OLD_COLUMN!r}; sample "
-            "with `penstock rollouts`, or leave importance_cap out"
+            "training.policy.importance_cap needs the sampler's log-probabilities, the "
+            f"column {OLD_COLUMN!r}; sample with `penstock rollouts`, or leave importance_cap "
+            "out"
         )
 
 
@@ -149,11 +170,16 @@ class PathTraining:
                 kind = "cached" if has else "lora" if model.lora is not None else "initial"
             if kind == "cached" and REFERENCE_COLUMN not in loader.columns:
                 raise ConfigError(
-                    f"{self._name}: reference cached needs the column {REFERENCE_COLUMN!r} in the data; write it with "
-                    "`penstock reference`, or take initial, lora or a model"
+                    f"{self._name}: reference cached needs the column {REFERENCE_COLUMN!r} in "
+                    "the data; write it with `penstock reference`, or take initial, lora or "
+                    "a model"
                 )
             self.reference = reference or Reference(kind, model, device)
-        self._columns = [name for name in (REFERENCE_COLUMN, OLD_COLUMN, TRAINER_COLUMN) if name in loader.columns]
+        self._columns = [
+            name
+            for name in (REFERENCE_COLUMN, OLD_COLUMN, TRAINER_COLUMN)
+            if name in loader.columns
+        ]
         self.notices: list[str] = [*dropout_notice(model, self._name), *self._accepted]
         self.divisor, self._point = 1.0, 0.0
         self._sums: Figures = {}
@@ -161,7 +187,9 @@ class PathTraining:
     def _check(self, loader: Loader, settings: "TrainSettings") -> None:
         who, chosen = self._name, self.settings
         if settings.preference is not None and settings.policy is not None:
-            raise ConfigError("training.preference and training.policy cannot be combined; choose one")
+            raise ConfigError(
+                "training.preference and training.policy cannot be combined; choose one"
+            )
         for name, used in (
             ("loss", settings.loss is not None),
             ("z_loss", settings.z_loss != 0),
@@ -169,18 +197,24 @@ class PathTraining:
         ):
             if used:
                 raise ConfigError(
-                    f"{who} and training.{name} cannot be combined: whole answers are compared; leave {name} out"
+                    f"{who} and training.{name} cannot be combined: whole answers are "
+                    f"compared; leave {name} out"
                 )
         needed: tuple[str, ...] = (ADVANTAGE, REWARD)
         if isinstance(chosen, PreferenceSettings):
             needed = (RANK,) if chosen.of_pairs else (LABEL,)
-        self._accepted = [] if isinstance(chosen, PreferenceSettings) else list(_check_sampling(loader, chosen))
+        self._accepted = (
+            [] if isinstance(chosen, PreferenceSettings) else list(_check_sampling(loader, chosen))
+        )
         for source, values in loader.path_values.items():
             if not set(needed) & set(values or ()):
-                found = "no paths" if values is None else f"the values {', '.join(values) or 'none'}"
+                found = (
+                    "no paths" if values is None else f"the values {', '.join(values) or 'none'}"
+                )
                 raise ConfigError(
-                    f"{who} needs paths with {' or '.join(map(repr, needed))}, but source {source!r} has {found}; "
-                    "prepare preference records or rollouts, or leave the source out"
+                    f"{who} needs paths with {' or '.join(map(repr, needed))}, but source "
+                    f"{source!r} has {found}; prepare preference records or rollouts, or "
+                    "leave the source out"
                 )
 
     def begin(self, rows: Sequence[ModelInput], step: Step, ranks: Ranks) -> None:
@@ -192,13 +226,16 @@ class PathTraining:
             if "kto" in chosen.weights:
                 self._point = self._reference_point(rows, ranks)
         else:
-            self.divisor = max(1.0, tokens if chosen.normalise == "token" else answers * (chosen.length or 1))
+            self.divisor = max(
+                1.0, tokens if chosen.normalise == "token" else answers * (chosen.length or 1)
+            )
 
     def _count(self, rows: Sequence[ModelInput], ranks: Ranks) -> tuple[float, float]:
         """Answers of a step that a policy is trained on, and their trained tokens, over all ranks.
 
         Raises:
-            ConfigError: A loss weight is neither 0 nor 1. Raised on all ranks, none of which may wait for another.
+            ConfigError: A loss weight is neither 0 nor 1. Raised on all ranks, none of which may
+                wait for another.
         """
         answers = tokens = 0.0
         fault: ConfigError | None = None
@@ -230,15 +267,18 @@ class PathTraining:
             if not bool(mismatched.any()):
                 continue
             with torch.no_grad(), without_dropout(self._model):
-                logs = log_probabilities(self._model, *_trained(self._model(tensors)[0], tensors, scores), temperatures)
+                logs = log_probabilities(
+                    self._model, *_trained(self._model(tensors)[0], tensors, scores), temperatures
+                )
                 theirs = self.reference(tensors, row, scores, self._backend, temperatures)
             ratios = scores.sums(logs) - scores.sums(theirs)
             total, count = total + float(ratios[mismatched].sum()), count + float(mismatched.sum())
         total, count = ranks.sum([total, count])
         if not count:
             raise ConfigError(
-                "preference.kind kto needs mismatched answers for its reference point, and a step has none; prepare "
-                "the data from records with labels, or take apo_zero_unpaired"
+                "preference.kind kto needs mismatched answers for its reference point, and a "
+                "step has none; prepare the data from records with labels, or take "
+                "apo_zero_unpaired"
             )
         return max(0.0, total / count)
 
@@ -246,17 +286,22 @@ class PathTraining:
         """The trained slots of a row, and the temperature of each."""
         assert row.paths is not None
         trained = (tensors.targets[0] != IGNORE) & (tensors.loss_weights[0] != 0)
-        scores = PathScores.of(row.paths, trained, {name: row.columns[name] for name in self._columns})
+        scores = PathScores.of(
+            row.paths, trained, {name: row.columns[name] for name in self._columns}
+        )
         if isinstance(self.settings, PreferenceSettings):
             # They compare answers of any origin, by the model itself.
             return scores, np.ones(len(scores.slots))
-        return scores, slot_temperatures(row.paths, trained.cpu().numpy())[scores.slots.cpu().numpy()]
+        return scores, slot_temperatures(row.paths, trained.cpu().numpy())[
+            scores.slots.cpu().numpy()
+        ]
 
     def loss(self, row: ModelInput, model: LanguageModel | None = None) -> tuple[Tensor, Figures]:
         """A row's share of the step's loss, and sums for figures.
 
         Returns:
-            A scalar to call `backward` on, and figures that are sums over pairs, examples or tokens.
+            A scalar to call `backward` on, and figures that are sums over pairs, examples or
+            tokens.
         """
         with without_dropout(model or self._model):
             return self._loss(row, model or self._model)
@@ -271,20 +316,27 @@ class PathTraining:
         logs = log_probabilities(model, hidden, targets, temperatures).requires_grad_()
         with torch.enable_grad():
             if isinstance(self.settings, PreferenceSettings):
-                found, figures = preference_loss(scores, logs, reference, self.settings, self._point)
+                found, figures = preference_loss(
+                    scores, logs, reference, self.settings, self._point
+                )
                 found = found / self.divisor
             else:
                 found, figures = policy_loss(scores, logs, reference, self.settings, self.divisor)
         if not torch.is_grad_enabled() or not found.requires_grad:
             return no_loss(model.logits, hidden) + found.detach().to(hidden.dtype), figures
         (derivative,) = torch.autograd.grad(found, logs)
-        # As a function of the weights: Σ derivative × log-probability, which has the gradient of the loss.
+        # As a function of the weights: Σ derivative × log-probability, which has the gradient of
+        # the loss.
         used = derivative.nonzero()[:, 0]
-        # Where nothing is to be learnt, such as pairs past a hinge, the head needs gradients of zeros all the same.
+        # Where nothing is to be learnt, such as pairs past a hinge, the head needs gradients of
+        # zeros all the same.
         linear = no_loss(model.logits, hidden)
         hidden, targets, derivative = hidden[used], targets[used], derivative[used]
         for at, logits_of in tempered_heads(model, temperatures[used.cpu().numpy()]):
-            linear = linear + chunked_cross_entropy(logits_of, hidden[at], targets[at], -derivative[at])[0]
+            linear = (
+                linear
+                + chunked_cross_entropy(logits_of, hidden[at], targets[at], -derivative[at])[0]
+            )
         return linear + (found.detach().to(linear.dtype) - linear.detach()), figures
 
     def backward(self, row: ModelInput) -> float:
@@ -300,7 +352,9 @@ class PathTraining:
     def end(self, ranks: Ranks, step: Step) -> dict[str, float]:
         """The step's figures, over all ranks."""
         names = figure_names(self.settings)
-        sums = dict(zip(names, ranks.sum([self._sums.get(name, 0.0) for name in names]), strict=True))
+        sums = dict(
+            zip(names, ranks.sum([self._sums.get(name, 0.0) for name in names]), strict=True)
+        )
         self._sums = {}
         section = self._name.removeprefix("training.")
         means = figure_means(self.settings, sums, step.units)
@@ -321,8 +375,8 @@ class PathTraining:
         now, then = self.state()["reference"], state.get("reference")
         if now != then:
             raise StateError(
-                f"{self._name}: the reference model is {now} now, {then} when the run was saved; restore it, or begin "
-                "another run with model: from:RUN"
+                f"{self._name}: the reference model is {now} now, {then} when the run was "
+                "saved; restore it, or begin another run with model: from:RUN"
             )
 
 
@@ -330,22 +384,44 @@ def figure_names(settings: PreferenceSettings | PolicySettings) -> tuple[str, ..
     """Names of the sums that a loss gives."""
     if isinstance(settings, PolicySettings):
         capped = ("sampler_gap", "capped") if settings.importance_cap is not None else ()
-        return "clipped", "entropy_estimate", "tokens", "log_ratio", *capped, *(("kl",) if settings.kl else ())
-    sides = ("chosen_reward", "rejected_reward", "chosen_log_probability", "rejected_log_probability")
-    return (*sides, "margin", "accuracy") if settings.of_pairs else (*sides, "chosen_count", "rejected_count")
+        return (
+            "clipped",
+            "entropy_estimate",
+            "tokens",
+            "log_ratio",
+            *capped,
+            *(("kl",) if settings.kl else ()),
+        )
+    sides = (
+        "chosen_reward",
+        "rejected_reward",
+        "chosen_log_probability",
+        "rejected_log_probability",
+    )
+    return (
+        (*sides, "margin", "accuracy")
+        if settings.of_pairs
+        else (*sides, "chosen_count", "rejected_count")
+    )
 
 
 def figure_means(
     settings: PreferenceSettings | PolicySettings, sums: Figures, units: dict[str, int]
 ) -> dict[str, float]:
-    """Figures from sums over a step or a dataset: means over pairs, examples of each label, or tokens."""
+    """Figures from sums over a step or a dataset: means over pairs, examples of each label, or
+    tokens.
+    """
     if isinstance(settings, PolicySettings):
         count = max(sums.pop("tokens"), 1.0)
         return {name: value / count for name, value in sums.items()}
     if settings.of_pairs:
         return {name: value / max(units["pairs"], 1) for name, value in sums.items()}
     counts = {side: sums.pop(f"{side}_count") for side in ("chosen", "rejected")}
-    found = {name: value / counts[name.split("_")[0]] for name, value in sums.items() if counts[name.split("_")[0]]}
+    found = {
+        name: value / counts[name.split("_")[0]]
+        for name, value in sums.items()
+        if counts[name.split("_")[0]]
+    }
     if all(counts.values()):
         found["margin"] = found["chosen_reward"] - found["rejected_reward"]
     return found

@@ -1,7 +1,8 @@
-"""Several processes fail or continue together while one of them writes; signals stop a run between steps.
+"""Several processes fail or continue together while one of them writes; signals stop a run between
+steps.
 
-SIGTERM or Ctrl-C during training finishes the step, saves and stops; a second Ctrl-C stops at once. A step whose data
-are in a store that does not answer is not waited for.
+SIGTERM or Ctrl-C during training finishes the step, saves and stops; a second Ctrl-C stops at once.
+A step whose data are in a store that does not answer is not waited for.
 """
 
 import signal
@@ -63,8 +64,9 @@ def _several() -> bool:
 class Interruption:
     """Remembers that the process was asked to stop; use as a context manager around the loop.
 
-    Only the main thread may install handlers; in other threads it never asks to stop. After the first signal, a thread
-    looks whether a store is silent that the main thread waits for, and sends the signal again, which then is an error.
+    Only the main thread may install handlers; in other threads it never asks to stop. After the
+    first signal, a thread looks whether a store is silent that the main thread waits for, and sends
+    the signal again, which then is an error.
     """
 
     def __init__(self) -> None:
@@ -80,7 +82,10 @@ class Interruption:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._over = True
         for number, handler in self._before.items():
@@ -88,7 +93,8 @@ class Interruption:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block waits for data; not for long if a signal has asked to stop, and a store does not answer.
+        """The block waits for data; not for long if a signal has asked to stop, and a store does
+        not answer.
 
         Raises:
             StoreError: Both.
@@ -104,8 +110,9 @@ class Interruption:
             self._is_silent = False
             if self._waits:
                 raise StoreError(
-                    f"stopped by {self.name} while a store has not answered for {waiting_seconds():.0f} s: the next "
-                    "step was not waited for; resume=True (--resume) goes on from what is saved"
+                    f"stopped by {self.name} while a store has not answered for "
+                    f"{waiting_seconds():.0f} s: the next step was not waited for; "
+                    "resume=True (--resume) goes on from what is saved"
                 )
             return
         if self.name is not None and number == signal.SIGINT:

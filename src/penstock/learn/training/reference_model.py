@@ -1,7 +1,8 @@
-"""Log-probabilities of targets at their temperatures, by the model that is trained or by its reference.
+"""Log-probabilities of targets at their temperatures, by the model that is trained or by its
+reference.
 
-A policy's probabilities are softmax(logits / temperature), as its answers were sampled. Targets of one temperature go
-through the head together; the usual temperature, 1, costs nothing.
+A policy's probabilities are softmax(logits / temperature), as its answers were sampled. Targets of
+one temperature go through the head together; the usual temperature, 1, costs nothing.
 """
 
 import copy
@@ -30,7 +31,9 @@ Temperatures = Float64
 def tempered_heads(
     model: LanguageModel, temperatures: Temperatures
 ) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """Of each temperature: int64 indices of its targets, and the head that gives logits / temperature."""
+    """Of each temperature: int64 indices of its targets, and the head that gives logits /
+    temperature.
+    """
     for temperature in np.unique(temperatures).tolist():
         at = torch.from_numpy(np.flatnonzero(temperatures == temperature)).to(model.device)
         yield at, model.logits if temperature == 1 else _Tempered(model, temperature)
@@ -45,13 +48,19 @@ class _Tempered:
         return self._model.logits(hidden) / self._temperature
 
 
-def log_probabilities(model: LanguageModel, hidden: Tensor, targets: Tensor, temperatures: Temperatures) -> Tensor:
-    """float64 [n] log-probabilities of targets [n] after hidden states [n, width], without gradients."""
+def log_probabilities(
+    model: LanguageModel, hidden: Tensor, targets: Tensor, temperatures: Temperatures
+) -> Tensor:
+    """float64 [n] log-probabilities of targets [n] after hidden states [n, width], without
+    gradients.
+    """
     each = torch.zeros(len(targets), dtype=torch.float64, device=targets.device)
     with torch.no_grad():
         for at, logits_of in tempered_heads(model, temperatures):
             part = each.new_zeros(len(at))
-            chunked_cross_entropy(logits_of, hidden.detach()[at], targets[at], torch.ones_like(part), each=part)
+            chunked_cross_entropy(
+                logits_of, hidden.detach()[at], targets[at], torch.ones_like(part), each=part
+            )
             each[at] = -part
     return each
 
@@ -73,15 +82,18 @@ class Reference:
         self.kind, self._model = kind, model
         self._frozen: LanguageModel | None = None
         if kind == "lora" and model.lora is None:
-            raise ConfigError("reference: lora: training.lora is not set; set it, or take initial, cached or a path")
+            raise ConfigError(
+                "reference: lora: training.lora is not set; set it, or take initial, cached "
+                "or a path"
+            )
         if kind == "initial":
             self._frozen = copy.deepcopy(model)
         elif kind not in ("lora", "cached"):
             self._frozen = load_model(RunFolder.open(kind).model, device)
             if self._frozen.vocab_size != model.vocab_size:
                 raise ConfigError(
-                    f"reference {kind}: has {self._frozen.vocab_size} ids, the model {model.vocab_size}; take a model "
-                    "with the same tokenizer"
+                    f"reference {kind}: has {self._frozen.vocab_size} ids, the model "
+                    f"{model.vocab_size}; take a model with the same tokenizer"
                 )
         if self._frozen is not None:
             for weight in self._frozen.parameters():
@@ -97,7 +109,11 @@ class Reference:
     @property
     def parameters(self) -> int:
         """Weights that are held besides the model's."""
-        return 0 if self._frozen is None else sum(weight.numel() for weight in self._frozen.parameters())
+        return (
+            0
+            if self._frozen is None
+            else sum(weight.numel() for weight in self._frozen.parameters())
+        )
 
     def fingerprint(self) -> str:
         """Changes when another reference would be used: kind, and sums over the weights."""
@@ -107,7 +123,12 @@ class Reference:
         return f"{'initial' if self.kind == 'initial' else 'model'} {np.float64(sum(sums)).hex()}"
 
     def __call__(
-        self, tensors: RowTensors, row: ModelInput, scores: PathScores, backend: str, temperatures: Temperatures
+        self,
+        tensors: RowTensors,
+        row: ModelInput,
+        scores: PathScores,
+        backend: str,
+        temperatures: Temperatures,
     ) -> Tensor:
         """float64 [n] of the trained targets of a row, [n] temperatures."""
         if self.kind == "cached":
@@ -119,4 +140,6 @@ class Reference:
                     hidden = self._model(tensors)[0][scores.slots]
                     return log_probabilities(self._model, hidden, targets, temperatures)
             own = self._frozen.tensors(row, backend)
-            return log_probabilities(self._frozen, self._frozen(own)[0][scores.slots], targets, temperatures)
+            return log_probabilities(
+                self._frozen, self._frozen(own)[0][scores.slots], targets, temperatures
+            )

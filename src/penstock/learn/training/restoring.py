@@ -1,4 +1,6 @@
-"""Weights and optimizer state of a checkpoint, for a run that is resumed or continues from another one."""
+"""Weights and optimizer state of a checkpoint, for a run that is resumed or continues from another
+one.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,17 +36,25 @@ def matching_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) ->
         weights, unseen = saved.state_dict(), _unseen_by_weights(saved, model)
     present = module.state_dict()
     shapes = [
-        (f"weight {name}", *(list(w[name].shape) if name in w else "missing" for w in (weights, present)))
+        (
+            f"weight {name}",
+            *(list(w[name].shape) if name in w else "missing" for w in (weights, present)),
+        )
         for name in sorted(weights.keys() | present.keys())
     ]
     for what, then, now in [*shapes, *unseen]:
         if then != now:
-            raise StateError(f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} now; {cure}")
+            raise StateError(
+                f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} "
+                f"now; {cure}"
+            )
     return weights
 
 
 def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> list[tuple[str, Any, Any]]:
-    """Settings that change what a model computes but not the shapes of its weights: (setting, saved, present)."""
+    """Settings that change what a model computes but not the shapes of its weights: (setting,
+    saved, present).
+    """
     settings = [getattr(one, "settings", None) for one in (saved, model)]
     found = []
     for name in ("heads", "rope_theta", "norm_eps", "sliding_window"):
@@ -60,17 +70,22 @@ def take_weights(checkpoint: Checkpoint, model: LanguageModel) -> None:
         StateError: They are not those of the model.
     """
     cure = (
-        "give the model as that run had it; or begin with model: from:RUN, which merges LoRA and fits new tokens, and "
-        "leave weights out of continue_from.take"
+        "give the model as that run had it; or begin with model: from:RUN, which merges LoRA "
+        "and fits new tokens, and leave weights out of continue_from.take"
     )
     module: Any = model
     module.load_state_dict(matching_weights(checkpoint, model, cure))
 
 
 def take_optimizer(
-    checkpoint: Checkpoint, optimizers: Optimizers, kind: str, beside: Sequence[str], say: Callable[[str], None]
+    checkpoint: Checkpoint,
+    optimizers: Optimizers,
+    kind: str,
+    beside: Sequence[str],
+    say: Callable[[str], None],
 ) -> None:
-    """Load an optimizer's state; a parameter that is new or has another shape begins without one, and is named.
+    """Load an optimizer's state; a parameter that is new or has another shape begins without one,
+    and is named.
 
     Args:
         checkpoint: Of another run, sharded or whole.
@@ -85,16 +100,25 @@ def take_optimizer(
     then = checkpoint.value(STATE)["optimizer"]
     if then != kind:
         raise StateError(
-            f"{checkpoint.folder}: continue_from takes the optimizer's state, and the optimizer is {kind} now, {then} "
-            "then; take that, or leave optimizer out of continue_from.take"
+            f"{checkpoint.folder}: continue_from takes the optimizer's state, and the "
+            f"optimizer is {kind} now, {then} then; take that, or leave optimizer out of "
+            "continue_from.take"
         )
     optimizers.fill_state()
     present = optimizers.state_tensors()
     sharded = (checkpoint.folder / SHARDED_OPTIMIZER).exists()
     whole = {} if sharded else checkpoint.tensors(OPTIMIZER)
-    shapes = checkpoint.shapes(SHARDED_OPTIMIZER) if sharded else {name: one.shape for name, one in whole.items()}
+    shapes = (
+        checkpoint.shapes(SHARDED_OPTIMIZER)
+        if sharded
+        else {name: one.shape for name, one in whole.items()}
+    )
     names = {_of(key) for key in present}
-    reshaped = {_of(key) for key, one in present.items() if tuple(one.shape) != tuple(shapes.get(key, (-1,)))}
+    reshaped = {
+        _of(key)
+        for key, one in present.items()
+        if tuple(one.shape) != tuple(shapes.get(key, (-1,)))
+    }
     fresh = reshaped | (names & set(beside))
     for key, one in present.items():
         if _of(key) in fresh:
@@ -105,9 +129,14 @@ def take_optimizer(
         checkpoint.read_into(SHARDED_OPTIMIZER, taken)
     else:
         share_out(whole, taken)
-    say(f"optimizer: the state of {len(names) - len(fresh):,} of {len(names):,} parameters is taken")
+    say(
+        f"optimizer: the state of {len(names) - len(fresh):,} of {len(names):,} parameters is taken"
+    )
     left = {_of(key) for key in shapes} - names
-    for what, those in (("begin without a state, new or of another shape", fresh), ("are no longer trained", left)):
+    for what, those in (
+        ("begin without a state, new or of another shape", fresh),
+        ("are no longer trained", left),
+    ):
         if those:
             more = f" and {len(those) - _NAMED:,} more" if len(those) > _NAMED else ""
             say(f"optimizer: parameters that {what}: {', '.join(sorted(those)[:_NAMED])}{more}")

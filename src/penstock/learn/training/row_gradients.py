@@ -58,7 +58,9 @@ class RowGradients:
         self._distiller, self._paths, self._own_loss = distiller, paths, own_loss
 
     def add(self, row: ModelInput, denominators: Sequence[float]) -> float:
-        """Add a row's gradients; return its sum of weight × nats at distance 1, or its share of the user's loss."""
+        """Add a row's gradients; return its sum of weight × nats at distance 1, or its share of the
+        user's loss.
+        """
         if self._own_loss is not None:
             return self._backward_own(self._own_loss, row, denominators)
         if self._paths is not None:
@@ -69,9 +71,13 @@ class RowGradients:
         if self._distiller is not None:
             # The student is compared with its teachers, which have no dropout.
             with without_dropout(self._model):
-                return self._backward_taught(self._distiller, tensors, inner_of(row), denominators, groups)
+                return self._backward_taught(
+                    self._distiller, tensors, inner_of(row), denominators, groups
+                )
         if parts == 1:
-            found = row_loss(self._model, tensors, denominators, z_loss=z_loss, groups=groups, num_groups=count)
+            found = row_loss(
+                self._model, tensors, denominators, z_loss=z_loss, groups=groups, num_groups=count
+            )
             found.loss.backward()
             self.sums.add(found)
             return float(found.cross_entropy[0])
@@ -83,10 +89,16 @@ class RowGradients:
             # Parts run from last to first.
             begin = next(begins)
             found = hidden_loss(
-                self._model.logits, hidden, targets, weights, denominators,
-                z_loss=z_loss, distance_weights=self._model.prediction_weights,
-                groups=None if groups is None else groups[:, begin : begin + size], num_groups=count,
-            )  # fmt: skip
+                self._model.logits,
+                hidden,
+                targets,
+                weights,
+                denominators,
+                z_loss=z_loss,
+                distance_weights=self._model.prediction_weights,
+                groups=None if groups is None else groups[:, begin : begin + size],
+                num_groups=count,
+            )
             self.sums.add(found)
             sums.append(float(found.cross_entropy[0]))
             return found.loss
@@ -105,9 +117,13 @@ class RowGradients:
         if groups is not None:
             # Slots past the end of the row have no targets, so any group does.
             groups = groups[:, np.minimum(part.index, row.sequence_length - 1)]
-        return self._model.slice_tensors(part, self._ranks.context_group, self._settings.attention), groups
+        return self._model.slice_tensors(
+            part, self._ranks.context_group, self._settings.attention
+        ), groups
 
-    def _backward_own(self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]) -> float:
+    def _backward_own(
+        self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]
+    ) -> float:
         given = row if row.distillation is None else replace(row, distillation=inner_of(row))
         tensors = self._model.tensors(given, self._settings.attention)
         # A step without a target has denominators of 0, by which a loss must be able to divide.

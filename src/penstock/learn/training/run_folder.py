@@ -1,4 +1,5 @@
-"""A run's folder: what `penstock train` writes, and what generating, chatting, serving and exporting read.
+"""A run's folder: what `penstock train` writes, and what generating, chatting, serving and
+exporting read.
 
     RUN/run.yaml               the run file with all overrides, as it was trained
     RUN/tokenizer/             the tokenizer of the datasets, with its chat template if there is one
@@ -12,7 +13,7 @@
     RUN/lock                   locks the folder against a second training
 
 A folder in the Hugging Face layout is accepted wherever a run is.
-"""
+"""  # noqa: E501
 
 import json
 import os
@@ -46,8 +47,16 @@ BASE = "base"
 """Folder of the model that LoRA was added to."""
 LOCK = "lock"
 _BEGUN = {
-    TOKENIZER_FOLDER, PROCESSOR_FOLDER, CHAT, CHAT_TEMPLATE, FACTS, CONTINUED, LOCK, RUN_FILE, f"{RUN_FILE}.partial",
-}  # fmt: skip
+    TOKENIZER_FOLDER,
+    PROCESSOR_FOLDER,
+    CHAT,
+    CHAT_TEMPLATE,
+    FACTS,
+    CONTINUED,
+    LOCK,
+    RUN_FILE,
+    f"{RUN_FILE}.partial",
+}
 """Files of a run that has not trained yet."""
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "patch_processor.json")
 
@@ -69,7 +78,9 @@ class RunFolder:
     step: int | None
     """Steps that the model was trained for; None if unknown."""
     trained_length: int | None
-    """Slots per row in training; of a model in the Hugging Face layout, the tokens that it reads."""
+    """Slots per row in training; of a model in the Hugging Face layout, the tokens that it
+    reads.
+    """
     facts: ModelFacts = field(default_factory=ModelFacts)
     """What its base says, and what its data have."""
     processor: Path | None = None
@@ -77,7 +88,9 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name; of a copy in the hub's cache (`models--owner--name/snapshots/revision`), the model's."""
+        """The folder's name; of a copy in the hub's cache
+        (`models--owner--name/snapshots/revision`), the model's.
+        """
         path = self.path.resolve()
         if path.parent.name == "snapshots":
             return path.parent.parent.name.split("--", 2)[-1]
@@ -85,7 +98,9 @@ class RunFolder:
 
     @property
     def context_length(self) -> int | None:
-        """Maximum tokens that the model reads: as its base says, else as it was trained; None: unknown."""
+        """Maximum tokens that the model reads: as its base says, else as it was trained; None:
+        unknown.
+        """
         return self.facts.context_length or self.trained_length
 
     @property
@@ -103,7 +118,8 @@ class RunFolder:
             path: A folder, or the name of a model on the Hugging Face hub.
 
         Raises:
-            FormatError: It is neither, or has no complete checkpoint yet; or the hub has nothing by that name.
+            FormatError: It is neither, or has no complete checkpoint yet; or the hub has nothing by
+                that name.
             CorruptionError: Its run file is damaged.
             MissingExtraError: It is a name on the hub, and huggingface_hub is not installed.
         """
@@ -114,13 +130,18 @@ class RunFolder:
             return cls._of_huggingface(path)
         if path.parent.name == CHECKPOINTS and (path / MODEL).is_dir():
             raise FormatError(
-                f"{path}: is a checkpoint; give its run, {path.parent.parent}, which takes the newest one"
+                f"{path}: is a checkpoint; give its run, {path.parent.parent}, which takes "
+                "the newest one"
             )
         if not (path / RUN_FILE).is_file():
-            raise FormatError(f"{path}: no run ({RUN_FILE} is missing) and no model in the Hugging Face layout")
+            raise FormatError(
+                f"{path}: no run ({RUN_FILE} is missing) and no model in the Hugging Face layout"
+            )
         checkpoint = newest_complete(path / CHECKPOINTS)
         if checkpoint is None:
-            raise FormatError(f"{path}: no complete checkpoint yet; train on, or wait for the first")
+            raise FormatError(
+                f"{path}: no complete checkpoint yet; train on, or wait for the first"
+            )
         # Prefer the checkpoint's copy, because its checksums were just verified.
         kept, chat = checkpoint.folder / TOKENIZER_FOLDER, ChatInfo.load(path)
         tokenizer = kept if kept.is_dir() else path / TOKENIZER_FOLDER
@@ -132,7 +153,9 @@ class RunFolder:
             model=checkpoint.part(MODEL),
             tokenizer=tokenizer,
             template=None if chat is None else chat.template,
-            stop_ids=_stop_ids(tokenizer, (*facts.stop_ids, *(() if chat is None else chat.stop_ids))),
+            stop_ids=_stop_ids(
+                tokenizer, (*facts.stop_ids, *(() if chat is None else chat.stop_ids))
+            ),
             step=checkpoint.step,
             trained_length=_trained_length(path),
             facts=facts,
@@ -149,12 +172,16 @@ class RunFolder:
     def fingerprint(self) -> str:
         """Fingerprint of the model's weights and settings, byte for byte.
 
-        A run's files were read and checked when it was opened; a model in the Hugging Face layout is read here, at
-        about 1 GB/s.
+        A run's files were read and checked when it was opened; a model in the Hugging Face layout
+        is read here, at about 1 GB/s.
         """
         manifest = None if self.step is None else read_manifest(self.model.parent)
         if manifest is not None:
-            found = {name: entry["sha256"] for name, entry in manifest["files"].items() if name.startswith(f"{MODEL}/")}
+            found = {
+                name: entry["sha256"]
+                for name, entry in manifest["files"].items()
+                if name.startswith(f"{MODEL}/")
+            }
         else:
             found = {
                 path.name: digest(path)
@@ -181,11 +208,15 @@ class RunFolder:
 
 
 def _of_hub(name: str) -> Path:
-    """The copy of a model of the hub, with its tokenizer and processor; weights as safetensors where it has them."""
+    """The copy of a model of the hub, with its tokenizer and processor; weights as safetensors
+    where it has them.
+    """
     small = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
     folder = hub_copy(name, [*small, "*.safetensors"])
     if not (folder / "config.json").is_file():
-        raise FormatError(f"{name}: no folder here, and on the hub it is not a model: config.json is missing")
+        raise FormatError(
+            f"{name}: no folder here, and on the hub it is not a model: config.json is missing"
+        )
     if not any(folder.glob("*.safetensors")):
         folder = hub_copy(name, [*small, "*.bin"])
     return folder
@@ -201,7 +232,8 @@ def begin_run(
     resume: bool,
     hold: Callable[[Path], None],
 ) -> None:
-    """Create a run's folder with the run file and the datasets' tokenizer and chat facts; a resumed one is kept as is.
+    """Create a run's folder with the run file and the datasets' tokenizer and chat facts; a resumed
+    one is kept as is.
 
     Args:
         path: The folder.
@@ -241,7 +273,10 @@ def check_run(path: Path | None, datasets: Sequence[Corpus], *, resume: bool) ->
         return
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"{path}: cannot be written: {there} is no folder that you may write to; name another folder")
+        raise OutputError(
+            f"{path}: cannot be written: {there} is no folder that you may write to; name "
+            "another folder"
+        )
 
 
 def may_begin(path: Path, *, resume: bool) -> bool:
@@ -262,7 +297,8 @@ def may_begin(path: Path, *, resume: bool) -> bool:
         raise OutputError(f"{path}: the folder is not empty and holds no run; choose another")
     if not resume:
         raise OutputError(
-            f"{path}: a run is there already; resume it (--resume, or resume=True), or choose another folder"
+            f"{path}: a run is there already; resume it (--resume, or resume=True), or choose "
+            "another folder"
         )
     return False
 
@@ -273,16 +309,25 @@ def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
     The old file is kept as `run.yaml.old`.
     """
     kept = path / RUN_FILE
-    before, after = (_flat(found or {}) for found in (_read_run_file(path), parse_yaml(now, "run file")[1]))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    before, after = (
+        _flat(found or {}) for found in (_read_run_file(path), parse_yaml(now, "run file")[1])
+    )
+    changed = sorted(
+        key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
+    )
     for key in changed:
-        say(f"resumed with {key}: {after.get(key, 'the default')}; it was {before.get(key, 'the default')}")
+        say(
+            f"resumed with {key}: {after.get(key, 'the default')}; it was "
+            f"{before.get(key, 'the default')}"
+        )
     if changed:
         try:
             shutil.copyfile(kept, kept.with_name(f"{RUN_FILE}.old"))
             _write_whole(kept, now)
         except OSError as error:
-            raise OutputError(f"{kept}: cannot be written: {error.strerror}; make room, then resume") from error
+            raise OutputError(
+                f"{kept}: cannot be written: {error.strerror}; make room, then resume"
+            ) from error
 
 
 def _read_run_file(path: Path) -> Any:
@@ -302,23 +347,30 @@ def _flat(value: object, place: str = "") -> dict[str, Any]:
     if not isinstance(value, dict | list):
         return {place: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {k: v for key, inner in items for k, v in _flat(inner, f"{place}.{key}" if place else str(key)).items()}
+    return {
+        k: v
+        for key, inner in items
+        for k, v in _flat(inner, f"{place}.{key}" if place else str(key)).items()
+    }
 
 
 def _shipped(datasets: Sequence[Corpus]) -> tuple[Path, ChatInfo | None, Any]:
-    """The folder of the datasets' tokenizer, the facts of their chats, and a dataset with images if there is one."""
+    """The folder of the datasets' tokenizer, the facts of their chats, and a dataset with images if
+    there is one.
+    """
     folder = next((d.path / TOKENIZER_FOLDER for d in datasets if d.loaded_tokenizer), None)
     if folder is None:
         raise ConfigError(
-            "no source stores its tokenizer, which the trained model needs; use datasets of penstock prepare"
+            "no source stores its tokenizer, which the trained model needs; use datasets of "
+            "penstock prepare"
         )
     chats = [dataset.chat for dataset in datasets if dataset.chat is not None]
     prints = {chat.template_fingerprint for chat in chats}
     if len(prints) > 1:
         names = sorted({chat.template_name for chat in chats})
         raise ConfigError(
-            f"the sources' chats were rendered by different templates ({', '.join(names)}); a model has one: prepare "
-            "them with the same"
+            f"the sources' chats were rendered by different templates ({', '.join(names)}); a "
+            "model has one: prepare them with the same"
         )
     return folder, chats[0] if chats else None, next((d for d in datasets if d.media), None)
 
@@ -368,13 +420,19 @@ def _stop_ids(tokenizer: Path, given: Sequence[int]) -> tuple[int, ...]:
 
 
 def _facts_of_old(path: Path, model: Path, tokenizer: Path) -> ModelFacts:
-    """What can be found out about a run that was begun before facts were kept: from its base, if it is still there.
+    """What can be found out about a run that was begun before facts were kept: from its base, if it
+    is still there.
 
-    Texts of its data begin with BOS if the tokenizer has one that is not its EOS, as preparing did by default.
+    Texts of its data begin with BOS if the tokenizer has one that is not its EOS, as preparing did
+    by default.
     """
     values = _read_run_file(path)
     named = values.get("model") if isinstance(values, dict) else None
-    base = Path(named.partition(":")[2]) if isinstance(named, str) and named.startswith(("hf:", "from:")) else None
+    base = (
+        Path(named.partition(":")[2])
+        if isinstance(named, str) and named.startswith(("hf:", "from:"))
+        else None
+    )
     places = [model, path / BASE / MODEL, path / BASE, *([] if base is None else [base])]
     folder = next((place for place in places if (place / "config.json").is_file()), None)
     found = ModelFacts() if folder is None else ModelFacts.of_folder(folder)

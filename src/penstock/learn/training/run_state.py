@@ -102,7 +102,9 @@ class RunState:
     bits: BitSettings
     """The settings that change bits."""
     base: str | None
-    """Checksum of a base that stays fixed and is written once; None: checkpoints hold all weights."""
+    """Checksum of a base that stays fixed and is written once; None: checkpoints hold all
+    weights.
+    """
     totals: Totals = field(default_factory=Totals)
     owed: dict[str, Any] = field(default_factory=dict)
     """Evaluators that a signal stopped, and the record of their step without them."""
@@ -118,8 +120,8 @@ class RunState:
             writes: Whether to restore a missing tokenizer of the run; a dry run does not.
 
         Raises:
-            StateError: The data, the plan, the model or the optimizer differ from the checkpoint's, no checkpoint is
-                complete although there are some, or ranks find different ones.
+            StateError: The data, the plan, the model or the optimizer differ from the checkpoint's,
+                no checkpoint is complete although there are some, or ranks find different ones.
         """
         checkpoint = newest_complete(self.folder / CHECKPOINTS, say=self.say)
         self._check_found(checkpoint)
@@ -136,13 +138,14 @@ class RunState:
             self.steps = count_steps(self.loader, self.settings)
         if checkpoint.step > self.steps:
             raise StateError(
-                f"{self.folder}: the run is already at step {checkpoint.step}, and steps is {self.steps}; steps counts "
-                f"from the beginning of the run: to train longer, give more than {checkpoint.step}"
+                f"{self.folder}: the run is already at step {checkpoint.step}, and steps is "
+                f"{self.steps}; steps counts from the beginning of the run: to train longer, "
+                f"give more than {checkpoint.step}"
             )
         if (kind := self.settings.optimizer.kind) != state["optimizer"]:
             raise StateError(
-                f"{checkpoint.folder}: the optimizer is {kind} now, {state['optimizer']} then; resume with that, or "
-                "begin another run with model: from:RUN"
+                f"{checkpoint.folder}: the optimizer is {kind} now, {state['optimizer']} "
+                "then; resume with that, or begin another run with model: from:RUN"
             )
         self._load_distiller(checkpoint, state.get("distillation"))
         kept = checkpoint.tensors(OWN) if (checkpoint.folder / OWN).exists() else {}
@@ -158,11 +161,14 @@ class RunState:
             self.say(f"resumed with another setting that changes the last bits: {difference}")
         self._report_rate(checkpoint.step, state.get("steps", self.steps))
         complete = f"the run is complete at step {self.steps}; to train longer, give more steps"
-        self.say(complete if checkpoint.step == self.steps else f"goes on after step {checkpoint.step}")
+        self.say(
+            complete if checkpoint.step == self.steps else f"goes on after step {checkpoint.step}"
+        )
         return True
 
     def take(self, continued: Continued) -> None:
-        """Begin with parts of another run's checkpoint. Weights were taken with the model, places with the loader.
+        """Begin with parts of another run's checkpoint. Weights were taken with the model, places
+        with the loader.
 
         Raises:
             StateError: The checkpoint is gone, or its optimizer is another one.
@@ -186,14 +192,14 @@ class RunState:
         done = checkpoint.step
         if done >= self.steps:
             raise ConfigError(
-                f"training.steps is {self.steps}, and the schedule of {checkpoint.folder} goes on after step {done}: "
-                f"steps counts from the beginning of that run: give more than {done}, or leave schedule out of "
-                "continue_from.take"
+                f"training.steps is {self.steps}, and the schedule of {checkpoint.folder} "
+                f"goes on after step {done}: steps counts from the beginning of that run: "
+                f"give more than {done}, or leave schedule out of continue_from.take"
             )
         rate = self.settings.optimizer.peak * self.settings.schedule.share(done, self.steps)
         self.say(
-            f"schedule: step {done + 1:,} of {self.steps:,} comes next, with learning rate {rate:.3g} "
-            f"({self.settings.schedule.shape})"
+            f"schedule: step {done + 1:,} of {self.steps:,} comes next, with learning rate "
+            f"{rate:.3g} ({self.settings.schedule.shape})"
         )
 
     def _report_rate(self, done: int, steps_before: int) -> None:
@@ -203,8 +209,9 @@ class RunState:
             return
         before, now = peak * share(done - 1, steps_before), peak * share(done, self.steps)
         self.say(
-            f"steps was {steps_before}, is {self.steps}: with schedule.shape {self.settings.schedule.shape} the "
-            f"learning rate changes from {before:.3g} at step {done} to {now:.3g} at step {done + 1}"
+            f"steps was {steps_before}, is {self.steps}: with schedule.shape "
+            f"{self.settings.schedule.shape} the learning rate changes from {before:.3g} at "
+            f"step {done} to {now:.3g} at step {done + 1}"
         )
 
     def _restore_tokenizer(self, checkpoint: Checkpoint) -> None:
@@ -215,23 +222,30 @@ class RunState:
             shutil.copytree(kept, restored)
 
     def _check_found(self, checkpoint: Checkpoint | None) -> None:
-        """Refuse to start over if there are checkpoints, and ranks that would resume from different steps."""
+        """Refuse to start over if there are checkpoints, and ranks that would resume from different
+        steps.
+        """
         step = 0 if checkpoint is None else checkpoint.step
         if self.ranks.differ(step):
             raise StateError(
-                f"{self.folder}: the ranks find different checkpoints, this one step {step}; the run's folder must be "
-                "the same on all of them"
+                f"{self.folder}: the ranks find different checkpoints, this one step {step}; "
+                "the run's folder must be the same on all of them"
             )
-        if checkpoint is None and (there := sorted(p.name for p in (self.folder / CHECKPOINTS).glob("step-*"))):
+        if checkpoint is None and (
+            there := sorted(p.name for p in (self.folder / CHECKPOINTS).glob("step-*"))
+        ):
             raise StateError(
-                f"{self.folder / CHECKPOINTS}: none of {', '.join(there)} is complete; restore one, or take another "
-                "folder to begin again"
+                f"{self.folder / CHECKPOINTS}: none of {', '.join(there)} is complete; "
+                "restore one, or take another folder to begin again"
             )
 
     def _load(self, checkpoint: Checkpoint) -> None:
         if not isinstance(self.model, OwnModel):
             self._refuse_other_base(checkpoint)
-        cure = "resume with the settings it began with, or begin another run with continue_from or model: from:RUN"
+        cure = (
+            "resume with the settings it began with, or begin another run with continue_from or "
+            "model: from:RUN"
+        )
         weights = matching_weights(checkpoint, self.model, cure)
         if self.ranks.several:
             check_values({"the weights of the checkpoint": weights_digest(weights)})
@@ -253,21 +267,27 @@ class RunState:
         written = base_written(checkpoint.part(MODEL))
         if written is not None and self.base is not None and written != self.base:
             raise StateError(
-                f"{checkpoint.folder}: its LoRA was trained on another model: the weights of the base have changed "
-                "since; resume with the model that the run began with, or begin another run with model: from:RUN"
+                f"{checkpoint.folder}: its LoRA was trained on another model: the weights of "
+                "the base have changed since; resume with the model that the run began with, "
+                "or begin another run with model: from:RUN"
             )
 
     def _load_distiller(self, checkpoint: Checkpoint, state: dict[str, object] | None) -> None:
         if (self.distiller is None) != (state is None):
-            now, then = ("with a teacher" if one is not None else "without one" for one in (self.distiller, state))
+            now, then = (
+                "with a teacher" if one is not None else "without one"
+                for one in (self.distiller, state)
+            )
             raise StateError(
-                f"{checkpoint.folder}: the run trains {now} now, {then} then; resume with the same section `teacher`, "
-                "or begin another run with model: from:RUN"
+                f"{checkpoint.folder}: the run trains {now} now, {then} then; resume with the "
+                "same section `teacher`, or begin another run with model: from:RUN"
             )
         if self.distiller is None or state is None:
             return
         for number in self.distiller.others(state):
-            self.say(f"resumed with another teacher: the model of teacher.teachers.{number} changed")
+            self.say(
+                f"resumed with another teacher: the model of teacher.teachers.{number} changed"
+            )
         self.distiller.load_state(state)
         if self.projections:
             self.distiller.load_state_dict(checkpoint.tensors(PROJECTIONS), strict=False)
@@ -298,24 +318,33 @@ class RunState:
             # So that a copied checkpoint still carries its run file, tokenizer and processor.
             **{kept: partial(_copy, self.folder / kept) for kept in KEPT},
         }
-        save_checkpoint(self.folder / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep)
+        save_checkpoint(
+            self.folder / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep
+        )
         self.saved = step.index + 1
 
     def _save_model(self, path: Path, weights: dict[str, Tensor] | None) -> None:
-        """Write the model of a checkpoint; of LoRA only LoRA, next to a base that all checkpoints of the run share."""
+        """Write the model of a checkpoint; of LoRA only LoRA, next to a base that all checkpoints
+        of the run share.
+        """
         if self.base is None:
             save_model(self.model, path, weights)
             return
         base = self.folder / BASE
-        if (read_manifest(base) or {}).get("checksum") != self.base or damage(base, contents=False) is not None:
+        if (read_manifest(base) or {}).get("checksum") != self.base or damage(
+            base, contents=False
+        ) is not None:
             partial_base = begin(base)
             save_model(self.model, partial_base, weights, with_lora=False)
             finish(partial_base, base, {"checksum": self.base})
-        save_model(self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self.base))
+        save_model(
+            self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self.base)
+        )
 
 
 def fixed_base(model: LanguageModel) -> str | None:
-    """Checksum of the weights next to LoRA if nothing else is trained or changes; None: it does, or has no LoRA.
+    """Checksum of the weights next to LoRA if nothing else is trained or changes; None: it does, or
+    has no LoRA.
 
     Of whole weights: ask before the model is sharded.
     """
@@ -329,13 +358,16 @@ def _base_is_fixed(model: LanguageModel, module: torch.nn.Module) -> bool:
         return False
     weights = {weight.data_ptr() for weight in model.parameters()}
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    # A buffer that is saved may change in training, such as a running mean; a tied weight has two names.
+    # A buffer that is saved may change in training, such as a running mean; a tied weight has two
+    # names.
     kept = [name for name, value in module.state_dict().items() if value.data_ptr() not in weights]
     return all(is_adapter_weight(name) for name in trained) and not kept
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file or folder if it exists. Only rank 0 checks that, because all ranks must pass the same parts."""
+    """Copy a file or folder if it exists. Only rank 0 checks that, because all ranks must pass the
+    same parts.
+    """
     if source.is_dir():
         shutil.copytree(source, target)
     elif source.exists():
@@ -352,14 +384,16 @@ def count_steps(loader: Loader, settings: TrainSettings) -> int:
     """Steps of the run: those of the settings, or until the sources end.
 
     Raises:
-        ConfigError: Steps are not set and a source never ends, or the warm-up is longer than the run.
+        ConfigError: Steps are not set and a source never ends, or the warm-up is longer than the
+            run.
     """
     if settings.steps is not None:
         return settings.steps
     endless = [source.name for source in loader.mixture.sources if source.max_epochs is None]
     if endless:
         raise ConfigError(
-            f"training.steps is missing, and source {endless[0]!r} never ends; give steps, or max_epochs of each source"
+            f"training.steps is missing, and source {endless[0]!r} never ends; give steps, or "
+            "max_epochs of each source"
         )
     steps = loader.count_steps()
     settings.schedule.check_length(steps)

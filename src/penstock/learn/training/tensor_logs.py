@@ -1,12 +1,14 @@
-"""Log tensors of a step for debugging: parameters, gradients and outputs of modules, selected by name patterns.
+"""Log tensors of a step for debugging: parameters, gradients and outputs of modules, selected by
+name patterns.
 
     RUN/tensors/statistics.jsonl             one line per tensor: mean, std, min, max, norm, share that is not finite
     RUN/tensors/step-00000100.safetensors    the tensors themselves, if requested
 
-Names are those of torch: `blocks.0.mlp.up.weight` is a parameter, `grad.blocks.0.mlp.up.weight` its gradient, summed
-over the step and before clipping, and `out.blocks.0.mlp` the output of that module for the first row of the step. Only
-a logged step has a cost: its hooks exist only during the step (a compiled model is recompiled for it).
-"""
+Names are those of torch: `blocks.0.mlp.up.weight` is a parameter, `grad.blocks.0.mlp.up.weight` its
+gradient, summed over the step and before clipping, and `out.blocks.0.mlp` the output of that module
+for the first row of the step. Only a logged step has a cost: its hooks exist only during the step
+(a compiled model is recompiled for it).
+"""  # noqa: E501
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,23 +43,34 @@ class TensorLogs:
         model: The model to watch.
         settings: Which tensors, at which steps, and whether in full.
         done: Steps that are done already; lines of later steps are removed.
-        writes: Whether this process writes; with several processes rank 0 writes, and all must watch.
+        writes: Whether this process writes; with several processes rank 0 writes, and all must
+            watch.
 
     Raises:
         ConfigError: A pattern matches no name.
         OutputError: The folder cannot be written.
-    """
+    """  # noqa: E501
 
     def __init__(
-        self, run: Path, model: nn.Module, settings: TensorLogSettings, *, done: int = 0, writes: bool = True
+        self,
+        run: Path,
+        model: nn.Module,
+        settings: TensorLogSettings,
+        *,
+        done: int = 0,
+        writes: bool = True,
     ) -> None:
         self._folder, self._model, self._settings = run / TENSORS, model, settings
         check_patterns(model, settings)
-        self._lines = JsonLines(self._folder / STATISTICS, done) if settings.patterns and writes else None
+        self._lines = (
+            JsonLines(self._folder / STATISTICS, done) if settings.patterns and writes else None
+        )
 
     @contextmanager
     def watch(self, step: int) -> Iterator[None]:
-        """At a step to log: record the modules' outputs in the body, and write them with parameters and gradients."""
+        """At a step to log: record the modules' outputs in the body, and write them with parameters
+        and gradients.
+        """
         if not self._settings.patterns or step % self._settings.every:
             yield
             return
@@ -118,7 +131,9 @@ def check_patterns(model: nn.Module, settings: TensorLogSettings) -> None:
 
 @torch.no_grad()
 def statistics(tensor: Tensor) -> dict[str, Any]:
-    """Shape, dtype, share of numbers that are not finite (`not_finite`), and figures of the others; None if none."""
+    """Shape, dtype, share of numbers that are not finite (`not_finite`), and figures of the others;
+    None if none.
+    """
     numbers = tensor.detach().flatten()
     numbers = numbers.double() if numbers.device.type == "cpu" else numbers.float()
     finite = numbers[torch.isfinite(numbers)]
@@ -130,7 +145,9 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
     if not len(finite):
         return found | dict.fromkeys(("mean", "std", "min", "max", "norm"))
     figures = (finite.mean(), finite.std(correction=0), finite.min(), finite.max(), finite.norm())
-    return found | dict(zip(("mean", "std", "min", "max", "norm"), map(float, figures), strict=True))
+    return found | dict(
+        zip(("mean", "std", "min", "max", "norm"), map(float, figures), strict=True)
+    )
 
 
 def _names(model: nn.Module) -> list[str]:
@@ -143,7 +160,11 @@ def _keeper(seen: dict[str, Tensor], name: str) -> Any:
     """A hook that keeps the first tensor of a module's first output."""
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        first = output if isinstance(output, Tensor) else next((x for x in output if isinstance(x, Tensor)), None)
+        first = (
+            output
+            if isinstance(output, Tensor)
+            else next((x for x in output if isinstance(x, Tensor)), None)
+        )
         if name not in seen and first is not None:
             seen[name] = _whole(first.detach()).clone()
 

@@ -2,14 +2,16 @@
 
     for step in loader:                              the rows of one optimiser step, this rank's
         for row in step: loss(row).backward()        several joined in a pass; divided by the step's denominator
-        sum gradients over ranks; one step of the optimizer; metrics, evaluators, a checkpoint at its interval
+        sum gradients over ranks; one step of the optimizer; metrics, evaluators, a checkpoint at
+        its interval
 
-Guarantees: the loss is the weighted sum over targets divided by the sum of weights, over the whole step and all ranks,
-so rows, packing and ranks do not change it. A run that is killed at any moment and resumed gives the losses of an
-uninterrupted one, bit for bit on the same machine with the same settings. A checkpoint holds the loader's state after
-its own step, regardless of prefetching. Random numbers of a step (dropout, if a model has it) are keyed by (seed, step,
-rank); it is off where log-probabilities are compared: preferences, policies, teachers.
-"""
+Guarantees: the loss is the weighted sum over targets divided by the sum of weights, over the whole
+step and all ranks, so rows, packing and ranks do not change it. A run that is killed at any moment
+and resumed gives the losses of an uninterrupted one, bit for bit on the same machine with the same
+settings. A checkpoint holds the loader's state after its own step, regardless of prefetching.
+Random numbers of a step (dropout, if a model has it) are keyed by (seed, step, rank); it is off
+where log-probabilities are compared: preferences, policies, teachers.
+"""  # noqa: E501
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,8 +75,10 @@ class Trainer:
         settings: How to train.
         steps: Optimizer steps of the whole run.
         ranks: The processes that train together.
-        distiller: The teachers; the loader was made with the distiller's companion. None: plain cross entropy.
-        groups: The companion that the loader was made with, if the loss is to be reported by source and task.
+        distiller: The teachers; the loader was made with the distiller's companion. None: plain
+            cross entropy.
+        groups: The companion that the loader was made with, if the loss is to be reported by source
+            and task.
         evaluators: (interval, evaluator) by name; see `make_evaluators`.
         say: Called with each message for the user, one sentence.
 
@@ -104,14 +108,18 @@ class Trainer:
         self._told_empty = False
         if ranks.several:
             check_ranks(loader, more={"steps": steps})
-        # A part of a document is processed as a document with a past, so parts need the same isolation as rows.
+        # A part of a document is processed as a document with a past, so parts need the same
+        # isolation as rows.
         if loader.needs_isolation or settings.micro_sequences > 1:
             require_packed_rows(model, loader.settings.sequence_length)
         self._paths: PathTraining | None = None
         notices = [] if distiller is None else dropout_notice(model, "teacher")
         if settings.preference is not None or settings.policy is not None:
             if distiller is not None:
-                raise ConfigError("teacher and training.preference or training.policy cannot be combined; choose one")
+                raise ConfigError(
+                    "teacher and training.preference or training.policy cannot be combined; "
+                    "choose one"
+                )
             # Before the model is sharded or compiled: the reference may be a copy of it.
             self._paths = PathTraining(model, loader, settings, ranks.device)
             notices = self._paths.notices
@@ -134,7 +142,9 @@ class Trainer:
         check_fit(model, loader, settings, distiller, self._own_loss)
         # A loss of the user's own was tried, which runs the model.
         sharded_again(module_of(model))
-        self.rows_per_pass = ranks.least(rows_per_pass(model, loader, settings, taught=distiller is not None))
+        self.rows_per_pass = ranks.least(
+            rows_per_pass(model, loader, settings, taught=distiller is not None)
+        )
         projections = {} if distiller is None else dict(distiller.named_parameters())
         optimizers = Optimizers(module_of(model), settings.optimizer, beside=projections)
         bits = bit_settings(
@@ -207,15 +217,20 @@ class Trainer:
     @property
     def reference_parameters(self) -> int:
         """Weights of a frozen reference model that is held besides the model."""
-        return 0 if self._paths is None or self._paths.reference is None else self._paths.reference.parameters
+        return (
+            0
+            if self._paths is None or self._paths.reference is None
+            else self._paths.reference.parameters
+        )
 
     def train(self) -> Iterator[Record]:
         """Train to the end, yielding a record of figures after each step; SIGTERM saves and stops.
 
-        A record has `step` (steps done), `loss` (nats per target at distance 1), `learning_rate`, `gradient_norm`,
-        `tokens`, `targets`, `seconds`, `wait_seconds` (for data). With several prediction heads it also has
-        `loss.distance.2` and so on, with several sources `loss.source.NAME`, with several tasks `loss.task.NAME` (see
-        `loss_groups`); after an evaluation, its figures as `name/figure`.
+        A record has `step` (steps done), `loss` (nats per target at distance 1), `learning_rate`,
+        `gradient_norm`, `tokens`, `targets`, `seconds`, `wait_seconds` (for data). With several
+        prediction heads it also has `loss.distance.2` and so on, with several sources
+        `loss.source.NAME`, with several tasks `loss.task.NAME` (see `loss_groups`); after an
+        evaluation, its figures as `name/figure`.
         """
         if self.state.owed:
             with Interruption() as interruption:
@@ -252,13 +267,15 @@ class Trainer:
                 if self.state.saved < self.loader.step:
                     self.state.save(step)
                 raise ConfigError(
-                    f"the sources ended after {self.loader.step} steps, before {self.steps}; lower steps. All that was "
-                    "trained is saved"
+                    f"the sources ended after {self.loader.step} steps, before {self.steps}; "
+                    "lower steps. All that was trained is saved"
                 )
 
     @contextmanager
     def _reports_dropped(self) -> Iterator[None]:
-        """At the end, a line each for the documents that the loader dropped and the parts that it left out, if any."""
+        """At the end, a line each for the documents that the loader dropped and the parts that it
+        left out, if any.
+        """
         yield
         for what, found, why in (
             (
@@ -276,10 +293,14 @@ class Trainer:
                 counts = ", ".join(f"{count:,} of source {name}" for name, count in found.items())
                 self.say(f"{what}: {counts} ({why})")
 
-    def _records(self, interruption: Interruption, logs: TensorLogs) -> Iterator[tuple[Step, Record]]:
-        """The trained steps with their records. On an error, the steps trained so far are saved first.
+    def _records(
+        self, interruption: Interruption, logs: TensorLogs
+    ) -> Iterator[tuple[Step, Record]]:
+        """The trained steps with their records. On an error, the steps trained so far are saved
+        first.
 
-        With several ranks they are not saved: only the rank that reads damaged bytes notices, and saving needs all.
+        With several ranks they are not saved: only the rank that reads damaged bytes notices, and
+        saving needs all.
         """
         waited = time.monotonic()
         try:
@@ -307,7 +328,9 @@ class Trainer:
             raise
 
     def _evaluate(self, names: Sequence[str], interruption: Interruption) -> Record:
-        """Figures of some evaluators; those that a signal stops are owed: saved, and done when the run is resumed."""
+        """Figures of some evaluators; those that a signal stops are owed: saved, and done when the
+        run is resumed.
+        """
         with interruption.waiting():
             asked = partial(self._asked, interruption)
             figures, stopped = evaluate(self._evaluators, names, self.model, asked, self.say)
@@ -327,7 +350,9 @@ class Trainer:
         yield record | self._evaluate(names, interruption)
 
     def _is_made_up(self, names: Sequence[str]) -> bool:
-        """Whether the metrics have these evaluations: nothing is saved again after the end of a run."""
+        """Whether the metrics have these evaluations: nothing is saved again after the end of a
+        run.
+        """
         written = self.run / METRICS
         records = read_metrics(written) if self.ranks.is_first and written.exists() else []
         last = records[-1] if records and records[-1]["step"] == self.loader.step else {}
@@ -339,7 +364,9 @@ class Trainer:
 
     def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()
-        torch.manual_seed(key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1)
+        torch.manual_seed(
+            key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1
+        )
         self.model.begin_step(seed=self.settings.seed, number=step.index, tokens=step.num_tokens)
         nats = 0.0
         rows = list(step.joined(self.rows_per_pass))
@@ -351,10 +378,13 @@ class Trainer:
             for row in rows:
                 nats += self._gradients.add(row, step.loss_denominators)
             if self.settings.shard:
-                # A block that drew another mixer leaves some without, and an optimizer steps those with zeros.
+                # A block that drew another mixer leaves some without, and an optimizer steps those
+                # with zeros.
                 list(with_gradients(self.model.parameters()))
             else:
-                self.ranks.sum_gradients([*self.model.parameters(), *self.state.projections.values()])
+                self.ranks.sum_gradients(
+                    [*self.model.parameters(), *self.state.projections.values()]
+                )
         rate = self.settings.optimizer.peak * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None
@@ -369,8 +399,9 @@ class Trainer:
         loss = nats / max(step.loss_denominator, 1e-12) if by_token else nats
         if not (loss - loss == 0 and norm - norm == 0):
             raise StateError(
-                f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing of this step is saved; "
-                "lower the learning rate, or look at `loader.explain` of the step, then resume (--resume, resume=True)"
+                f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing "
+                "of this step is saved; lower the learning rate, or look at `loader.explain` "
+                "of the step, then resume (--resume, resume=True)"
             )
         taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
         own = {} if self._own_loss is None else self._own_loss.take(self.ranks)
@@ -380,8 +411,9 @@ class Trainer:
         if not any(step.loss_denominators) and not self._told_empty:
             self._told_empty = True
             self.say(
-                f"step {step.index + 1} has no target on any rank: its loss is 0, and only momentum and weight decay "
-                "change the weights; `penstock plan` counts such rows, and this is not said again"
+                f"step {step.index + 1} has no target on any rank: its loss is 0, and only "
+                "momentum and weight decay change the weights; `penstock plan` counts such "
+                "rows, and this is not said again"
             )
         return {
             "step": step.index + 1,
@@ -402,9 +434,10 @@ class Trainer:
 def _compile(model: LanguageModel) -> None:
     """Compile each block.
 
-    Attention is a single operation in it. What differs from row to row, the number of documents, becomes dynamic when
-    it first changes: with `dynamic=False`, torch would compile a block again for each number. How many tokens an expert
-    gets differs too much to be foreseen: experts stay as they are.
+    Attention is a single operation in it. What differs from row to row, the number of documents,
+    becomes dynamic when it first changes: with `dynamic=False`, torch would compile a block again
+    for each number. How many tokens an expert gets differs too much to be foreseen: experts stay as
+    they are.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None:

@@ -1,4 +1,5 @@
-"""Attention over packed rows with a choice of backends; documents never see each other, and prefixes are supported.
+"""Attention over packed rows with a choice of backends; documents never see each other, and
+prefixes are supported.
 
 ```python
 rule = AttentionRule.of(row)
@@ -14,11 +15,12 @@ attention.backend                                                         # "var
 | `flex` | CUDA; CPU without gradients | yes | FlexAttention with a block mask |
 | `dense` | everywhere; for tests and small rows | yes | one call with a [T, T] mask |
 
-`auto` takes `varlen` for half precision on CUDA, `flex` if such a row has prefixes, and `per_document` otherwise. A
-backend chosen by name is used, or refused with the reason and the alternatives; it is never replaced by another.
+`auto` takes `varlen` for half precision on CUDA, `flex` if such a row has prefixes, and
+`per_document` otherwise. A backend chosen by name is used, or refused with the reason and the
+alternatives; it is never replaced by another.
 
 `slice_attention` is the same for ranks that share a row (context parallelism).
-"""
+"""  # noqa: E501
 
 from penstock.core.errors import MissingExtraError
 from penstock.core.lazy_imports import public_names
@@ -30,7 +32,13 @@ except ImportError as error:
 
 from penstock.models.attention.context_parallel import gather_slots, slice_attention
 from penstock.models.attention.flex import flex_mask_mod
-from penstock.models.attention.row_attention import BACKENDS, REQUIREMENTS, RowAttention, attend, choose
+from penstock.models.attention.row_attention import (
+    BACKENDS,
+    REQUIREMENTS,
+    RowAttention,
+    attend,
+    choose,
+)
 
 __all__ = [
     "BACKENDS",

@@ -1,26 +1,31 @@
-"""Attention backends: a dense mask, calls per document, and FlashAttention over documents of different lengths.
+"""Attention backends: a dense mask, calls per document, and FlashAttention over documents of
+different lengths.
 
-A document that is a prefix tree takes a causal call for each node, and one without a mask for each node with children:
-its whole subtree, which stands behind it without a gap, sees all of it. The two are joined by their log-sum-exps, as
-FlashAttention joins blocks of keys (Dao et al. 2022, arXiv:2205.14135).
+A document that is a prefix tree takes a causal call for each node, and one without a mask for each
+node with children: its whole subtree, which stands behind it without a gap, sees all of it. The two
+are joined by their log-sum-exps, as FlashAttention joins blocks of keys (Dao et al. 2022,
+arXiv:2205.14135).
 
 `dense` is one call with a mask of all pairs: T² bytes and T² products, so for tests and small rows.
 
-`varlen` is FlashAttention over all documents in one call, for half precision on CUDA and causal attention only.
-`varlen_attn` exists since torch 2.10. Its argument for causal attention was first `is_causal`, later a window with
-nothing to the right (−1, 0); which one this torch has is looked up.
+`varlen` is FlashAttention over all documents in one call, for half precision on CUDA and causal
+attention only. `varlen_attn` exists since torch 2.10. Its argument for causal attention was first
+`is_causal`, later a window with nothing to the right (−1, 0); which one this torch has is looked
+up.
 
-`per_document` computes no products between documents, which suits the CPU. A document with a prefix takes two calls:
-the prefix in full, and the rest, which sees the whole document up to itself. The rest has more keys than queries, but
-torch's `is_causal` is aligned top-left, so it gets a mask that is aligned bottom-right. (A causal call over the whole
-document with the prefix written over it needs no mask, but is 1.0 to 1.7 times slower for prefixes of half a document
-and more, because torch's CPU kernel skips little of what is masked.)
+`per_document` computes no products between documents, which suits the CPU. A document with a prefix
+takes two calls: the prefix in full, and the rest, which sees the whole document up to itself. The
+rest has more keys than queries, but torch's `is_causal` is aligned top-left, so it gets a mask that
+is aligned bottom-right. (A causal call over the whole document with the prefix written over it
+needs no mask, but is 1.0 to 1.7 times slower for prefixes of half a document and more, because
+torch's CPU kernel skips little of what is masked.)
 
-On the CPU, `per_document` is one torch operation with its own backward pass, so documents are data: a compiled model is
-not recompiled for each row, and autograd has one node instead of several per document. Masks live only during their
-call, so memory is O(row). It calls the kernel that `scaled_dot_product_attention` uses on the CPU, with results equal
-bit for bit. On other devices it is a series of `scaled_dot_product_attention` calls; masks for documents with prefixes
-are made once per row, with rest × document numbers each.
+On the CPU, `per_document` is one torch operation with its own backward pass, so documents are data:
+a compiled model is not recompiled for each row, and autograd has one node instead of several per
+document. Masks live only during their call, so memory is O(row). It calls the kernel that
+`scaled_dot_product_attention` uses on the CPU, with results equal bit for bit. On other devices it
+is a series of `scaled_dot_product_attention` calls; masks for documents with prefixes are made once
+per row, with rest × document numbers each.
 """
 
 import inspect
@@ -51,20 +56,27 @@ class Backend:
     name: str
     """Name by which users choose it."""
     refusal: Callable[[AttentionRule, torch.device, torch.dtype], str | None]
-    """Why it does not support such a row, as the end of a sentence that begins with its name; None: it does."""
+    """Why it does not support such a row, as the end of a sentence that begins with its name; None:
+    it does.
+    """
     prepare: Callable[[AttentionRule, torch.device, torch.dtype], Attend]
     """Prepare what all layers need: masks, lengths."""
 
 
-def attend_heads(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Scaled dot-product attention of [tokens, heads, dim]; there may be fewer key heads than query heads.
+def attend_heads(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """Scaled dot-product attention of [tokens, heads, dim]; there may be fewer key heads than query
+    heads.
 
-    `mask` [queries, keys] is added to the scores (float) or says which keys a query sees (bool). torch converts bool to
-    float, and keeps a copy for the backward pass in each layer.
-    `causal` is aligned top-left in torch, so it is only right for equal numbers of keys and queries.
+    `mask` [queries, keys] is added to the scores (float) or says which keys a query sees (bool).
+    torch converts bool to float, and keeps a copy for the backward pass in each layer. `causal` is
+    aligned top-left in torch, so it is only right for equal numbers of keys and queries.
     """
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -88,8 +100,9 @@ def causal_settings(function: Callable[..., Any]) -> dict[str, Any]:
     if "is_causal" in known:
         return {"is_causal": True}
     raise ConfigError(
-        f"varlen_attn of torch {torch.__version__} has neither window_size nor is_causal ({', '.join(known)}), which "
-        "the attention backend 'varlen' needs for causal attention; take 'flex' or 'per_document'"
+        f"varlen_attn of torch {torch.__version__} has neither window_size nor is_causal "
+        f"({', '.join(known)}), which the attention backend 'varlen' needs for causal "
+        "attention; take 'flex' or 'per_document'"
     )
 
 
@@ -122,13 +135,19 @@ def _prepare_varlen(rule: AttentionRule, device: torch.device, dtype: torch.dtyp
 
 def _refusal(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda" or dtype not in HALF:
-        return f"runs in float16 and bfloat16 on cuda only, not in {str(dtype).removeprefix('torch.')} on {device.type}"
+        return (
+            "runs in float16 and bfloat16 on cuda only, not in "
+            f"{str(dtype).removeprefix('torch.')} on {device.type}"
+        )
     if rule.bidirectional:
         return "supports causal attention only, and this row has bidirectional prefixes"
     if rule.forked:
         return "has no attention over prefix trees, and this row has one"
     if _find_varlen() is None:
-        return f"needs torch.nn.attention.varlen, which torch {torch.__version__} does not have (2.10 and later do)"
+        return (
+            f"needs torch.nn.attention.varlen, which torch {torch.__version__} does not have "
+            "(2.10 and later do)"
+        )
     return None
 
 
@@ -146,11 +165,14 @@ class Call:
     mask: Tensor | None = None
     """[queries, keys] is added to the scores: 0 or minus infinity."""
     adds: bool = False
-    """Whether its keys come on top of those of earlier calls, instead of being all that its queries see."""
+    """Whether its keys come on top of those of earlier calls, instead of being all that its queries
+    see.
+    """
 
 
 def calls(pieces: list[list[int]], device: torch.device, dtype: torch.dtype) -> Iterator[Call]:
-    """The calls for a row, in the order of their queries, from [begin, end of prefix, end, end of subtree] of pieces.
+    """The calls for a row, in the order of their queries, from [begin, end of prefix, end, end of
+    subtree] of pieces.
 
     Calls that add keys come last: to each query, those of the root before those of nodes below it.
     """
@@ -160,8 +182,12 @@ def calls(pieces: list[list[int]], device: torch.device, dtype: torch.dtype) -> 
             continue
         yield Call(slice(begin, prefix_end), slice(begin, prefix_end), causal=False)
         if prefix_end < end:
-            mask = torch.full((end - prefix_end, end - begin), -torch.inf, dtype=dtype, device=device)
-            yield Call(slice(prefix_end, end), slice(begin, end), False, mask.triu(prefix_end - begin + 1))
+            mask = torch.full(
+                (end - prefix_end, end - begin), -torch.inf, dtype=dtype, device=device
+            )
+            yield Call(
+                slice(prefix_end, end), slice(begin, end), False, mask.triu(prefix_end - begin + 1)
+            )
     for begin, _, end, reach in pieces:
         if reach > end:
             yield Call(slice(end, reach), slice(begin, end), causal=False, adds=True)
@@ -194,7 +220,8 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, pieces: Tensor) -> tuple[T
         q: [T, heads, dim].
         k: [T, kv_heads, dim].
         v: [T, kv_heads, dim].
-        pieces: [pieces, 4] int64: begin, end of the prefix, end, end of the subtree; as in `AttentionRule`.
+        pieces: [pieces, 4] int64: begin, end of the prefix, end, end of the subtree; as in
+            `AttentionRule`.
 
     Returns:
         [T, heads, dim], and the log-sum-exp that the backward pass needs, [heads, T].
@@ -206,7 +233,9 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, pieces: Tensor) -> tuple[T
     out = torch.empty(q.shape, dtype=sums.dtype if made[-1].adds else q.dtype)
     for call in made:
         keys, values = heads_first(k[call.keys]), heads_first(v[call.keys])
-        found, logs = flash(heads_first(q[call.queries]), keys, values, 0.0, call.causal, attn_mask=call.mask)
+        found, logs = flash(
+            heads_first(q[call.queries]), keys, values, 0.0, call.causal, attn_mask=call.mask
+        )
         if call.adds:
             join_attention(out[call.queries], sums[:, call.queries], tokens_first(found), logs[0])
         else:
@@ -216,7 +245,9 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, pieces: Tensor) -> tuple[T
 
 
 def join_attention(out: Tensor, sums: Tensor, found: Tensor, logs: Tensor) -> None:
-    """Join attention over more keys into `out` [queries, heads, dim] with its log-sum-exps [heads, queries]."""
+    """Join attention over more keys into `out` [queries, heads, dim] with its log-sum-exps [heads,
+    queries].
+    """
     joined = torch.logaddexp(sums, logs)
     out.mul_((sums - joined).exp().T[..., None]).add_(found * (logs - joined).exp().T[..., None])
     sums.copy_(joined)
@@ -232,7 +263,9 @@ def attend_documents_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; those of keys that both a prefix and its rest see are summed."""
     gradient, q, k, v = gradient.contiguous(), plain_heads(q), plain_heads(k), plain_heads(v)
-    q_gradient, k_gradient, v_gradient = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    q_gradient, k_gradient, v_gradient = (
+        torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
+    )
     for call in calls(pieces.tolist(), q.device, q.dtype):
         of_q, of_k, of_v = flash_backward(
             heads_first(gradient[call.queries]),
@@ -291,8 +324,8 @@ def prepare_operation(rule: AttentionRule) -> Attend:
 def prepare_calls(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
     """Attention per document, as calls of torch's own attention, on any device.
 
-    Queries, keys and values are split, and outputs joined, in one operation each; each slice would instead have a
-    backward pass over the whole row.
+    Queries, keys and values are split, and outputs joined, in one operation each; each slice would
+    instead have a backward pass over the whole row.
     """
     if rule.forked:
         return _prepare_paths(rule, device, dtype)
@@ -308,7 +341,11 @@ def prepare_calls(rule: AttentionRule, device: torch.device, dtype: torch.dtype)
             document, seen = documents[call.keys.start], call.keys.stop - call.keys.start
             outputs.append(
                 attend_heads(
-                    queries, keys[document][:seen], values[document][:seen], mask=call.mask, causal=call.causal
+                    queries,
+                    keys[document][:seen],
+                    values[document][:seen],
+                    mask=call.mask,
+                    causal=call.causal,
                 )
             )
         return torch.cat(outputs)
@@ -317,7 +354,9 @@ def prepare_calls(rule: AttentionRule, device: torch.device, dtype: torch.dtype)
 
 
 def _prepare_paths(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
-    """Attention over prefix trees on any device: each node sees its path, whose keys are concatenated."""
+    """Attention over prefix trees on any device: each node sees its path, whose keys are
+    concatenated.
+    """
     lengths = (rule.pieces[:, 2] - rule.pieces[:, 0]).tolist()
     paths: list[list[int]] = []
     masks: list[Tensor | None] = []
@@ -326,7 +365,9 @@ def _prepare_paths(rule: AttentionRule, device: torch.device, dtype: torch.dtype
         above = [other for other in above if rule.ends[other] > begin]
         past, count = sum(lengths[other] for other in above), lengths[number]
         paths.append([*above, number])
-        mask = torch.full((count, past + count), -torch.inf, dtype=dtype, device=device).triu(past + 1)
+        mask = torch.full((count, past + count), -torch.inf, dtype=dtype, device=device).triu(
+            past + 1
+        )
         masks.append(mask if past else None)
         above.append(number)
 
@@ -334,7 +375,9 @@ def _prepare_paths(rule: AttentionRule, device: torch.device, dtype: torch.dtype
         keys, values = k.split(lengths), v.split(lengths)
         outputs = []
         for queries, path, mask in zip(q.split(lengths), paths, masks, strict=True):
-            seen, carried = (torch.cat([parts[number] for number in path]) for parts in (keys, values))
+            seen, carried = (
+                torch.cat([parts[number] for number in path]) for parts in (keys, values)
+            )
             outputs.append(attend_heads(queries, seen, carried, mask=mask, causal=mask is None))
         return torch.cat(outputs)
 
@@ -350,4 +393,6 @@ def _prepare_per_document(rule: AttentionRule, device: torch.device, dtype: torc
     return prepare_operation(rule) if device.type == "cpu" else prepare_calls(rule, device, dtype)
 
 
-PER_DOCUMENT = Backend(name="per_document", refusal=lambda rule, device, dtype: None, prepare=_prepare_per_document)
+PER_DOCUMENT = Backend(
+    name="per_document", refusal=lambda rule, device, dtype: None, prepare=_prepare_per_document
+)

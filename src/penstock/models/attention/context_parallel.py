@@ -1,4 +1,5 @@
-"""Context parallelism: ranks share a row, gather its keys and values, and attend with their own queries.
+"""Context parallelism: ranks share a row, gather its keys and values, and attend with their own
+queries.
 
 ```python
 part = ps.inputs.RowSlice.of(row, rank, size)                             # this rank's slots, NumPy
@@ -6,13 +7,14 @@ attention = slice_attention(part, group, device="cuda", dtype=torch.bfloat16)
 hidden = attention(q, k, v)                                                # of this rank's t slots, in each layer
 ```
 
-The backward pass sums the gradients of keys and values over the ranks, each of which gets those of its own slots. So
-the sum over ranks of the losses of slices has the gradients of the whole row, to rounding. Each layer takes one
-collective for keys and values together in each direction, and every rank must run the same layers. The graph keeps the
-gathered keys and values of each layer, unless the layer is checkpointed.
+The backward pass sums the gradients of keys and values over the ranks, each of which gets those of
+its own slots. So the sum over ranks of the losses of slices has the gradients of the whole row, to
+rounding. Each layer takes one collective for keys and values together in each direction, and every
+rank must run the same layers. The graph keeps the gathered keys and values of each layer, unless
+the layer is checkpointed.
 
 Source: context parallelism with gathered keys, Llama 3, arXiv:2407.21783, section 3.3.2.
-"""
+"""  # noqa: E501
 
 from typing import Any
 
@@ -36,11 +38,13 @@ def slice_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> RowAttention:
-    """Attention of a slice, over the keys of all ranks that share the row; called with q, k and v of its own t slots.
+    """Attention of a slice, over the keys of all ranks that share the row; called with q, k and v
+    of its own t slots.
 
     Args:
         part: This rank's slice, as `row.split` gives it.
-        group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension; None: all ranks.
+        group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension;
+            None: all ranks.
         device: Device of queries, keys and values.
         dtype: Their dtype.
         backend: per_document, varlen, dense or auto.
@@ -53,24 +57,33 @@ def slice_attention(
     """
     device, group = torch.device(device), _process_group(group)
     _check_place(part, group)
-    name, attend = prepare_slice(part, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap)
+    name, attend = prepare_slice(
+        part, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap
+    )
     order = torch.from_numpy(part.order).to(device)
 
     def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, *gather_slots((k, v), order, group))
 
     return RowAttention(
-        backend=name, slots=len(part.index), device=device, dtype=dtype, softcap=softcap, _attend=gathered
+        backend=name,
+        slots=len(part.index),
+        device=device,
+        dtype=dtype,
+        softcap=softcap,
+        _attend=gathered,
     )
 
 
 def gather_slots(tensors: tuple[Tensor, ...], order: Tensor, group: object = None) -> list[Tensor]:
-    """What all ranks of a group have of each tensor, in the row's order; gradients go back to the ranks, summed.
+    """What all ranks of a group have of each tensor, in the row's order; gradients go back to the
+    ranks, summed.
 
     Args:
         tensors: [t, heads, dim] of this rank's slots; heads may differ.
         order: int64 [T'], that of the slice, on the same device.
-        group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension; None: all ranks.
+        group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension;
+            None: all ranks.
 
     Returns:
         [T', heads, dim] of each.
@@ -93,7 +106,9 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         order, [gradient] = ctx.order, gradients
         # Ranks add up: in half precision the sum would be rounded once for each.
-        by_rank = torch.empty_like(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+        by_rank = torch.empty_like(
+            gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)
+        )
         by_rank[order] = gradient.to(by_rank.dtype)
         if ctx.size == 1:
             return by_rank.to(gradient.dtype), None, None
@@ -107,7 +122,10 @@ def _process_group(group: object) -> Any:
     if not hasattr(group, "get_group"):
         return group
     if getattr(group, "ndim", 1) != 1:
-        raise ConfigError(f"context parallelism takes one dimension of a mesh, such as mesh['cp'], not all of {group}")
+        raise ConfigError(
+            "context parallelism takes one dimension of a mesh, such as mesh['cp'], not all "
+            f"of {group}"
+        )
     return group.get_group()
 
 
@@ -117,6 +135,7 @@ def _check_place(part: RowSlice, group: Any) -> None:
     if (rank, size) != (part.rank, part.size):
         what = "this process of the group" if several else "this process, without a process group,"
         raise DistributedError(
-            f"the slice is that of rank {part.rank} of {part.size}, but {what} is rank {rank} of {size}; split the row "
-            "by the group's rank and size: RowSlice.of(row, dist.get_rank(group), dist.get_world_size(group))"
+            f"the slice is that of rank {part.rank} of {part.size}, but {what} is rank {rank} "
+            f"of {size}; split the row by the group's rank and size: RowSlice.of(row, "
+            "dist.get_rank(group), dist.get_world_size(group))"
         )

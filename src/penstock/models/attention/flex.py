@@ -1,14 +1,15 @@
 """FlexAttention: any mask in blocks, without the blocks that no query sees. For prefixes on CUDA.
 
-torch's `create_block_mask` evaluates the rule for each of T² pairs, again for each row. Here the block mask is made
-from the row's pieces, in O(row) + O(blocks²). Without prefixes, a key is seen from its own slot to the end of its
-piece's subtree: a block of keys is seen by a block of queries after it if its farthest key reaches the first query, and
-by all of it if its nearest reaches the last. With prefixes, the keys that a query sees are contiguous, and both ends
-only move forward with the query. So the first and last query of a block suffice: the block sees all keys that either
-sees or that lie between these, and keys that both see are seen by all queries between them.
+torch's `create_block_mask` evaluates the rule for each of T² pairs, again for each row. Here the
+block mask is made from the row's pieces, in O(row) + O(blocks²). Without prefixes, a key is seen
+from its own slot to the end of its piece's subtree: a block of keys is seen by a block of queries
+after it if its farthest key reaches the first query, and by all of it if its nearest reaches the
+last. With prefixes, the keys that a query sees are contiguous, and both ends only move forward with
+the query. So the first and last query of a block suffice: the block sees all keys that either sees
+or that lie between these, and keys that both see are seen by all queries between them.
 
-On the CPU torch has no backward pass for it and runs it unfused. That suits inspecting a mask, so it is supported there
-without gradients and refused with them.
+On the CPU torch has no backward pass for it and runs it unfused. That suits inspecting a mask, so
+it is supported there without gradients and refused with them.
 """
 
 import warnings
@@ -42,16 +43,21 @@ def tree_mask_mod(reach: Tensor) -> MaskMod:
 
 
 def flex_mask_mod(document_ids: Tensor, prefix: Tensor | None = None) -> MaskMod:
-    """The attention rule as a `mask_mod`, for `create_block_mask` and `create_mask` of FlexAttention.
+    """The attention rule as a `mask_mod`, for `create_block_mask` and `create_mask` of
+    FlexAttention.
 
     Args:
         document_ids: [T], number of each slot's document, on the device of the attention.
-        prefix: bool [T], whether the slot is in its document's prefix; None: all attention is causal.
+        prefix: bool [T], whether the slot is in its document's prefix; None: all attention is
+            causal.
     """
     if prefix is None:
-        return lambda batch, head, query, key: (document_ids[query] == document_ids[key]) & (key <= query)
+        return lambda batch, head, query, key: (
+            (document_ids[query] == document_ids[key]) & (key <= query)
+        )
     return lambda batch, head, query, key: (
-        (document_ids[query] == document_ids[key]) & ((key <= query) | (prefix[query] & prefix[key]))
+        (document_ids[query] == document_ids[key])
+        & ((key <= query) | (prefix[query] & prefix[key]))
     )
 
 
@@ -70,7 +76,9 @@ def block_mask(rule: AttentionRule, mask_mod: MaskMod, device: torch.device) -> 
 
 
 def _blocks(rule: AttentionRule) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """[blocks of queries, blocks of keys]: whether any query sees any key, and whether all see all."""
+    """[blocks of queries, blocks of keys]: whether any query sees any key, and whether all see
+    all.
+    """
     slots = np.arange(rule.num_slots)
     firsts = slots[::BLOCK]
     lasts = np.minimum(firsts + BLOCK, rule.num_slots) - 1
@@ -91,11 +99,17 @@ def _blocks(rule: AttentionRule) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, 
     return some, whole & complete[:, None] & complete
 
 
-def _in_order(blocks: np.ndarray[Any, Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of key blocks of each query block, [1, 1, n], and block numbers with these first, [1, 1, n, n]."""
+def _in_order(
+    blocks: np.ndarray[Any, Any], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number of key blocks of each query block, [1, 1, n], and block numbers with these first, [1,
+    1, n, n].
+    """
     counts = blocks.sum(1, dtype=np.int32)
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
-    return torch.from_numpy(counts[None, None]).to(device), torch.from_numpy(order[None, None]).to(device)
+    return torch.from_numpy(counts[None, None]).to(device), torch.from_numpy(order[None, None]).to(
+        device
+    )
 
 
 def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
@@ -103,7 +117,9 @@ def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> A
     if rule.forked:
         mask_mod = tree_mask_mod(torch.from_numpy(rule.ends).to(device)[ids])
     else:
-        mask_mod = flex_mask_mod(ids, torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None)
+        mask_mod = flex_mask_mod(
+            ids, torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None
+        )
     blocks = block_mask(rule, mask_mod, device)
     call = _compiled() if device.type == "cuda" else _unfused
 
@@ -111,8 +127,9 @@ def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> A
         if device.type == "cpu":
             if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
                 raise ConfigError(
-                    "attention backend 'flex' has no backward pass on the CPU, and gradients are required; "
-                    "take 'per_document' or 'dense', or call it under torch.no_grad()"
+                    "attention backend 'flex' has no backward pass on the CPU, and gradients "
+                    "are required; take 'per_document' or 'dense', or call it under "
+                    "torch.no_grad()"
                 )
             # FlexAttention checks the tensors only, not whether gradients are being recorded.
             q, k, v = q.detach(), k.detach(), v.detach()
@@ -138,7 +155,9 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Any:
 
 def _refusal(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str | None:
     return (
-        None if device.type in ("cuda", "cpu") else f"runs on cuda (and cpu, without gradients), not on {device.type}"
+        None
+        if device.type in ("cuda", "cpu")
+        else f"runs on cuda (and cpu, without gradients), not on {device.type}"
     )
 
 

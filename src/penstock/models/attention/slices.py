@@ -1,13 +1,15 @@
 """Attention of a slice of a row: some of its queries against all of its keys (context parallelism).
 
-`per_document` computes each of the slice's runs by itself. On the CPU that is one torch operation with its own backward
-pass. A causal run of n queries against m keys is two calls, because torch's causal kernel needs as many keys as
-queries: the first m − n keys in full, and the last n causally. All parts that a query sees are joined by their
-log-sum-exps, so there is never a mask, and memory is O(row). On other devices, and with sliding windows or limited
-scores, each stretch of queries is one call with a mask over the keys that it sees.
+`per_document` computes each of the slice's runs by itself. On the CPU that is one torch operation
+with its own backward pass. A causal run of n queries against m keys is two calls, because torch's
+causal kernel needs as many keys as queries: the first m − n keys in full, and the last n causally.
+All parts that a query sees are joined by their log-sum-exps, so there is never a mask, and memory
+is O(row). On other devices, and with sliding windows or limited scores, each stretch of queries is
+one call with a mask over the keys that it sees.
 
-`varlen` is FlashAttention over all runs in one call, whose causal masks are aligned at the end of the keys. The keys of
-runs are copied one after another: a document that a rank has in several stretches has its keys copied for each.
+`varlen` is FlashAttention over all runs in one call, whose causal masks are aligned at the end of
+the keys. The keys of runs are copied one after another: a document that a rank has in several
+stretches has its keys copied for each.
 
 `dense` is one call with a mask of all pairs: for tests and small rows.
 """
@@ -42,9 +44,16 @@ BACKENDS = ("per_document", "varlen", "dense")
 
 
 def prepare_slice(
-    part: RowSlice, *, device: torch.device, dtype: torch.dtype, backend: str, window: int | None, softcap: float | None
+    part: RowSlice,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str,
+    window: int | None,
+    softcap: float | None,
 ) -> tuple[str, Attend]:
-    """The backend, and the attention of q [t, heads, dim] to k and v [T', kv_heads, dim] of the whole row.
+    """The backend, and the attention of q [t, heads, dim] to k and v [T', kv_heads, dim] of the
+    whole row.
 
     Args:
         part: Of a row.
@@ -55,20 +64,27 @@ def prepare_slice(
         softcap: Scores are kept within ± this number; None: they are as they come.
 
     Raises:
-        ConfigError: The backend is unknown or does not support such a slice; says why, and which do.
+        ConfigError: The backend is unknown or does not support such a slice; says why, and which
+            do.
     """
     if backend not in ("auto", *BACKENDS):
-        raise ConfigError(f"attention backend {backend!r} knows no slices of rows; take auto, {', '.join(BACKENDS)}")
+        raise ConfigError(
+            f"attention backend {backend!r} knows no slices of rows; take auto, "
+            f"{', '.join(BACKENDS)}"
+        )
     if window is not None and part.rule.bidirectional:
         raise ConfigError(
-            f"a sliding window of {window} tokens and a bidirectional prefix exclude each other; take a model without "
-            "sliding_window, or an objective with bidirectional=False"
+            f"a sliding window of {window} tokens and a bidirectional prefix exclude each "
+            "other; take a model without sliding_window, or an objective with "
+            "bidirectional=False"
         )
     if window is not None and window >= int(part.rule.positions.max()) + 1:
         window = None
     reason = _refusal(part, device, dtype, window, softcap)
     if backend == "varlen" and reason is not None:
-        raise ConfigError(f"attention backend 'varlen' {reason}; for this slice take per_document or dense")
+        raise ConfigError(
+            f"attention backend 'varlen' {reason}; for this slice take per_document or dense"
+        )
     if backend == "auto":
         backend = "per_document" if reason is not None else "varlen"
     if backend == "varlen":
@@ -81,7 +97,11 @@ def prepare_slice(
 
 
 def _refusal(
-    part: RowSlice, device: torch.device, dtype: torch.dtype, window: int | None, softcap: float | None
+    part: RowSlice,
+    device: torch.device,
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
 ) -> str | None:
     """Why `varlen` does not support a slice; None: it does."""
     if (reason := VARLEN.refusal(part.rule, device, dtype)) is not None:
@@ -127,13 +147,24 @@ class _Stretch:
     @classmethod
     def whole(cls, part: RowSlice) -> "_Stretch":
         """All queries, with the whole row for keys."""
-        return cls(slice(0, len(part.index)), slice(0, len(part.order)), causal=False, mask=part.dense_mask())
+        return cls(
+            slice(0, len(part.index)),
+            slice(0, len(part.order)),
+            causal=False,
+            mask=part.dense_mask(),
+        )
 
 
 def _stretches(part: RowSlice, window: int | None) -> Iterator[_Stretch]:
-    """Those of a slice, in the order of their queries; without keys that a sliding window hides from all of them."""
+    """Those of a slice, in the order of their queries; without keys that a sliding window hides
+    from all of them.
+    """
     if part.rule.bidirectional:
-        runs = [(run, causal) for causal, some in ((True, part.runs), (False, part.full_runs)) for run in some.tolist()]
+        runs = [
+            (run, causal)
+            for causal, some in ((True, part.runs), (False, part.full_runs))
+            for run in some.tolist()
+        ]
         for (begin, end, first, last), causal in sorted(runs):
             yield _Stretch(slice(begin, end), slice(first, last), causal)
         return
@@ -142,18 +173,27 @@ def _stretches(part: RowSlice, window: int | None) -> Iterator[_Stretch]:
         above = full[(full[:, 0] <= begin) & (full[:, 1] >= end), 2:].tolist()
         if window is not None and not above:
             first = max(first, last - (end - begin) - window + 1)
-        keys = np.concatenate([np.arange(*one) for one in [*above, (first, last)]]) if above else slice(first, last)
+        keys = (
+            np.concatenate([np.arange(*one) for one in [*above, (first, last)]])
+            if above
+            else slice(first, last)
+        )
         yield _Stretch(slice(begin, end), keys, causal=True)
 
 
 def _masked(
-    stretches: list[_Stretch], part: RowSlice, device: torch.device, window: int | None, softcap: float | None
+    stretches: list[_Stretch],
+    part: RowSlice,
+    device: torch.device,
+    window: int | None,
+    softcap: float | None,
 ) -> Attend:
     """A call with a mask for each stretch of queries; masks live only during their call."""
     index, positions = (torch.from_numpy(x).to(device) for x in (part.index, part.rule.positions))
     row = torch.arange(len(part.order), device=device)
     made = [
-        (one, one.keys if isinstance(one.keys, slice) else torch.from_numpy(one.keys).to(device)) for one in stretches
+        (one, one.keys if isinstance(one.keys, slice) else torch.from_numpy(one.keys).to(device))
+        for one in stretches
     ]
 
     def mask_of(stretch: _Stretch, keys: Tensor) -> Tensor | None:
@@ -192,7 +232,9 @@ def _operation(part: RowSlice) -> Attend:
 
 
 def _calls(part: RowSlice) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """[c, 5]: begin and end of queries in the slice, of keys in the row, and 1 where causal with as many keys."""
+    """[c, 5]: begin and end of queries in the slice, of keys in the row, and 1 where causal with as
+    many keys.
+    """
     found = [[*run, 0] for run in part.full_runs.tolist()]
     for begin, end, first, last in part.runs.tolist():
         middle = last - (end - begin)
@@ -210,7 +252,8 @@ def attend_runs(q: Tensor, k: Tensor, v: Tensor, calls: Tensor) -> tuple[Tensor,
         q: [t, heads, dim].
         k: [T', kv_heads, dim].
         v: [T', kv_heads, dim].
-        calls: [c, 5] int64: begin and end of queries, of keys, and whether causal, with as many keys as queries.
+        calls: [c, 5] int64: begin and end of queries, of keys, and whether causal, with as many
+            keys as queries.
 
     Returns:
         [t, heads, dim], and the log-sum-exp that the backward pass needs, [heads, t].

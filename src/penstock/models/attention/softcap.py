@@ -1,7 +1,8 @@
-"""Attention whose scores are kept within ± a number, by softcap × tanh(score / softcap), as in Gemma 2.
+"""Attention whose scores are kept within ± a number, by softcap × tanh(score / softcap), as in
+Gemma 2.
 
-No kernel that we call does this, so it is written out: scores of each document by itself, O(document²) numbers. Kernels
-that can (`flex`, FlashAttention 2.6) are not used yet.
+No kernel that we call does this, so it is written out: scores of each document by itself,
+O(document²) numbers. Kernels that can (`flex`, FlashAttention 2.6) are not used yet.
 
 Source: Gemma 2, arXiv:2408.00118, section 2.
 """
@@ -16,14 +17,17 @@ CAPABLE = ("per_document", "dense")
 """Backends that keep scores within a number."""
 
 
-def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softcap: float) -> Tensor:
+def capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softcap: float
+) -> Tensor:
     """Attention of heads.
 
     Args:
         q: [..., heads, queries, dim].
         k: [..., kv_heads, keys, dim], kv_heads a divisor of heads.
         v: As `k`.
-        mask: bool, broadcast to [..., heads, queries, keys]: which keys are seen, at least one; None: all.
+        mask: bool, broadcast to [..., heads, queries, keys]: which keys are seen, at least one;
+            None: all.
         softcap: The largest score.
 
     Returns:
@@ -31,7 +35,9 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softc
     """
     k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     # Half precision would round away what is left of scores near the limit.
-    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
+    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * q.shape[
+        -1
+    ] ** -0.5
     scores = softcap * (scores / softcap).tanh()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
@@ -39,7 +45,9 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softc
     return out
 
 
-def prepare_capped(rule: AttentionRule, softcap: float, window: int | None, device: torch.device) -> Attend:
+def prepare_capped(
+    rule: AttentionRule, softcap: float, window: int | None, device: torch.device
+) -> Attend:
     """Attention over a row, document by document, with prefixes, trees and windows."""
     masks = []
     for first, behind in _documents(rule):

@@ -1,9 +1,10 @@
 """Sliding windows: a token sees at most `window` tokens of its document, including itself.
 
-Three backends support them: `per_document` (blocks of queries as long as the window, each over at most two windows of
-keys: O(T × window)), `varlen` and `dense`. A window and a bidirectional prefix exclude each other, because it is not
-defined what a query at the prefix's beginning sees of its end; all backends refuse that. In prefix trees distances are
-those of positions, not of slots, which only `dense` supports.
+Three backends support them: `per_document` (blocks of queries as long as the window, each over at
+most two windows of keys: O(T × window)), `varlen` and `dense`. A window and a bidirectional prefix
+exclude each other, because it is not defined what a query at the prefix's beginning sees of its
+end; all backends refuse that. In prefix trees distances are those of positions, not of slots, which
+only `dense` supports.
 
 Source: Mistral 7B, arXiv:2310.06825; the count is that of transformers (`key > query - window`).
 """
@@ -33,8 +34,8 @@ def attention_of(
     """`RowAttention.of` with a sliding window and a limit of scores; None: without.
 
     Raises:
-        ConfigError: The row has bidirectional prefixes and a window, or the backend does not support windows, or
-            limits; says which do.
+        ConfigError: The row has bidirectional prefixes and a window, or the backend does not
+            support windows, or limits; says which do.
     """
     if softcap is not None:
         return _capped(rule, window, softcap, device, dtype, backend)
@@ -50,38 +51,59 @@ def attention_of(
     if (reason := _refusal(name)) is not None:
         raise ConfigError(f"attention backend {name!r} {reason}; take 'per_document' or 'dense'")
     if rule.forked and name != "dense":
-        raise ConfigError(f"attention backend {name!r} does not support sliding windows in prefix trees; take 'dense'")
+        raise ConfigError(
+            f"attention backend {name!r} does not support sliding windows in prefix trees; "
+            "take 'dense'"
+        )
     attend = _PREPARE[name](rule, window, device, dtype)
     return RowAttention(backend=name, slots=plain.slots, device=device, dtype=dtype, _attend=attend)
 
 
 def _capped(
-    rule: AttentionRule, window: int | None, softcap: float, device: torch.device, dtype: torch.dtype, backend: str
+    rule: AttentionRule,
+    window: int | None,
+    softcap: float,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str,
 ) -> RowAttention:
     if backend not in ("auto", *CAPABLE):
         # An unknown one is refused as such.
         RowAttention.of(rule, device=device, dtype=dtype, backend=backend)
         raise ConfigError(
-            f"attention backend {backend!r} cannot keep scores within {softcap:g}; take {' or '.join(CAPABLE)}"
+            f"attention backend {backend!r} cannot keep scores within {softcap:g}; take "
+            f"{' or '.join(CAPABLE)}"
         )
     if window is not None:
         _check_prefixes(rule, window)
     name = CAPABLE[0] if backend == "auto" else backend
     attend = prepare_capped(rule, softcap, window, device)
-    return RowAttention(backend=name, slots=rule.num_slots, device=device, dtype=dtype, softcap=softcap, _attend=attend)
+    return RowAttention(
+        backend=name,
+        slots=rule.num_slots,
+        device=device,
+        dtype=dtype,
+        softcap=softcap,
+        _attend=attend,
+    )
 
 
 def _check_prefixes(rule: AttentionRule, window: int) -> None:
     if rule.bidirectional:
         raise ConfigError(
-            f"a sliding window of {window} tokens and a bidirectional prefix exclude each other; take a model without "
-            "sliding_window, or an objective with bidirectional=False"
+            f"a sliding window of {window} tokens and a bidirectional prefix exclude each "
+            "other; take a model without sliding_window, or an objective with "
+            "bidirectional=False"
         )
 
 
 def _choose(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str:
     half = device.type == "cuda" and dtype in HALF
-    usable = half and BACKENDS["varlen"].refusal(rule, device, dtype) is None and _refusal("varlen") is None
+    usable = (
+        half
+        and BACKENDS["varlen"].refusal(rule, device, dtype) is None
+        and _refusal("varlen") is None
+    )
     return "varlen" if usable else "per_document"
 
 
@@ -92,7 +114,9 @@ def band(queries: range, keys: range, window: int, device: torch.device) -> Tens
     return (key <= query) & (key > query - window)
 
 
-def _per_document(rule: AttentionRule, window: int, device: torch.device, dtype: torch.dtype) -> Attend:
+def _per_document(
+    rule: AttentionRule, window: int, device: torch.device, dtype: torch.dtype
+) -> Attend:
     lengths = (rule.pieces[:, 2] - rule.pieces[:, 0]).tolist()
 
     def document(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -130,7 +154,9 @@ def _varlen(rule: AttentionRule, window: int, device: torch.device, dtype: torch
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        out: Tensor = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(window - 1, 0))  # type: ignore[assignment]
+        out: Tensor = varlen_attn(
+            q, k, v, bounds, bounds, longest, longest, window_size=(window - 1, 0)
+        )  # type: ignore[assignment]
         return out
 
     return attend

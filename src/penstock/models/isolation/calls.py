@@ -42,15 +42,17 @@ def transformers_forward(model: TorchModel, row: ModelInput) -> Tensor:
     output = model(**model_inputs(row, device))
     if getattr(output, "logits", None) is None:
         raise IsolationError(
-            f"{describe(model)} cannot be checked: it returns no logits; take the model with its head, as "
-            "AutoModelForCausalLM loads it, or pass forward="
+            f"{describe(model)} cannot be checked: it returns no logits; take the model with "
+            "its head, as AutoModelForCausalLM loads it, or pass forward="
         )
     logits: Tensor = output.logits[0]
     return logits
 
 
 def explained(forward: Forward) -> Forward:
-    """A caller's own function, whose mistakes are more likely than a model that takes no packed rows."""
+    """A caller's own function, whose mistakes are more likely than a model that takes no packed
+    rows.
+    """
 
     def call(model: TorchModel, row: ModelInput) -> Tensor:
         try:
@@ -61,15 +63,18 @@ def explained(forward: Forward) -> Forward:
         except Exception as error:  # whatever a caller's code raises
             found = " ".join(f"{type(error).__name__}: {error}".split())
             raise IsolationError(
-                f"{describe(model)}: forward= failed on a row of several documents ({found}). It gets the model and "
-                "one row of NumPy arrays (ps.to_torch(row) has tensors by name), and returns logits [T, vocabulary]. "
-                f"If it is right, the model takes no such rows. {CURE}"
+                f"{describe(model)}: forward= failed on a row of several documents ({found}). "
+                "It gets the model and one row of NumPy arrays (ps.to_torch(row) has tensors "
+                "by name), and returns logits [T, vocabulary]. If it is right, the model "
+                f"takes no such rows. {CURE}"
             ) from error
 
     return call
 
 
-def guarded(variant: TorchModel, forward: Forward, model: TorchModel) -> Callable[[ModelInput], Tensor]:
+def guarded(
+    variant: TorchModel, forward: Forward, model: TorchModel
+) -> Callable[[ModelInput], Tensor]:
     """The call of a model whose own code may fail on packed rows, which is an `IsolationError`."""
 
     def call(row: ModelInput) -> Tensor:
@@ -89,14 +94,17 @@ def guarded(variant: TorchModel, forward: Forward, model: TorchModel) -> Callabl
 
 def refuse_uncheckable(model: TorchModel) -> None:
     """Refuse a model without embeddings, which the check needs to trace tokens."""
-    embeddings = getattr(model, "get_input_embeddings", None) if isinstance(model, torch.nn.Module) else None
+    embeddings = (
+        getattr(model, "get_input_embeddings", None) if isinstance(model, torch.nn.Module) else None
+    )
     with suppress(AttributeError, NotImplementedError):
         if callable(embeddings) and embeddings().weight is not None:
             return
     raise IsolationError(
-        f"{type(model).__name__} cannot be checked: it has no get_input_embeddings(), which the check needs to trace "
-        "tokens; pass a language model of transformers, unwrapped (model.module of DDP), or give yours that method "
-        "and pass forward=, a function (model, row) → logits [T, vocabulary]"
+        f"{type(model).__name__} cannot be checked: it has no get_input_embeddings(), which "
+        "the check needs to trace tokens; pass a language model of transformers, unwrapped "
+        "(model.module of DDP), or give yours that method and pass forward=, a function "
+        "(model, row) → logits [T, vocabulary]"
     )
 
 
@@ -105,10 +113,14 @@ def refuse_nan(model: TorchModel, alone: Sequence[Tensor]) -> None:
     if not any(bool(logits.isnan().any()) for logits in alone):
         return
     broken = not_finite(model.named_parameters())
-    cause = f"NaN or infinity in {names(broken)}" if broken else "all weights are finite, so its own arithmetic fails"
+    cause = (
+        f"NaN or infinity in {names(broken)}"
+        if broken
+        else "all weights are finite, so its own arithmetic fails"
+    )
     raise IsolationError(
-        f"{describe(model)} cannot be checked: its logits of a document alone are NaN ({cause}); load weights that are "
-        "finite, or compute in float32"
+        f"{describe(model)} cannot be checked: its logits of a document alone are NaN "
+        f"({cause}); load weights that are finite, or compute in float32"
     )
 
 
@@ -139,7 +151,9 @@ def undisturbed(model: TorchModel) -> Iterator[None]:
 
 @contextmanager
 def without_zeros(model: TorchModel, seed: int) -> Iterator[TorchModel]:
-    """The model with noise in every all-zero parameter: projections that start at zero would hide a leak."""
+    """The model with noise in every all-zero parameter: projections that start at zero would hide a
+    leak.
+    """
     generator = torch.Generator().manual_seed(seed)
     filled = [p for p in model.parameters() if p.numel() and not bool(p.detach().any())]
     with torch.no_grad():

@@ -39,7 +39,8 @@ def try_isolation(
     """The check on one row, with the arguments and errors of `check_isolation`.
 
     Args:
-        gradients: Whether to test gradients too; the backward passes need memory for the logits of the whole row.
+        gradients: Whether to test gradients too; the backward passes need memory for the logits of
+            the whole row.
     """
     refuse_uncheckable(model)
     row = _random_row(lengths, PADDING, vocabulary_size(model), seed)
@@ -61,34 +62,45 @@ def try_isolation(
         allowed = tolerance(together.dtype)
         if not gaps[worst] <= allowed:
             raise IsolationError(
-                f"{describe(model)}: documents of one row see each other: logits of document {worst + 1} of "
-                f"{len(lengths)} differ from those of the document alone by {gaps[worst]:.3g} standard deviations "
-                f"(rounding in {dtype} would be below {allowed:.0e}). {CURE}"
+                f"{describe(model)}: documents of one row see each other: logits of document "
+                f"{worst + 1} of {len(lengths)} differ from those of the document alone by "
+                f"{gaps[worst]:.3g} standard deviations (rounding in {dtype} would be below "
+                f"{allowed:.0e}). {CURE}"
             )
-        checked = gradients and _check_dependence(model, lambda row: run(variant, row), row, borders)
-    return IsolationReport(model=describe(model), difference=gaps[worst], tolerance=allowed, dependence_checked=checked)
+        checked = gradients and _check_dependence(
+            model, lambda row: run(variant, row), row, borders
+        )
+    return IsolationReport(
+        model=describe(model), difference=gaps[worst], tolerance=allowed, dependence_checked=checked
+    )
 
 
 def changing_rotary(model: object, sequence_length: int, limit: int, kind: str) -> str:
     """The message about rows that are longer than `rotary_limit`."""
     return (
-        f"{describe(model)}: documents of one row see each other: its rotary embedding ({kind}) changes for all of "
-        f"them when one has more than {limit} tokens, and rows have {sequence_length}. Take a sequence_length of "
-        f"{limit} or less. {CURE}"
+        f"{describe(model)}: documents of one row see each other: its rotary embedding "
+        f"({kind}) changes for all of them when one has more than {limit} tokens, and rows "
+        f"have {sequence_length}. Take a sequence_length of {limit} or less. {CURE}"
     )
 
 
 def _check_dependence(
     model: TorchModel, call: Callable[[ModelInput], Tensor], row: ModelInput, borders: list[int]
 ) -> bool:
-    """Require that gradients between documents are exactly zero; returns False if gradients are not available."""
+    """Require that gradients between documents are exactly zero; returns False if gradients are not
+    available.
+    """
     try:
         with torch.enable_grad(), _embeddings(model) as embeddings:
             logits = call(row)
-            weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
+            weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(
+                logits
+            )
             scores = (logits * weights).float().sum(-1)
             for number, (begin, end) in enumerate(pairwise(borders), 1):
-                _refuse_dependence(model, _reach(scores[begin:end].sum(), embeddings[0]), number, borders)
+                _refuse_dependence(
+                    model, _reach(scores[begin:end].sum(), embeddings[0]), number, borders
+                )
             # The test must be able to fail: a document's last token depends on an earlier one.
             begin, end = borders[-2:]
             context = _reach(scores[end - 1], embeddings[0])[begin : end - 1]
@@ -98,15 +110,18 @@ def _check_dependence(
         return False
     if not float(context.max()) > 0:
         raise IsolationError(
-            f"{describe(model)}: the check is meaningless: the last token of a document of {end - begin} does not "
-            "depend on any token before it, so the model uses no context at all, as if it had no attention"
+            f"{describe(model)}: the check is meaningless: the last token of a document of "
+            f"{end - begin} does not depend on any token before it, so the model uses no "
+            "context at all, as if it had no attention"
         )
     return True
 
 
 @contextmanager
 def _embeddings(model: TorchModel) -> Iterator[list[Tensor]]:
-    """Collects the output of the token embeddings in later forward passes, as leaves for gradients."""
+    """Collects the output of the token embeddings in later forward passes, as leaves for
+    gradients.
+    """
     found: list[Tensor] = []
 
     def remember(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
@@ -133,10 +148,13 @@ def _refuse_dependence(model: TorchModel, reach: Tensor, number: int, borders: l
     if float(outside.max()) == 0:
         return
     slot = int(outside.argmax())
-    other = next((f"document {i}" for i, border in enumerate(borders[1:], 1) if slot < border), "the padding")
+    other = next(
+        (f"document {i}" for i, border in enumerate(borders[1:], 1) if slot < border), "the padding"
+    )
     raise IsolationError(
-        f"{describe(model)}: documents of one row see each other: logits of document {number} depend on {other} "
-        f"(gradient {float(outside.max()):.3g}, within the document {float(reach[begin:end].max()):.3g}). {CURE}"
+        f"{describe(model)}: documents of one row see each other: logits of document {number} "
+        f"depend on {other} (gradient {float(outside.max()):.3g}, within the document "
+        f"{float(reach[begin:end].max()):.3g}). {CURE}"
     )
 
 

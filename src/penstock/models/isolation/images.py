@@ -21,11 +21,15 @@ from penstock.models.theirs.tensors import model_inputs
 from penstock.plan.inputs.model_input import ModelInput
 
 
-def try_images(model: TorchModel, blank: BlankImage, forward: Forward | None = None, *, seed: int = 0) -> None:
-    """Compare documents with images in a row with the documents alone, and with another image in the first of them.
+def try_images(
+    model: TorchModel, blank: BlankImage, forward: Forward | None = None, *, seed: int = 0
+) -> None:
+    """Compare documents with images in a row with the documents alone, and with another image in
+    the first of them.
 
     Raises:
-        IsolationError: A document's logits depend on others, or the model reads images otherwise than alone.
+        IsolationError: A document's logits depend on others, or the model reads images otherwise
+            than alone.
     """
 
     refuse_uncheckable(model)
@@ -34,15 +38,19 @@ def try_images(model: TorchModel, blank: BlankImage, forward: Forward | None = N
     with undisturbed(model), torch.no_grad():
         call = guarded(model, forward or transformers_forward, model)
         by_itself = guarded(model, forward or _images_alone, model)
-        together, swapped, single = call(row), call(other), torch.cat([by_itself(one) for one in alone])
+        together, swapped, single = (
+            call(row),
+            call(other),
+            torch.cat([by_itself(one) for one in alone]),
+        )
     first, count, scale = len(alone[0].tokens), len(single), spread(single)
     gap = largest_difference(together[:count], single) / scale
     leak = largest_difference(together[first:count], swapped[first:count]) / scale
     if not max(gap, leak) <= tolerance(together.dtype):
         raise IsolationError(
-            f"{describe(model)}: documents with images see each other in one row: logits differ from those of the "
-            f"document alone by {gap:.3g} standard deviations, and by {leak:.3g} with another image in another "
-            f"document. {CURE}"
+            f"{describe(model)}: documents with images see each other in one row: logits "
+            f"differ from those of the document alone by {gap:.3g} standard deviations, and "
+            f"by {leak:.3g} with another image in another document. {CURE}"
         )
 
 
@@ -57,7 +65,9 @@ def _images_alone(model: TorchModel, document: ModelInput) -> Tensor:
 
 
 def forward_of_images(model: TorchModel, row: ModelInput) -> Tensor:
-    """transformers' logits of a row of data with images, whose positions have grids where the model's have."""
+    """transformers' logits of a row of data with images, whose positions have grids where the
+    model's have.
+    """
 
     given = model_inputs(row, next(model.parameters()).device)
     if uses_grids(model) and given["position_ids"].ndim == 2:

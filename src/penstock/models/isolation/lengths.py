@@ -1,12 +1,15 @@
 """Lengths that a model's settings name, and lengths of the documents that test it.
 
-Some models of transformers behave differently above such a length, for example that of a sliding window.
+Some models of transformers behave differently above such a length, for example that of a sliding
+window.
 """
 
 from collections.abc import Iterator
 
 DOCUMENT_LENGTHS = (13, 1, 18)
-"""Lengths of the documents in the test row; one has a single token, for which restarting positions matter least."""
+"""Lengths of the documents in the test row; one has a single token, for which restarting positions
+matter least.
+"""
 
 PADDING = 5
 
@@ -14,9 +17,14 @@ MOST_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ct
 """Settings of transformers: maximum tokens of a document."""
 
 WINDOWS = (
-    "sliding_window", "sliding_window_size", "window_size", "attention_window", "attention_window_size",
-    "attention_chunk_size", "local_attention",
-)  # fmt: skip
+    "sliding_window",
+    "sliding_window_size",
+    "window_size",
+    "attention_window",
+    "attention_window_size",
+    "attention_chunk_size",
+    "local_attention",
+)
 """Settings of transformers: maximum tokens that a token sees."""
 
 _OTHER_LENGTHS = ("index_topk", "block_size", "chunk_size", "mamba_chunk_size")
@@ -24,7 +32,8 @@ _OTHER_LENGTHS = ("index_topk", "block_size", "chunk_size", "mamba_chunk_size")
 
 
 def longer_documents(model: object, sequence_length: int) -> tuple[int, ...] | None:
-    """Document lengths beyond every length within a row that the model's settings name; None if they name none.
+    """Document lengths beyond every length within a row that the model's settings name; None if
+    they name none.
 
     Only longer rows exercise masks of windows and chunks, tables of positions and the like.
     """
@@ -38,9 +47,11 @@ def longer_documents(model: object, sequence_length: int) -> tuple[int, ...] | N
 
 
 def documents_of_a_row(model: object, slots: int) -> tuple[int, ...] | None:
-    """Lengths of documents, long and short, that fill a row of `slots` slots; None if that is hardly more than a trial.
+    """Lengths of documents, long and short, that fill a row of `slots` slots; None if that is
+    hardly more than a trial.
 
-    Some models do with a row what depends on its length: biases by place in half precision, tables of positions.
+    Some models do with a row what depends on its length: biases by place in half precision, tables
+    of positions.
     """
     room = slots - PADDING
     if room <= 2 * sum(DOCUMENT_LENGTHS):
@@ -62,8 +73,12 @@ def changing_lengths(model: object) -> set[int]:
 
 
 def _named_lengths(config: object) -> dict[str, int]:
-    found = {name: getattr(config, name, None) for name in (*MOST_POSITIONS, *WINDOWS, *_OTHER_LENGTHS)}
-    return {name: length for name, length in found.items() if isinstance(length, int) and length > 0}
+    found = {
+        name: getattr(config, name, None) for name in (*MOST_POSITIONS, *WINDOWS, *_OTHER_LENGTHS)
+    }
+    return {
+        name: length for name, length in found.items() if isinstance(length, int) and length > 0
+    }
 
 
 def text_config(model: object) -> object:
@@ -75,7 +90,8 @@ def text_config(model: object) -> object:
 def asks_for_router_loss(model: object) -> bool:
     """Whether a model of transformers asks for its auxiliary router loss.
 
-    That loss counts padding as tokens, and the documents of a row as one; no loss of ours includes it.
+    That loss counts padding as tokens, and the documents of a row as one; no loss of ours includes
+    it.
     """
     return any(
         getattr(config, "output_router_logits", False)
@@ -84,13 +100,17 @@ def asks_for_router_loss(model: object) -> bool:
 
 
 def rotary_limit(model: object) -> tuple[int, str] | None:
-    """Document length above which the rotary frequencies of the whole batch change, and the responsible type.
+    """Document length above which the rotary frequencies of the whole batch change, and the
+    responsible type.
 
-    transformers recomputes the frequencies of types `dynamic` and `longrope` from the highest position of the batch.
+    transformers recomputes the frequencies of types `dynamic` and `longrope` from the highest
+    position of the batch.
     """
     config = text_config(model)
     limits = []
-    for settings in _rotary_settings(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)):
+    for settings in _rotary_settings(
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    ):
         kind = settings.get("rope_type", settings.get("type"))
         original = settings.get("original_max_position_embeddings")
         original = original or getattr(config, "original_max_position_embeddings", None)

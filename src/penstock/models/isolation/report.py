@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import final
 
 CURE = (
-    "Train it with one document per row, Loader(packing='none'), or take another attention implementation or model; "
-    "docs/reference/isolation.md lists those that were measured"
+    "Train it with one document per row, Loader(packing='none'), or take another attention "
+    "implementation or model; docs/reference/isolation.md lists those that were measured"
 )
 
 
@@ -18,7 +18,9 @@ class IsolationReport:
     model: str
     """Class, model type and attention implementation."""
     difference: float
-    """Largest difference between logits in the row and alone, in standard deviations of the logits."""
+    """Largest difference between logits in the row and alone, in standard deviations of the
+    logits.
+    """
     tolerance: float
     """Largest difference that would have passed."""
     dependence_checked: bool

@@ -36,20 +36,30 @@ def try_tree(model: TorchModel, forward: Forward | None = None, *, seed: int = 0
         together = call(row)
         for number, slots in enumerate(paths):
             alone = call(_path_alone(row, slots))
-            gap = largest_difference(together[torch.from_numpy(slots).to(together.device)], alone) / spread(alone)
+            gap = largest_difference(
+                together[torch.from_numpy(slots).to(together.device)], alone
+            ) / spread(alone)
             if not gap <= tolerance(together.dtype):
                 raise IsolationError(
-                    f"{describe(model)}: the branches of a prefix tree see each other, or miss their beginning: logits "
-                    f"of path {number + 1} of {len(paths)} differ from those of the path alone by {gap:.3g} standard "
-                    "deviations. Its attention must follow `reach` of a row (query q sees key k if k ≤ q < reach[k]), "
-                    "as penstock.models.attention does; or prepare the data with answers: separate"
+                    f"{describe(model)}: the branches of a prefix tree see each other, or "
+                    f"miss their beginning: logits of path {number + 1} of {len(paths)} "
+                    f"differ from those of the path alone by {gap:.3g} standard deviations. "
+                    "Its attention must follow `reach` of a row (query q sees key k if k ≤ q "
+                    "< reach[k]), as penstock.models.attention does; or prepare the data "
+                    "with answers: separate"
                 )
 
 
 def _random_tree(vocabulary: int, seed: int) -> tuple[ModelInput, list[Int64]]:
-    """A row of an ordinary document, a tree of four paths, and padding; and the slots of each path."""
+    """A row of an ordinary document, a tree of four paths, and padding; and the slots of each
+    path.
+    """
     tokens = np.random.default_rng(seed).integers(0, vocabulary, 40).tolist()
-    first, start, (a, b, c, d) = tokens[:5], tokens[5:12], (tokens[12:16], tokens[16:21], tokens[21:23], tokens[23:30])
+    first, start, (a, b, c, d) = (
+        tokens[:5],
+        tokens[5:12],
+        (tokens[12:16], tokens[16:21], tokens[21:23], tokens[23:30]),
+    )
     built = build_tree([[*start, *a, *b], [*start, *a, *c], [*start, *d], [*d, *a]])
     begins, ends, positions = built.tree.nodes(len(built.tokens))
     at, count, slots = len(first), len(built.tokens), len(first) + len(built.tokens) + PADDING

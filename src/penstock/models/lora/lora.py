@@ -1,8 +1,9 @@
-"""LoRA through peft: only small matrices next to frozen ones are trained; for export they are merged.
+"""LoRA through peft: only small matrices next to frozen ones are trained; for export they are
+merged.
 
-Source: LoRA, arXiv:2106.09685; rsLoRA, arXiv:2312.03732. Initial weights are a function of the seed and of each
-matrix's name, drawn on the CPU, like those of models. Embeddings and whole modules can be trained next to it
-(`trained_parts`).
+Source: LoRA, arXiv:2106.09685; rsLoRA, arXiv:2312.03732. Initial weights are a function of the seed
+and of each matrix's name, drawn on the CPU, like those of models. Embeddings and whole modules can
+be trained next to it (`trained_parts`).
 """
 
 import re
@@ -37,7 +38,10 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
     if model.lora is not None:
         raise ConfigError("the model already has LoRA; call merge_lora(model) first")
     if not (hasattr(model, "inner") or hasattr(model, "unembedding")):
-        raise ConfigError("lora: a model of your own has none here; train a transformer of ours or one of transformers")
+        raise ConfigError(
+            "lora: a model of your own has none here; train a transformer of ours or one of "
+            "transformers"
+        )
     saved = _modules(model, settings.modules_to_save)
     names = _targets(model, settings, saved)
     inner = getattr(model, "inner", model)
@@ -79,14 +83,18 @@ def merge_lora(model: "LanguageModel") -> None:
 
 
 def settle_parts(model: "LanguageModel") -> None:
-    """Write embeddings and modules that were trained next to LoRA into the model, in place and exactly; LoRA stays."""
+    """Write embeddings and modules that were trained next to LoRA into the model, in place and
+    exactly; LoRA stays.
+    """
     from penstock.models.lora.trained_parts import remove_parts
 
     remove_parts(model, keep=True)  # type: ignore[arg-type]
 
 
 def remove_lora(model: "LanguageModel") -> None:
-    """Take LoRA out of a model, in place, so that it is what it was before; all weights become trainable again."""
+    """Take LoRA out of a model, in place, so that it is what it was before; all weights become
+    trainable again.
+    """
     from penstock.models.lora.trained_parts import remove_parts
 
     remove_parts(model, keep=False)  # type: ignore[arg-type]
@@ -101,7 +109,9 @@ def remove_lora(model: "LanguageModel") -> None:
 
 @contextmanager
 def lora_switched_off(model: "LanguageModel") -> Iterator[None]:
-    """Inside, the model computes what it would without LoRA: with the weights that it had before."""
+    """Inside, the model computes what it would without LoRA: with the weights that it had
+    before.
+    """
     from penstock.models.lora.trained_parts import trained_parts
 
     layers = [layer for _, _, layer in _layers(model)]
@@ -121,18 +131,25 @@ def lora_switched_off(model: "LanguageModel") -> Iterator[None]:
 
 
 def is_adapter_weight(name: str) -> bool:
-    """Whether a weight of this name is trained next to the model's own: of LoRA, or a part of another weight."""
+    """Whether a weight of this name is trained next to the model's own: of LoRA, or a part of
+    another weight.
+    """
     from penstock.models.lora.trained_parts import is_trained_part
 
     return ".lora_" in name or is_trained_part(name)
 
 
 def lora_weights(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """The weights that are trained next to the model's own; they share memory with the model if `weights` do.
+    """The weights that are trained next to the model's own; they share memory with the model if
+    `weights` do.
 
     One that several modules share comes once, under its first name.
     """
-    found = {name: weight.detach().contiguous() for name, weight in weights.items() if is_adapter_weight(name)}
+    found = {
+        name: weight.detach().contiguous()
+        for name, weight in weights.items()
+        if is_adapter_weight(name)
+    }
     first = {weight.data_ptr(): name for name, weight in reversed(found.items())}
     return {name: weight for name, weight in found.items() if first[weight.data_ptr()] == name}
 
@@ -143,7 +160,8 @@ def without_lora(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
 
     others = {name: weight for name, weight in weights.items() if not is_adapter_weight(name)}
     return {
-        weight_of(name.replace(".base_layer.", ".")): weight.detach().contiguous() for name, weight in others.items()
+        weight_of(name.replace(".base_layer.", ".")): weight.detach().contiguous()
+        for name, weight in others.items()
     }
 
 
@@ -159,17 +177,27 @@ def head_of(model: Any) -> Any:
     return model.unembedding if inner is None else inner.get_output_embeddings()
 
 
-def _targets(model: object, settings: LoraSettings, saved: Sequence[tuple[str, object]]) -> list[str]:
+def _targets(
+    model: object, settings: LoraSettings, saved: Sequence[tuple[str, object]]
+) -> list[str]:
     """Names of the matrices that get LoRA, as peft sees them."""
     head, wanted = head_of(model), settings.targets
-    known = {name: module for name, module in _named(model) if is_matrix(module) and module is not head}
-    whole = [name for name in known if any(name == one or name.startswith(f"{one}.") for one, _ in saved)]
+    known = {
+        name: module for name, module in _named(model) if is_matrix(module) and module is not head
+    }
+    whole = [
+        name for name in known if any(name == one or name.startswith(f"{one}.") for one, _ in saved)
+    ]
     found = [name for name in known if name not in whole and (not wanted or name.endswith(wanted))]
     if clash := [name for name in whole if wanted and name.endswith(wanted)]:
         raise ConfigError(f"lora: {clash[0]} is in targets and in modules_to_save; choose one")
     if not found:
         ends = sorted({name.rsplit(".", 1)[-1] for name in known})
-        there = f"known: {', '.join(ends)}" if ends else "it has no linear layers, which alone can have LoRA here"
+        there = (
+            f"known: {', '.join(ends)}"
+            if ends
+            else "it has no linear layers, which alone can have LoRA here"
+        )
         raise ConfigError(f"lora.targets {list(wanted)} match no matrix of the model; {there}")
     for which in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(settings, which):
@@ -183,7 +211,9 @@ def _targets(model: object, settings: LoraSettings, saved: Sequence[tuple[str, o
 
 
 def is_matrix(module: Any) -> bool:
-    """Whether LoRA can be added: a linear layer, also of GPT-2's kind, whose weight is transposed."""
+    """Whether LoRA can be added: a linear layer, also of GPT-2's kind, whose weight is
+    transposed.
+    """
     from torch import nn
 
     if isinstance(module, nn.Linear):
@@ -204,9 +234,17 @@ def _modules(model: object, wanted: tuple[str, ...]) -> list[tuple[str, Any]]:
     for one in wanted:
         if not any(name.endswith(one) for name in chosen):
             ends = sorted(
-                {name.rsplit(".", 1)[-1] for name, _ in named if not name.rsplit(".", 1)[-1].isdigit()} - {""}
+                {
+                    name.rsplit(".", 1)[-1]
+                    for name, _ in named
+                    if not name.rsplit(".", 1)[-1].isdigit()
+                }
+                - {""}
             )
-            raise ConfigError(f"lora.modules_to_save: {one!r} is the end of no module's name; known: {', '.join(ends)}")
+            raise ConfigError(
+                f"lora.modules_to_save: {one!r} is the end of no module's name; known: "
+                f"{', '.join(ends)}"
+            )
     return [
         (name, module)
         for name, module in named
@@ -238,13 +276,14 @@ def _train_embeddings(model: Any, settings: LoraSettings) -> None:
         return
     if model.new_rows is None:
         raise ConfigError(
-            "lora.train_embeddings: new, but the tokenizer of the data has no entries that the model's had not; leave "
-            "it out, or set all"
+            "lora.train_embeddings: new, but the tokenizer of the data has no entries that "
+            "the model's had not; leave it out, or set all"
         )
     chosen = {id(module) for _, module in _modules(model, settings.modules_to_save)}
     if any(id(table) in chosen for table in tables):
         raise ConfigError(
-            "lora: modules_to_save trains whole embeddings, and train_embeddings: new only their new rows; choose one"
+            "lora: modules_to_save trains whole embeddings, and train_embeddings: new only "
+            "their new rows; choose one"
         )
     train_part(inner, weights, (model.new_rows.first, model.new_rows.end))
 

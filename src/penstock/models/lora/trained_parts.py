@@ -1,8 +1,9 @@
-"""Weights that are trained next to LoRA: rows of an embedding, or whole weights, each next to its frozen original.
+"""Weights that are trained next to LoRA: rows of an embedding, or whole weights, each next to its
+frozen original.
 
-A part is a parametrization of torch: whoever reads the weight gets the original with the trained rows in it. So the
-original cannot move, neither by gradients nor by weight decay, and the optimizer holds a state for the trained rows
-only. A weight that several modules share has one part.
+A part is a parametrization of torch: whoever reads the weight gets the original with the trained
+rows in it. So the original cannot move, neither by gradients nor by weight decay, and the optimizer
+holds a state for the trained rows only. A weight that several modules share has one part.
 """
 
 import re
@@ -43,8 +44,12 @@ class TrainedPart(nn.Module):
         return torch.cat([original[:first], self.trained, original[end:]])
 
 
-def train_part(model: nn.Module, weights: Iterable[nn.Parameter], rows: tuple[int, int] | None) -> None:
-    """Train parts of weights next to the weights themselves, which are frozen; for all modules that share them."""
+def train_part(
+    model: nn.Module, weights: Iterable[nn.Parameter], rows: tuple[int, int] | None
+) -> None:
+    """Train parts of weights next to the weights themselves, which are frozen; for all modules that
+    share them.
+    """
     parts = {id(weight): TrainedPart(weight, rows) for weight in weights}
     for module in list(model.modules()):
         if isinstance(module, parametrize.ParametrizationList):
@@ -56,7 +61,9 @@ def train_part(model: nn.Module, weights: Iterable[nn.Parameter], rows: tuple[in
 
 
 def trained_parts(model: Any) -> Iterator[tuple[nn.Module, str, TrainedPart]]:
-    """(module, name of its weight, part) of all parts of a model; a shared one comes once for each module."""
+    """(module, name of its weight, part) of all parts of a model; a shared one comes once for each
+    module.
+    """
     for module in list(model.modules()):
         if not parametrize.is_parametrized(module):
             continue
@@ -66,7 +73,9 @@ def trained_parts(model: Any) -> Iterator[tuple[nn.Module, str, TrainedPart]]:
 
 
 def remove_parts(model: nn.Module, *, keep: bool) -> None:
-    """Take all parts out of a model, in place; with `keep` their values replace those of the original weights."""
+    """Take all parts out of a model, in place; with `keep` their values replace those of the
+    original weights.
+    """
     for module, name, part in list(trained_parts(model)):
         if keep:
             original = module.parametrizations[name].original  # type: ignore[union-attr, index]
@@ -82,7 +91,9 @@ def is_trained_part(name: str) -> bool:
 
 
 def weight_of(name: str) -> str:
-    """Name of the weight that a trained part, or the original next to it, stands for; other names stay."""
+    """Name of the weight that a trained part, or the original next to it, stands for; other names
+    stay.
+    """
     return _ORIGINAL.sub(r".\1", _TRAINED.sub(r".\1", name))
 
 

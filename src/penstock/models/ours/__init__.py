@@ -1,4 +1,6 @@
-"""Our own transformer over packed rows: its layers, and its import from and export to transformers' layouts."""
+"""Our own transformer over packed rows: its layers, and its import from and export to transformers'
+layouts.
+"""
 
 from penstock.core.lazy_imports import public_names
 

@@ -1,11 +1,14 @@
-"""Mixture-of-experts feed-forward of our transformer: each token goes to the few experts that its router rates highest.
+"""Mixture-of-experts feed-forward of our transformer: each token goes to the few experts that its
+router rates highest.
 
-No token is dropped, and what a token gets depends on the token alone: neither packing nor padding nor the number of
-ranks changes it. The load-balancing loss is that of each document by itself, weighted by its tokens, so documents of a
-row do not change each other's gradients either. A loss over a whole batch, as is usual, would.
+No token is dropped, and what a token gets depends on the token alone: neither packing nor padding
+nor the number of ranks changes it. The load-balancing loss is that of each document by itself,
+weighted by its tokens, so documents of a row do not change each other's gradients either. A loss
+over a whole batch, as is usual, would.
 
-Sources: Shazeer et al. 2017, arXiv:1701.06538; Mixtral, arXiv:2401.04088 (weights of the chosen experts sum to 1); the
-loss by sequence is that of DeepSeek-V3, arXiv:2412.19437, equations 17 to 20, with softmax as in Mixtral.
+Sources: Shazeer et al. 2017, arXiv:1701.06538; Mixtral, arXiv:2401.04088 (weights of the chosen
+experts sum to 1); the loss by sequence is that of DeepSeek-V3, arXiv:2412.19437, equations 17 to
+20, with softmax as in Mixtral.
 """
 
 from typing import TYPE_CHECKING, Any, final
@@ -27,7 +30,8 @@ class Balance:
     """How evenly the documents of a row use the experts, summed over the blocks as they run.
 
     Attributes:
-        evenness: Σ over blocks and documents of tokens × evenness, which is 1 where all experts are used alike.
+        evenness: Σ over blocks and documents of tokens × evenness, which is 1 where all experts are
+            used alike.
         loss: The same, times each block's factor; with gradients.
     """
 
@@ -46,18 +50,26 @@ class Balance:
         self.loss = torch.zeros((), device=device)
 
     def add(self, probabilities: Tensor, chosen: Tensor, factor: float) -> None:
-        """A block's probabilities [T, experts] and chosen experts [T, experts per token], and its loss's factor."""
+        """A block's probabilities [T, experts] and chosen experts [T, experts per token], and its
+        loss's factor.
+        """
         experts, each = probabilities.shape[1], chosen.shape[1]
         places = self._documents[:, None] * experts + chosen
-        uses = torch.bincount(places.flatten(), minlength=self._count * experts).view(self._count, experts)
-        liked = probabilities.new_zeros(self._count, experts).index_add(0, self._documents, probabilities)
+        uses = torch.bincount(places.flatten(), minlength=self._count * experts).view(
+            self._count, experts
+        )
+        liked = probabilities.new_zeros(self._count, experts).index_add(
+            0, self._documents, probabilities
+        )
         documents = (uses.to(liked.dtype) * liked).sum(-1) * (experts / each)
         found = (documents * self._shares.to(liked.dtype)).sum()
         self.evenness = self.evenness + found.detach()
         self.loss = self.loss + factor * found
 
     def attach(self, hidden: Tensor, tokens: int) -> Tensor:
-        """`hidden`, whose backward pass also adds the gradients of the loss over the `tokens` of the whole step."""
+        """`hidden`, whose backward pass also adds the gradients of the loss over the `tokens` of
+        the whole step.
+        """
         found: Tensor = _Attach.apply(hidden, self.loss / tokens)
         return found
 
@@ -88,7 +100,8 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, balance: Balance | None = None) -> Tensor:
         """[..., width] → the same."""
         tokens = x.reshape(-1, x.shape[-1])
-        # Half precision would make ties, and send tokens of equal rating to other experts elsewhere.
+        # Half precision would make ties, and send tokens of equal rating to other experts
+        # elsewhere.
         wide = torch.promote_types(x.dtype, torch.float32)
         probabilities = linear(tokens.to(wide), self.router.weight.to(wide)).softmax(-1)
         weights, chosen = probabilities.topk(self.each)

@@ -1,8 +1,10 @@
-"""Reads a Hugging Face folder of a plain Llama or Mistral model as our own transformer, without transformers.
+"""Reads a Hugging Face folder of a plain Llama or Mistral model as our own transformer, without
+transformers.
 
-What our transformer lacks (biases, scaled rotary positions, other activations, layers of different kinds) is refused by
-name; such models run as `hf:path`. For all models, weights that are quantised, missing, left over or NaN are refused:
-each would load without an error and give a model that computes something else.
+What our transformer lacks (biases, scaled rotary positions, other activations, layers of different
+kinds) is refused by name; such models run as `hf:path`. For all models, weights that are quantised,
+missing, left over or NaN are refused: each would load without an error and give a model that
+computes something else.
 """
 
 import json
@@ -53,7 +55,9 @@ _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _SMALL = ("F8", "F6", "F4", "I8", "U8", "I4", "U4")
 """Prefixes of type names in safetensors that mean nothing without scales."""
 _MOST_PARTS = 1000
-"""Layers, or experts, that a model may have whatever its files hold: some have weights that many layers share."""
+"""Layers, or experts, that a model may have whatever its files hold: some have weights that many
+layers share.
+"""
 _COUNTS = re.compile(r"(^|_)(layers?|blocks|depth|experts|heads|stages)$")
 """Ends of the names of settings that count parts of a model."""
 _COPY = (
@@ -72,16 +76,18 @@ _HARMLESS = re.compile(
 )
 """Buffers in older checkpoints that models create themselves."""
 _OTHER_PARTS = re.compile(
-    r"^(model\.)?(mtp|nextn|vision\w*|visual|image\w*|video\w*|audio\w*|multi_modal\w*|mm_\w*|score|v_head|value_head"
-    r"|classifier)\b"
+    r"^(model\.)?(mtp|nextn|vision\w*|visual|image\w*|video\w*|audio\w*|multi_modal\w*|mm_\w*|score|v_head|value_head|classifier)\b"
 )
-"""Parts next to the language model: further prediction heads, media encoders, heads of reward models."""
+"""Parts next to the language model: further prediction heads, media encoders, heads of reward
+models.
+"""
 
 
 def llama_name(name: str, layers: int) -> str | None:
     """One of our weight names in the Llama layout of Hugging Face, or that of Qwen 3 with experts.
 
-    None for what the layout lacks: further prediction heads, and all but the main mixer of stochastic blocks.
+    None for what the layout lacks: further prediction heads, and all but the main mixer of
+    stochastic blocks.
     """
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
     if block is None:
@@ -90,7 +96,9 @@ def llama_name(name: str, layers: int) -> str | None:
         return None
     expert = re.fullmatch(r"mlp\.experts\.(\d+)\.(.+)", block[2])
     inside = (
-        _BLOCK[block[2]] if expert is None else _BLOCK[f"mlp.{expert[2]}"].replace("mlp", f"mlp.experts.{expert[1]}")
+        _BLOCK[block[2]]
+        if expert is None
+        else _BLOCK[f"mlp.{expert[2]}"].replace("mlp", f"mlp.experts.{expert[1]}")
     )
     return f"model.layers.{block[1]}.{inside}"
 
@@ -99,20 +107,32 @@ def refuse_quantised(folder: Path, config: Mapping[str, object]) -> None:
     """Refuse a folder with quantised weights; `config` is its `config.json`.
 
     Raises:
-        FormatError: Weights are quantised, by the settings or by how they are stored; says how, and the cure.
+        FormatError: Weights are quantised, by the settings or by how they are stored; says how, and
+            the cure.
     """
     nested = [one for one in config.values() if isinstance(one, Mapping)]
     found = [
-        one[name] for one in (config, *nested) for name in ("quantization_config", "compression_config") if name in one
+        one[name]
+        for one in (config, *nested)
+        for name in ("quantization_config", "compression_config")
+        if name in one
     ]
-    methods = [one.get("quant_method", "an unknown method") for one in found if isinstance(one, Mapping)]
+    methods = [
+        one.get("quant_method", "an unknown method") for one in found if isinstance(one, Mapping)
+    ]
     if methods:
-        raise FormatError(f"{folder}: its weights are quantised ({methods[0]}); {_cure(folder, str(methods[0]))}")
-    stored = {name: kind for name, (kind, rank) in _stored(folder).items() if rank > 1 and kind.startswith(_SMALL)}
+        raise FormatError(
+            f"{folder}: its weights are quantised ({methods[0]}); {_cure(folder, str(methods[0]))}"
+        )
+    stored = {
+        name: kind
+        for name, (kind, rank) in _stored(folder).items()
+        if rank > 1 and kind.startswith(_SMALL)
+    }
     if unread := sorted(name for name in stored if not _HARMLESS.search(name)):
         raise FormatError(
-            f"{folder}: its weights are quantised: {names(unread)} stored as {stored[unread[0]]}, expected F32, F16 or "
-            f"BF16; {_cure(folder, '')}"
+            f"{folder}: its weights are quantised: {names(unread)} stored as "
+            f"{stored[unread[0]]}, expected F32, F16 or BF16; {_cure(folder, '')}"
         )
 
 
@@ -129,15 +149,18 @@ def refuse_incomplete(folder: Path, missing: Iterable[str], left_over: Iterable[
     """
     if gone := sorted(missing):
         raise CorruptionError(
-            f"{folder}: the files lack {len(gone)} weights of the model that config.json describes, which would be "
-            f"random: {names(gone)}; copy the model again, with all its files"
+            f"{folder}: the files lack {len(gone)} weights of the model that config.json "
+            f"describes, which would be random: {names(gone)}; copy the model again, with all "
+            "its files"
         )
-    unused = sorted(name for name in left_over if not (_HARMLESS.search(name) or _OTHER_PARTS.search(name)))
+    unused = sorted(
+        name for name in left_over if not (_HARMLESS.search(name) or _OTHER_PARTS.search(name))
+    )
     if unused:
         raise CorruptionError(
-            f"{folder}: the files have {len(unused)} weights that the model of config.json does not use: "
-            f"{names(unused)}; take the config.json that belongs to them, or, if they are not needed, "
-            f"{_COPY.format(folder=str(folder), how='')}"
+            f"{folder}: the files have {len(unused)} weights that the model of config.json "
+            f"does not use: {names(unused)}; take the config.json that belongs to them, or, "
+            f"if they are not needed, {_COPY.format(folder=str(folder), how='')}"
         )
 
 
@@ -149,19 +172,23 @@ def refuse_not_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> No
     """
     if broken := not_finite(weights):
         raise CorruptionError(
-            f"{folder}: NaN or infinity in the weights {names(broken)}; copy the model again, or take an earlier "
-            "checkpoint"
+            f"{folder}: NaN or infinity in the weights {names(broken)}; copy the model again, "
+            "or take an earlier checkpoint"
         )
 
 
 def _cure(folder: Path, method: str) -> str:
     if method in _DEQUANTIZE:
         return _COPY.format(folder=str(folder), how=f", quantization_config={_DEQUANTIZE[method]}")
-    return "take the float32 or bfloat16 folder that it was made from, or save a dequantised copy with transformers"
+    return (
+        "take the float32 or bfloat16 folder that it was made from, or save a dequantised copy "
+        "with transformers"
+    )
 
 
 def _stored(folder: Path) -> dict[str, tuple[str, int]]:
-    """Name → (type, number of dimensions) of the weights in a folder's safetensors, from their headers alone.
+    """Name → (type, number of dimensions) of the weights in a folder's safetensors, from their
+    headers alone.
 
     Raises:
         CorruptionError: A header cannot be read.
@@ -173,9 +200,21 @@ def _stored(folder: Path) -> dict[str, tuple[str, int]]:
                 (size,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(min(size, path.stat().st_size)))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            found |= {name: (str(entry["dtype"]), len(entry["shape"])) for name, entry in entries.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-            raise CorruptionError(f"{path}: not a safetensors file: {error!r}; copy the model again") from None
+            found |= {
+                name: (str(entry["dtype"]), len(entry["shape"])) for name, entry in entries.items()
+            }
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            struct.error,
+        ) as error:
+            raise CorruptionError(
+                f"{path}: not a safetensors file: {error!r}; copy the model again"
+            ) from None
     return found
 
 
@@ -195,7 +234,9 @@ def import_llama(
     """
     folder = Path(folder)
     if (reason := refusal(folder)) is not None:
-        raise FormatError(f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}")
+        raise FormatError(
+            f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}"
+        )
     config = read_config(folder)
     refuse_quantised(folder, config)
     refuse_oversized(folder, config)
@@ -207,11 +248,16 @@ def import_llama(
         settings = replace(settings, dtype="float32")
     stored = _weights(folder)
     with torch.device("meta"):
-        names = {name: str(llama_name(name, settings.layers)) for name in Transformer(settings).state_dict()}
+        names = {
+            name: str(llama_name(name, settings.layers))
+            for name in Transformer(settings).state_dict()
+        }
     left_over = stored.keys() - names.values() - {"lm_head.weight"}
     refuse_incomplete(folder, names.values() - stored.keys(), left_over)
     try:
-        model = empty_transformer(settings, device, dtype or stored["model.embed_tokens.weight"].dtype)
+        model = empty_transformer(
+            settings, device, dtype or stored["model.embed_tokens.weight"].dtype
+        )
         model.load_state_dict({name: stored[theirs] for name, theirs in names.items()})
     except RuntimeError as error:
         raise CorruptionError(
@@ -274,9 +320,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _weights(folder: Path) -> dict[str, Tensor]:
     listed = listed_files(folder).get(_INDEX, [_WHOLE])
     try:
-        return {name: weight for file in listed for name, weight in load_file(folder / file).items()}
+        return {
+            name: weight for file in listed for name, weight in load_file(folder / file).items()
+        }
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CorruptionError(f"{folder}: {error}; copy the model again (expected safetensors)") from None
+        raise CorruptionError(
+            f"{folder}: {error}; copy the model again (expected safetensors)"
+        ) from None
 
 
 def listed_files(folder: Path) -> dict[str, list[str]]:
@@ -288,22 +338,32 @@ def listed_files(folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.index.json")):
         places = read_object(path, CorruptionError).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
-            raise CorruptionError(f"{path}: weight_map is not a mapping of names to files; copy the model again")
+        if not isinstance(places, dict) or not all(
+            isinstance(place, str) for place in places.values()
+        ):
+            raise CorruptionError(
+                f"{path}: weight_map is not a mapping of names to files; copy the model again"
+            )
         listed = sorted(set(places.values()))
         # By the names alone: files of the hub's cache are links that lead outside.
-        outside = [name for name in listed if name.startswith(("/", "~")) or re.search(r"\\|:|\0|(^|/)\.\.(/|$)", name)]
+        outside = [
+            name
+            for name in listed
+            if name.startswith(("/", "~")) or re.search(r"\\|:|\0|(^|/)\.\.(/|$)", name)
+        ]
         if outside:
             raise CorruptionError(
-                f"{path}: names the file {outside[0]!r}, which is not in the folder; it was made by someone who wants "
-                "other files of yours read: get the model from its source"
+                f"{path}: names the file {outside[0]!r}, which is not in the folder; it was "
+                "made by someone who wants other files of yours read: get the model from its "
+                "source"
             )
         found[path.name] = listed
     return found
 
 
 def refuse_oversized(folder: Path, config: Mapping[str, object]) -> None:
-    """Refuse a model with more layers or experts than its files can hold weights for: building it would take hours.
+    """Refuse a model with more layers or experts than its files can hold weights for: building it
+    would take hours.
 
     Raises:
         FormatError: `config` says so.
@@ -314,6 +374,7 @@ def refuse_oversized(folder: Path, config: Mapping[str, object]) -> None:
         for name, value in settings.items():
             if _COUNTS.search(name) and isinstance(value, int | float) and not value <= most:
                 raise FormatError(
-                    f"{folder / 'config.json'}: {prefix}{name} is {value!r:.40}, more than the weights in the folder "
-                    "can be for; copy the model again, or get it from its source"
+                    f"{folder / 'config.json'}: {prefix}{name} is {value!r:.40}, more than "
+                    "the weights in the folder can be for; copy the model again, or get it "
+                    "from its source"
                 )

@@ -12,14 +12,18 @@ from penstock.models.recurrent.mixers import Mixer
 from penstock.models.settings import ModelSettings
 
 
-def empty_transformer(settings: ModelSettings, device: torch.device | str, dtype: torch.dtype) -> Transformer:
+def empty_transformer(
+    settings: ModelSettings, device: torch.device | str, dtype: torch.dtype
+) -> Transformer:
     """A transformer with uninitialised weights."""
     with torch.device("meta"), _WithoutInit():
         model = Transformer(settings)
 
     def allocated(weight: Tensor) -> Tensor:
         # As `to_empty` does, which imports sympy for it.
-        return torch.empty(weight.shape, dtype=dtype if weight.is_floating_point() else weight.dtype, device=device)
+        return torch.empty(
+            weight.shape, dtype=dtype if weight.is_floating_point() else weight.dtype, device=device
+        )
 
     model._apply(allocated)
     return model
@@ -27,7 +31,9 @@ def empty_transformer(settings: ModelSettings, device: torch.device | str, dtype
 
 @final
 class _WithoutInit(TorchFunctionMode):
-    """Leaves out `torch.nn.init`, which imports torch's compiler (seconds) to fill weights without memory."""
+    """Leaves out `torch.nn.init`, which imports torch's compiler (seconds) to fill weights without
+    memory.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -39,8 +45,8 @@ class _WithoutInit(TorchFunctionMode):
 def initialise(model: Transformer, seed: int) -> None:
     """Initialise weights: norms with 1, all others from a normal distribution.
 
-    Weights that write to the residual stream are smaller by √(2 × layers), so that its variance does not grow with
-    depth.
+    Weights that write to the residual stream are smaller by √(2 × layers), so that its variance
+    does not grow with depth.
 
     Source: GPT-2 (Radford et al. 2019), section 2.3.
     """

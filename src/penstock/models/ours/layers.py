@@ -9,7 +9,9 @@ from torch.nn.functional import linear, rms_norm, silu
 
 @final
 class Linear(nn.Linear):
-    """A matrix without a bias, applied in the dtype of its input: weights may be kept in a wider one."""
+    """A matrix without a bias, applied in the dtype of its input: weights may be kept in a wider
+    one.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -39,7 +41,11 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate, self.up, self.down = Linear(width, inner), Linear(width, inner), Linear(inner, width)
+        self.gate, self.up, self.down = (
+            Linear(width, inner),
+            Linear(width, inner),
+            Linear(inner, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] → the same."""

@@ -1,4 +1,5 @@
-"""The layouts of transformers in which a `Transformer` is exported: which one fits, its `config.json`, its weights.
+"""The layouts of transformers in which a `Transformer` is exported: which one fits, its
+`config.json`, its weights.
 
 | our blocks | layout |
 |---|---|
@@ -7,8 +8,8 @@
 | `gated_delta`, also with attention that has `qk_norm` | Qwen3-Next |
 | `mamba`, also with attention | Bamba |
 
-What a layout has and our blocks lack is written so that it does nothing: the gate of Qwen3-Next's attention gets
-weights of 0, which halve its output, and the matrix behind it counts twice.
+What a layout has and our blocks lack is written so that it does nothing: the gate of Qwen3-Next's
+attention gets weights of 0, which halve its output, and the matrix behind it counts twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +25,14 @@ from penstock.models.settings import BlockSettings, ModelSettings
 Layout = Literal["Llama", "Mistral", "Qwen3", "Mixtral", "Qwen3Moe", "Qwen3Next", "Bamba"]
 
 _TYPES: dict[Layout, str] = {
-    "Llama": "llama", "Mistral": "mistral", "Qwen3": "qwen3", "Mixtral": "mixtral", "Qwen3Moe": "qwen3_moe",
-    "Qwen3Next": "qwen3_next", "Bamba": "bamba",
-}  # fmt: skip
+    "Llama": "llama",
+    "Mistral": "mistral",
+    "Qwen3": "qwen3",
+    "Mixtral": "mixtral",
+    "Qwen3Moe": "qwen3_moe",
+    "Qwen3Next": "qwen3_next",
+    "Bamba": "bamba",
+}
 
 
 def layout_of(settings: ModelSettings) -> Layout:
@@ -37,24 +43,30 @@ def layout_of(settings: ModelSettings) -> Layout:
     """
     kinds = [settings.block(layer) for layer in range(settings.layers)]
     mixers = {settings.mixers(kind)[0] for kind in kinds}
-    attention = {(mixer.sliding_window, mixer.qk_norm) for mixer in mixers if not mixer.is_recurrent}
+    attention = {
+        (mixer.sliding_window, mixer.qk_norm) for mixer in mixers if not mixer.is_recurrent
+    }
     for name in ("attention_softcap", "logit_softcap"):
         if getattr(settings, name) is not None:
             raise ConfigError(f"export: {name} has no layout that we write")
     if len(attention) > 1:
-        raise ConfigError("export: attention that differs from block to block has no layout that we write")
+        raise ConfigError(
+            "export: attention that differs from block to block has no layout that we write"
+        )
     window, qk_norm = next(iter(attention), (None, None))
     recurrent = {_shape(settings, mixer) for mixer in mixers if mixer.is_recurrent}
     if recurrent:
-        return _recurrent_layout(settings, recurrent, window, qk_norm, any(kind.experts for kind in kinds))
+        return _recurrent_layout(
+            settings, recurrent, window, qk_norm, any(kind.experts for kind in kinds)
+        )
     if qk_norm and window is not None:
         raise ConfigError("export: qk_norm with a sliding window has no layout that we write")
     experts = {(kind.experts, kind.experts_per_token, kind.expert_width) for kind in kinds}
     sparse = [kind for kind in experts if kind[0] is not None]
     if len(sparse) > 1 or (len(experts) > len(sparse) > 0 and not qk_norm):
         raise ConfigError(
-            "export: experts that differ from block to block have no layout that we write; blocks without experts "
-            "among them have one with qk_norm only"
+            "export: experts that differ from block to block have no layout that we write; "
+            "blocks without experts among them have one with qk_norm only"
         )
     if sparse:
         return "Qwen3Moe" if qk_norm else "Mixtral"
@@ -73,29 +85,36 @@ def _recurrent_layout(
     qk_norm: bool | None,
     experts: bool,
 ) -> Layout:
-    """The layout for blocks with recurrences of these shapes, next to attention with this window and these norms."""
+    """The layout for blocks with recurrences of these shapes, next to attention with this window
+    and these norms.
+    """
     kinds = sorted({shape[0] for shape in recurrent})
     if "kimi_delta" in kinds:
         raise ConfigError(
-            "export: our blocks with kimi_delta have no layout that transformers knows; train hf:path with a model of "
-            "that kind instead"
+            "export: our blocks with kimi_delta have no layout that transformers knows; train "
+            "hf:path with a model of that kind instead"
         )
     if len(recurrent) > 1:
-        raise ConfigError(f"export: recurrent blocks that differ ({', '.join(kinds)}) have no layout that we write")
+        raise ConfigError(
+            f"export: recurrent blocks that differ ({', '.join(kinds)}) have no layout that "
+            "we write"
+        )
     [(kind, heads, width, *_)] = recurrent
     if experts or window is not None:
         lacks = "experts" if experts else "a sliding window"
         raise ConfigError(f"export: {lacks} next to {kind} blocks has no layout that we write")
     if kind == "gated_delta":
         if qk_norm is False:
-            raise ConfigError("export: attention next to gated_delta blocks has a layout with qk_norm only")
+            raise ConfigError(
+                "export: attention next to gated_delta blocks has a layout with qk_norm only"
+            )
         return "Qwen3Next"
     if qk_norm:
         raise ConfigError("export: qk_norm next to mamba blocks has no layout that we write")
     if heads * width % settings.width:
         raise ConfigError(
-            f"export: mamba blocks have a layout only if heads × head_width ({heads} × {width}) is a multiple of the "
-            f"model's width ({settings.width})"
+            f"export: mamba blocks have a layout only if heads × head_width ({heads} × "
+            f"{width}) is a multiple of the model's width ({settings.width})"
         )
     return "Bamba"
 
@@ -140,25 +159,38 @@ def config_of(settings: ModelSettings, context_length: int, dtype: torch.dtype) 
     return config | _expert_config(settings, layout, kinds)
 
 
-def _expert_config(settings: ModelSettings, layout: Layout, kinds: list[BlockSettings]) -> dict[str, Any]:
+def _expert_config(
+    settings: ModelSettings, layout: Layout, kinds: list[BlockSettings]
+) -> dict[str, Any]:
     sparse = next((kind for kind in kinds if kind.experts is not None), None)
     if sparse is None:
         return {}
     width = sparse.expert_width or settings.inner_width
-    config: dict[str, Any] = {"num_experts_per_tok": sparse.experts_per_token, "router_aux_loss_coef": sparse.balance}
+    config: dict[str, Any] = {
+        "num_experts_per_tok": sparse.experts_per_token,
+        "router_aux_loss_coef": sparse.balance,
+    }
     if layout == "Mixtral":
         return {**config, "num_local_experts": sparse.experts, "intermediate_size": width}
     dense = [layer for layer, one in enumerate(kinds) if one.experts is None]
-    config |= {"num_experts": sparse.experts, "moe_intermediate_size": width, "norm_topk_prob": True}
+    config |= {
+        "num_experts": sparse.experts,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+    }
     return {**config, "decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
-def _recurrent_config(settings: ModelSettings, layout: Layout, mixers: list[BlockSettings]) -> dict[str, Any]:
+def _recurrent_config(
+    settings: ModelSettings, layout: Layout, mixers: list[BlockSettings]
+) -> dict[str, Any]:
     first = next(mixer for mixer in mixers if mixer.is_recurrent)
     _, heads, width, state, convolution = _shape(settings, first)
     if layout == "Bamba":
         return {
-            "attn_layer_indices": [layer for layer, mixer in enumerate(mixers) if not mixer.is_recurrent],
+            "attn_layer_indices": [
+                layer for layer, mixer in enumerate(mixers) if not mixer.is_recurrent
+            ],
             "mamba_n_heads": heads,
             "mamba_d_head": width,
             "mamba_n_groups": 1,
@@ -169,7 +201,9 @@ def _recurrent_config(settings: ModelSettings, layout: Layout, mixers: list[Bloc
             "mamba_proj_bias": False,
         }
     return {
-        "layer_types": ["linear_attention" if mixer.is_recurrent else "full_attention" for mixer in mixers],
+        "layer_types": [
+            "linear_attention" if mixer.is_recurrent else "full_attention" for mixer in mixers
+        ],
         "linear_num_key_heads": heads,
         "linear_num_value_heads": heads,
         "linear_key_head_dim": width,
@@ -252,11 +286,15 @@ def _delta_weights(mixer: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "in_proj_qkvz.weight": torch.cat(wide, 1).flatten(0, 1),
         "in_proj_ba.weight": torch.cat(narrow, 1).flatten(0, 1),
     }
-    return {f"linear_attn.{name}": weight for name, weight in (joined | _common_weights(mixer)).items()}
+    return {
+        f"linear_attn.{name}": weight for name, weight in (joined | _common_weights(mixer)).items()
+    }
 
 
 def _mamba_weights(mixer: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    inputs = torch.cat([mixer[f"{name}.weight"] for name in ("gate", "value", "key", "query", "step")])
+    inputs = torch.cat(
+        [mixer[f"{name}.weight"] for name in ("gate", "value", "key", "query", "step")]
+    )
     joined = {"in_proj.weight": inputs, "D": mixer["skip"], **_common_weights(mixer)}
     return {f"mamba.{name}": weight for name, weight in joined.items()}
 

@@ -1,20 +1,23 @@
-"""Trains a row in equal parts (micro-sequences), with the gradients of the uncut row and the memory of one part.
+"""Trains a row in equal parts (micro-sequences), with the gradients of the uncut row and the memory
+of one part.
 
-First the keys and values of all parts are computed without gradients. Then come the parts from last to first. Each is
-computed again, with gradients, on the keys and values of what precedes it. Its backward pass includes the gradients
-that later parts have for its keys and values, and adds its own to those of earlier parts. So every path from a token to
-the loss is followed exactly once. (Treating past keys as constants would give the same loss, but a wrong gradient.)
-Recurrent blocks take the states at a cut instead, of the one document that crosses it, and their gradients go back the
-same way.
+First the keys and values of all parts are computed without gradients. Then come the parts from last
+to first. Each is computed again, with gradients, on the keys and values of what precedes it. Its
+backward pass includes the gradients that later parts have for its keys and values, and adds its own
+to those of earlier parts. So every path from a token to the loss is followed exactly once.
+(Treating past keys as constants would give the same loss, but a wrong gradient.) Recurrent blocks
+take the states at a cut instead, of the one document that crosses it, and their gradients go back
+the same way.
 
-Attention to the past takes two calls of torch's kernel on the CPU: the past in full, and the part's own tokens
-causally. The outputs are joined by their log-sum-exp. Each half has the kernel's own backward pass, given the joined
-output and sums, so there is never a mask, and memory is O(tokens). On other devices it is one call, aligned
-bottom-right. Source: the joining is that of Ring Attention, arXiv:2310.01889.
+Attention to the past takes two calls of torch's kernel on the CPU: the past in full, and the part's
+own tokens causally. The outputs are joined by their log-sum-exp. Each half has the kernel's own
+backward pass, given the joined output and sums, so there is never a mask, and memory is O(tokens).
+On other devices it is one call, aligned bottom-right. Source: the joining is that of Ring
+Attention, arXiv:2310.01889.
 
-Cost: one more forward pass, and the keys and values of the whole row with their gradients; the graph covers one part.
-It runs one backward pass per part, so data parallelism that sums gradients in
-hooks must wait for the last.
+Cost: one more forward pass, and the keys and values of the whole row with their gradients; the
+graph covers one part. It runs one backward pass per part, so data parallelism that sums gradients
+in hooks must wait for the last.
 """
 
 from collections.abc import Callable
@@ -57,7 +60,9 @@ def attend_past(
     parts = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v, past_k, past_v)]
     if softcap is not None:
         keys, values = torch.cat([parts[3], parts[1]], 2), torch.cat([parts[4], parts[2]], 2)
-        seen = torch.ones(len(q), keys.shape[2], dtype=torch.bool, device=q.device).tril(len(past_k))
+        seen = torch.ones(len(q), keys.shape[2], dtype=torch.bool, device=q.device).tril(
+            len(past_k)
+        )
         return capped_attention(parts[0], keys, values, seen, softcap).squeeze(0).transpose(0, 1)
     if q.device.type == "cpu":
         out: Tensor = _Joined.apply(*parts)
@@ -73,18 +78,24 @@ def attend_aligned(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tens
 
     keys, values = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
     aligned = causal_lower_right(q.shape[2], keys.shape[2])
-    return scaled_dot_product_attention(q, keys, values, attn_mask=aligned, enable_gqa=q.shape[1] != k.shape[1])
+    return scaled_dot_product_attention(
+        q, keys, values, attn_mask=aligned, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 class _Joined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor
+    ) -> Tensor:
         q, k, v, past_k, past_v = (x.contiguous() for x in (q, k, v, past_k, past_v))
         before, before_sums = _flash(q, past_k, past_v, 0.0, False)
         own, own_sums = _flash(q, k, v, 0.0, True)
         sums = torch.logaddexp(before_sums, own_sums)
         shares = ((part - sums).exp()[..., None] for part in (before_sums, own_sums))
-        out = sum((part * share).to(q.dtype) for part, share in zip((before, own), shares, strict=True))
+        out = sum(
+            (part * share).to(q.dtype) for part, share in zip((before, own), shares, strict=True)
+        )
         assert isinstance(out, Tensor)
         ctx.save_for_backward(q, k, v, past_k, past_v, out, sums)
         return out
@@ -93,16 +104,22 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         q, k, v, past_k, past_v, out, sums = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        of_before, of_past_k, of_past_v = _flash_backward(gradient, q, past_k, past_v, out, sums, 0.0, False)
+        of_before, of_past_k, of_past_v = _flash_backward(
+            gradient, q, past_k, past_v, out, sums, 0.0, False
+        )
         of_own, of_k, of_v = _flash_backward(gradient, q, k, v, out, sums, 0.0, True)
         return of_before + of_own, of_k, of_v, of_past_k, of_past_v
 
 
 PartLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(hidden [D, S, width], targets [D, S], loss weights [D, S]) → the part's contribution to the loss, a scalar."""
+"""(hidden [D, S, width], targets [D, S], loss weights [D, S]) → the part's contribution to the
+loss, a scalar.
+"""
 
 
-def backward_in_parts(model: LanguageModel, row: RowTensors, parts: int, loss_of: PartLoss) -> Tensor:
+def backward_in_parts(
+    model: LanguageModel, row: RowTensors, parts: int, loss_of: PartLoss
+) -> Tensor:
     """Add the gradients of a row's loss to those of the model's weights.
 
     Args:
@@ -115,7 +132,8 @@ def backward_in_parts(model: LanguageModel, row: RowTensors, parts: int, loss_of
         The loss, a scalar without gradients.
 
     Raises:
-        ConfigError: T is not a multiple of k, a cut divides a bidirectional prefix, or the model has a window.
+        ConfigError: T is not a multiple of k, a cut divides a bidirectional prefix, or the model
+            has a window.
     """
     cuts = _cuts(row, parts)
     keys = _KeysAndValues()
@@ -152,9 +170,15 @@ def check_cuts(slots: int, parts: int, window: int | None) -> None:
         ConfigError: T is not a multiple of k, or the model has a window.
     """
     if parts < 1 or slots % parts:
-        raise ConfigError(f"a row of {slots} slots cannot be cut into {parts} equal parts; take a divisor of {slots}")
+        raise ConfigError(
+            f"a row of {slots} slots cannot be cut into {parts} equal parts; take a divisor "
+            f"of {slots}"
+        )
     if window is not None and parts > 1:
-        raise ConfigError("micro-sequences do not support sliding windows; take 1 part, or a model without a window")
+        raise ConfigError(
+            "micro-sequences do not support sliding windows; take 1 part, or a model without "
+            "a window"
+        )
 
 
 def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
@@ -169,15 +193,17 @@ def _cuts(row: RowTensors, parts: int) -> list[tuple[int, int]]:
         cut = -(-(begin + 1) // size) * size
         if cut < prefix_end:
             raise ConfigError(
-                f"document {number} of the row has a bidirectional prefix in slots {begin} to {prefix_end}, across "
-                f"the cut at {cut}; take fewer micro-sequences than {parts}, or an objective with bidirectional=False"
+                f"document {number} of the row has a bidirectional prefix in slots {begin} to "
+                f"{prefix_end}, across the cut at {cut}; take fewer micro-sequences than "
+                f"{parts}, or an objective with bidirectional=False"
             )
     return [(begin, begin + size) for begin in range(0, slots, size)]
 
 
 @final
 class _KeysAndValues:
-    """Keys and values of a whole row, a pair [T, kv_heads, dim] per layer, and their gradients from later parts.
+    """Keys and values of a whole row, a pair [T, kv_heads, dim] per layer, and their gradients from
+    later parts.
 
     Attributes:
         states: (cut, recurrent layer) → states there of the document that crosses it.
@@ -200,7 +226,9 @@ class _KeysAndValues:
         """Add gradients; in float32 or wider, because several parts add to the same slots."""
         if layer not in self.gradients:
             wide = torch.promote_types(self.pairs[layer][0].dtype, torch.float32)
-            self.gradients[layer] = tuple(torch.zeros_like(x, dtype=wide) for x in self.pairs[layer])  # type: ignore[assignment]
+            self.gradients[layer] = tuple(
+                torch.zeros_like(x, dtype=wide) for x in self.pairs[layer]
+            )  # type: ignore[assignment]
         for kept, new in zip(self.gradients[layer], gradients, strict=True):
             if new is not None:
                 kept[slots] += new
@@ -229,7 +257,12 @@ class _Part:
         self._softcap = how.softcap
         if len(rest):
             self._rest = attention_of(
-                AttentionRule(rest), None, device=how.device, dtype=how.dtype, backend=how.backend, softcap=how.softcap
+                AttentionRule(rest),
+                None,
+                device=how.device,
+                dtype=how.dtype,
+                backend=how.backend,
+                softcap=how.softcap,
             )
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
@@ -267,14 +300,18 @@ class _Part:
             self._keys.states[self._slots.stop, layer] = last
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`LayerAttend` with the past included; stores keys and values, or keeps them in the graph."""
+        """`LayerAttend` with the past included; stores keys and values, or keeps them in the
+        graph.
+        """
         if torch.is_grad_enabled():
             self._own[layer] = (k, v)
         else:
             self._keys.store(layer, self._slots, self._total, (k, v))
         n, out = self._continued, []
         if n:
-            past_k, past_v = (x[self._past].detach().requires_grad_() for x in self._keys.pairs[layer])
+            past_k, past_v = (
+                x[self._past].detach().requires_grad_() for x in self._keys.pairs[layer]
+            )
             self._leaves[layer] = (past_k, past_v)
             out.append(attend_past(q[:n], k[:n], v[:n], past_k, past_v, self._softcap))
         if self._rest is not None:
@@ -282,7 +319,9 @@ class _Part:
         return torch.cat(out) if len(out) > 1 else out[0]
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass from the loss and from later parts' gradients; adds gradients for earlier parts."""
+        """Backward pass from the loss and from later parts' gradients; adds gradients for earlier
+        parts.
+        """
         starts: list[tuple[Tensor, Any]] = [(loss, None)]
         if self._continues:
             for layer, gradients in self._keys.gradients.items():
@@ -290,7 +329,11 @@ class _Part:
                 starts += [(x, gradient[self._slots].to(x.dtype)) for x, gradient in pair]
             for layer, state in self._states_after.items():
                 later = self._keys.state_gradients.get((self._slots.stop, layer), (None, None))
-                starts += [(x, gradient) for x, gradient in zip(state, later, strict=True) if gradient is not None]
+                starts += [
+                    (x, gradient)
+                    for x, gradient in zip(state, later, strict=True)
+                    if gradient is not None
+                ]
         # A part without targets may have no gradients at all.
         starts = [(x, gradient) for x, gradient in starts if x.requires_grad]
         if not starts:
@@ -299,4 +342,6 @@ class _Part:
         for layer, leaves in self._leaves.items():
             self._keys.add_gradients(layer, self._past, tuple(leaf.grad for leaf in leaves))
         for layer, before in self._states_before.items():
-            self._keys.state_gradients[self._slots.start, layer] = tuple(leaf.grad for leaf in before)
+            self._keys.state_gradients[self._slots.start, layer] = tuple(
+                leaf.grad for leaf in before
+            )

@@ -1,15 +1,16 @@
 """A decoder-only transformer over packed rows, written to be read from top to bottom.
 
-RMSNorm before each part (Zhang & Sennrich 2019), rotary positions (RoFormer, arXiv:2104.09864; halves of a head rotate,
-as in Llama's Hugging Face layout), grouped-query attention (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), no biases.
-Further prediction heads are blocks on the trunk that share norm and unembedding (Gloeckle et al. 2024,
-arXiv:2404.19737): the last block of the plain model is the head of distance 1.
+RMSNorm before each part (Zhang & Sennrich 2019), rotary positions (RoFormer, arXiv:2104.09864;
+halves of a head rotate, as in Llama's Hugging Face layout), grouped-query attention
+(arXiv:2305.13245), SwiGLU (arXiv:2002.05202), no biases. Further prediction heads are blocks on the
+trunk that share norm and unembedding (Gloeckle et al. 2024, arXiv:2404.19737): the last block of
+the plain model is the head of distance 1.
 
-Positions and the attention function are given from outside. So the same code runs a packed row, sequences with a cache,
-and a part of a row; it knows nothing about documents.
+Positions and the attention function are given from outside. So the same code runs a packed row,
+sequences with a cache, and a part of a row; it knows nothing about documents.
 
-Initial weights are a function of the seed and of each weight's name, drawn on the CPU: the same on every device and
-rank, and for every weight that two models of different depth share.
+Initial weights are a function of the seed and of each weight's name, drawn on the CPU: the same on
+every device and rank, and for every weight that two models of different depth share.
 """
 
 from bisect import bisect_right
@@ -43,15 +44,21 @@ from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
 
 
-def rotary_angles(positions: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [..., 1, head_width / 2] of positions [...]; angles in float32, as in transformers."""
+def rotary_angles(
+    positions: Tensor, head_width: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., 1, head_width / 2] of positions [...]; angles in float32, as in
+    transformers.
+    """
     steps = torch.arange(0, head_width, 2, device=positions.device).float() / head_width
     angles = positions[..., None, None].float() * (1.0 / theta**steps)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate each pair (i, i + half) of a head by its angle; a new tensor, [..., heads, head_width]."""
+    """Rotate each pair (i, i + half) of a head by its angle; a new tensor, [..., heads,
+    head_width].
+    """
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -72,11 +79,18 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
         self.key_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend
+    ) -> Tensor:
         """[..., width] → the same."""
-        q, k, v = (part(x).unflatten(-1, (-1, self.head_width)) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(x).unflatten(-1, (-1, self.head_width))
+            for part in (self.query, self.key, self.value)
+        )
         q, k = self.query_norm(q), self.key_norm(k)
-        out: Tensor = self.output(attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(-2))
+        out: Tensor = self.output(
+            attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(-2)
+        )
         return out
 
 
@@ -94,11 +108,17 @@ class Block(nn.Module):
         self.mixer = make_mixer(settings, main) if main.is_recurrent else None
         self.attention = None if main.is_recurrent else Attention(settings, main.qk_norm)
         self.others = nn.ModuleList(
-            make_mixer(settings, other) if other.is_recurrent else Attention(settings, other.qk_norm)
+            make_mixer(settings, other)
+            if other.is_recurrent
+            else Attention(settings, other.qk_norm)
             for other in others
         )
         self.mlp_norm = RMSNorm(settings.width, settings.norm_eps)
-        self.mlp = SwiGLU(settings.width, settings.inner_width) if kind.experts is None else Experts(settings, kind)
+        self.mlp = (
+            SwiGLU(settings.width, settings.inner_width)
+            if kind.experts is None
+            else Experts(settings, kind)
+        )
 
     def forward(
         self,
@@ -110,7 +130,9 @@ class Block(nn.Module):
         balance: Balance | None = None,
         choice: int = 0,
     ) -> Tensor:
-        """[..., width] → the same; `place` counts the attentions, or the recurrences, of the model."""
+        """[..., width] → the same; `place` counts the attentions, or the recurrences, of the
+        model.
+        """
         normed = self.attention_norm(x)
         chosen = (self.attention or self.mixer) if choice == 0 else self.others[choice - 1]
         if isinstance(chosen, Attention):
@@ -121,7 +143,9 @@ class Block(nn.Module):
                 raise ConfigError("recurrent blocks must know the documents; give run(carried=…)")
             x = x + chosen(normed, place, carried)
         normed = self.mlp_norm(x)
-        out: Tensor = x + (self.mlp(normed, balance) if isinstance(self.mlp, Experts) else self.mlp(normed))
+        out: Tensor = x + (
+            self.mlp(normed, balance) if isinstance(self.mlp, Experts) else self.mlp(normed)
+        )
         return out
 
 
@@ -152,14 +176,18 @@ class Transformer(nn.Module):
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run or folder that its weights came from; None: they are new.
-        blocks: `layers` blocks, the last of which is the head of distance 1, then one for each further distance.
-        draws: Whether stochastic blocks draw their mixer in training; False: they take their main one.
+        blocks: `layers` blocks, the last of which is the head of distance 1, then one for each
+            further distance.
+        draws: Whether stochastic blocks draw their mixer in training; False: they take their main
+            one.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         if settings.vocab_size is None:
-            raise ConfigError("model.vocab_size is not known yet; settings.with_vocabulary(tokenizer.vocab_size)")
+            raise ConfigError(
+                "model.vocab_size is not known yet; settings.with_vocabulary(tokenizer.vocab_size)"
+            )
         self.settings = settings
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
@@ -172,7 +200,11 @@ class Transformer(nn.Module):
         self.draws = True
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
-        self.vision = None if settings.vision is None else VisionTower(settings, _plain_block, Linear, RMSNorm)
+        self.vision = (
+            None
+            if settings.vision is None
+            else VisionTower(settings, _plain_block, Linear, RMSNorm)
+        )
 
     divisible_rows = True
 
@@ -185,7 +217,9 @@ class Transformer(nn.Module):
         """Final hidden states [D, T, width] of a row, for each target distance."""
         embedded = None
         if self.vision is not None and row.source.media is not None:
-            embedded = with_images(self.embedding(row.tokens).to(self.compute_dtype), self.vision, row.source.media)
+            embedded = with_images(
+                self.embedding(row.tokens).to(self.compute_dtype), self.vision, row.source.media
+            )
         carried = None
         if self.settings.is_recurrent:
             carried = RowDocuments(Borders([0, *row.rule.pieces[:, 2]], self.device))
@@ -193,9 +227,12 @@ class Transformer(nn.Module):
         if self.settings.has_experts and self._trains:
             balance = Balance(row)
         attention = row.attention
-        # A compiled model must not depend on the row's own arrays, which it would through the row's method.
+        # A compiled model must not depend on the row's own arrays, which it would through the row's
+        # method.
         attend = row.attend if row.others else lambda layer, q, k, v: attention(q, k, v)
-        hidden = self.run(row.tokens, row.positions, attend, embedded=embedded, carried=carried, balance=balance)
+        hidden = self.run(
+            row.tokens, row.positions, attend, embedded=embedded, carried=carried, balance=balance
+        )
         if balance is not None:
             step = self._begun()
             step.evenness = step.evenness + balance.evenness
@@ -203,7 +240,8 @@ class Transformer(nn.Module):
         return hidden
 
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
-        """Say which training step comes: stochastic blocks draw by it, and balance losses are divided by its tokens.
+        """Say which training step comes: stochastic blocks draw by it, and balance losses are
+        divided by its tokens.
 
         Args:
             seed: Of the training.
@@ -219,14 +257,17 @@ class Transformer(nn.Module):
             total: Sums numbers over all ranks.
 
         Returns:
-            `experts.evenness`, for a model with experts: 1 if each document uses all experts alike; at most the number
-            of experts by the number that a token goes to.
+            `experts.evenness`, for a model with experts: 1 if each document uses all experts alike;
+            at most the number of experts by the number that a token goes to.
         """
         if not self.settings.has_experts:
             return {}
         step = self._begun()
         [evenness] = total([float(step.evenness)])
-        blocks = sum(self.settings.block(layer).experts is not None for layer in range(self.settings.num_blocks))
+        blocks = sum(
+            self.settings.block(layer).experts is not None
+            for layer in range(self.settings.num_blocks)
+        )
         return {"experts.evenness": evenness / (step.tokens * blocks)}
 
     @property
@@ -237,18 +278,23 @@ class Transformer(nn.Module):
         if self._step is None:
             raise ConfigError(
                 "a model with experts or stochastic blocks must know the training step: call "
-                "model.begin_step(seed=…, number=step.index, tokens=step.num_tokens) before each; or model.eval()"
+                "model.begin_step(seed=…, number=step.index, tokens=step.num_tokens) before "
+                "each; or model.eval()"
             )
         return self._step
 
     def _choice(self, layer: int) -> int:
-        """Which way of mixing tokens a block takes: 0, its main one, unless it is stochastic and trains."""
+        """Which way of mixing tokens a block takes: 0, its main one, unless it is stochastic and
+        trains.
+        """
         kind = self.settings.block(layer)
         if kind.mixer != "stochastic" or not (self._trains and self.draws):
             return 0
         step = self._begun()
         bounds = list(accumulate(kind.shares))
-        drawn = bisect_right(bounds, key_for(step.seed, "mixer", step.number, layer) / 2**64 * bounds[-1])
+        drawn = bisect_right(
+            bounds, key_for(step.seed, "mixer", step.number, layer) / 2**64 * bounds[-1]
+        )
         return kind.ways.index(kind.choices[min(drawn, len(bounds) - 1)])
 
     def run(
@@ -268,7 +314,8 @@ class Transformer(nn.Module):
             positions: int64 [...].
             attend: Called once per block with attention, in order.
             distances: Number of prediction heads to run; None: all.
-            embedded: [..., width] embeddings in place of those of the tokens, with features of images among them.
+            embedded: [..., width] embeddings in place of those of the tokens, with features of
+                images among them.
             carried: The documents, for recurrent blocks.
             balance: Where experts add how evenly they are used.
 
@@ -281,7 +328,9 @@ class Transformer(nn.Module):
 
         def block(layer: int, x: Tensor) -> Tensor:
             choice = self._choice(layer)
-            out: Tensor = self.blocks[layer](x, rotary, self._places[layer][choice], attend, carried, balance, choice)
+            out: Tensor = self.blocks[layer](
+                x, rotary, self._places[layer][choice], attend, carried, balance, choice
+            )
             return out
 
         for layer in range(trunk):
@@ -301,13 +350,18 @@ class Transformer(nn.Module):
         return scores
 
     def packing(self, slots: int) -> PackingVerdict:
-        """Documents may share any row: only attention mixes tokens, and it sees one document at a time."""
+        """Documents may share any row: only attention mixes tokens, and it sees one document at a
+        time.
+        """
         return PackingVerdict(slots)
 
     def new_cache(self, sequences: int, capacity: int) -> Cache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens."""
         # Only main mixers write texts.
-        mains = [self.settings.mixers(self.settings.block(layer))[0] for layer in range(self.settings.layers)]
+        mains = [
+            self.settings.mixers(self.settings.block(layer))[0]
+            for layer in range(self.settings.layers)
+        ]
         windows = tuple(main.sliding_window for main in mains if not main.is_recurrent)
         return Cache(
             layers=len(windows),
@@ -335,7 +389,8 @@ class Transformer(nn.Module):
 
         Args:
             tokens: int64 [B, n] on the model's device, right-padded with any id.
-            lengths: int64 [B], preferably on the CPU: tokens of each row. Results of a row with 0 are undefined.
+            lengths: int64 [B], preferably on the CPU: tokens of each row. Results of a row with 0
+                are undefined.
             cache: From `new_cache`.
             sequences: int64 [B]: the cache's sequence of each row; None: all, in order.
             images: Of each row's prompt; None: there are none.
@@ -349,12 +404,16 @@ class Transformer(nn.Module):
         growth = cache.growth(tokens, lengths, sequences)
         embedded = None if images is None else self._embedded(tokens, growth.parts(images))
         carried = growth if self.settings.is_recurrent else None
-        hidden = self.run(tokens, growth.positions, growth.attend, distances=1, embedded=embedded, carried=carried)[0]
+        hidden = self.run(
+            tokens, growth.positions, growth.attend, distances=1, embedded=embedded, carried=carried
+        )[0]
         growth.done()
         return self.logits(hidden[growth.last])
 
     def _embedded(self, tokens: Tensor, parts: Sequence[RowMedia | None]) -> Tensor | None:
-        """Embeddings [B, n, width] of new tokens, with features of images at their slots; None: there are none."""
+        """Embeddings [B, n, width] of new tokens, with features of images at their slots; None:
+        there are none.
+        """
         if self.vision is None or not any(parts):
             return None
         found = list(self.embedding(tokens).to(self.compute_dtype))
@@ -372,7 +431,9 @@ class Transformer(nn.Module):
     def expect_images(self, blank: BlankImage) -> None:
         """Check that its vision tower reads images of this kind."""
         if self.vision is None:
-            raise ConfigError("the model has no vision tower, so it cannot read images; set model.vision")
+            raise ConfigError(
+                "the model has no vision tower, so it cannot read images; set model.vision"
+            )
         check_images(self.vision, blank)
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
@@ -391,12 +452,15 @@ class Transformer(nn.Module):
             vocab_size=self.vocab_size,
         )
 
-    def slice_tensors(self, part: RowSlice, group: object = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(
+        self, part: RowSlice, group: object = None, backend: str = "auto"
+    ) -> RowTensors:
         """This rank's part of a row that several ranks share, ready for this model's attention.
 
         Args:
             part: What `row.split` gives.
-            group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension; None: all ranks.
+            group: The ranks that share the row: a process group, or a `DeviceMesh` of one
+                dimension; None: all ranks.
             backend: per_document, varlen, dense or auto.
 
         Raises:
@@ -404,10 +468,14 @@ class Transformer(nn.Module):
             DistributedError: The group is not the one that the row was split for.
         """
         if self.settings.is_recurrent:
-            raise ConfigError("recurrent blocks need whole documents; train this model without context parallelism")
+            raise ConfigError(
+                "recurrent blocks need whole documents; train this model without context "
+                "parallelism"
+            )
         if self.settings.has_experts:
             raise ConfigError(
-                "the balance loss of experts needs whole documents; train this model without context parallelism"
+                "the balance loss of experts needs whole documents; train this model without "
+                "context parallelism"
             )
         return RowTensors.of_slice(
             part,
@@ -435,11 +503,16 @@ class Transformer(nn.Module):
 
     def grow_vocabulary(self, size: int) -> int:
         """See `LanguageModel`."""
-        tables: list[Any] = [self.embedding, *([] if self.unembedding is None else [self.unembedding])]
+        tables: list[Any] = [
+            self.embedding,
+            *([] if self.unembedding is None else [self.unembedding]),
+        ]
         first = len(self.embedding.weight)
         for table in tables:
             old = table.weight
-            table.weight = nn.Parameter(with_mean_rows(old.detach(), size), requires_grad=old.requires_grad)
+            table.weight = nn.Parameter(
+                with_mean_rows(old.detach(), size), requires_grad=old.requires_grad
+            )
         self.embedding.num_embeddings = size
         if self.unembedding is not None:
             self.unembedding.out_features = size

@@ -1,9 +1,9 @@
 """The vision tower of our transformer: patches of images become features of the text's width.
 
-A Vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929) without a class token: a linear embedding of each
-patch, a learned vector for its place, blocks in which all patches of an image see each other, and a projection to the
-width of the text. The features take the places of the image's slots in the text (as in LLaVA, Liu et al. 2023,
-arXiv:2304.08485).
+A Vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929) without a class token: a linear
+embedding of each patch, a learned vector for its place, blocks in which all patches of an image see
+each other, and a projection to the width of the text. The features take the places of the image's
+slots in the text (as in LLaVA, Liu et al. 2023, arXiv:2304.08485).
 """
 
 from collections.abc import Callable
@@ -30,7 +30,9 @@ class VisionTower(nn.Module):
         make_block, make_linear, make_norm: The parts that text and images share.
     """
 
-    def __init__(self, settings: ModelSettings, make_block: MakeBlock, make_linear: Any, make_norm: Any) -> None:
+    def __init__(
+        self, settings: ModelSettings, make_block: MakeBlock, make_linear: Any, make_norm: Any
+    ) -> None:
         super().__init__()
         assert settings.vision is not None
         own = settings.vision
@@ -72,9 +74,10 @@ def check_images(tower: VisionTower, blank: BlankImage) -> None:
     shape = tuple(blank.arrays["pixel_values"].shape[1:])
     if found != expected or shape != (settings.patches, settings.patch_values):
         raise ConfigError(
-            f"the data's images stand at token {found} with patches of {shape[1]} values, {shape[0]} an image; the "
-            f"model expects token {expected}, {settings.patch_values} values, {settings.patches} an image: set "
-            "model.vision as the processor of the data"
+            f"the data's images stand at token {found} with patches of {shape[1]} values, "
+            f"{shape[0]} an image; the model expects token {expected}, "
+            f"{settings.patch_values} values, {settings.patches} an image: set model.vision "
+            "as the processor of the data"
         )
 
 

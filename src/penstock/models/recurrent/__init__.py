@@ -9,8 +9,16 @@ from penstock.models.recurrent.packages import PACKAGES
 from penstock.models.recurrent.state_space import linear_scan, selective_scan, state_space_scan
 
 __all__ = [
-    "PACKAGES", "Borders", "Chunks", "Operations", "causal_convolution", "gated_delta_rule", "last_inputs",
-    "linear_scan", "selective_scan", "state_space_scan",
-]  # fmt: skip
+    "PACKAGES",
+    "Borders",
+    "Chunks",
+    "Operations",
+    "causal_convolution",
+    "gated_delta_rule",
+    "last_inputs",
+    "linear_scan",
+    "selective_scan",
+    "state_space_scan",
+]
 
 __dir__ = public_names(__name__)

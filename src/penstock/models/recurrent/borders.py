@@ -1,8 +1,9 @@
 """Where the documents of a row begin and end, and how recurrent layers cut them into chunks.
 
-Chunks begin where documents begin, so no chunk holds two documents. They are ordered by their number within their
-document, and within that by falling length of the documents. So the j-th chunks of all documents that have one lie side
-by side, and a scan needs as many sequential steps as the longest document has chunks, however many documents there are.
+Chunks begin where documents begin, so no chunk holds two documents. They are ordered by their
+number within their document, and within that by falling length of the documents. So the j-th chunks
+of all documents that have one lie side by side, and a scan needs as many sequential steps as the
+longest document has chunks, however many documents there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +14,15 @@ import torch
 from torch import Tensor
 
 LIKE_LENGTH, LIKE_SLOTS = 1.5, 8
-"""Documents run side by side if the longest has at most this many times, or slots more than, the shortest."""
+"""Documents run side by side if the longest has at most this many times, or slots more than, the
+shortest.
+"""
 LENGTHS = (8, 16, 32, 64)
 """Chunk lengths to choose from."""
 STEP_COST, MATRIX_COST = 1_000_000, 180_000
-"""Multiplications in the time of one more sequential step, and of one more small matrix in each product; on a CPU core
-(`bench_recurrent.py`)."""
+"""Multiplications in the time of one more sequential step, and of one more small matrix in each
+product; on a CPU core (`bench_recurrent.py`).
+"""
 
 
 @final
@@ -53,7 +57,9 @@ class Borders:
 
     @property
     def numbers(self) -> Tensor:
-        """int32 [1, T]: number of the document of each slot, as kernels want it that call it `seq_idx`."""
+        """int32 [1, T]: number of the document of each slot, as kernels want it that call it
+        `seq_idx`.
+        """
         if self._numbers is None:
             documents = np.arange(len(self), dtype=np.int32)
             self._numbers = self.place(np.repeat(documents, np.diff(self.cu_seqlens))[None])
@@ -61,17 +67,24 @@ class Borders:
 
     @property
     def filled(self) -> tuple[Tensor, Tensor]:
-        """int64 borders of the documents that are not empty, for kernels that want `cu_seqlens`; and their numbers."""
+        """int64 borders of the documents that are not empty, for kernels that want `cu_seqlens`;
+        and their numbers.
+        """
         if self._filled is None:
             real = np.flatnonzero(np.diff(self.cu_seqlens))
-            self._filled = self.place(np.append(self.cu_seqlens[real], self.cu_seqlens[-1])), self.place(real)
+            self._filled = (
+                self.place(np.append(self.cu_seqlens[real], self.cu_seqlens[-1])),
+                self.place(real),
+            )
         return self._filled
 
     def place(self, array: object) -> Tensor:
         """An array of numpy on the device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def chunks(self, work: Callable[[int], float], lengths: Sequence[int] = LENGTHS, *, later: float = 1.0) -> "Chunks":
+    def chunks(
+        self, work: Callable[[int], float], lengths: Sequence[int] = LENGTHS, *, later: float = 1.0
+    ) -> "Chunks":
         """Chunks of the length that costs least.
 
         Args:
@@ -97,7 +110,8 @@ class Borders:
         """For a causal convolution: the slots whose window reaches into the document before.
 
         Returns:
-            heads: int64 [documents − 1, taps − 1], the first slots of each document but the first; slots of shorter
+            heads: int64 [documents − 1, taps − 1], the first slots of each document but the first;
+            slots of shorter
                 documents go on into the next, or stay at the end of the row.
             chosen: int64 [n], which of these, flattened, are slots of their own document.
             slots: int64 [n], those slots, in rising order.
@@ -108,17 +122,23 @@ class Borders:
             own = np.flatnonzero(heads < ends)
             # The last slot of a row is no head where this matters.
             inside = np.minimum(heads, max(int(self.cu_seqlens[-1]) - 1, 0))
-            self._restarts[taps] = self.place(inside), self.place(own), self.place(heads.ravel()[own])
+            self._restarts[taps] = (
+                self.place(inside),
+                self.place(own),
+                self.place(heads.ravel()[own]),
+            )
         return self._restarts[taps]
 
 
 @final
 class Chunks:
-    """The documents of a row in chunks of `length` slots; the last of a document may have padding at its end.
+    """The documents of a row in chunks of `length` slots; the last of a document may have padding
+    at its end.
 
     Attributes:
         length: Slots of a chunk, C.
-        counts: For each step of a scan, how many documents have a chunk of that number; their sum is N.
+        counts: For each step of a scan, how many documents have a chunk of that number; their sum
+            is N.
     """
 
     def __init__(self, borders: Borders, length: int) -> None:
@@ -136,10 +156,13 @@ class Chunks:
         places = np.empty(len(borders), np.int64)
         places[order] = np.arange(len(borders))
         self._padded = not real.all()
-        # Documents of a row that follow each other as their chunks do, such as a single one, need no gather.
+        # Documents of a row that follow each other as their chunks do, such as a single one, need
+        # no gather.
         self._in_order = not self._padded and bool((back[1:] > back[:-1]).all())
         self._slots = borders.place(np.where(real, slots, total))
-        self._back, self._order, self._places = (borders.place(array) for array in (back, order, places))
+        self._back, self._order, self._places = (
+            borders.place(array) for array in (back, order, places)
+        )
 
     def cut(self, row: Tensor, padding: float = 0.0) -> Tensor:
         """[T, …] → [N, C, …]."""
@@ -156,7 +179,9 @@ class Chunks:
         return found
 
     def fresh(self, state: Tensor | None) -> int:
-        """How many chunks, the first ones, begin with a state of zeros: without states, those at documents' starts."""
+        """How many chunks, the first ones, begin with a state of zeros: without states, those at
+        documents' starts.
+        """
         return self.counts[0] if state is None and self.counts else 0
 
     def scan(
@@ -172,8 +197,8 @@ class Chunks:
         """Carry states through the chunks of all documents at once.
 
         Args:
-            step: (states [n, …] or None for zeros, chunks of each input and of each later one) → states after these
-                chunks. Later inputs are None where states are.
+            step: (states [n, …] or None for zeros, chunks of each input and of each later one) →
+                states after these chunks. Later inputs are None where states are.
             inputs: [N, …] each.
             later: [N − fresh, …] each, for the chunks behind the fresh ones.
             state: [documents, …] states before the documents; None: zeros.
@@ -181,12 +206,14 @@ class Chunks:
             keep: Whether states after the documents are wanted.
 
         Returns:
-            [N − fresh, …] states before each chunk that is not fresh; and, if they are kept, [documents, …] states
-            after each document.
+            [N − fresh, …] states before each chunk that is not fresh; and, if they are kept,
+            [documents, …] states after each document.
         """
         following = [*self.counts[1:], 0]
         wanted = self.counts if keep else following
-        sizes = [size for n, count in zip(wanted, self.counts, strict=True) for size in (n, count - n)]
+        sizes = [
+            size for n, count in zip(wanted, self.counts, strict=True) for size in (n, count - n)
+        ]
         begun = state is not None or not self.counts
         pieces = [x.split(sizes)[::2] for x in inputs]
         # None stands for what fresh chunks lack.
@@ -195,7 +222,11 @@ class Chunks:
         current = None if state is None else state[self._order]
         active = self.counts[0] if self.counts else 0
         # Documents without tokens come last in the order.
-        empty = zero.expand(self.documents - active, *zero.shape) if current is None else current[active:]
+        empty = (
+            zero.expand(self.documents - active, *zero.shape)
+            if current is None
+            else current[active:]
+        )
         starts, ends = [], [empty]
         if current is not None:
             current = current[:active]
@@ -213,10 +244,14 @@ class Chunks:
 
 
 class _Cut(torch.autograd.Function):
-    """Rows to chunks. Each slot has one place, so the way back is a gather too, much cheaper than adding by index."""
+    """Rows to chunks. Each slot has one place, so the way back is a gather too, much cheaper than
+    adding by index.
+    """
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, slots: Tensor, back: Tensor, padding: float | None) -> Tensor:
+    def forward(
+        ctx: Any, row: Tensor, slots: Tensor, back: Tensor, padding: float | None
+    ) -> Tensor:
         ctx.save_for_backward(slots, back)
         ctx.padding = padding
         if padding is not None:
@@ -227,12 +262,19 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         slots, back = ctx.saved_tensors
-        return _Join.apply(gradients[0], slots, back, None if ctx.padding is None else 0.0), None, None, None
+        return (
+            _Join.apply(gradients[0], slots, back, None if ctx.padding is None else 0.0),
+            None,
+            None,
+            None,
+        )
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, chunks: Tensor, slots: Tensor, back: Tensor, padding: float | None) -> Tensor:
+    def forward(
+        ctx: Any, chunks: Tensor, slots: Tensor, back: Tensor, padding: float | None
+    ) -> Tensor:
         ctx.save_for_backward(slots, back)
         ctx.padding = padding
         return chunks.flatten(0, 1).index_select(0, back)
@@ -244,12 +286,18 @@ class _Join(torch.autograd.Function):
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64, where the device has it: sums of decays are subtracted, and float32 would lose what remains."""
+    """In float64, where the device has it: sums of decays are subtracted, and float32 would lose
+    what remains.
+    """
     return values if values.device.type == "mps" else values.double()
 
 
 def document_batches(
-    begins: Any, ends: Any, total: int, like_length: float = LIKE_LENGTH, like_slots: int = LIKE_SLOTS
+    begins: Any,
+    ends: Any,
+    total: int,
+    like_length: float = LIKE_LENGTH,
+    like_slots: int = LIKE_SLOTS,
 ) -> list[tuple[Any, Any]]:
     """Documents of a row in batches of like length.
 
@@ -261,7 +309,8 @@ def document_batches(
         like_slots: or this number more.
 
     Returns:
-        For each batch, the longest first: int64 [n, longest], slots of the row; bool of that shape, false in padding.
+        For each batch, the longest first: int64 [n, longest], slots of the row; bool of that shape,
+        false in padding.
     """
     lengths = ends - begins
     order = np.argsort(-lengths, kind="stable")

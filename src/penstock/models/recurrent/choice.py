@@ -1,7 +1,9 @@
-"""Choose by name what computes the recurrent operations of a model: torch, or packages with kernels.
+"""Choose by name what computes the recurrent operations of a model: torch, or packages with
+kernels.
 
-A choice is tried before it is used: random documents in one row, with the packages, must give the logits that each
-gives alone without them, and gradients of exactly 0 to other documents. What each operation runs with is logged.
+A choice is tried before it is used: random documents in one row, with the packages, must give the
+logits that each gives alone without them, and gradients of exactly 0 to other documents. What each
+operation runs with is logged.
 """
 
 import logging
@@ -28,16 +30,17 @@ _TRIAL = 64
 def use_recurrent(model: LanguageModel, backends: str | Sequence[str]) -> None:
     """Compute a model's recurrent operations with the named backends, until it is called again.
 
-    Each operation takes the first backend that provides it, and torch where none does. Where a package cannot carry
-    states between the parts of a document (mamba_ssm in generation), torch computes that call.
+    Each operation takes the first backend that provides it, and torch where none does. Where a
+    package cannot carry states between the parts of a document (mamba_ssm in generation), torch
+    computes that call.
 
     Args:
         model: A transformer of ours, or a model of transformers, on its device.
         backends: Names of `penstock.models.recurrent.PACKAGES`, or torch.
 
     Raises:
-        ConfigError: A backend is unknown, not installed, cannot compute on the model's device, has no operation of this
-            model, or gives other results; says why.
+        ConfigError: A backend is unknown, not installed, cannot compute on the model's device, has
+            no operation of this model, or gives other results; says why.
     """
     names = [backends] if isinstance(backends, str) else list(backends)
     operations = Operations.of(names, device=model.device, dtype=model.compute_dtype)
@@ -49,9 +52,9 @@ def use_recurrent(model: LanguageModel, backends: str | Sequence[str]) -> None:
         _try(model, operations)
         if operations.idle:
             raise ConfigError(
-                f"recurrent backend {operations.idle[0]!r} would compute nothing: it provides no operation of "
-                f"{describe(model)} that an earlier backend does not ({operations.describe() or 'none at all'}); "
-                "leave it out"
+                f"recurrent backend {operations.idle[0]!r} would compute nothing: it provides "
+                f"no operation of {describe(model)} that an earlier backend does not "
+                f"({operations.describe() or 'none at all'}); leave it out"
             )
     except BaseException:
         _set(model, TORCH)
@@ -103,12 +106,16 @@ def _try(model: Any, operations: Operations) -> None:
     try:
         try_isolation(model, forward, lengths=DOCUMENT_LENGTHS, gradients=torch.is_grad_enabled())
     except IsolationError as error:
-        names, found = ", ".join(operations.backends), str(error).removesuffix(CURE).removesuffix(" ")
+        names, found = (
+            ", ".join(operations.backends),
+            str(error).removesuffix(CURE).removesuffix(" "),
+        )
         if model.compute_dtype == torch.float32 and model.device.type == "cuda":
             found += (
-                ". Triton's kernels multiply float32 in TF32: set model.dtype: bfloat16, or TRITON_F32_DEFAULT=ieee in "
-                "the environment"
+                ". Triton's kernels multiply float32 in TF32: set model.dtype: bfloat16, or "
+                "TRITON_F32_DEFAULT=ieee in the environment"
             )
         raise ConfigError(
-            f"recurrent backends {names}: a row with them differs from its documents in torch: {found}"
+            f"recurrent backends {names}: a row with them differs from its documents in "
+            f"torch: {found}"
         ) from None

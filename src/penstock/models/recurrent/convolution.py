@@ -1,8 +1,9 @@
 """Causal depthwise convolution that stops at the borders of documents.
 
-One ordinary convolution runs over the whole row. The first K − 1 outputs of each document, which would read the
-document before, are computed again from their own document's slots, and put in their place: cheaper than zeros between
-the documents or K masked shifts, and gradients to other documents are exactly 0.
+One ordinary convolution runs over the whole row. The first K − 1 outputs of each document, which
+would read the document before, are computed again from their own document's slots, and put in their
+place: cheaper than zeros between the documents or K masked shifts, and gradients to other documents
+are exactly 0.
 """
 
 import torch
@@ -37,7 +38,8 @@ def causal_convolution(
         first = row.index_select(0, heads.flatten()).view(*heads.shape, channels).unbind(1)
         # Output i of a document reads its inputs 0 to i, with the last taps.
         again = [
-            torch.stack([first[j] * weight[:, taps - 1 - i + j] for j in range(i + 1)]).sum(0) for i in range(taps - 1)
+            torch.stack([first[j] * weight[:, taps - 1 - i + j] for j in range(i + 1)]).sum(0)
+            for i in range(taps - 1)
         ]
         outputs = torch.stack(again, 1).flatten(0, 1).index_select(0, chosen)
         plain = plain.index_copy(1, slots, (outputs if bias is None else outputs + bias).T)
@@ -48,14 +50,17 @@ def behind_state(row: Tensor, borders: Borders, state: Tensor) -> tuple[Tensor, 
     """Each document behind its K − 1 earlier inputs, which so are slots of it.
 
     Returns:
-        [T + documents × (K − 1), channels], its borders, and the places of the row's own slots in it.
+        [T + documents × (K − 1), channels], its borders, and the places of the row's own slots in
+        it.
     """
     wider, real = _behind(row, borders, state)
     return wider, Borders(_wider_borders(borders, state.shape[1]), row.device), real
 
 
 def last_inputs(row: Tensor, borders: Borders, taps: int, state: Tensor | None = None) -> Tensor:
-    """[documents, K − 1, channels]: the inputs that the slot after each document would read; zeros before its start."""
+    """[documents, K − 1, channels]: the inputs that the slot after each document would read; zeros
+    before its start.
+    """
     if state is None:
         state = row.new_zeros(len(borders), taps - 1, row.shape[1])
     wider, _ = _behind(row, borders, state)
@@ -77,4 +82,6 @@ def _behind(row: Tensor, borders: Borders, state: Tensor) -> tuple[Tensor, Tenso
     )
     real = torch.arange(len(row), device=row.device) + more * shift
     base = row.new_zeros(len(row) + more * count, row.shape[1])
-    return base.index_copy(0, held.flatten(), state.flatten(0, 1).to(row.dtype)).index_copy(0, real, row), real
+    return base.index_copy(0, held.flatten(), state.flatten(0, 1).to(row.dtype)).index_copy(
+        0, real, row
+    ), real

@@ -1,7 +1,8 @@
 """Recurrent mixers of our transformer, in the place of attention: gated delta rules, and Mamba-2.
 
-Each mixes the slots of a document by a short convolution and a recurrence. What an earlier part of a document left
-behind is given and kept by a `Carried`, so the same code runs a packed row and sequences with a cache.
+Each mixes the slots of a document by a short convolution and a recurrence. What an earlier part of
+a document left behind is given and kept by a `Carried`, so the same code runs a packed row and
+sequences with a cache.
 """
 
 import math
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from penstock.models.settings import BlockSettings, ModelSettings
 
 State = tuple[Tensor, Tensor]
-"""[documents, K − 1, channels] inputs of the convolution, and [documents, heads, …] states of the recurrence."""
+"""[documents, K − 1, channels] inputs of the convolution, and [documents, heads, …] states of the
+recurrence.
+"""
 STEPS = (1e-3, 1e-1)
-"""Range of initial step sizes, and (1, 16) that of initial rates of decay; Mamba-2, arXiv 2405.21060."""
+"""Range of initial step sizes, and (1, 16) that of initial rates of decay; Mamba-2, arXiv
+2405.21060.
+"""
 
 
 class Carried(Protocol):
@@ -75,19 +80,28 @@ class RowDocuments:
 
 
 class Mixer(nn.Module):
-    """Projections, a convolution over some of them, and a gated norm of the recurrence's outputs."""
+    """Projections, a convolution over some of them, and a gated norm of the recurrence's
+    outputs.
+    """
 
     operations = TORCH
     """Backend of the convolution and the recurrence; see `use_recurrent`."""
 
-    def __init__(self, settings: "ModelSettings", block: "BlockSettings", convolved: int, values: int) -> None:
+    def __init__(
+        self, settings: "ModelSettings", block: "BlockSettings", convolved: int, values: int
+    ) -> None:
         super().__init__()
         heads = block.heads or settings.heads
         self.heads, self.head_width = heads, block.head_width or settings.each_head
         self.gate = Linear(settings.width, values)
         self.convolution = nn.Parameter(torch.empty(convolved, block.convolution))
-        self.decay_log, self.step_bias = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads))
-        self.norm = RMSNorm(values if block.mixer == "mamba" else self.head_width, settings.norm_eps)
+        self.decay_log, self.step_bias = (
+            nn.Parameter(torch.empty(heads)),
+            nn.Parameter(torch.empty(heads)),
+        )
+        self.norm = RMSNorm(
+            values if block.mixer == "mamba" else self.head_width, settings.norm_eps
+        )
         self.output = Linear(values, settings.width)
 
     def forward(self, x: Tensor, layer: int, carried: Carried) -> Tensor:
@@ -95,20 +109,31 @@ class Mixer(nn.Module):
         row = carried.row(x)
         before = carried.state(layer)
         inputs = self.convolved(row)
-        weight, past = self.convolution.to(row.dtype), None if before is None else before[0].to(row.dtype)
-        mixed = silu(self.operations.causal_convolution(inputs, weight, None, carried.borders, past))
+        weight, past = (
+            self.convolution.to(row.dtype),
+            None if before is None else before[0].to(row.dtype),
+        )
+        mixed = silu(
+            self.operations.causal_convolution(inputs, weight, None, carried.borders, past)
+        )
         # States are sums over many tokens, which half precision would round away.
         kind = torch.promote_types(row.dtype, torch.float32)
         held = None if before is None else before[1].to(kind)
         out, after = self.recur(row, mixed.to(kind), carried.borders, held, carried.keeps)
         if carried.keeps:
             assert after is not None
-            carried.keep(layer, (last_inputs(inputs, carried.borders, weight.shape[1], past), after))
-        found: Tensor = carried.back(self.output(self.gated(out, self.gate(row).unflatten(-1, (self.heads, -1)))), x)
+            carried.keep(
+                layer, (last_inputs(inputs, carried.borders, weight.shape[1], past), after)
+            )
+        found: Tensor = carried.back(
+            self.output(self.gated(out, self.gate(row).unflatten(-1, (self.heads, -1)))), x
+        )
         return found
 
     def gated(self, out: Tensor, gate: Tensor) -> Tensor:
-        """Outputs of the recurrence and gates, [T, heads, head_width] each → [T, values]; each head has its norm."""
+        """Outputs of the recurrence and gates, [T, heads, head_width] each → [T, values]; each head
+        has its norm.
+        """
         normed: Tensor = self.norm(out) * silu(gate.to(out.dtype))
         return normed.flatten(-2).to(gate.dtype)
 
@@ -136,7 +161,9 @@ class Mixer(nn.Module):
 
 @final
 class DeltaMixer(Mixer):
-    """Gated DeltaNet (arXiv 2412.06464), or Kimi Delta Attention (arXiv 2510.26692) with a decay per channel."""
+    """Gated DeltaNet (arXiv 2412.06464), or Kimi Delta Attention (arXiv 2510.26692) with a decay
+    per channel.
+    """
 
     def __init__(self, settings: "ModelSettings", block: "BlockSettings") -> None:
         heads, width = block.heads or settings.heads, block.head_width or settings.each_head
@@ -155,7 +182,9 @@ class DeltaMixer(Mixer):
     def recur(
         self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None, keeps: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Keys and queries have a length of 1, as transformers' layers have it, which add 1e-6 to its square."""
+        """Keys and queries have a length of 1, as transformers' layers have it, which add 1e-6 to
+        its square.
+        """
         q, k, v = mixed.unflatten(-1, (3, self.heads, self.head_width)).unbind(1)
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
         steps = softplus(self.step(row).to(mixed.dtype) + self.step_bias.to(mixed.dtype))
@@ -175,7 +204,10 @@ class SpaceMixer(Mixer):
         super().__init__(settings, block, values + 2 * block.state_width, values)
         self.state_width = block.state_width
         self.value = Linear(settings.width, values)
-        self.key, self.query = Linear(settings.width, block.state_width), Linear(settings.width, block.state_width)
+        self.key, self.query = (
+            Linear(settings.width, block.state_width),
+            Linear(settings.width, block.state_width),
+        )
         self.step = Linear(settings.width, self.heads)
         self.skip = nn.Parameter(torch.empty(self.heads))
 
@@ -187,7 +219,9 @@ class SpaceMixer(Mixer):
         self, row: Tensor, mixed: Tensor, borders: Borders, state: Tensor | None, keeps: bool
     ) -> tuple[Tensor, Tensor | None]:
         """And each value by itself (`skip`)."""
-        values, k, q = mixed.split([mixed.shape[-1] - 2 * self.state_width, self.state_width, self.state_width], -1)
+        values, k, q = mixed.split(
+            [mixed.shape[-1] - 2 * self.state_width, self.state_width, self.state_width], -1
+        )
         values = values.unflatten(-1, (self.heads, -1))
         steps = softplus(self.step(row).to(mixed.dtype) + self.step_bias.to(mixed.dtype))
         rates = -self.decay_log.to(mixed.dtype).exp()

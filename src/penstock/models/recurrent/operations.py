@@ -1,7 +1,8 @@
-"""The recurrent operations of a model, each computed by the package that the user named for it, or by torch.
+"""The recurrent operations of a model, each computed by the package that the user named for it, or
+by torch.
 
-Nothing is taken because it happens to be installed: without a name, all operations are ours in torch. `used` says what
-computed each of them.
+Nothing is taken because it happens to be installed: without a name, all operations are ours in
+torch. `used` says what computed each of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,19 +22,25 @@ class Operations:
     """Recurrent operations over packed rows, with a package behind some of them.
 
     Attributes:
-        backends: Names of the packages, in the order in which they are asked; empty: torch computes all.
+        backends: Names of the packages, in the order in which they are asked; empty: torch computes
+            all.
         used: Operation → the backends that computed it so far; empty without packages.
     """
 
     def __init__(
-        self, packages: Sequence[Package] = (), device: str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        packages: Sequence[Package] = (),
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.backends = tuple(package.name for package in packages)
         self.used: dict[str, set[str]] = {}
         self._packages, self._device, self._dtype = tuple(packages), device, dtype
 
     @classmethod
-    def of(cls, backends: Sequence[str], *, device: torch.device | str, dtype: torch.dtype) -> "Operations":
+    def of(
+        cls, backends: Sequence[str], *, device: torch.device | str, dtype: torch.dtype
+    ) -> "Operations":
         """Operations by the named backends; each takes the first that provides it, or torch.
 
         Args:
@@ -49,11 +56,18 @@ class Operations:
             names.pop()
         for name in names:
             if name == "torch":
-                raise ConfigError(f"recurrent backends {list(backends)}: torch provides all operations; put it last")
+                raise ConfigError(
+                    f"recurrent backends {list(backends)}: torch provides all operations; put "
+                    "it last"
+                )
             if name not in PACKAGES:
-                raise ConfigError(f"recurrent backend {name!r} is unknown; known: torch, {', '.join(PACKAGES)}")
+                raise ConfigError(
+                    f"recurrent backend {name!r} is unknown; known: torch, {', '.join(PACKAGES)}"
+                )
             if (reason := PACKAGES[name].refusal(torch.device(device), dtype)) is not None:
-                raise ConfigError(f"recurrent backend {name!r} {reason}; or take 'torch', which runs everywhere")
+                raise ConfigError(
+                    f"recurrent backend {name!r} {reason}; or take 'torch', which runs everywhere"
+                )
             packages.append(PACKAGES[name])
         return cls(packages, torch.device(device).type, dtype)
 
@@ -61,17 +75,28 @@ class Operations:
         """Backend of each operation so far, in words."""
         if not self._packages:
             return "torch"
-        return ", ".join(f"{name} by {' and '.join(sorted(self.used[name]))}" for name in sorted(self.used))
+        return ", ".join(
+            f"{name} by {' and '.join(sorted(self.used[name]))}" for name in sorted(self.used)
+        )
 
     @property
     def idle(self) -> list[str]:
         """Named backends that computed nothing so far."""
-        return [name for name in self.backends if not any(name in used for used in self.used.values())]
+        return [
+            name for name in self.backends if not any(name in used for used in self.used.values())
+        ]
 
     def causal_convolution(
-        self, row: Tensor, weight: Tensor, bias: Tensor | None, borders: Borders, state: Tensor | None = None
+        self,
+        row: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        borders: Borders,
+        state: Tensor | None = None,
     ) -> Tensor:
-        """As `convolution.causal_convolution`. States are slots before the documents, for every package."""
+        """As `convolution.causal_convolution`. States are slots before the documents, for every
+        package.
+        """
         if (function := self._package("causal_convolution", row)) is None:
             return convolution.causal_convolution(row, weight, bias, borders, state)
         if state is None:
@@ -92,8 +117,12 @@ class Operations:
         state: Tensor | None = None,
         keeps: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `delta_rule.gated_delta_rule`; where nobody `keeps` them, states after the documents may be None."""
-        function = self._package("kimi_delta_rule" if log_decay.ndim == 3 else "gated_delta_rule", q)
+        """As `delta_rule.gated_delta_rule`; where nobody `keeps` them, states after the documents
+        may be None.
+        """
+        function = self._package(
+            "kimi_delta_rule" if log_decay.ndim == 3 else "gated_delta_rule", q
+        )
         if function is None:
             return delta_rule.gated_delta_rule(q, k, v, log_decay, beta, borders, state, keep=keeps)
         out, after = function(q, k, v, log_decay, beta, borders, state, self._dtype)
@@ -110,7 +139,8 @@ class Operations:
         state: Tensor | None = None,
         keeps: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `state_space.state_space_scan`; where nobody `keeps` them, states after the documents may be None.
+        """As `state_space.state_space_scan`; where nobody `keeps` them, states after the documents
+        may be None.
 
         With states, torch computes: no package has those of several documents.
         """
@@ -136,18 +166,23 @@ class Operations:
             return state_space.selective_scan(u, dt, a, b, c, borders, state, keep=keeps)
         return function(u, dt, a, b, c, borders, self._dtype), None
 
-    def _package(self, operation: str, given: Tensor, states: bool = False) -> Callable[..., Any] | None:
+    def _package(
+        self, operation: str, given: Tensor, states: bool = False
+    ) -> Callable[..., Any] | None:
         """The package's function for an operation; None: torch computes it."""
         if not self._packages:
             return None
-        package = next((one for one in self._packages if operation in one.operations and not states), None)
+        package = next(
+            (one for one in self._packages if operation in one.operations and not states), None
+        )
         self.used.setdefault(operation, set()).add("torch" if package is None else package.name)
         if package is None:
             return None
         if given.device.type != self._device:
             raise ConfigError(
-                f"recurrent backend {package.name!r} was chosen for a model on {self._device}, which now is on "
-                f"{given.device.type}; choose again: use_recurrent(model, …)"
+                f"recurrent backend {package.name!r} was chosen for a model on "
+                f"{self._device}, which now is on {given.device.type}; choose again: "
+                "use_recurrent(model, …)"
             )
         return package.operations[operation]
 

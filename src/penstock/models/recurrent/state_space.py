@@ -1,7 +1,8 @@
-"""State-space scans over the documents of a row, in chunks: Mamba-2's, and one for each number (Mamba-1, RG-LRU).
+"""State-space scans over the documents of a row, in chunks: Mamba-2's, and one for each number
+(Mamba-1, RG-LRU).
 
-Mamba-2 (Dao and Gu, 2024, "Transformers are SSMs", arXiv 2405.21060): S_t = exp(Δ_t A) S_{t-1} + Δ_t x_t B_tᵀ, and
-y_t = S_t C_t, with one decay a head. Within a chunk it is attention with decays.
+Mamba-2 (Dao and Gu, 2024, "Transformers are SSMs", arXiv 2405.21060): S_t = exp(Δ_t A) S_{t-1} +
+Δ_t x_t B_tᵀ, and y_t = S_t C_t, with one decay a head. Within a chunk it is attention with decays.
 """
 
 from typing import Any
@@ -46,13 +47,20 @@ def state_space_scan(
     groups, n = b.shape[1:]
     each, kind = heads // groups, x.dtype
     later = 1.5 if state is None and not keep else 1.0
-    chunks = borders.chunks(lambda length: heads * (length * (length * (p + 8) + 3 * p * n) + MATRIX_COST), later=later)
+    chunks = borders.chunks(
+        lambda length: heads * (length * (length * (p + 8) + 3 * p * n) + MATRIX_COST), later=later
+    )
     length = chunks.length
     steps = chunks.cut(x * dt[..., None]).transpose(1, 2)
     b, c = (chunks.cut(value).transpose(1, 2) for value in (b, c))
     total = wide(chunks.cut(dt * a).transpose(1, 2)).cumsum(2)
     lower = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-    decays = (total[..., :, None] - total[..., None, :]).to(kind).masked_fill(~lower, float("-inf")).exp()
+    decays = (
+        (total[..., :, None] - total[..., None, :])
+        .to(kind)
+        .masked_fill(~lower, float("-inf"))
+        .exp()
+    )
     scores = (c @ b.transpose(-1, -2))[:, :, None] * decays.unflatten(1, (groups, each))
     known = scores.flatten(1, 2) @ steps
     fresh = chunks.fresh(state)
@@ -63,9 +71,14 @@ def state_space_scan(
     beside = (steps * left).unflatten(1, (groups, each)).transpose(2, 3).flatten(3)
     added = (beside.transpose(-1, -2) @ b).view(-1, heads, p, n)
     decay = total[..., -1].to(kind).exp()[..., None, None]
-    before, after = chunks.scan(_step, (added,), (decay[fresh:],), state, x.new_zeros(heads, p, n), keep=keep)
+    before, after = chunks.scan(
+        _step, (added,), (decay[fresh:],), state, x.new_zeros(heads, p, n), keep=keep
+    )
     carried = c[fresh:] @ before.view(-1, groups, each * p, n).transpose(-1, -2)
-    carried = carried.unflatten(3, (each, p)).transpose(2, 3).flatten(1, 2) * total[fresh:].to(kind).exp()[..., None]
+    carried = (
+        carried.unflatten(3, (each, p)).transpose(2, 3).flatten(1, 2)
+        * total[fresh:].to(kind).exp()[..., None]
+    )
     return chunks.join(torch.cat([known[:fresh], known[fresh:] + carried]).transpose(1, 2)), after
 
 
@@ -99,7 +112,9 @@ def selective_scan(
     Returns:
         [T, channels], and [documents, channels, n], or None if they are not wanted.
     """
-    h, after = linear_scan((dt[..., None] * a).exp(), (dt * u)[..., None] * b[:, None], borders, state, keep=keep)
+    h, after = linear_scan(
+        (dt[..., None] * a).exp(), (dt * u)[..., None] * b[:, None], borders, state, keep=keep
+    )
     return (h @ c[..., None])[..., 0], after
 
 
@@ -119,7 +134,8 @@ def linear_scan(
         [T, …] all h, and [documents, …] the last ones, or None if they are not wanted.
     """
     numbers = max(a.shape[1:].numel(), 1)
-    # Without states, chunks that begin documents need half the work: no decays, nothing carried into them.
+    # Without states, chunks that begin documents need half the work: no decays, nothing carried
+    # into them.
     later = 2.0 if state is None and not keep else 1.0
     chunks = borders.chunks(lambda length: 40 * length * numbers, LINEAR_LENGTHS, later=later)
     # Padding keeps the state.
@@ -141,7 +157,9 @@ def linear_scan(
 
 
 class _Scan(torch.autograd.Function):
-    """h_t = a_t h_{t-1} + b_t along dimension 1, from a state [N, …] or from zeros; in place, without copies."""
+    """h_t = a_t h_{t-1} + b_t along dimension 1, from a state [N, …] or from zeros; in place,
+    without copies.
+    """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:

@@ -1,10 +1,11 @@
-"""Puts our attention into a model of transformers, and provides the reference that shows whether this is exact.
+"""Puts our attention into a model of transformers, and provides the reference that shows whether
+this is exact.
 
-The reference is the model's logits for one document alone, as transformers runs it; all other results are compared with
-it. A model with unusable logits is refused when it is loaded.
+The reference is the model's logits for one document alone, as transformers runs it; all other
+results are compared with it. A model with unusable logits is refused when it is loaded.
 
-Our attention is a function named "penstock" in transformers' attention interface. Models pass keyword arguments down
-to it, and `penstock_attend` among them is the function to call.
+Our attention is a function named "penstock" in transformers' attention interface. Models pass
+keyword arguments down to it, and `penstock_attend` among them is the function to call.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +36,8 @@ _UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
 def trial_tokens(inner: Any) -> Tensor:
     """The test document, int64 [TRIAL], on the model's device."""
     weight = inner.get_input_embeddings().weight
-    # Not from 0, which often is padding: RoBERTa counts positions from 1, but from 0 where padding comes first.
+    # Not from 0, which often is padding: RoBERTa counts positions from 1, but from 0 where padding
+    # comes first.
     return (torch.arange(TRIAL, device=weight.device) * 7 + 3) % len(weight)
 
 
@@ -46,15 +48,23 @@ def true_logits(inner: object) -> Tensor:
         ConfigError: The model cannot be run, its logits are NaN, or it is not causal.
     """
     with evaluating(inner):
-        whole, part = attempt(inner, lambda: [_document(inner, trial_tokens(inner)[:n]) for n in (TRIAL, PROMPT)])
+        whole, part = attempt(
+            inner, lambda: [_document(inner, trial_tokens(inner)[:n]) for n in (TRIAL, PROMPT)]
+        )
     if bool(whole.isnan().any()):
-        raise ConfigError(f"{describe(inner)}: its logits of {TRIAL} tokens are NaN; load it with dtype float32")
-    # The median, not the maximum: in half precision a mixture of experts may route a token differently.
-    far = float((part - whole[:PROMPT]).float().nan_to_num().abs().amax(-1).median()) / spread(whole)
+        raise ConfigError(
+            f"{describe(inner)}: its logits of {TRIAL} tokens are NaN; load it with dtype float32"
+        )
+    # The median, not the maximum: in half precision a mixture of experts may route a token
+    # differently.
+    far = float((part - whole[:PROMPT]).float().nan_to_num().abs().amax(-1).median()) / spread(
+        whole
+    )
     if not far <= tolerance(whole.dtype):
         raise ConfigError(
-            f"{describe(inner)} is not a causal language model: logits of a token change by {far:.2g} standard "
-            "deviations with later tokens, so it cannot be trained, scored or used for generation; take another model"
+            f"{describe(inner)} is not a causal language model: logits of a token change by "
+            f"{far:.2g} standard deviations with later tokens, so it cannot be trained, "
+            "scored or used for generation; take another model"
         )
     return whole
 
@@ -88,15 +98,20 @@ def attempt(inner: Any, run: Callable[[], Result]) -> Result:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        found = f"{describe(inner)} cannot be run on tokens alone by {_transformers()}: {one_line(error)}"
+        found = (
+            f"{describe(inner)} cannot be run on tokens alone by {_transformers()}: "
+            f"{one_line(error)}"
+        )
         kernels = [name for name in PACKAGES if is_installed(name)]
         if kernels and next(inner.parameters()).device.type == "cpu":
             raise ConfigError(
-                f"{found}. Perhaps because {', '.join(kernels)} are installed, need CUDA, and are taken by "
-                "transformers on the CPU too: uninstall them, or load the model on a GPU"
+                f"{found}. Perhaps because {', '.join(kernels)} are installed, need CUDA, and "
+                "are taken by transformers on the CPU too: uninstall them, or load the model "
+                "on a GPU"
             ) from error
         raise ConfigError(
-            f"{found}; install what it needs or another version of transformers, or take a text-only model"
+            f"{found}; install what it needs or another version of transformers, or take a "
+            "text-only model"
         ) from error
 
 
@@ -167,20 +182,26 @@ def _attend(
         unsupported.append("dropout")
     if attend is None or unsupported or attention_mask is not None:
         raise ConfigError(
-            f"{type(module).__name__}: our attention cannot replace its own ({', '.join(unsupported) or 'a mask'}); "
-            "load it with attn_implementation='sdpa'"
+            f"{type(module).__name__}: our attention cannot replace its own "
+            f"({', '.join(unsupported) or 'a mask'}); load it with attn_implementation='sdpa'"
         )
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     scaling, dim = given.get("scaling"), query.shape[-1]
     if scaling is not None and abs(scaling * dim**0.5 - 1) > 1e-6:
         q = q * (scaling * dim**0.5)
-    return attend(module.layer_idx, q, k, v, given.get("sliding_window"), given.get("softcap")), None
+    return attend(
+        module.layer_idx, q, k, v, given.get("sliding_window"), given.get("softcap")
+    ), None
 
 
 def use_attention(inner: Any, name: str) -> None:
-    """Choose the attention of a model's text; that of a tower for images or sounds stays transformers' own."""
+    """Choose the attention of a model's text; that of a tower for images or sounds stays
+    transformers' own.
+    """
     config = inner.config
-    has_tower = any(getattr(config, name, None) is not None for name in ("vision_config", "audio_config"))
+    has_tower = any(
+        getattr(config, name, None) is not None for name in ("vision_config", "audio_config")
+    )
     if has_tower and getattr(config, "text_config", None) is not None:
         inner.set_attn_implementation({"text_config": name})
     else:
@@ -199,7 +220,9 @@ def with_our_attention(inner: Any) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def values_alone(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None) -> Tensor:
+def values_alone(
+    layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None
+) -> Tensor:
     """Attention of each token to itself only: its own values; for testing a model."""
     return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
 
@@ -223,7 +246,9 @@ def take_attention(inner: Any) -> AttentionShape:
     windows: dict[int, int | None] = {}
     softcaps: set[float | None] = set()
 
-    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None) -> Tensor:
+    def record(
+        layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None
+    ) -> Tensor:
         if k.shape != v.shape or q.shape[3] != k.shape[3]:
             raise UnfitAttentionError("heads of keys and values differ in width")
         seen.append((layer, (k.shape[2], k.shape[3])))
@@ -243,7 +268,9 @@ def take_attention(inner: Any) -> AttentionShape:
             # The message's cure is for users who chose our attention themselves.
             raise UnfitAttentionError(str(error).partition(";")[0]) from None
         except Exception as error:
-            raise UnfitAttentionError(f"our attention cannot replace its own ({one_line(error)})") from None
+            raise UnfitAttentionError(
+                f"our attention cannot replace its own ({one_line(error)})"
+            ) from None
     layers, shapes = [layer for layer, _ in seen], {shape for _, shape in seen}
     if not seen or len(set(layers)) != len(layers):
         raise UnfitAttentionError(
@@ -261,7 +288,11 @@ def take_attention(inner: Any) -> AttentionShape:
     if _masks_more(config, set(each)):
         raise UnfitAttentionError("its mask hides more than its attention function can know")
     return AttentionShape(
-        layers=len(layers), kv_heads=kv_heads, head_width=head_width, windows=each, softcap=softcaps.pop()
+        layers=len(layers),
+        kv_heads=kv_heads,
+        head_width=head_width,
+        windows=each,
+        softcap=softcaps.pop(),
     )
 
 
@@ -270,4 +301,7 @@ def _masks_more(config: object, windows: set[int | None]) -> bool:
     named = {name: getattr(config, name, None) for name in WINDOWS}
     if not getattr(config, "use_sliding_window", True):
         named = {name: length for name, length in named.items() if "sliding" not in name}
-    return any(isinstance(length, int) and length > 0 and length not in windows for length in named.values())
+    return any(
+        isinstance(length, int) and length > 0 and length not in windows
+        for length in named.values()
+    )

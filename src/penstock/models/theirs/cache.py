@@ -1,9 +1,11 @@
-"""transformers' own caches, for models that keep more of a text than our cache of keys and values can.
+"""transformers' own caches, for models that keep more of a text than our cache of keys and values
+can.
 
-Recurrent and convolution states, windows that differ by layer, attention that ours does not fit: such a model is asked
-to keep its own cache for each sequence, one sequence at a time. Not every model's own cache is right, so a trial comes
-first: single steps after a prompt, and a prompt in parts, must give the logits of the whole text. The tokens of a
-sequence remain the reference (`TextCache`): what a cache cannot do, such as going back, is done by reading them again.
+Recurrent and convolution states, windows that differ by layer, attention that ours does not fit:
+such a model is asked to keep its own cache for each sequence, one sequence at a time. Not every
+model's own cache is right, so a trial comes first: single steps after a prompt, and a prompt in
+parts, must give the logits of the whole text. The tokens of a sequence remain the reference
+(`TextCache`): what a cache cannot do, such as going back, is done by reading them again.
 """
 
 import inspect
@@ -20,7 +22,9 @@ from penstock.models.theirs.interface import TheirModel
 from penstock.models.without_dropout import evaluating
 
 _NAMES = ("cache", "past_key_values", "cache_params", "state")
-"""What models call their cache, as an argument and in their outputs; what comes first is newer (`cache`: from 5.24)."""
+"""What models call their cache, as an argument and in their outputs; what comes first is newer
+(`cache`: from 5.24).
+"""
 
 
 @final
@@ -37,7 +41,8 @@ class TheirCaches:
         self._model = model
         self._counts = "position_ids" in inspect.signature(model.inner.forward).parameters
         self.steps, self.parts, self.reason = False, False, ""
-        # The trial's short text shows nothing of what a longer one meets: the first to get there is read twice.
+        # The trial's short text shows nothing of what a longer one meets: the first to get there is
+        # read twice.
         self._watched = {length + more for length in changing_lengths(model) for more in (1, 2)}
         self._try()
 
@@ -46,7 +51,9 @@ class TheirCaches:
         count = len(tokens)
         with evaluating(self._model.inner):
             try:
-                truth = self._model.logits(self._model.read({"input_ids": tokens[None], "use_cache": False})[0])[0]
+                truth = self._model.logits(
+                    self._model.read({"input_ids": tokens[None], "use_cache": False})[0]
+                )[0]
                 self.steps = self._exact(tokens, truth, [0, *range(PROMPT, count + 1)])
                 self.reason = ""
                 self.parts = self.steps and self._exact(tokens, truth, [0, 4, 5, PROMPT, count])
@@ -69,8 +76,11 @@ class TheirCaches:
         """Read more tokens [n]; logits [vocab] after the last."""
         given = {"input_ids": tokens[None], "use_cache": True, **held.cache}
         if self._counts:
-            # Hybrids that ask their first layer for a text's length (Bamba, MiniMax) would begin at 0 again.
-            given["position_ids"] = held.count + torch.arange(len(tokens), device=tokens.device)[None]
+            # Hybrids that ask their first layer for a text's length (Bamba, MiniMax) would begin at
+            # 0 again.
+            given["position_ids"] = (
+                held.count + torch.arange(len(tokens), device=tokens.device)[None]
+            )
         hidden, output = self._model.read(given)
         name = next((name for name in _NAMES if getattr(output, name, None) is not None), None)
         if name is None:
@@ -97,7 +107,9 @@ class TheirCaches:
             self._compare(text, found)
         if not self.steps:
             states.clear()
-            return self._model.logits(self._model.read({"input_ids": text[None], "use_cache": False})[0][0, -1])
+            return self._model.logits(
+                self._model.read({"input_ids": text[None], "use_cache": False})[0][0, -1]
+            )
         return found
 
     def _begin(self, states: list[ReadText], count: int) -> ReadText:
@@ -110,8 +122,12 @@ class TheirCaches:
 
     def _compare(self, text: Tensor, found: Tensor) -> None:
         """Stop using caches if they are wrong for a text of this length."""
-        truth = self._model.logits(self._model.read({"input_ids": text[None], "use_cache": False})[0][0, -1])
+        truth = self._model.logits(
+            self._model.read({"input_ids": text[None], "use_cache": False})[0][0, -1]
+        )
         far = distance(found, truth)
         if not far <= rounding(self._model.inner):
             self.steps = self.parts = False
-            self.reason = f"after {len(text)} tokens its own cache is {far:.2g} standard deviations off"
+            self.reason = (
+                f"after {len(text)} tokens its own cache is {far:.2g} standard deviations off"
+            )

@@ -12,7 +12,9 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     "base_model": lambda inner: inner.base_model,
     "get_decoder": lambda inner: inner.get_decoder(),
 }
-"""Ways to the part of a model that returns hidden states; for some models, one of them is the whole model."""
+"""Ways to the part of a model that returns hidden states; for some models, one of them is the whole
+model.
+"""
 
 
 def find_decoder(inner: Any, ours: bool) -> str | None:

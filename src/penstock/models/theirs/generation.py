@@ -1,4 +1,5 @@
-"""Generation with a model of transformers: through our cache, its own, or by reading the text again.
+"""Generation with a model of transformers: through our cache, its own, or by reading the text
+again.
 
 Which of them is exact is found by trials. The last is exact for every causal model, but slow.
 """
@@ -45,14 +46,16 @@ class Generation:
     def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens.
 
-        For a model that needs more than keys and values, and for sequences so long that its rotary frequencies change,
-        it is a cache of texts: exact, but slow.
+        For a model that needs more than keys and values, and for sequences so long that its rotary
+        frequencies change, it is a cache of texts: exact, but slow.
         """
         if self._model.fit.shape is None or not self._caches_images:
             return TextCache(sequences, capacity, self._model.device)
         if self._model.rotary is None or capacity <= self._model.rotary[0]:
             return self._keys(sequences, capacity)
-        return TextCache(sequences, capacity, self._model.device, self._keys(sequences, self._model.rotary[0]))
+        return TextCache(
+            sequences, capacity, self._model.device, self._keys(sequences, self._model.rotary[0])
+        )
 
     def _keys(self, sequences: int, capacity: int) -> Cache:
         assert self._model.fit.shape is not None
@@ -90,7 +93,9 @@ class Generation:
             if parts[0]:
                 hidden = self._images.hidden_of_part(tokens, lengths, growth, parts[0])
             else:
-                hidden = self._model.run(tokens, self._images.text_positions(growth.positions, parts), growth.attend)[0]
+                hidden = self._model.run(
+                    tokens, self._images.text_positions(growth.positions, parts), growth.attend
+                )[0]
         growth.done()
         return self._model.logits(hidden[growth.last])
 
@@ -102,7 +107,9 @@ class Generation:
         sequences: Tensor | None,
         images: Sequence[PromptImages | None],
     ) -> Tensor:
-        """`extend` row by row: images of several rows at once would need them in transformers' own order."""
+        """`extend` row by row: images of several rows at once would need them in transformers' own
+        order.
+        """
         chosen = torch.arange(len(tokens)) if sequences is None else sequences
         return torch.cat(
             [
@@ -121,12 +128,18 @@ class Generation:
         """Find out how it reads images, and whether that works through a cache."""
         if not self._model.has_vision:
             raise ConfigError(f"{describe(self._model)} reads no images; take a model with vision")
-        if self._images.way(blank) == "ours" and self._model.fit.shape is not None and not self._tried_cached_images:
+        if (
+            self._images.way(blank) == "ours"
+            and self._model.fit.shape is not None
+            and not self._tried_cached_images
+        ):
             self._tried_cached_images = True
             self._try_cached_images(blank)
 
     def _try_cached_images(self, blank: BlankImage) -> None:
-        """Compare a prompt with an image in parts and steps through our cache with the whole; else do without cache."""
+        """Compare a prompt with an image in parts and steps through our cache with the whole; else
+        do without cache.
+        """
         _, document, *_ = trial_row(blank, self._model.vocab_size)
         assert document.media is not None
         images = images_of_document(document)
@@ -139,11 +152,16 @@ class Generation:
             )
             try:
                 found = [
-                    self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache, None, [images])[0]
+                    self.extend(
+                        tokens[None, begin:end], torch.tensor([end - begin]), cache, None, [images]
+                    )[0]
                     for begin, end in pairwise(cuts)
                 ]
                 far = distance(torch.stack(found), truth[torch.tensor(cuts[1:]) - 1])
-                reason = f"logits after a prompt with an image in parts are {far:.2g} standard deviations off"
+                reason = (
+                    f"logits after a prompt with an image in parts are {far:.2g} standard "
+                    "deviations off"
+                )
                 if far <= rounding(self._model.inner):
                     return
             except torch.OutOfMemoryError:
@@ -163,7 +181,11 @@ class Generation:
         """`extend` if cached keys are valid for some sequences, or for none."""
         chosen = cache.append(tokens, lengths, sequences)
         rows = [(row, sequence) for row, sequence in enumerate(chosen) if lengths[row] > 0]
-        by_keys = [pair for pair in rows if cache.keys is not None and cache.lengths[pair[1]] <= cache.keys.capacity]
+        by_keys = [
+            pair
+            for pair in rows
+            if cache.keys is not None and cache.lengths[pair[1]] <= cache.keys.capacity
+        ]
         found: dict[int, Tensor] = {}
         if by_keys:
             assert cache.keys is not None
@@ -185,8 +207,9 @@ class Generation:
         return torch.stack([found.get(row, nothing) for row in range(len(chosen))])
 
     def _next(self, cache: TextCache, sequence: int, images: PromptImages | None) -> Tensor:
-        """Logits [vocab] after a sequence whose keys we cannot keep: by transformers' own cache, or from its whole
-        text."""
+        """Logits [vocab] after a sequence whose keys we cannot keep: by transformers' own cache, or
+        from its whole text.
+        """
         if images is not None:
             self._warn_slow()
             row = self._model.row_tensors(document_of(images, cache.text(sequence).cpu().numpy()))
@@ -208,7 +231,10 @@ class Generation:
                 cause += f", and {self.own_caches.reason}"
         else:
             assert self._model.rotary is not None
-            cause = f"generates beyond {self._model.rotary[0]} tokens without a cache: its rotary embedding "
+            cause = (
+                f"generates beyond {self._model.rotary[0]} tokens without a cache: its rotary "
+                "embedding "
+            )
             cause += f"({self._model.rotary[1]}) changes there"
         _log.warning(
             "%s %s. Each new token reads the whole text again, which is exact but slow",
@@ -220,6 +246,7 @@ class Generation:
         """Logits after a prompt in two parts, and after each single step to the end."""
         cache, cuts = self._keys(1, len(tokens)), [0, PROMPT // 2, *range(PROMPT, len(tokens) + 1)]
         found = [
-            self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache) for begin, end in pairwise(cuts)
+            self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache)
+            for begin, end in pairwise(cuts)
         ]
         return torch.cat(found[1:])

@@ -1,10 +1,13 @@
-"""Images in models of transformers: their arguments, and which way of running packed rows is exact with them.
+"""Images in models of transformers: their arguments, and which way of running packed rows is exact
+with them.
 
-Features are merged into the embeddings by transformers' own forward, which gets the arrays of all images of a row. What
-may go wrong is attention and positions: documents of a row may see each other, or an image be read in another way than
-alone. So the first row with images starts a trial on a row of three small documents with images of noise, each compared
-with transformers' own result for the document alone. The ways, in this order: our attention; transformers' attention
-with restarting positions; its attention with masks of ours, for models in which the tokens of an image see each other.
+Features are merged into the embeddings by transformers' own forward, which gets the arrays of all
+images of a row. What may go wrong is attention and positions: documents of a row may see each
+other, or an image be read in another way than alone. So the first row with images starts a trial on
+a row of three small documents with images of noise, each compared with transformers' own result for
+the document alone. The ways, in this order: our attention; transformers' attention with restarting
+positions; its attention with masks of ours, for models in which the tokens of an image see each
+other.
 """
 
 import inspect
@@ -23,9 +26,10 @@ from penstock.plan.inputs import IGNORE, AttentionRule
 from penstock.plan.inputs.model_input import ModelInput
 
 Way = Literal["ours", "own", "borders", "masks", "sliding_masks", "alone"]
-"""How rows with images run: with our attention; with transformers' own; with its own and masks of ours, where an
-image's tokens see each other in all layers (Gemma 3) or in those with a sliding window (Gemma 4); or one document a
-row."""
+"""How rows with images run: with our attention; with transformers' own; with its own and masks of
+ours, where an image's tokens see each other in all layers (Gemma 3) or in those with a sliding
+window (Gemma 4); or one document a row.
+"""
 
 _TEXTS = ((4, 5), (7,), (3, 4))
 """Tokens of the trial's documents before and after their images."""
@@ -35,7 +39,9 @@ _FLOATS = (np.float16, np.float32, np.float64)
 
 def has_vision(inner: Any) -> bool:
     """Whether a model of transformers reads images, or sounds."""
-    return any(getattr(inner.config, name, None) is not None for name in ("vision_config", "audio_config"))
+    return any(
+        getattr(inner.config, name, None) is not None for name in ("vision_config", "audio_config")
+    )
 
 
 def image_token(inner: Any) -> int | None:
@@ -47,7 +53,9 @@ def image_token(inner: Any) -> int | None:
     return None
 
 
-def image_arguments(inner: object, row: ModelInput, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def image_arguments(
+    inner: object, row: ModelInput, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
     """Arguments for a forward of a row's tokens and images together, without those for attention.
 
     Args:
@@ -58,14 +66,23 @@ def image_arguments(inner: object, row: ModelInput, device: torch.device, dtype:
     """
     assert row.media is not None
     assert row.positions is not None
-    tokens, places = (torch.from_numpy(array.astype(np.int64)) for array in (row.tokens, row.positions))
+    tokens, places = (
+        torch.from_numpy(array.astype(np.int64)) for array in (row.tokens, row.positions)
+    )
     return part_arguments(inner, tokens, places, row.media, device, dtype)
 
 
 def part_arguments(
-    inner: Any, tokens: Tensor, places: Tensor, media: RowMedia, device: torch.device, dtype: torch.dtype
+    inner: Any,
+    tokens: Tensor,
+    places: Tensor,
+    media: RowMedia,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """As `image_arguments`, of some tokens [n], their positions in the document [n], and the images among them."""
+    """As `image_arguments`, of some tokens [n], their positions in the document [n], and the images
+    among them.
+    """
     known = set(inspect.signature(inner.forward).parameters)
     positions = places[None]
     if media.positions is not None and uses_grids(inner):
@@ -75,27 +92,43 @@ def part_arguments(
     given: dict[str, Any] = {
         "input_ids": tokens[None],
         "position_ids": positions,
-        **{name: torch.from_numpy(types)[None] for name in ("mm_token_type_ids", "token_type_ids") if name in known},
-        **{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in media.arrays.items()},
+        **{
+            name: torch.from_numpy(types)[None]
+            for name in ("mm_token_type_ids", "token_type_ids")
+            if name in known
+        },
+        **{
+            name: torch.from_numpy(np.ascontiguousarray(array))
+            for name, array in media.arrays.items()
+        },
     }
     if len(media) and needs_cross_attention(inner):
-        given["cross_attention_mask"] = torch.from_numpy(cross_attention_mask(media, len(tokens)))[None]
+        given["cross_attention_mask"] = torch.from_numpy(cross_attention_mask(media, len(tokens)))[
+            None
+        ]
     moved = {name: value.to(device, non_blocking=True) for name, value in given.items()}
     return {
-        **{name: value.to(dtype) if value.is_floating_point() else value for name, value in moved.items()},
+        **{
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in moved.items()
+        },
         "use_cache": False,
     }
 
 
 def needs_cross_attention(inner: Any) -> bool:
-    """Whether text attends to images in layers of its own, by a mask of one document (Llama 3.2 Vision)."""
+    """Whether text attends to images in layers of its own, by a mask of one document (Llama 3.2
+    Vision).
+    """
     return "cross_attention_mask" in inspect.signature(inner.forward).parameters
 
 
 def cross_attention_mask(media: RowMedia, length: int) -> Int64:
-    """[T, images, tiles]: 1 where a token of a row of one document sees a tile, as Llama 3.2 Vision is trained.
+    """[T, images, tiles]: 1 where a token of a row of one document sees a tile, as Llama 3.2 Vision
+    is trained.
 
-    A token sees the image before it, and not those before that; images that follow each other are seen together.
+    A token sees the image before it, and not those before that; images that follow each other are
+    seen together.
     """
     tiles = media.arrays["aspect_ratio_mask"][0]
     seen = np.zeros((length, *tiles.shape), np.int64)
@@ -110,13 +143,21 @@ def cross_attention_mask(media: RowMedia, length: int) -> Int64:
 
 def uses_grids(inner: object) -> bool:
     """Whether positions of images are in time, height and width (M-RoPE)."""
-    return hasattr(inner, "get_rope_index") or hasattr(getattr(inner, "model", None), "get_rope_index")
+    return hasattr(inner, "get_rope_index") or hasattr(
+        getattr(inner, "model", None), "get_rope_index"
+    )
 
 
 def image_masks(
-    row: ModelInput, window: int | None, device: torch.device, dtype: torch.dtype, *, everywhere: bool = True
+    row: ModelInput,
+    window: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    everywhere: bool = True,
 ) -> dict[str, Tensor]:
-    """Masks [1, 1, T, T], added to scores: causal in each document, and all of an image's slots see each other.
+    """Masks [1, 1, T, T], added to scores: causal in each document, and all of an image's slots see
+    each other.
 
     Args:
         row: A row with `media`.
@@ -133,7 +174,8 @@ def image_masks(
     document = torch.bucketize(places, borders[1:], right=True)
     block = torch.full((rule.num_slots,), -1)
     slots = torch.from_numpy(media.slots)
-    # Slots that follow each other are one block, as transformers counts them, also if they are of two images.
+    # Slots that follow each other are one block, as transformers counts them, also if they are of
+    # two images.
     block[slots] = torch.cumsum(torch.diff(slots, prepend=slots[:1] - 2) != 1, 0)
     causal, same = places[:, None] >= places[None], document[:, None] == document[None]
     near = (causal | ((block[:, None] == block[None]) & (block[:, None] >= 0))) & same
@@ -142,12 +184,16 @@ def image_masks(
     lowest = torch.finfo(dtype).min
 
     def added(seen: Tensor) -> Tensor:
-        return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, lowest)[None, None].to(device)
+        return (
+            torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, lowest)[None, None].to(device)
+        )
 
     return {"full_attention": added(full), "sliding_attention": added(sliding)}
 
 
-def trial_row(blank: BlankImage, vocabulary: int, seed: int = 0, swapped: bool = False) -> list[ModelInput]:
+def trial_row(
+    blank: BlankImage, vocabulary: int, seed: int = 0, swapped: bool = False
+) -> list[ModelInput]:
     """The row of the trial, and each of its documents alone.
 
     Args:
@@ -174,7 +220,9 @@ def _document(blank: BlankImage, text: list[Any], noise: np.random.Generator) ->
     arrays: Mapping[str, Any] = {}
     if pictured:
         arrays = {
-            name: np.asarray(noise.standard_normal(array.shape), array.dtype) if array.dtype in _FLOATS else array
+            name: np.asarray(noise.standard_normal(array.shape), array.dtype)
+            if array.dtype in _FLOATS
+            else array
             for name, array in blank.arrays.items()
         }
     positions = None
@@ -221,7 +269,9 @@ def _packed(documents: list[ModelInput], padding: int) -> ModelInput:
     positions = None
     if media[0].positions is not None:
         rest = np.arange(padding)[None, None].repeat(4, 0)
-        positions = np.concatenate([*(one.positions for one in media if one.positions is not None), rest], axis=2)
+        positions = np.concatenate(
+            [*(one.positions for one in media if one.positions is not None), rest], axis=2
+        )
     return replace(
         documents[0],
         tokens=np.concatenate([*(one.tokens for one in documents), np.zeros(padding, np.int64)]),
@@ -235,10 +285,16 @@ def _packed(documents: list[ModelInput], padding: int) -> ModelInput:
         source_ids=np.zeros(len(documents), np.int32),
         media=replace(
             media[0],
-            begins=np.concatenate([one.begins + np.int32(at) for at, one in zip(begins, media, strict=False)]),
-            ends=np.concatenate([one.ends + np.int32(at) for at, one in zip(begins, media, strict=False)]),
+            begins=np.concatenate(
+                [one.begins + np.int32(at) for at, one in zip(begins, media, strict=False)]
+            ),
+            ends=np.concatenate(
+                [one.ends + np.int32(at) for at, one in zip(begins, media, strict=False)]
+            ),
             slots=np.concatenate([one.slots + at for at, one in shift]),
-            documents=np.repeat(np.arange(len(media)), [len(one) for one in media]).astype(np.int32),
+            documents=np.repeat(np.arange(len(media)), [len(one) for one in media]).astype(
+                np.int32
+            ),
             patches=np.concatenate([one.patches for one in media]),
             arrays=join_arrays([one.arrays for one in media if len(one)]),
             positions=positions,

@@ -1,7 +1,7 @@
 """How a model of transformers runs rows with images: the first way that a trial finds exact.
 
-Each document with its images must give the logits that transformers gives it alone, and another image in another
-document must not change them.
+Each document with its images must give the logits that transformers gives it alone, and another
+image in another document must not change them.
 """
 
 import logging
@@ -44,7 +44,7 @@ WAYS: dict[Way, str] = {
     "own": "transformers' attention and restarting positions",
     "borders": "our recurrent functions in place of transformers'",
     "masks": "transformers' attention and masks of documents and images",
-    "sliding_masks": "transformers' attention and masks of documents, and of images in sliding layers",
+    "sliding_masks": "transformers' attention and masks of documents, and of images in sliding layers",  # noqa: E501
     "alone": "one document a row",
 }
 
@@ -90,7 +90,9 @@ class ImageWays:
         if self.features is not None and media.keys:
             given = self.features.arguments(given, media)
         if way == "ours":
-            given["penstock_attend"] = lambda layer, q, k, v, *_: row.attend(layer, q[0], k[0], v[0])[None]
+            given["penstock_attend"] = lambda layer, q, k, v, *_: row.attend(
+                layer, q[0], k[0], v[0]
+            )[None]
         elif way in ("masks", "sliding_masks"):
             given["attention_mask"] = image_masks(
                 row.source,
@@ -121,8 +123,8 @@ class ImageWays:
             expected, found = image_token(model.inner), int(blank.tokens[0])
             if expected is not None and expected != found:
                 raise ConfigError(
-                    f"images stand at token {found} in the data, but {describe(model)} reads them at {expected}; "
-                    "prepare the data with the model's own processor"
+                    f"images stand at token {found} in the data, but {describe(model)} reads "
+                    f"them at {expected}; prepare the data with the model's own processor"
                 )
             if needs_cross_attention(model.inner):
                 self._way, self.reason = "alone", "text attends to images in layers of its own"
@@ -148,7 +150,9 @@ class ImageWays:
                 use_attention(model.inner, NAME if way == "ours" else model.fit.own)
                 self._way = way
                 try:
-                    found, swapped = (model.logits(self.hidden(model.row_tensors(one)))[0] for one in (row, other))
+                    found, swapped = (
+                        model.logits(self.hidden(model.row_tensors(one)))[0] for one in (row, other)
+                    )
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
@@ -161,9 +165,14 @@ class ImageWays:
                 if far <= rounding(model.inner) and leak <= rounding(model.inner):
                     if way != "ours":
                         model.fit.shape = None
-                        model.fit.reason = model.fit.reason or "images are read otherwise with our attention"
+                        model.fit.reason = (
+                            model.fit.reason or "images are read otherwise with our attention"
+                        )
                     return way
-                self.reason = f"logits differ from those of the document alone by {far:.2g} standard deviations"
+                self.reason = (
+                    f"logits differ from those of the document alone by {far:.2g} standard "
+                    "deviations"
+                )
             model.fit.shape = None
             use_attention(model.inner, model.fit.own)
         return "alone"
@@ -185,8 +194,12 @@ class ImageWays:
                 found[row, :count] = torch.from_numpy(media.positions[1, 0])
         return found
 
-    def hidden_of_part(self, tokens: Tensor, lengths: Tensor, growth: Growth, media: RowMedia) -> Tensor:
-        """Final hidden states [1, n, width] of one row's new tokens [1, n], with images among them."""
+    def hidden_of_part(
+        self, tokens: Tensor, lengths: Tensor, growth: Growth, media: RowMedia
+    ) -> Tensor:
+        """Final hidden states [1, n, width] of one row's new tokens [1, n], with images among
+        them.
+        """
         model = self._model
         count = int(lengths[0])
         given = part_arguments(

@@ -11,7 +11,9 @@ from penstock.plan.inputs.model_input import ModelInput
 
 
 class TheirModel(LanguageModel, Protocol):
-    """A model of transformers behind the door, for what tries how rows and caches of it are exact."""
+    """A model of transformers behind the door, for what tries how rows and caches of it are
+    exact.
+    """
 
     inner: Any
     """The model itself."""
@@ -20,7 +22,9 @@ class TheirModel(LanguageModel, Protocol):
     fit: AttentionFit
     """Whether our attention replaces its own."""
     rotary: tuple[int, str] | None
-    """Tokens of a text above which its rotary frequencies change, and their type; None: they never do."""
+    """Tokens of a text above which its rotary frequencies change, and their type; None: they never
+    do.
+    """
     logits_width: int
     """Logits of a token, at least `vocab_size`."""
 
@@ -29,7 +33,9 @@ class TheirModel(LanguageModel, Protocol):
         """Whether it reads images."""
 
     def hidden(self, given: dict[str, Any]) -> Tensor:
-        """Hidden states [B, n, width] for arguments of transformers; logits if the head is more than a matrix."""
+        """Hidden states [B, n, width] for arguments of transformers; logits if the head is more
+        than a matrix.
+        """
 
     def document(self, tokens: Tensor) -> Tensor:
         """`hidden` of one document, tokens [n]."""

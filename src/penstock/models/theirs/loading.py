@@ -49,11 +49,19 @@ def load_huggingface(
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ConfigError(f"{folder}: no causal model of transformers there: {one_line(error)}") from None
-    except Exception as error:  # transformers, torch and safetensors may raise anything for a damaged folder
-        raise CorruptionError(f"{folder}: the model cannot be read: {one_line(error)}; copy it again") from None
+        raise ConfigError(
+            f"{folder}: no causal model of transformers there: {one_line(error)}"
+        ) from None
+    except (
+        Exception
+    ) as error:  # transformers, torch and safetensors may raise anything for a damaged folder
+        raise CorruptionError(
+            f"{folder}: the model cannot be read: {one_line(error)}; copy it again"
+        ) from None
     refuse_quantised(path, inner.config.to_dict())
     refuse_incomplete(path, found["missing_keys"], found["unexpected_keys"])
     refuse_not_finite(path, inner.named_parameters())
     made = HuggingFaceModel(inner.to(device).train())
-    return with_facts(made, ModelFacts.of_folder(path)) if (path / "config.json").is_file() else made
+    return (
+        with_facts(made, ModelFacts.of_folder(path)) if (path / "config.json").is_file() else made
+    )

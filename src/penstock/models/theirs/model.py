@@ -1,14 +1,15 @@
 """Any causal model of transformers with the interface of our own models, on the same rows.
 
-If possible, our attention replaces the model's (see `attention`). Then packed rows, prefixes, caches and
-micro-sequences work as for our own transformer, and documents are kept apart without a mask. Whether it is possible is
-tested on a few tokens when the model is loaded: the logits of a document, and those of a prompt and single steps
-through the cache, must equal transformers' logits for the whole document alone. Models with other kinds of layers,
-sinks or dropout fail this test. They run in one of the other ways of `packed_ways`, without prefixes.
+If possible, our attention replaces the model's (see `attention`). Then packed rows, prefixes,
+caches and micro-sequences work as for our own transformer, and documents are kept apart without a
+mask. Whether it is possible is tested on a few tokens when the model is loaded: the logits of a
+document, and those of a prompt and single steps through the cache, must equal transformers' logits
+for the whole document alone. Models with other kinds of layers, sinks or dropout fail this test.
+They run in one of the other ways of `packed_ways`, without prefixes.
 
-Exact means: equal to the document alone in transformers, up to rounding. Rows of one document run as that document.
-`loading` refuses a folder with a model that would compute something else; `images` and `generation` are the parts for
-rows with images and for caches.
+Exact means: equal to the document alone in transformers, up to rounding. Rows of one document run
+as that document. `loading` refuses a folder with a model that would compute something else;
+`images` and `generation` are the parts for rows with images and for caches.
 """
 
 import logging
@@ -108,7 +109,9 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def uses_our_attention(self) -> bool:
-        """Whether our attention replaces the model's own, so that a cache of keys and values is enough."""
+        """Whether our attention replaces the model's own, so that a cache of keys and values is
+        enough.
+        """
         return self.fit.shape is not None
 
     @property
@@ -129,13 +132,17 @@ class HuggingFaceModel(nn.Module):
         """How rows of several documents run, in words; known once `packing` was asked."""
         return self._packed.describe()
 
-    def packing_cost(self, begins: Annotated[Int64, "documents"], ends: Annotated[Int64, "documents"]) -> str:
+    def packing_cost(
+        self, begins: Annotated[Int64, "documents"], ends: Annotated[Int64, "documents"]
+    ) -> str:
         """What a row of documents costs more than one pass, in words; empty: nothing."""
         return self._packed.cost(begins, ends) if self.runs_several_passes else ""
 
     @property
     def runs_several_passes(self) -> bool:
-        """Whether a row of several documents takes several passes; known once `packing` was asked."""
+        """Whether a row of several documents takes several passes; known once `packing` was
+        asked.
+        """
         return self._packed.several_passes
 
     def grow_vocabulary(self, size: int) -> int:
@@ -156,8 +163,9 @@ class HuggingFaceModel(nn.Module):
         old = before.shape[-1]
         if self.vocab_size != size or not distance(after[..., :old], before) <= rounding(inner):
             raise ConfigError(
-                f"{describe(self)}: its vocabulary cannot grow to {size} ids: it has {self.vocab_size} then, or "
-                "logits of its old tokens change; prepare the data with the model's own tokenizer"
+                f"{describe(self)}: its vocabulary cannot grow to {size} ids: it has "
+                f"{self.vocab_size} then, or logits of its old tokens change; prepare the "
+                "data with the model's own tokenizer"
             )
         return first
 
@@ -167,7 +175,9 @@ class HuggingFaceModel(nn.Module):
         return has_vision(self.inner)
 
     def forward(self, row: RowTensors) -> Tensor:
-        """Final hidden states [1, T, width] of a row; zeros in the padding if it holds one document."""
+        """Final hidden states [1, T, width] of a row; zeros in the padding if it holds one
+        document.
+        """
         if row.source.media is not None and self.has_vision:
             return self.images.hidden(row)
         if self.uses_our_attention:
@@ -184,8 +194,11 @@ class HuggingFaceModel(nn.Module):
         """No figures."""
         return {}
 
-    def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None) -> Tensor:
-        """Final hidden states [1, ..., width] of tokens [T] or [B, n], with `attend` as the attention.
+    def run(
+        self, tokens: Tensor, positions: Tensor, attend: LayerAttend, distances: int | None = None
+    ) -> Tensor:
+        """Final hidden states [1, ..., width] of tokens [T] or [B, n], with `attend` as the
+        attention.
 
         Raises:
             ConfigError: Our attention cannot replace that of this model.
@@ -197,17 +210,26 @@ class HuggingFaceModel(nn.Module):
             return attend(layer, q, k, v) if batched else attend(layer, q[0], k[0], v[0])[None]
 
         rows, places = (x if batched else x[None] for x in (tokens, positions))
-        given = {"input_ids": rows, "position_ids": places, "use_cache": False, "penstock_attend": call}
+        given = {
+            "input_ids": rows,
+            "position_ids": places,
+            "use_cache": False,
+            "penstock_attend": call,
+        }
         hidden = self.hidden(given)
         return hidden[None] if batched else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
-        scores: Tensor = hidden if self._decoder is None else self.inner.get_output_embeddings()(hidden)
+        scores: Tensor = (
+            hidden if self._decoder is None else self.inner.get_output_embeddings()(hidden)
+        )
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def document(self, tokens: Tensor) -> Tensor:
-        """Final hidden states [1, n, width] of one document [n]; logits if `hidden` returns these."""
+        """Final hidden states [1, n, width] of one document [n]; logits if `hidden` returns
+        these.
+        """
         if not self.uses_our_attention:
             return self.hidden({"input_ids": tokens[None], "use_cache": False})
         assert self.fit.shape is not None
@@ -221,7 +243,9 @@ class HuggingFaceModel(nn.Module):
         return self.run(tokens, places, lambda layer, q, k, v: attentions[windows[layer]](q, k, v))
 
     def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
-        """An empty cache for `sequences` sequences of at most `capacity` tokens; see `Generation.new_cache`."""
+        """An empty cache for `sequences` sequences of at most `capacity` tokens; see
+        `Generation.new_cache`.
+        """
         return self.generation.new_cache(sequences, capacity)
 
     def extend(
@@ -248,13 +272,15 @@ class HuggingFaceModel(nn.Module):
 
         Raises:
             ConfigError: As `RowTensors.of`.
-            IsolationError: The row holds several documents, and the model would let them see each other.
+            IsolationError: The row holds several documents, and the model would let them see each
+                other.
         """
         if row.media is not None and self.has_vision:
             way = self.images.way(row.media.blank)
             if way == "alone" and row.num_documents > 1:
                 raise IsolationError(
-                    f"{describe(self)}: documents with images see each other in one row: {self.images.reason}. {CURE}"
+                    f"{describe(self)}: documents with images see each other in one row: "
+                    f"{self.images.reason}. {CURE}"
                 )
         made = self.row_tensors(row, backend)
         documents = _documents(made)
@@ -266,8 +292,14 @@ class HuggingFaceModel(nn.Module):
         """`tensors` without its checks, for trials of rows."""
         windows = () if self.fit.shape is None else self.fit.shape.windows
         if self.rotary is not None and row.positions is not None:
-            # Frequencies depend on the highest position, and padding may be longer than any document.
-            row = replace(row, positions=np.where(np.arange(row.sequence_length) < row.num_tokens, row.positions, 0))
+            # Frequencies depend on the highest position, and padding may be longer than any
+            # document.
+            row = replace(
+                row,
+                positions=np.where(
+                    np.arange(row.sequence_length) < row.num_tokens, row.positions, 0
+                ),
+            )
         return RowTensors.of(
             row,
             device=self.device,
@@ -284,17 +316,19 @@ class HuggingFaceModel(nn.Module):
         Raises:
             ConfigError: Not our attention alone mixes tokens, or as `RowTensors.of_slice`.
             DistributedError: The group is not the one that the row was split for.
-            IsolationError: The row holds several documents, and the model would let them see each other.
+            IsolationError: The row holds several documents, and the model would let them see each
+                other.
         """
         if self.fit.shape is None:
             raise ConfigError(
-                f"{describe(self)}: runs with its own attention ({self.fit.reason}), which has no slices of "
-                "rows; train it without context parallelism"
+                f"{describe(self)}: runs with its own attention ({self.fit.reason}), which "
+                "has no slices of rows; train it without context parallelism"
             )
         if self.rotary is not None:
             raise ConfigError(
-                f"{describe(self)}: its rotary embedding ({self.rotary[1]}) depends on the longest document of a row, "
-                "which a slice does not hold; train it without context parallelism"
+                f"{describe(self)}: its rotary embedding ({self.rotary[1]}) depends on the "
+                "longest document of a row, which a slice does not hold; train it without "
+                "context parallelism"
             )
         made = RowTensors.of_slice(
             part,
@@ -315,9 +349,14 @@ class HuggingFaceModel(nn.Module):
         """What a loader must provide for it."""
         prefixes = self.fit.shape is not None and self.fit.shape.window is None
         return InputRequirements(
-            asked_by=f"the model {type(self.inner).__name__}", loss_weights=True, positions=True, cu_seqlens=True,
-            prefix=prefixes or REQUIREMENTS.prefix, trees=self.fit.shape is not None, images=self.has_vision,
-        )  # fmt: skip
+            asked_by=f"the model {type(self.inner).__name__}",
+            loss_weights=True,
+            positions=True,
+            cu_seqlens=True,
+            prefix=prefixes or REQUIREMENTS.prefix,
+            trees=self.fit.shape is not None,
+            images=self.has_vision,
+        )
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding; `check_isolation` needs it to trace tokens."""
@@ -354,8 +393,9 @@ class HuggingFaceModel(nn.Module):
         return self.read(given)[0]
 
     def read(self, given: dict[str, Any]) -> tuple[Tensor, Any]:
-        """Hidden states [B, n, width] for arguments of transformers, or logits as in `hidden`; and its whole
-        output."""
+        """Hidden states [B, n, width] for arguments of transformers, or logits as in `hidden`; and
+        its whole output.
+        """
         if self.rotary is not None:
             restart_rotary(self.inner)
         if self._decoder is None:
@@ -378,13 +418,18 @@ class HuggingFaceModel(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise UnfitAttentionError(f"our attention cannot replace its own ({one_line(error)})") from None
+            raise UnfitAttentionError(
+                f"our attention cannot replace its own ({one_line(error)})"
+            ) from None
         if not (far := distance(whole, truth)) <= allowed:
-            raise UnfitAttentionError(f"with our attention its logits are {far:.2g} standard deviations off")
+            raise UnfitAttentionError(
+                f"with our attention its logits are {far:.2g} standard deviations off"
+            )
         if not (far := distance(steps, truth[-len(steps) :])) <= allowed:
             raise UnfitAttentionError(
-                f"after a prompt and single steps through our cache its logits are {far:.2g} standard deviations off, "
-                "so it needs more of a text than keys, values and positions"
+                f"after a prompt and single steps through our cache its logits are {far:.2g} "
+                "standard deviations off, so it needs more of a text than keys, values and "
+                "positions"
             )
 
     def _require_our_attention(self) -> None:

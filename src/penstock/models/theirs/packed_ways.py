@@ -1,16 +1,17 @@
-"""How a model of transformers runs a row of several documents, if our attention does not fit it: the first exact way.
+"""How a model of transformers runs a row of several documents, if our attention does not fit it:
+the first exact way.
 
 1. *own*: transformers' own packed rows, with restarting positions and borders (`model_inputs`).
-2. *borders*: the same, with our recurrences and convolutions in place of its named ones, and positions for the makers
-   of masks that do not get them (`their_recurrence`). Before that *mixed*: also with our attention in the layers that
-   attend, which needs no mask of all pairs.
-3. *batch*: the documents as a batch. They are sorted by length, those of like length run side by side with padding
-   behind them, which a causal model cannot see, and the results are put back. It works for nearly every causal model
-   that reads embeddings. Some notice padding (sparse attention that picks among all keys): for these only documents of
-   *equal* length run side by side.
+2. *borders*: the same, with our recurrences and convolutions in place of its named ones, and
+   positions for the makers of masks that do not get them (`their_recurrence`). Before that *mixed*:
+   also with our attention in the layers that attend, which needs no mask of all pairs.
+3. *batch*: the documents as a batch. They are sorted by length, those of like length run side by
+   side with padding behind them, which a causal model cannot see, and the results are put back. It
+   works for nearly every causal model that reads embeddings. Some notice padding (sparse attention
+   that picks among all keys): for these only documents of *equal* length run side by side.
 
-Each is judged by `try_isolation`: each document must give the logits that transformers gives it alone, also in a row of
-the length in use, and gradients between documents must be exactly 0.
+Each is judged by `try_isolation`: each document must give the logits that transformers gives it
+alone, also in a row of the length in use, and gradients between documents must be exactly 0.
 """
 
 import logging
@@ -23,7 +24,12 @@ from torch import Tensor
 from penstock.core.errors import IsolationError
 from penstock.models.attention.windows import attention_of
 from penstock.models.isolation.documents import changing_rotary, try_isolation
-from penstock.models.isolation.lengths import DOCUMENT_LENGTHS, documents_of_a_row, longer_documents, rotary_limit
+from penstock.models.isolation.lengths import (
+    DOCUMENT_LENGTHS,
+    documents_of_a_row,
+    longer_documents,
+    rotary_limit,
+)
 from penstock.models.isolation.report import describe
 from penstock.models.language_model import PackingVerdict, RowTensors
 from penstock.models.recurrent import Borders
@@ -94,7 +100,10 @@ class PackedWays:
             ends: int64 [documents], the slot after the last of each.
         """
         batches = self._batches(begins, ends, int(ends.max(initial=0)))
-        run, real = sum(inside.size for _, inside in batches), sum(int(inside.sum()) for _, inside in batches)
+        run, real = (
+            sum(inside.size for _, inside in batches),
+            sum(int(inside.sum()) for _, inside in batches),
+        )
         return f"{len(batches)} passes, {(run - real) / max(run, 1):.0%} padding"
 
     def _batches(self, begins: object, ends: object, total: int) -> list[tuple[Any, Any]]:
@@ -111,7 +120,9 @@ class PackedWays:
                 return PackingVerdict(0, first)
             self._ways.pop(0)
         if first is not None or len(self._verdicts) == 0:
-            _log.info("%s: rows of several documents run with %s", describe(self._model), self.describe())
+            _log.info(
+                "%s: rows of several documents run with %s", describe(self._model), self.describe()
+            )
         if self._limit is not None and slots > self._limit[0]:
             reason = changing_rotary(self._model, slots, *self._limit)
             return PackingVerdict(self._limit[0], reason, self.describe())
@@ -130,14 +141,17 @@ class PackedWays:
         return None
 
     def _try(self, lengths: tuple[int, ...]) -> str | None:
-        """The error of `try_isolation` for documents of these lengths; None: they are kept apart."""
+        """The error of `try_isolation` for documents of these lengths; None: they are kept
+        apart.
+        """
         key = self._ways[0], lengths
         if key not in self._tried:
             long = lengths != DOCUMENT_LENGTHS
 
             def forward(_: object, row: ModelInput) -> Tensor:
                 hidden = self._model(self._model.row_tensors(row))
-                # Logits of a long row would take much memory, and hidden states reveal a leak just as well.
+                # Logits of a long row would take much memory, and hidden states reveal a leak just
+                # as well.
                 return hidden[0, :, :MOST_COMPARED] if long else self._model.logits(hidden)[0]
 
             self._trying = True
@@ -151,8 +165,14 @@ class PackedWays:
         return self._tried[key]
 
     def runs_single_documents(self) -> bool:
-        """Whether our functions also run rows of one document: they are faster than transformers' slow ones."""
-        return self._ways[0] in ("mixed", "borders") and not self._trying and any(map(is_recurrence, self._called))
+        """Whether our functions also run rows of one document: they are faster than transformers'
+        slow ones.
+        """
+        return (
+            self._ways[0] in ("mixed", "borders")
+            and not self._trying
+            and any(map(is_recurrence, self._called))
+        )
 
     def hidden(self, row: RowTensors, call: Callable[[dict[str, Any]], Tensor]) -> Tensor:
         """Final hidden states [1, T, width] of a row.
@@ -177,14 +197,18 @@ class PackedWays:
         return found
 
     def _attend(self, row: RowTensors) -> Callable[..., Tensor]:
-        """Our attention for whatever layers have attention, with the window and the limit that each asks for."""
+        """Our attention for whatever layers have attention, with the window and the limit that each
+        asks for.
+        """
         prepared = {(row.window, row.attention.softcap): row.attention}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *kind: Any) -> Tensor:
             self._attends = True
             if kind not in prepared:
                 device, dtype = self._model.device, self._model.compute_dtype
-                prepared[kind] = attention_of(row.rule, kind[0], device=device, dtype=dtype, softcap=kind[1])
+                prepared[kind] = attention_of(
+                    row.rule, kind[0], device=device, dtype=dtype, softcap=kind[1]
+                )
             return prepared[kind](q[0], k[0], v[0])[None]
 
         return attend
@@ -199,7 +223,11 @@ class PackedWays:
         places: list[Tensor] = []
         if not self._trying and not self._cost_said:
             self._cost_said = True
-            _log.info("%s: a first row takes %s", describe(self._model), self.cost(begins[real], ends[real]))
+            _log.info(
+                "%s: a first row takes %s",
+                describe(self._model),
+                self.cost(begins[real], ends[real]),
+            )
         for slots, inside in self._batches(begins[real], ends[real], len(row.tokens)):
             index, kept = (torch.from_numpy(array).to(wide.device) for array in (slots, inside))
             hidden = call({"inputs_embeds": wide[index], "use_cache": False})

@@ -1,12 +1,14 @@
 """Puts the borders of documents into transformers' recurrent layers and masks.
 
-Models of transformers call their recurrences, convolutions and mask makers by name in their own modules. Functions of
-the same names stand in front of them. While a row of documents runs (`bordered`), the recurrent ones compute with our
-operations, which stop at borders, and the mask makers get the positions that some models do not pass on. At all other
-times they call what was there before, so models that are used in other ways do not change.
+Models of transformers call their recurrences, convolutions and mask makers by name in their own
+modules. Functions of the same names stand in front of them. While a row of documents runs
+(`bordered`), the recurrent ones compute with our operations, which stop at borders, and the mask
+makers get the positions that some models do not pass on. At all other times they call what was
+there before, so models that are used in other ways do not change.
 
-Replaced are `causal_conv1d_fn`, `torch_chunk_gated_delta_rule`, `chunk_kimi_delta_attention`, `mamba2_chunk_scan` and
-`mamba_selective_scan`; the fused short cuts of Mamba return None, so that its layers take the path through these.
+Replaced are `causal_conv1d_fn`, `torch_chunk_gated_delta_rule`, `chunk_kimi_delta_attention`,
+`mamba2_chunk_scan` and `mamba_selective_scan`; the fused short cuts of Mamba return None, so that
+its layers take the path through these.
 """
 
 import functools
@@ -59,7 +61,8 @@ def bordered(
 ) -> Iterator[set[str]]:
     """Within the block, calls of a model on one row keep its documents apart.
 
-    Gradient checkpoints of the model run their layers again with the same borders, in whatever thread.
+    Gradient checkpoints of the model run their layers again with the same borders, in whatever
+    thread.
 
     Args:
         inner: A model of transformers.
@@ -90,7 +93,9 @@ def _has_checkpoints(inner: object) -> bool:
 
 
 def _keep_in_checkpoints(inner: Any) -> None:
-    """Give the layers that are computed again in the backward pass the borders of their first pass."""
+    """Give the layers that are computed again in the backward pass the borders of their first
+    pass.
+    """
     for module in inner.modules():
         checkpoint = getattr(module, "_gradient_checkpointing_func", None)
         if checkpoint is not None and not hasattr(checkpoint, "penstock"):
@@ -117,7 +122,9 @@ class _Checkpoint:
 
 
 def replace_functions(inner: Any) -> None:
-    """Put ours in front of the named functions in the modules of a model's classes; once for each module."""
+    """Put ours in front of the named functions in the modules of a model's classes; once for each
+    module.
+    """
     for name in {type(module).__module__ for module in inner.modules()}:
         if not name.startswith("torch.") and name in sys.modules:
             _replace_in(sys.modules[name])
@@ -134,7 +141,9 @@ def _replace_in(python: object) -> None:
 
 
 def _own_code(found: object) -> Callable[..., Any] | None:
-    """transformers' code in torch, where it took the function of a package instead; None: it did not."""
+    """transformers' code in torch, where it took the function of a package instead; None: it did
+    not.
+    """
     if not inspect.isfunction(found) or "is_new_implementation" not in found.__code__.co_freevars:
         return None
     place = found.__code__.co_freevars.index("is_new_implementation")
@@ -142,17 +151,25 @@ def _own_code(found: object) -> Callable[..., Any] | None:
     return getattr(found, "__wrapped__", None) if taken else None
 
 
-def _on_any_device(name: str, theirs: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a package that needs CUDA, with transformers' own code for tensors on the CPU."""
+def _on_any_device(
+    name: str, theirs: Callable[..., Any], own: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function of a package that needs CUDA, with transformers' own code for tensors on the
+    CPU.
+    """
     known = inspect.signature(own).parameters
 
     @functools.wraps(own)
     def function(*args: object, **given: object) -> Any:
-        on = next((one.device.type for one in (*args, *given.values()) if isinstance(one, Tensor)), "cpu")
+        on = next(
+            (one.device.type for one in (*args, *given.values()) if isinstance(one, Tensor)), "cpu"
+        )
         if on != "cpu":
             return theirs(*args, **given)
         if given.get("cu_seqlens") is not None or given.get("seq_idx") is not None:
-            raise ValueError(f"{name}: transformers' own code in torch cannot keep documents of a row apart")
+            raise ValueError(
+                f"{name}: transformers' own code in torch cannot keep documents of a row apart"
+            )
         _tell_once()
         return own(*args, **{key: value for key, value in given.items() if key in known})
 
@@ -163,12 +180,15 @@ def _on_any_device(name: str, theirs: Callable[..., Any], own: Callable[..., Any
 @functools.cache
 def _tell_once() -> None:
     _log.info(
-        "%s: installed, but needs CUDA; on the CPU, models of transformers run its own code in torch instead",
+        "%s: installed, but needs CUDA; on the CPU, models of transformers run its own code "
+        "in torch instead",
         ", ".join(name for name in PACKAGES if is_installed(name)),
     )
 
 
-def _in_front(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _in_front(
+    name: str, theirs: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
     """A function of the same signature that calls ours for a row with borders, else theirs."""
     signature = inspect.signature(theirs)
 
@@ -202,9 +222,15 @@ def _precise(values: Tensor) -> Tensor:
 
 def _convolution(row: _Row, given: dict[str, Any]) -> Any:
     states, weight, activation = given["hidden_states"], given["weight"], given["activation"]
-    if not _of_row(row.borders, states, states.shape[2]) or activation not in (None, "silu", "swish"):
+    if not _of_row(row.borders, states, states.shape[2]) or activation not in (
+        None,
+        "silu",
+        "swish",
+    ):
         return NotImplemented
-    out = row.operations.causal_convolution(states[0].T.to(weight.dtype), weight, given["bias"], row.borders)
+    out = row.operations.causal_convolution(
+        states[0].T.to(weight.dtype), weight, given["bias"], row.borders
+    )
     return (silu(out) if activation else out).T[None].to(states.dtype)
 
 
@@ -212,7 +238,9 @@ def _delta_rule(row: _Row, given: dict[str, Any]) -> Any:
     query = given["query"]
     if given.get("initial_state") is not None or not _of_row(row.borders, query, query.shape[1]):
         return NotImplemented
-    q, k, v, decay, beta = (_precise(x) for x in (query, given["key"], given["value"], given["g"], given["beta"]))
+    q, k, v, decay, beta = (
+        _precise(x) for x in (query, given["key"], given["value"], given["g"], given["beta"])
+    )
     if given.get("use_qk_l2norm_in_kernel"):
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     each = v.shape[1] // k.shape[1]
@@ -230,7 +258,9 @@ def _state_space(row: _Row, given: dict[str, Any]) -> Any:
     dt = _step_sizes(dt, given.get("dt_bias"), given.get("dt_softplus"))
     dt = dt.clamp(*given.get("dt_limit", (0.0, float("inf"))))
     keeps = bool(given.get("return_final_states"))
-    out, state = row.operations.state_space_scan(x, dt, given["A"].to(x.dtype), b, c, row.borders, keeps=keeps)
+    out, state = row.operations.state_space_scan(
+        x, dt, given["A"].to(x.dtype), b, c, row.borders, keeps=keeps
+    )
     if given.get("D") is not None:
         out = out + given["D"][:, None] * x
     if given.get("z") is not None:
@@ -244,10 +274,14 @@ def _selective_scan(row: _Row, given: dict[str, Any]) -> Any:
     if not _of_row(row.borders, states, states.shape[2]):
         return NotImplemented
     # [1, channels, T] → [T, channels]
-    u, dt, b, c = (_precise(x.transpose(1, 2)) for x in (states, given["dt"], given["B"], given["C"]))
+    u, dt, b, c = (
+        _precise(x.transpose(1, 2)) for x in (states, given["dt"], given["B"], given["C"])
+    )
     dt = _step_sizes(dt, given.get("delta_bias"), given.get("delta_softplus"))
     keeps = bool(given.get("return_last_state"))
-    out, state = row.operations.selective_scan(u, dt, given["A"].to(u.dtype), b, c, row.borders, keeps=keeps)
+    out, state = row.operations.selective_scan(
+        u, dt, given["A"].to(u.dtype), b, c, row.borders, keeps=keeps
+    )
     if given.get("D") is not None:
         out = out + u * given["D"]
     if given.get("z") is not None:
@@ -263,14 +297,20 @@ def _step_sizes(dt: Tensor, bias: Tensor | None, positive: bool | None) -> Tenso
 
 
 def _no_short_cut(row: _Row, given: dict[str, object]) -> Any:
-    """None is what these functions return where they cannot run; the layer then calls the others one by one."""
+    """None is what these functions return where they cannot run; the layer then calls the others
+    one by one.
+    """
     return lambda *_: None
 
 
 def _mask(row: _Row, given: dict[str, Any]) -> Any:
     """Masks are made by transformers, which keeps documents apart if it knows their positions."""
     states = given.get("inputs_embeds")
-    if given.get("position_ids") is not None or given.get("attention_mask") is not None or states is None:
+    if (
+        given.get("position_ids") is not None
+        or given.get("attention_mask") is not None
+        or states is None
+    ):
         return NotImplemented
     if not _of_row(row.borders, states, states.shape[1]):
         return NotImplemented

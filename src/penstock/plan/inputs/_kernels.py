@@ -1,8 +1,8 @@
 """Compiled writing of model inputs.
 
-What is fast: each output straight from the stored tokens (2 or 4 bytes each, in the first-level cache after their
-checksum), in loops over slices that become vector code. Copying targets from the row's own tokens reads four times
-the bytes.
+What is fast: each output straight from the stored tokens (2 or 4 bytes each, in the first-level
+cache after their checksum), in loops over slices that become vector code. Copying targets from the
+row's own tokens reads four times the bytes.
 """
 
 from penstock.core.compiled import inline_kernel, kernel
@@ -13,8 +13,9 @@ from penstock.core.vectors import copy_into, count_up, fill_with
 def write_tokens(stored, begin, count, total, slot, tokens, targets):
     """Tokens of a piece, and its targets at distance 1 … D, straight from the stored document.
 
-    The piece is `stored[begin : begin + count]` of the document `stored[:total]`, and goes to the slots from `slot`
-    on of a row ([T], [D, T]). A target may lie past the piece (a split document goes on), never past the document.
+    The piece is `stored[begin : begin + count]` of the document `stored[:total]`, and goes to the
+    slots from `slot` on of a row ([T], [D, T]). A target may lie past the piece (a split document
+    goes on), never past the document.
     """
     copy_into(stored[begin:], tokens[slot : slot + count])
     for distance in range(1, targets.shape[0] + 1):
@@ -33,7 +34,9 @@ def blank(targets, weights, begin, end):
 
 @inline_kernel
 def describe_row(begin, end, number, positions, document_ids):
-    """Positions and document number of the slots [begin, end); an array that is not wanted is empty."""
+    """Positions and document number of the slots [begin, end); an array that is not wanted is
+    empty.
+    """
     if len(positions):
         count_up(positions[begin:end])
     if len(document_ids):
@@ -48,7 +51,8 @@ def join_rows(slots, sizes, positions, cu_seqlens):
         slots: Of a row.
         sizes: int32 [R, 2]: tokens; the longer of the two pieces is written.
         positions: [R, slots or 0]; those of the tokens are written, padding has its own already.
-        cu_seqlens: int32 [R, 3 or more], or 2 where no row needs a third; written, filled up with `slots`.
+        cu_seqlens: int32 [R, 3 or more], or 2 where no row needs a third; written, filled up with
+            `slots`.
     """
     for row in range(len(sizes)):
         used = sizes[row, 0]

@@ -1,4 +1,6 @@
-"""Rows without images for models with a vision tower: a blank image behind the row, as a document without targets."""
+"""Rows without images for models with a vision tower: a blank image behind the row, as a document
+without targets.
+"""
 
 from dataclasses import replace
 
@@ -33,11 +35,15 @@ def with_blank(row: ModelInput) -> ModelInput:
         else np.append(row.positions, np.arange(count, dtype=row.positions.dtype)),
         document_ids=None
         if row.document_ids is None
-        else np.append(row.document_ids, np.full(count, row.document_ids[-1] + 1, row.document_ids.dtype)),
+        else np.append(
+            row.document_ids, np.full(count, row.document_ids[-1] + 1, row.document_ids.dtype)
+        ),
         cu_seqlens=None if borders is None else np.append(borders, np.int32(slots + count)),
         max_seqlen=None if row.max_seqlen is None else max(row.max_seqlen, count),
         num_tokens=slots + count,
-        source_ids=np.append(row.source_ids, np.full(documents + 1 - len(row.source_ids), -1, np.int32)),
+        source_ids=np.append(
+            row.source_ids, np.full(documents + 1 - len(row.source_ids), -1, np.int32)
+        ),
         reach=None if row.reach is None else np.append(row.reach, np.int32(slots + count)),
         columns={name: np.pad(values, (0, count)) for name, values in row.columns.items()},
         media=replace(

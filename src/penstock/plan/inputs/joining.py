@@ -1,7 +1,8 @@
-"""How each field of rows that are put end to end is joined: `ModelInput` says which rule a field has.
+"""How each field of rows that are put end to end is joined: `ModelInput` says which rule a field
+has.
 
-A rule gets the field's value in each row. Rows of one step lie one after another in memory; their arrays are joined
-without a copy.
+A rule gets the field's value in each row. Rows of one step lie one after another in memory; their
+arrays are joined without a copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,11 +48,17 @@ def rule(join: Callable[..., object]) -> Mapping[str, Rule]:
 
 
 def stacked(values: Sequence[Array]) -> Array:
-    """[R, …] R arrays of one shape: a view if they lie one after another in one block of memory, else a copy."""
+    """[R, …] R arrays of one shape: a view if they lie one after another in one block of memory,
+    else a copy.
+    """
     first = values[0]
     begin, size = first.ctypes.data, first.nbytes
     for number, one in enumerate(values):
-        if one.base is not first.base or one.ctypes.data != begin + number * size or not one.flags.c_contiguous:
+        if (
+            one.base is not first.base
+            or one.ctypes.data != begin + number * size
+            or not one.flags.c_contiguous
+        ):
             return np.stack(values)
     if first.base is None:
         return first.reshape(1, *first.shape)
@@ -81,8 +88,12 @@ def numbered(values: Sequence[Array], rows: JoinedRows) -> Array:
 
 
 def borders(values: Sequence[Array], rows: JoinedRows) -> Array:
-    """Cumulative lengths; a row's repeated last entries, which only fill up its shape, are left out."""
-    return shifted([one[: int(np.searchsorted(one, rows.slots))] for one in values], rows.slots, end=True)
+    """Cumulative lengths; a row's repeated last entries, which only fill up its shape, are left
+    out.
+    """
+    return shifted(
+        [one[: int(np.searchsorted(one, rows.slots))] for one in values], rows.slots, end=True
+    )
 
 
 def subtree_ends(values: Sequence[Array | None], rows: JoinedRows) -> Array | None:
@@ -93,15 +104,22 @@ def subtree_ends(values: Sequence[Array | None], rows: JoinedRows) -> Array | No
 def joined_reach(
     values: Sequence[Array | None], borders: Sequence[Array | None], slots: int
 ) -> Annotated[Int32, "nodes"] | None:
-    """Ends of the subtrees of rows end to end; a row without any has its documents' ends. None: no row has any."""
+    """Ends of the subtrees of rows end to end; a row without any has its documents' ends. None: no
+    row has any.
+    """
     if all(one is None for one in values):
         return None
-    ends = [known[1:] if own is None and known is not None else own for own, known in zip(values, borders, strict=True)]
+    ends = [
+        known[1:] if own is None and known is not None else own
+        for own, known in zip(values, borders, strict=True)
+    ]
     return shifted([end for end in ends if end is not None], slots)
 
 
 def shifted(values: Sequence[Array], slots: int, *, end: bool = False) -> Annotated[Int32, "_"]:
-    """Slots of rows end to end, counted from the first row's begin; `end`: with the end of the last row."""
+    """Slots of rows end to end, counted from the first row's begin; `end`: with the end of the last
+    row.
+    """
     parts = [one + np.int32(number * slots) for number, one in enumerate(values)]
     return np.concatenate([*parts, np.array([len(parts) * slots] if end else [], np.int32)])
 

@@ -1,7 +1,7 @@
 """The arrays of one row, ready for a model.
 
-`pack_documents` lays documents one after another into a row outside of a plan, for scoring or for a teacher; that takes
-a few passes of NumPy over the row.
+`pack_documents` lays documents one after another into a row outside of a plan, for scoring or for a
+teacher; that takes a few passes of NumPy over the row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,21 +27,27 @@ IGNORE = -100
 class ModelInput:
     """One row: `T` token slots that hold documents, separated by `cu_seqlens` or `document_ids`.
 
-    T is the sequence length, n the number of documents in the row, D the number of target distances. Padding is at
-    the end only, is never a target, and counts as one more document in `document_ids` and `cu_seqlens`, so that no
-    attention row is empty. Integer arrays are int32 or int64 as required. The arrays are the caller's: nothing
-    writes to them again. Fields that were not required are None.
+    T is the sequence length, n the number of documents in the row, D the number of target
+    distances. Padding is at the end only, is never a target, and counts as one more document in
+    `document_ids` and `cu_seqlens`, so that no attention row is empty. Integer arrays are int32 or
+    int64 as required. The arrays are the caller's: nothing writes to them again. Fields that were
+    not required are None.
 
     With attention="row", `positions`, `cu_seqlens` and `max_seqlen` take all tokens of the row for
-    one document (n = 1 in their shapes), so documents see each other. Targets, loss weights, `document_ids` and
-    `source_ids` do not change: a model that makes its mask from `document_ids` still keeps documents apart.
+    one document (n = 1 in their shapes), so documents see each other. Targets, loss weights,
+    `document_ids` and `source_ids` do not change: a model that makes its mask from `document_ids`
+    still keeps documents apart.
     """
 
     tokens: Annotated[Integers, "slots"] = field(metadata=rule(joining.along_slots))
     """[T] token ids; padding holds `pad_id`."""
     targets: Annotated[Integers, "distances slots"] = field(metadata=rule(joining.by_distance))
-    """[D, T]; `targets[d - 1][t]` is the token at t + d of the same document, already shifted; −100 = none."""
-    loss_weights: Annotated[Float32, "distances slots"] | None = field(metadata=rule(joining.by_distance))
+    """[D, T]; `targets[d - 1][t]` is the token at t + d of the same document, already shifted; −100
+    = none.
+    """
+    loss_weights: Annotated[Float32, "distances slots"] | None = field(
+        metadata=rule(joining.by_distance)
+    )
     """[D, T] how much each target counts; 0 where the target is −100."""
     positions: Annotated[Integers, "slots"] | None = field(metadata=rule(joining.along_slots))
     """[T] position of the token in its document in this row, from 0; restarts in the padding."""
@@ -55,23 +61,40 @@ class ModelInput:
     """Tokens without padding."""
     source_ids: Annotated[Int32, "documents"] = field(metadata=rule(joining.of_documents(-1)))
     """[n] number of each document's source in the mixture."""
-    prefix_lengths: Annotated[Int32, "documents"] | None = field(default=None, metadata=rule(joining.of_documents(0)))
-    """[n] tokens at the beginning of each document that see each other in both directions. A token sees another of its
-    document that lies before it, or that is in the prefix with it. None: all attention is causal."""
-    prefix: Annotated[Bool, "slots"] | None = field(default=None, metadata=rule(joining.along_slots))
+    prefix_lengths: Annotated[Int32, "documents"] | None = field(
+        default=None, metadata=rule(joining.of_documents(0))
+    )
+    """[n] tokens at the beginning of each document that see each other in both directions. A token
+    sees another of its document that lies before it, or that is in the prefix with it. None: all
+    attention is causal.
+    """
+    prefix: Annotated[Bool, "slots"] | None = field(
+        default=None, metadata=rule(joining.along_slots)
+    )
     """[T] whether the token is in its document's prefix; None where `prefix_lengths` is."""
-    reach: Annotated[Int32, "nodes"] | None = field(default=None, metadata=rule(joining.subtree_ends))
-    """[n], or [n + 1] with padding, if documents are prefix trees, whose nodes `cu_seqlens` then has: the slot where
-    the subtree of each ends. A query at q sees a key at k iff k ≤ q < reach of k's node. None: no trees."""
-    columns: Mapping[str, Annotated[Any, "slots"]] = field(default_factory=dict, metadata=rule(joining.join_columns))
-    """Name → [T] the numbers that the data have for each token (float32 or int32); a fill value elsewhere."""
+    reach: Annotated[Int32, "nodes"] | None = field(
+        default=None, metadata=rule(joining.subtree_ends)
+    )
+    """[n], or [n + 1] with padding, if documents are prefix trees, whose nodes `cu_seqlens` then
+    has: the slot where the subtree of each ends. A query at q sees a key at k iff k ≤ q < reach of
+    k's node. None: no trees.
+    """
+    columns: Mapping[str, Annotated[Any, "slots"]] = field(
+        default_factory=dict, metadata=rule(joining.join_columns)
+    )
+    """Name → [T] the numbers that the data have for each token (float32 or int32); a fill value
+    elsewhere.
+    """
     paths: RowPaths | None = field(default=None, metadata=rule(joining.join_paths))
-    """The sequences of prefix trees, with their values; ordinary documents are paths of their own. None: there are
-    no trees."""
+    """The sequences of prefix trees, with their values; ordinary documents are paths of their own.
+    None: there are no trees.
+    """
     media: RowMedia | None = field(default=None, metadata=rule(joining.join_media))
     """The images of the row's documents. None: no source has images."""
     distillation: Any = field(default=None, metadata=rule(joining.together))
-    """What the loader's `companion` made of the row: for teachers, a `TeacherRow` of each. None without one."""
+    """What the loader's `companion` made of the row: for teachers, a `TeacherRow` of each. None
+    without one.
+    """
 
     def __repr__(self) -> str:
         """One line, however long the row: shapes and dtypes, no numbers of arrays."""
@@ -80,10 +103,15 @@ class ModelInput:
             for one in fields(self)
             if isinstance(value := getattr(self, one.name), np.ndarray)
         )
-        return f"ModelInput({self.num_documents} documents, {self.num_tokens} tokens; {', '.join(arrays)})"
+        return (
+            f"ModelInput({self.num_documents} documents, {self.num_tokens} tokens; "
+            f"{', '.join(arrays)})"
+        )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the row as a strip of its documents, trained tokens full, others pale."""
+        """What a notebook shows: the row as a strip of its documents, trained tokens full, others
+        pale.
+        """
         trained = self.targets[0] != IGNORE
         facts = [
             ("documents", self.num_documents),
@@ -93,7 +121,9 @@ class ModelInput:
         return card("ModelInput", facts, self.strip_html())
 
     def strip_html(self) -> str:
-        """The row's documents as a strip, inline SVG: trained tokens full, others pale, padding empty."""
+        """The row's documents as a strip, inline SVG: trained tokens full, others pale, padding
+        empty.
+        """
         documents = self.document_ids
         if documents is None:
             documents = np.zeros(self.sequence_length, np.int32)
@@ -104,12 +134,15 @@ class ModelInput:
 
     @classmethod
     def join(
-        cls, rows: "Sequence[ModelInput]", borders: Sequence[Annotated[Int32, "borders"] | None] | None = None
+        cls,
+        rows: "Sequence[ModelInput]",
+        borders: Sequence[Annotated[Int32, "borders"] | None] | None = None,
     ) -> "ModelInput":
-        """Rows of one length end to end, as one row in which the padding of each is a document without targets.
+        """Rows of one length end to end, as one row in which the padding of each is a document
+        without targets.
 
-        Each field says how it is joined. Without a copy for rows of one step, but for `document_ids` and several target
-        distances.
+        Each field says how it is joined. Without a copy for rows of one step, but for
+        `document_ids` and several target distances.
 
         Args:
             rows: At least one, all with the same fields.
@@ -120,11 +153,14 @@ class ModelInput:
         joined = JoinedRows(
             slots=slots,
             padded=padded,
-            documents=[row._num_whole_documents + more for row, more in zip(rows, padded, strict=True)],
+            documents=[
+                row._num_whole_documents + more for row, more in zip(rows, padded, strict=True)
+            ],
             borders=[row.cu_seqlens for row in rows] if borders is None else borders,
         )
         made: dict[str, Any] = {
-            one.name: one.metadata[RULE]([getattr(row, one.name) for row in rows], joined) for one in fields(cls)
+            one.name: one.metadata[RULE]([getattr(row, one.name) for row in rows], joined)
+            for one in fields(cls)
         }
         return cls(**made)
 
@@ -178,8 +214,8 @@ def pack_documents(
         multiple: What the row's length is a multiple of.
 
     Returns:
-        The row: all arrays int32, targets at distance 1 for every token but the last of its document, no loss weights;
-        padding holds 0. And the first slot of each document.
+        The row: all arrays int32, targets at distance 1 for every token but the last of its
+        document, no loss weights; padding holds 0. And the first slot of each document.
     """
     lengths = np.array([len(ids) for ids in documents], np.int64)
     used = int(lengths.sum())

@@ -1,6 +1,8 @@
-"""The paths of a row: which slots the sequences of its prefix trees have, with the values of each path.
+"""The paths of a row: which slots the sequences of its prefix trees have, with the values of each
+path.
 
-What is summed or compared by sequence (preferences, rewards) reads these; what is summed by token needs none of it.
+What is summed or compared by sequence (preferences, rewards) reads these; what is summed by token
+needs none of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,9 @@ from penstock.core.errors import ConfigError
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RowPaths:
-    """The paths of one row's documents, one after another. P paths; S slots of all of them, shared ones repeatedly."""
+    """The paths of one row's documents, one after another. P paths; S slots of all of them, shared
+    ones repeatedly.
+    """
 
     slots: Annotated[Int64, "slots"]
     """[S] slot of each token of each path, path after path."""
@@ -31,7 +35,10 @@ class RowPaths:
         return len(self.documents)
 
     def __repr__(self) -> str:
-        return f"RowPaths({len(self)} paths of {len(np.unique(self.documents))} documents; {', '.join(self.values)})"
+        return (
+            f"RowPaths({len(self)} paths of {len(np.unique(self.documents))} documents; "
+            f"{', '.join(self.values)})"
+        )
 
     def __getitem__(self, path: int) -> Annotated[Int64, "tokens"]:
         """The slots of one path."""
@@ -48,7 +55,9 @@ class RowPaths:
         """
         if name not in self.values:
             known = ", ".join(self.values) or "none"
-            raise ConfigError(f"{who} needs the value {name!r} of each path, but the data have: {known}")
+            raise ConfigError(
+                f"{who} needs the value {name!r} of each path, but the data have: {known}"
+            )
         return self.values[name]
 
     @property
@@ -68,8 +77,14 @@ class RowPaths:
         before = np.cumsum([0, *documents])
         sizes = np.concatenate([np.diff(row.starts) for row in rows])
         return cls(
-            slots=np.concatenate([row.slots + number * slots_per_row for number, row in enumerate(rows)]),
+            slots=np.concatenate(
+                [row.slots + number * slots_per_row for number, row in enumerate(rows)]
+            ),
             starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            documents=np.concatenate([row.documents + before[number] for number, row in enumerate(rows)]),
-            values={name: np.concatenate([row.values[name] for row in rows]) for name in rows[0].values},
+            documents=np.concatenate(
+                [row.documents + before[number] for number, row in enumerate(rows)]
+            ),
+            values={
+                name: np.concatenate([row.values[name] for row in rows]) for name in rows[0].values
+            },
         )

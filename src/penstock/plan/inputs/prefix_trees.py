@@ -1,10 +1,12 @@
-"""Sequences with common beginnings in one row, where each common beginning is stored and computed once.
+"""Sequences with common beginnings in one row, where each common beginning is stored and computed
+once.
 
     [1 2 3 4], [1 2 3 5 6], [7]   →   slots 1 2 3 | 4 | 5 6 | 7,   ends of their subtrees 6 | 4 | 6 | 7
 
-A row's pieces are then the nodes of prefix trees, depth first; `ModelInput.reach` says where the subtree of each ends,
-and `AttentionRule` who sees whom. Costs: sorting, and a few list operations for each sequence.
-"""
+A row's pieces are then the nodes of prefix trees, depth first; `ModelInput.reach` says where the
+subtree of each ends, and `AttentionRule` who sees whom. Costs: sorting, and a few list operations
+for each sequence.
+"""  # noqa: E501
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -16,13 +18,16 @@ from penstock.plan.inputs.attention import AttentionRule
 from penstock.plan.inputs.model_input import IGNORE, ModelInput
 
 LEAST_SHARED = 16
-"""Tokens that a node with children has, at least: a shorter common beginning costs more calls than it saves."""
+"""Tokens that a node with children has, at least: a shorter common beginning costs more calls than
+it saves.
+"""
 
 Ids = tuple[int, ...]
 
 
 def tree_rows(sequences: Sequence[Ids], row_slots: int) -> Iterator[list[Ids]]:
-    """Cut sequences into rows of at most `row_slots` slots, next to those with which they share most.
+    """Cut sequences into rows of at most `row_slots` slots, next to those with which they share
+    most.
 
     Args:
         sequences: None is empty; in lexicographic order.
@@ -83,7 +88,9 @@ def _add_nodes(
     reach: list[int],
     slots: list[Any],
 ) -> None:
-    """Add the nodes of sequences that share their first `depth` tokens, which stand in the slots `above`."""
+    """Add the nodes of sequences that share their first `depth` tokens, which stand in the slots
+    `above`.
+    """
     for run in _runs(group, depth):
         end = len(run[0]) if len(run) == 1 else _common(run[0], run[-1])
         begin, number = len(tokens), len(pieces)
@@ -103,7 +110,9 @@ def _add_nodes(
 
 
 def _runs(group: Sequence[Ids], depth: int) -> Iterator[Sequence[Ids]]:
-    """The sequences in parts that share enough after their first `depth` tokens to make a node of it."""
+    """The sequences in parts that share enough after their first `depth` tokens to make a node of
+    it.
+    """
     begin = 0
     for place in range(1, len(group) + 1):
         if place == len(group) or _common(group[place - 1], group[place]) - depth < LEAST_SHARED:

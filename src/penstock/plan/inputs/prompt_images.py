@@ -11,7 +11,9 @@ from penstock.plan.inputs.model_input import IGNORE, ModelInput
 
 
 def images_of_document(row: ModelInput) -> PromptImages:
-    """The images of a row of one document, each with slots that follow each other; one image at most."""
+    """The images of a row of one document, each with slots that follow each other; one image at
+    most.
+    """
     media = row.media
     assert media is not None
     return PromptImages(
@@ -26,7 +28,9 @@ def images_of_document(row: ModelInput) -> PromptImages:
 
 
 def document_of(images: PromptImages, tokens: Sequence[int] | Array) -> ModelInput:
-    """A prompt with images, and what was written after it, as a row of one document without targets."""
+    """A prompt with images, and what was written after it, as a row of one document without
+    targets.
+    """
     ids = np.asarray(tokens, np.int64)
     length = len(ids)
     media = images.part(0, length)

@@ -1,21 +1,26 @@
-"""One row shared by several ranks (context parallelism): each has some of its slots, and sees all of its keys.
+"""One row shared by several ranks (context parallelism): each has some of its slots, and sees all
+of its keys.
 
     row     a document of 12 slots ······ | another ·· | padding
     chunks   0  1  2  3  4  5  6  7           a few for each rank
     rank 0   0     2        5     7           chosen so that all ranks have about as many pairs of query and key
 
-A row is cut into chunks of equal length, `chunks` for each rank. The chunk with the most pairs of query and key goes to
-the rank with the fewest so far; then chunks are exchanged as long as that lowers the largest sum. Zigzag (the first and
-the last chunk to rank 0, and so on) is balanced only for a row of one document.
+A row is cut into chunks of equal length, `chunks` for each rank. The chunk with the most pairs of
+query and key goes to the rank with the fewest so far; then chunks are exchanged as long as that
+lowers the largest sum. Zigzag (the first and the last chunk to rank 0, and so on) is balanced only
+for a row of one document.
 
-Targets, loss weights and positions are the row's own: a target may be the token of a slot on another rank. So the
-losses of all slices, each divided by the step's denominator, add up to the row's. Keys are those of the row, gathered
-from all ranks, which is what `runs` and `full_runs` refer to.
+Targets, loss weights and positions are the row's own: a target may be the token of a slot on
+another rank. So the losses of all slices, each divided by the step's denominator, add up to the
+row's. Keys are those of the row, gathered from all ranks, which is what `runs` and `full_runs`
+refer to.
 
-Every rank computes the same division, from the row alone. Cost: O(row) with NumPy, and some milliseconds at most.
+Every rank computes the same division, from the row alone. Cost: O(row) with NumPy, and some
+milliseconds at most.
 
-Source: keys that are gathered, with a balanced division, as in Llama 3 (arXiv:2407.21783, section 3.3.2).
-"""
+Source: keys that are gathered, with a balanced division, as in Llama 3 (arXiv:2407.21783, section
+3.3.2).
+"""  # noqa: E501
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +37,9 @@ from penstock.plan.inputs.model_input import IGNORE, ModelInput
 CHUNKS = 8
 """Chunks of a row for each rank, by default."""
 _EXCHANGES = 200
-"""Exchanges of two chunks, at most. A few are enough; each lowers the largest sum or settles a tie."""
+"""Exchanges of two chunks, at most. A few are enough; each lowers the largest sum or settles a
+tie.
+"""
 
 
 @final
@@ -40,8 +47,8 @@ _EXCHANGES = 200
 class RowSlice:
     """The slots of one row that one rank has. t slots of T'; T' = size × t is T rounded up.
 
-    A slot past the row's end is padding: it has a place of its own in `index`, no target, and 0 for its token and in
-    columns.
+    A slot past the row's end is padding: it has a place of its own in `index`, no target, and 0 for
+    its token and in columns.
     """
 
     rank: int
@@ -63,12 +70,15 @@ class RowSlice:
     order: Annotated[Int64, "slots"]
     """[T'] what all ranks have, one after another, put into the row's order: `gathered[order]`."""
     runs: Annotated[Int64, "runs 4"]
-    """[n, 4] begin and end of queries in this slice, begin and end of keys in the row; causal, aligned at the end: of m
-    queries, query i sees all keys but the last m − 1 − i. In the order of queries; no query is in two."""
+    """[n, 4] begin and end of queries in this slice, begin and end of keys in the row; causal,
+    aligned at the end: of m queries, query i sees all keys but the last m − 1 − i. In the order of
+    queries; no query is in two.
+    """
     full_runs: Annotated[Int64, "full_runs 4"]
-    """[m, 4] the same, where each query sees each key: prefixes, and the nodes above a node of a prefix tree. A query
-    sees the keys of all runs that it is in, none of them twice. Empty without prefixes and trees: one variable-length
-    call over `runs` is then all attention."""
+    """[m, 4] the same, where each query sees each key: prefixes, and the nodes above a node of a
+    prefix tree. A query sees the keys of all runs that it is in, none of them twice. Empty without
+    prefixes and trees: one variable-length call over `runs` is then all attention.
+    """
     loads: Annotated[Int64, "ranks"]
     """[size] pairs of query and key of each rank."""
     rule: AttentionRule
@@ -80,13 +90,15 @@ class RowSlice:
 
     def __repr__(self) -> str:
         return (
-            f"RowSlice({self.rank} of {self.size}: {len(self.index)} of {len(self.order)} slots, "
-            f"{self.loads[self.rank]:,} pairs; ranks have {self.loads.min():,} to {self.loads.max():,})"
+            f"RowSlice({self.rank} of {self.size}: {len(self.index)} of {len(self.order)} "
+            f"slots, {self.loads[self.rank]:,} pairs; ranks have {self.loads.min():,} to "
+            f"{self.loads.max():,})"
         )
 
     @property
     def lengths(self) -> tuple[Annotated[Int32, "borders"], Annotated[Int32, "borders"]]:
-        """[n + 1] cumulative lengths of queries, and of keys, of `runs`: those of a variable-length call.
+        """[n + 1] cumulative lengths of queries, and of keys, of `runs`: those of a variable-length
+        call.
 
         The keys are those of each run, one run after another: `row_keys[keys]`.
 
@@ -95,11 +107,13 @@ class RowSlice:
         """
         if len(self.full_runs):
             raise ConfigError(
-                "a row with bidirectional prefixes or prefix trees takes more than one causal call of variable length; "
-                "use runs and full_runs"
+                "a row with bidirectional prefixes or prefix trees takes more than one causal "
+                "call of variable length; use runs and full_runs"
             )
         counts = self.runs[:, 1] - self.runs[:, 0], self.runs[:, 3] - self.runs[:, 2]
-        queries, keys = (np.concatenate([[0], np.cumsum(count)]).astype(np.int32) for count in counts)
+        queries, keys = (
+            np.concatenate([[0], np.cumsum(count)]).astype(np.int32) for count in counts
+        )
         return queries, keys
 
     @property
@@ -108,10 +122,14 @@ class RowSlice:
         return np.concatenate([np.arange(begin, end) for begin, end in self.runs[:, 2:].tolist()])
 
     def dense_mask(self) -> Annotated[Bool, "own_slots slots"]:
-        """[t, T']: whether the query of this slice sees the key of the row. For small rows and tests."""
+        """[t, T']: whether the query of this slice sees the key of the row. For small rows and
+        tests.
+        """
         seen = np.zeros((len(self.index), len(self.order)), bool)
         for begin, end, first, last in self.runs.tolist():
-            seen[begin:end, first:last] = np.tri(end - begin, last - first, last - first - end + begin, dtype=bool)
+            seen[begin:end, first:last] = np.tri(
+                end - begin, last - first, last - first - end + begin, dtype=bool
+            )
         for begin, end, first, last in self.full_runs.tolist():
             seen[begin:end, first:last] = True
         return seen
@@ -126,7 +144,16 @@ class RowSlice:
         # Only who has torch asks for tensors.
         from penstock.plan.inputs.torch_tensors import as_tensors
 
-        names = ("tokens", "targets", "loss_weights", "positions", "document_ids", "index", "order", "columns")
+        names = (
+            "tokens",
+            "targets",
+            "loss_weights",
+            "positions",
+            "document_ids",
+            "index",
+            "order",
+            "columns",
+        )
         return as_tensors({name: getattr(self, name) for name in names}, device, non_blocking)
 
     @classmethod
@@ -144,15 +171,17 @@ class RowSlice:
             chunks: Chunks for each rank: more are better balanced, and make more and shorter runs.
 
         Raises:
-            ConfigError: The numbers do not fit, the row does not say where its documents are, or it has images or
-                something for teachers, which have no slices.
-        """
+            ConfigError: The numbers do not fit, the row does not say where its documents are, or it
+                has images or something for teachers, which have no slices.
+        """  # noqa: E501
         _check(row, rank, size, chunks)
         each = -(-row.sequence_length // (size * chunks)) * chunks
         rule = _padded_rule(AttentionRule.of(row), size * each)
         pairs = _pairs(rule)
         owners = _assign(pairs.reshape(size * chunks, -1).sum(1), size)
-        index = np.concatenate([_slots_of(owners, number, each // chunks) for number in range(size)])
+        index = np.concatenate(
+            [_slots_of(owners, number, each // chunks) for number in range(size)]
+        )
         order = np.empty(size * each, np.int64)
         order[index] = np.arange(size * each)
         mine = index[rank * each : (rank + 1) * each]
@@ -172,18 +201,28 @@ class RowSlice:
 
 
 def _check(row: ModelInput, rank: int, size: int, chunks: int) -> None:
-    numbers: dict[str, tuple[Any, int]] = {"rank": (rank, 0), "size": (size, 1), "chunks": (chunks, 1)}
+    numbers: dict[str, tuple[Any, int]] = {
+        "rank": (rank, 0),
+        "size": (size, 1),
+        "chunks": (chunks, 1),
+    }
     for name, (number, least) in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
-            raise ConfigError(f"RowSlice: {name} must be a whole number of {least} or more, got {number!r}")
+            raise ConfigError(
+                f"RowSlice: {name} must be a whole number of {least} or more, got {number!r}"
+            )
     if rank >= size:
         raise ConfigError(f"RowSlice: rank must be 0 … {size - 1}, got {rank} of {size}")
     if row.media is not None:
-        raise ConfigError("RowSlice: rows with images cannot be shared by ranks; train without context parallelism")
+        raise ConfigError(
+            "RowSlice: rows with images cannot be shared by ranks; train without context "
+            "parallelism"
+        )
     if row.distillation is not None:
         raise ConfigError(
-            "RowSlice: what a companion of the loader made of a row (for teachers, say) cannot be shared by ranks; "
-            "give replace(row, distillation=None) if this is not needed, or distill without context parallelism"
+            "RowSlice: what a companion of the loader made of a row (for teachers, say) "
+            "cannot be shared by ranks; give replace(row, distillation=None) if this is not "
+            "needed, or distill without context parallelism"
         )
 
 
@@ -209,7 +248,11 @@ def _pairs(rule: AttentionRule) -> Annotated[Int64, "slots"]:
 def _assign(pairs: Annotated[Int64, "chunks"], size: int) -> Annotated[Int64, "chunks"]:
     """The rank of each chunk: equal numbers of chunks, and about equal sums of pairs."""
     each = len(pairs) // size
-    owners, loads, counts = np.empty(len(pairs), np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    owners, loads, counts = (
+        np.empty(len(pairs), np.int64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+    )
     for chunk in np.argsort(-pairs, kind="stable").tolist():
         free = np.flatnonzero(counts < each)
         rank = free[np.argmin(loads[free])]
@@ -223,7 +266,9 @@ def _assign(pairs: Annotated[Int64, "chunks"], size: int) -> Annotated[Int64, "c
 
 
 def _exchange(
-    pairs: Annotated[Int64, "chunks"], owners: Annotated[Int64, "chunks"], loads: Annotated[Int64, "ranks"]
+    pairs: Annotated[Int64, "chunks"],
+    owners: Annotated[Int64, "chunks"],
+    loads: Annotated[Int64, "ranks"],
 ) -> bool:
     """Exchange the two chunks that help the fullest rank most; False: none do."""
     most = int(np.argmax(loads))
@@ -242,14 +287,18 @@ def _exchange(
     return True
 
 
-def _slots_of(owners: Annotated[Int64, "chunks"], rank: int, length: int) -> Annotated[Int64, "own_slots"]:
+def _slots_of(
+    owners: Annotated[Int64, "chunks"], rank: int, length: int
+) -> Annotated[Int64, "own_slots"]:
     """The slots of a rank's chunks, in the row's order."""
     begins = np.flatnonzero(owners == rank) * length
     return (begins[:, None] + np.arange(length)).ravel()
 
 
 def _intervals(index: Annotated[Int64, "own_slots"]) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, place in the slice of the first) of the stretches of the row that a slice has."""
+    """(begin, end, place in the slice of the first) of the stretches of the row that a slice
+    has.
+    """
     starts = np.flatnonzero(np.diff(index, prepend=-2) != 1)
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(index)], strict=True):
         yield int(index[start]), int(index[start]) + stop - start, start
@@ -275,7 +324,9 @@ def _runs(
                 causal.append([start + low - begin, start + high - begin, piece, high])
         for parent in parents[(ends[parents] < end) & (rule.ends[parents] > begin)].tolist():
             low, high = max(begin, int(ends[parent])), min(end, int(rule.ends[parent]))
-            full.append([start + low - begin, start + high - begin, int(begins[parent]), int(ends[parent])])
+            full.append(
+                [start + low - begin, start + high - begin, int(begins[parent]), int(ends[parent])]
+            )
     return np.array(causal, np.int64).reshape(-1, 4), np.array(full, np.int64).reshape(-1, 4)
 
 
@@ -300,6 +351,8 @@ def _arrays(row: ModelInput, index: Annotated[Int64, "own_slots"]) -> dict[str, 
         "targets": take(row.targets, IGNORE),
         "loss_weights": take(row.loss_weights, 0),
         "positions": positions,
-        "document_ids": None if row.document_ids is None else take(row.document_ids, row.document_ids[-1] + 1),
+        "document_ids": None
+        if row.document_ids is None
+        else take(row.document_ids, row.document_ids[-1] + 1),
         "columns": {name: take(column, 0) for name, column in row.columns.items()},
     }

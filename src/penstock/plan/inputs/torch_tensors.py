@@ -22,14 +22,17 @@ _INT64 = ("tokens", "targets", "positions")
 """Fields that torch needs in int64; converted on the device, so that fewer bytes are copied."""
 
 _in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
-"""Copies to a GPU in progress, with the page-locked memory that they read: the loader must not refill it until then."""
+"""Copies to a GPU in progress, with the page-locked memory that they read: the loader must not
+refill it until then.
+"""
 
 
 @suggests
 def to_torch(
     row: ModelInput, device: torch.device | str | None = None, non_blocking: bool = True
 ) -> dict[str, torch.Tensor | int | None]:
-    """The fields of a row by name: arrays as tensors (tokens, targets, positions in int64), numbers as they are.
+    """The fields of a row by name: arrays as tensors (tokens, targets, positions in int64), numbers
+    as they are.
 
     Args:
         row: A row of a loader.
@@ -39,18 +42,33 @@ def to_torch(
     fields = {
         name: getattr(row, name)
         for name in (
-            "tokens", "targets", "loss_weights", "positions", "document_ids", "cu_seqlens", "max_seqlen", "num_tokens",
-            "source_ids", "prefix_lengths", "prefix", "reach", "columns",
+            "tokens",
+            "targets",
+            "loss_weights",
+            "positions",
+            "document_ids",
+            "cu_seqlens",
+            "max_seqlen",
+            "num_tokens",
+            "source_ids",
+            "prefix_lengths",
+            "prefix",
+            "reach",
+            "columns",
         )
-    }  # fmt: skip
+    }
     return as_tensors(fields, device, non_blocking)
 
 
-def as_tensors(fields: dict[str, Any], device: torch.device | str | None, non_blocking: bool) -> dict[str, Any]:
+def as_tensors(
+    fields: dict[str, Any], device: torch.device | str | None, non_blocking: bool
+) -> dict[str, Any]:
     """Arrays as tensors, those of `_INT64` in int64; numbers as they are."""
     held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
     moved: dict[str, Any] = (
-        dict(held) if device is None else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
+        dict(held)
+        if device is None
+        else {k: v.to(device, non_blocking=non_blocking) for k, v in held.items()}
     )
     if device is not None and non_blocking and torch.device(device).type == "cuda":
         _hold(list(held.values()), torch.device(device))
@@ -63,7 +81,9 @@ def as_tensors(fields: dict[str, Any], device: torch.device | str | None, non_bl
 
 
 def unknown_id(row: ModelInput, known: int) -> str | None:
-    """A token id of a row that is not below `known`, with its place, for messages; None: there is none."""
+    """A token id of a row that is not below `known`, with its place, for messages; None: there is
+    none.
+    """
     slot = int(row.tokens.argmax())
     if row.tokens[slot] < known:
         return None

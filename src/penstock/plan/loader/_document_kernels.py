@@ -1,12 +1,21 @@
 """Compiled reading of documents in mapped shards, by address, each thing checked as it is read.
 
-The length is compared with the lengths file, every chunk of tokens with its checksum, its ids with the vocabulary,
-spans with their checksum. Nothing outside a mapping is read, whatever a damaged or forged offset or length says.
+The length is compared with the lengths file, every chunk of tokens with its checksum, its ids with
+the vocabulary, spans with their checksum. Nothing outside a mapping is read, whatever a damaged or
+forged offset or length says.
 """
 
 import numpy as np
 
-from penstock.core.compiled import inline_kernel, prefetch, view_f32, view_i64, view_u32, view_u64, viewer
+from penstock.core.compiled import (
+    inline_kernel,
+    prefetch,
+    view_f32,
+    view_i64,
+    view_u32,
+    view_u64,
+    viewer,
+)
 from penstock.core.vectors import CACHE_LINE
 from penstock.data.shards.format._kernels import (
     BAD_CHECKSUM_COUNT,
@@ -34,8 +43,14 @@ from penstock.data.shards.format._kernels import (
 SOURCE_RECORD = np.dtype(
     [
         # Of its `DocumentTable`, by the same names; arrays by address.
-        ("shard_starts", np.uint64),  # int64 [num_shards + 1], first document of each shard, then their number
-        ("shard_first_batch", np.uint64),  # int64 [num_shards + 1], first batch of each shard, then their number
+        (
+            "shard_starts",
+            np.uint64,
+        ),  # int64 [num_shards + 1], first document of each shard, then their number
+        (
+            "shard_first_batch",
+            np.uint64,
+        ),  # int64 [num_shards + 1], first batch of each shard, then their number
         ("shard_addresses", np.uint64),  # uint64 [num_shards], of each mapping
         ("shard_bytes", np.uint64),  # uint64 [num_shards], bytes of each mapping
         ("num_shards", np.int64),
@@ -48,14 +63,20 @@ SOURCE_RECORD = np.dtype(
         ("lengths", np.uint64),  # uint32 [documents, 1 or 2]: tokens, trained tokens
         ("lengths_stride", np.uint64),  # bytes from one document's length to the next
         ("weight_sums", np.uint64),  # float64 [documents]; 0 where all loss weights are 0 or 1
-        ("id_limit", np.int64),  # every token id must be below; 0 where any id that can be stored is good
+        (
+            "id_limit",
+            np.int64,
+        ),  # every token id must be below; 0 where any id that can be stored is good
         # Of its objective.
         ("objective", np.int64),  # CAUSAL, COMPILED or PYTHON
         ("program", np.uint64),  # address of int64 [program_length], where it is COMPILED
         ("program_length", np.int64),
         ("key", np.uint64),  # of seed and source, for what objectives draw
         ("epoch_documents", np.int64),  # documents of an epoch
-        ("begins_with_bos", np.bool_),  # whether all documents do, and the objective must not touch it
+        (
+            "begins_with_bos",
+            np.bool_,
+        ),  # whether all documents do, and the objective must not touch it
         ("ends_with_eos", np.bool_),
     ],
     align=True,
@@ -66,7 +87,9 @@ _view_sources = viewer(SOURCE_RECORD)
 _RECORD_SIZE = SOURCE_RECORD.itemsize // 8
 
 CAUSAL, COMPILED, PYTHON = range(3)
-"""What writes a source's documents: the fill itself; an objective's program; Python, before the fill copies them."""
+"""What writes a source's documents: the fill itself; an objective's program; Python, before the
+fill copies them.
+"""
 
 LOCATION = np.dtype(
     [
@@ -74,7 +97,10 @@ LOCATION = np.dtype(
         ("stored", np.int64),  # tokens of the document
         ("tokens", np.uint64),  # address of its first token
         ("checksums", np.uint64),  # address of its first checksum; 0 where it has none
-        ("prefetch_begin", np.uint64),  # address from which the piece's bytes are not prefetched yet
+        (
+            "prefetch_begin",
+            np.uint64,
+        ),  # address from which the piece's bytes are not prefetched yet
         ("prefetch_end", np.uint64),  # address where they end
     ],
     align=True,
@@ -82,25 +108,31 @@ LOCATION = np.dtype(
 """Where the document of a piece is in memory."""
 
 FIRST_LINES = 64
-"""Cache lines of a call's first row that are prefetched before it is written: no other row is written meanwhile."""
+"""Cache lines of a call's first row that are prefetched before it is written: no other row is
+written meanwhile.
+"""
 
 BAD_MEASURE = BAD_CHECKSUM_COUNT + 1
-"""A fault next to those of `shards`: the objective measured a piece differently when it was planned."""
+"""A fault next to those of `shards`: the objective measured a piece differently when it was
+planned.
+"""
 
 
 @inline_kernel
 def sources_of(raw):
     """Records `SOURCE_RECORD` from the same bytes as uint64.
 
-    To unpack an argument that is an array of records costs Numba 0.2 µs more than one of numbers, so those that are
-    the same in every call come as uint64.
+    To unpack an argument that is an array of records costs Numba 0.2 µs more than one of numbers,
+    so those that are the same in every call come as uint64.
     """
     return _view_sources(np.uint64(raw.ctypes.data), len(raw) // _RECORD_SIZE)
 
 
 @inline_kernel
 def find(source, document):
-    """(shard address, shard size, address of its line in the batch table, row in the batch) of a document."""
+    """(shard address, shard size, address of its line in the batch table, row in the batch) of a
+    document.
+    """
     shard, batch, row = locate(
         document,
         view_i64(source.shard_starts, source.num_shards + 1),
@@ -120,14 +152,17 @@ def stored_tokens(source, document):
 
 @inline_kernel
 def find_tokens(source, document):
-    """(fault or OK, address of the document's first token, of its first checksum or 0, its length in tokens).
+    """(fault or OK, address of the document's first token, of its first checksum or 0, its length
+    in tokens).
 
     Nothing outside the shard's mapping is ever read, whatever its offsets say.
     """
     base, size, line, row = find(source, document)
     length = stored_tokens(source, document)
     if not source.has_checksums:
-        address = foreign_tokens(base, size, line, row, source.token_bytes, source.offset_bytes, length)
+        address = foreign_tokens(
+            base, size, line, row, source.token_bytes, source.offset_bytes, length
+        )
         return OK if address != np.uint64(0) else BAD_LENGTH, address, np.uint64(0), length
     batch = batch_at(line)
     first, count = tokens_of(base, size, line, row, source.token_bytes, source.has_spans)
@@ -142,11 +177,15 @@ def find_tokens(source, document):
 
 @inline_kernel
 def locate_pieces(sources, pieces, begin, end, locations):
-    """Find the documents of the pieces [begin, end); `locations` (`LOCATION` [end − begin]) is written."""
+    """Find the documents of the pieces [begin, end); `locations` (`LOCATION` [end − begin]) is
+    written.
+    """
     for p in range(begin, end):
         piece, location = pieces[p], locations[p - begin]
         source = sources[piece.source]
-        location.status, location.tokens, location.checksums, location.stored = find_tokens(source, piece.document)
+        location.status, location.tokens, location.checksums, location.stored = find_tokens(
+            source, piece.document
+        )
         token_bytes = np.uint64(source.token_bytes)
         first = location.tokens + np.uint64(piece.begin) * token_bytes
         location.prefetch_begin = first - first % np.uint64(CACHE_LINE)
@@ -158,8 +197,9 @@ def locate_pieces(sources, pieces, begin, end, locations):
 def prefetch_ahead(locations, at, end, lines):
     """Prefetch the next `lines` cache lines of the pieces locations[at:end]; returns the new `at`.
 
-    Documents lie anywhere, so that reading one waits for memory. A row's pieces are prefetched while the row before it
-    is written, a few lines with each of its pieces: more at once would themselves wait, for free line-fill buffers.
+    Documents lie anywhere, so that reading one waits for memory. A row's pieces are prefetched
+    while the row before it is written, a few lines with each of its pieces: more at once would
+    themselves wait, for free line-fill buffers.
     """
     while at < end and lines > 0:
         location = locations[at]
@@ -173,8 +213,15 @@ def prefetch_ahead(locations, at, end, lines):
 
 @inline_kernel
 def check_piece(source, piece, location, reach):
-    """Check what will be read of a piece's document, `reach` tokens past the piece included; a fault or OK."""
-    status, address, length, token_bytes = location.status, location.tokens, location.stored, source.token_bytes
+    """Check what will be read of a piece's document, `reach` tokens past the piece included; a
+    fault or OK.
+    """
+    status, address, length, token_bytes = (
+        location.status,
+        location.tokens,
+        location.stored,
+        source.token_bytes,
+    )
     if status == OK and piece.total > length:
         status = BAD_LENGTH  # the lengths file was changed since the plan read it
     last = min(piece.begin + piece.tokens + reach, length)
@@ -193,7 +240,9 @@ def check_piece(source, piece, location, reach):
 
 @inline_kernel
 def read_spans(source, document):
-    """A document's spans, checked: (fault or OK, number or −1 when all weights are 1, begins, ends, weights)."""
+    """A document's spans, checked: (fault or OK, number or −1 when all weights are 1, begins, ends,
+    weights).
+    """
     base, size, line, row = find(source, document)
     batch = batch_at(line)
     status, _, checksums, tokens = find_tokens(source, document)
@@ -201,7 +250,11 @@ def read_spans(source, document):
     if status == OK and (count < 0 or count > tokens):
         status = BAD_SPANS
     at = np.uint64(first) * np.uint64(4)
-    begins, ends, values = base + batch.span_begins + at, base + batch.span_ends + at, base + batch.span_weights + at
+    begins, ends, values = (
+        base + batch.span_begins + at,
+        base + batch.span_ends + at,
+        base + batch.span_weights + at,
+    )
     number = count
     if status == OK:
         stored = view_u64(checksums + np.uint64(num_chunks(tokens) * 8), 1)[0]

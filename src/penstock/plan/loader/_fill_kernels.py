@@ -1,6 +1,7 @@
 """Compiled filling: rows of pieces become tokens and targets, read from mapped shards by address.
 
-Bytes are checked as they are read. On the first fault the call stops, and the caller discards all rows.
+Bytes are checked as they are read. On the first fault the call stops, and the caller discards all
+rows.
 """
 
 import numpy as np
@@ -71,7 +72,9 @@ PYTHON_ARRAYS = np.dtype(
     ],
     align=True,
 )
-"""Addresses of the arrays that Python objectives wrote for the P pieces of a step: a `PythonOutput`."""
+"""Addresses of the arrays that Python objectives wrote for the P pieces of a step: a
+`PythonOutput`.
+"""
 
 _view_python_arrays = viewer(PYTHON_ARRAYS)
 
@@ -80,7 +83,8 @@ _view_python_arrays = viewer(PYTHON_ARRAYS)
 def write_span_weights(targets, weights, first, count, number, begins, ends, values):
     """Apply spans to the targets of one piece at one distance.
 
-    `targets` and `weights` are the piece's slots; slot i predicts token `first + i` of the document.
+    `targets` and `weights` are the piece's slots; slot i predicts token `first + i` of the
+    document.
     """
     done = np.int64(0)
     for span in range(number):
@@ -99,7 +103,9 @@ def write_span_weights(targets, weights, first, count, number, begins, ends, val
 
 @inline_kernel
 def whole_weight(source, piece):
-    """Sum of weights of the targets at distance 1 of a whole document, from the lengths file; −1 when it cannot say."""
+    """Sum of weights of the targets at distance 1 of a whole document, from the lengths file; −1
+    when it cannot say.
+    """
     if piece.begin != 0 or piece.tokens != stored_tokens(source, piece.document):
         return -1.0
     if not source.has_spans:
@@ -121,7 +127,9 @@ def weigh_spans(first, stop, number, begins, ends, values):
 
 @inline_kernel
 def fill_piece(source, piece, location, slot, tokens, targets, weights):
-    """Write a piece to the slots from `slot` on of a row ([T], [D, T], [D, T or 0]); returns a fault or OK."""
+    """Write a piece to the slots from `slot` on of a row ([T], [D, T], [D, T or 0]); returns a
+    fault or OK.
+    """
     distances = len(targets)
     begin, count, total = piece.begin, piece.tokens, piece.total
     status = check_piece(source, piece, location, distances)
@@ -143,7 +151,9 @@ def fill_piece(source, piece, location, slot, tokens, targets, weights):
 
 @inline_kernel
 def fill_python(source, piece, location, slot, tokens, targets, weights, new, new_weights):
-    """Like `fill_piece` for a piece that Python wrote: `new` int32 [slots], `new_weights` float32 [slots]."""
+    """Like `fill_piece` for a piece that Python wrote: `new` int32 [slots], `new_weights` float32
+    [slots].
+    """
     status = check_piece(source, piece, location, 0)
     if status == OK:
         write_rewritten(new, new_weights, True, np.int64(0), slot, tokens, targets, weights)
@@ -165,7 +175,9 @@ def fill_compiled(source, piece, location, slot, tokens, targets, weights, scrat
     _, _, new, new_weights, _ = work_space(scratch, slots)
     if tokens.itemsize == 4:
         new = view_i32(np.uint64(tokens[slot:].ctypes.data), slots)
-    status, weighted, reads, prefix = rewrite_piece(source, piece, location.tokens, new, new_weights, scratch)
+    status, weighted, reads, prefix = rewrite_piece(
+        source, piece, location.tokens, new, new_weights, scratch
+    )
     if status == OK:
         write_rewritten(new, new_weights, weighted, reads, slot, tokens, targets, weights)
     return np.int64(status), prefix
@@ -173,15 +185,22 @@ def fill_compiled(source, piece, location, slot, tokens, targets, weights, scrat
 
 @inline_kernel
 def apply_spans(source, piece, slot, targets, weights):
-    """Set targets outside the document's spans to −100 and write the spans' weights. Returns a fault or OK."""
+    """Set targets outside the document's spans to −100 and write the spans' weights. Returns a
+    fault or OK.
+    """
     status, number, begins, ends, values = read_spans(source, piece.document)
     if status != OK:
         return status
     whole = whole_weight(source, piece)
     if whole >= 0.0:
         # What the plan counted for the loss denominator must be what is trained.
-        found = float(piece.total - 1) if number < 0 else weigh_spans(1, piece.total, number, begins, ends, values)
-        # Added in the same order as when they were written; `not <=`, so that infinity and NaN are faults, too.
+        found = (
+            float(piece.total - 1)
+            if number < 0
+            else weigh_spans(1, piece.total, number, begins, ends, values)
+        )
+        # Added in the same order as when they were written; `not <=`, so that infinity and NaN are
+        # faults, too.
         if not abs(found - whole) <= _ROUNDING * abs(found):
             return BAD_SPANS
     if number < 0:
@@ -190,39 +209,62 @@ def apply_spans(source, piece, slot, targets, weights):
     for d in range(len(targets)):
         row_weights = weights[d, slot:end] if weights.shape[1] else weights[d]
         write_span_weights(
-            targets[d, slot:end], row_weights, piece.begin + d + 1, piece.tokens, number, begins, ends, values
+            targets[d, slot:end],
+            row_weights,
+            piece.begin + d + 1,
+            piece.tokens,
+            number,
+            begins,
+            ends,
+            values,
         )
     return OK
 
 
 @register_jitable
 def metadata_offsets(rows, count):
-    """Where in the metadata of `rows` with `count` pieces sources, prefixes and cumulative lengths begin.
+    """Where in the metadata of `rows` with `count` pieces sources, prefixes and cumulative lengths
+    begin.
 
-    First those of all rows end to end, with an entry for each piece, one for the padding of each row, and the end; then
-    those of each row.
+    First those of all rows end to end, with an entry for each piece, one for the padding of each
+    row, and the end; then those of each row.
     """
     return 2 * rows, 2 * rows + count, 2 * rows + 2 * count, 3 * rows + 3 * count + 1
 
 
 @kernel
 def fill_rows(
-    sources, pieces, row_starts, pad_id, tokens, distances, addresses, capacity, metadata, python_output, scratch,
-):  # fmt: skip
+    sources,
+    pieces,
+    row_starts,
+    pad_id,
+    tokens,
+    distances,
+    addresses,
+    capacity,
+    metadata,
+    python_output,
+    scratch,
+):
     """Write rows from mapped shards, checking every chunk of tokens that is read.
 
-    Unpacking an array costs Numba a tenth of a microsecond, so arrays that are kept between calls come by address.
+    Unpacking an array costs Numba a tenth of a microsecond, so arrays that are kept between calls
+    come by address.
 
     Args:
         sources: uint64, the bytes of `SOURCE_RECORD` [sources].
-        pieces, row_starts: The rows' pieces (`PIECE`), as in a window; the first row may begin at any piece.
+        pieces, row_starts: The rows' pieces (`PIECE`), as in a window; the first row may begin at
+            any piece.
         tokens: [R, T], written.
         distances: D, of targets.
         addresses: uint64, the bytes of one `ROW_ARRAYS`; the arrays that it leads to are written.
-        capacity: Entries of cumulative lengths that a row has, or 0 for two more than the row has pieces.
-        metadata: int32, written: (tokens, longest document) of each row, source of each piece, prefix of each
-            piece, cumulative lengths of the rows end to end, and of each row (`metadata_offsets`).
-        python_output: uint64, the bytes of one `PYTHON_ARRAYS`; read only where a source has a Python objective.
+        capacity: Entries of cumulative lengths that a row has, or 0 for two more than the row has
+            pieces.
+        metadata: int32, written: (tokens, longest document) of each row, source of each piece,
+            prefix of each piece, cumulative lengths of the rows end to end, and of each row
+            (`metadata_offsets`).
+        python_output: uint64, the bytes of one `PYTHON_ARRAYS`; read only where a source has a
+            Python objective.
         scratch: uint64 [scratch_size(T)], or None where no source has a program.
 
     Returns:
@@ -237,7 +279,9 @@ def fill_rows(
     targets = view_array(at.targets, (rows, distances, slots), tokens.dtype)
     weights = view_array(at.weights, (rows, distances, slots if at.weights else 0), np.float32)
     positions = view_array(at.positions, (rows, slots if at.positions else 0), tokens.dtype)
-    document_ids = view_array(at.document_ids, (rows, slots if at.document_ids else 0), tokens.dtype)
+    document_ids = view_array(
+        at.document_ids, (rows, slots if at.document_ids else 0), tokens.dtype
+    )
     prefixes = view_array(at.prefix, (rows, slots if at.prefix else 0), np.bool_)
     source_ids, prefix_lengths, end_to_end, cu_seqlens = metadata_offsets(rows, count)
     cu_of_all, entries = metadata[end_to_end:cu_seqlens], np.int64(0)
@@ -250,8 +294,13 @@ def fill_rows(
         # The pieces of the next row are located and prefetched while this one is written.
         prefetched = row_starts[row + 1] - first
         following = row_starts[min(row + 2, rows)] - first
-        locate_pieces(sources, pieces, first + prefetched, first + following, locations[prefetched:])
-        cu_begin, cu_end = row_starts[row] - first + 2 * row, row_starts[row + 1] - first + 2 * row + 2
+        locate_pieces(
+            sources, pieces, first + prefetched, first + following, locations[prefetched:]
+        )
+        cu_begin, cu_end = (
+            row_starts[row] - first + 2 * row,
+            row_starts[row + 1] - first + 2 * row + 2,
+        )
         if capacity:
             cu_begin, cu_end = row * capacity, (row + 1) * capacity
         cu = metadata[cu_seqlens + cu_begin : cu_seqlens + cu_end]
@@ -262,18 +311,40 @@ def fill_rows(
             lines = piece.length * source.token_bytes // CACHE_LINE + 2
             prefetched = prefetch_ahead(locations, prefetched, following, lines)
             if source.objective == CAUSAL:
-                status = fill_piece(source, piece, locations[p - first], slot, tokens[row], targets[row], weights[row])
+                status = fill_piece(
+                    source,
+                    piece,
+                    locations[p - first],
+                    slot,
+                    tokens[row],
+                    targets[row],
+                    weights[row],
+                )
             elif source.objective == PYTHON:
                 prefix = np.int64(view_i32(written.prefixes, len(pieces))[p])
                 start = np.uint64(view_i64(written.starts, len(pieces))[p]) * np.uint64(4)
                 status = fill_python(
-                    source, piece, locations[p - first], slot, tokens[row], targets[row], weights[row],
-                    view_i32(written.tokens + start, piece.length), view_f32(written.weights + start, piece.length),
-                )  # fmt: skip
+                    source,
+                    piece,
+                    locations[p - first],
+                    slot,
+                    tokens[row],
+                    targets[row],
+                    weights[row],
+                    view_i32(written.tokens + start, piece.length),
+                    view_f32(written.weights + start, piece.length),
+                )
             else:
                 status, prefix = fill_compiled(
-                    source, piece, locations[p - first], slot, tokens[row], targets[row], weights[row], scratch,
-                )  # fmt: skip
+                    source,
+                    piece,
+                    locations[p - first],
+                    slot,
+                    tokens[row],
+                    targets[row],
+                    weights[row],
+                    scratch,
+                )
             if status != OK:
                 return status, p
             metadata[prefix_lengths + p - first] = prefix
@@ -306,12 +377,13 @@ def fill_rows(
 
 @kernel
 def weigh_rows(sources, pieces, out, python_starts, python_weights, scratch):
-    """Write sums of the loss weights of all targets of `pieces`, for each distance, and their slots: float64 [D + 1].
+    """Write sums of the loss weights of all targets of `pieces`, for each distance, and their
+    slots: float64 [D + 1].
 
-    Whole documents cost a look at the lengths file, which the fill holds against the spans that it reads; parts of
-    documents with spans have their spans read. `python_weights` (float32) holds the weights that Python objectives
-    wrote, those of a piece from its number in `python_starts` (int64 [pieces], or [0]) on. The rest is as in
-    `fill_rows`, and so is what it returns.
+    Whole documents cost a look at the lengths file, which the fill holds against the spans that it
+    reads; parts of documents with spans have their spans read. `python_weights` (float32) holds the
+    weights that Python objectives wrote, those of a piece from its number in `python_starts` (int64
+    [pieces], or [0]) on. The rest is as in `fill_rows`, and so is what it returns.
     """
     sources, out = sources_of(sources), bare(out)
     fill_with(out, 0)
@@ -322,7 +394,9 @@ def weigh_rows(sources, pieces, out, python_starts, python_weights, scratch):
         source = sources[piece.source]
         if source.objective != CAUSAL:
             if source.objective == PYTHON:
-                weigh_written(python_weights[python_starts[p] : python_starts[p] + piece.length], sums)
+                weigh_written(
+                    python_weights[python_starts[p] : python_starts[p] + piece.length], sums
+                )
                 continue
             status = weigh_compiled(source, piece, scratch, sums)
             if status != OK:

@@ -11,7 +11,8 @@ EMPTY = -1
 
 @kernel
 def find_codes(bits, slots, shift, table, codes):
-    """Write the code of each number into `codes`, and the numbers by code into `table`; returns how many they are.
+    """Write the code of each number into `codes`, and the numbers by code into `table`; returns how
+    many they are.
 
     Args:
         bits: uint32 [n].
@@ -21,7 +22,8 @@ def find_codes(bits, slots, shift, table, codes):
         codes: uint16 [n].
 
     Returns:
-        The number of codes, from 0 on in order of their first place; −1: they are more than `table` holds.
+        The number of codes, from 0 on in order of their first place; −1: they are more than `table`
+        holds.
     """
     mask = len(slots) - 1
     known = 0
@@ -52,6 +54,8 @@ def find_codes(bits, slots, shift, table, codes):
 
 @kernel
 def look_up(table, codes, out):
-    """Write the number of each code: `table` and `out` uint32, `codes` uint8 or uint16, all below len(table)."""
+    """Write the number of each code: `table` and `out` uint32, `codes` uint8 or uint16, all below
+    len(table).
+    """
     for i in range(len(codes)):
         out[i] = table[codes[i]]

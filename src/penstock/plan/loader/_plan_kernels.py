@@ -8,16 +8,27 @@ import numpy as np
 from penstock.core.compiled import bare, keep_alive, kernel
 from penstock.core.vectors import fill_with
 from penstock.plan.loader._target_kernels import add_untrained
-from penstock.plan.packing._kernels import place_best_fit, place_best_fit_decreasing, place_next_fit, place_within
+from penstock.plan.packing._kernels import (
+    place_best_fit,
+    place_best_fit_decreasing,
+    place_next_fit,
+    place_within,
+)
 from penstock.plan.sampling._kernels import add_skipped, charge, clear_skipped, pick
 
 PIECE = np.dtype(
     [
-        ("position", np.int64),  # documents of the source's stream before its document, over all epochs
+        (
+            "position",
+            np.int64,
+        ),  # documents of the source's stream before its document, over all epochs
         ("document", np.int64),  # the document's number in the dataset
         ("begin", np.int64),  # first token of the document that is here
         ("tokens", np.int64),  # tokens of the document that are here
-        ("total", np.int64),  # where the document ends: its tokens, without those that were truncated
+        (
+            "total",
+            np.int64,
+        ),  # where the document ends: its tokens, without those that were truncated
         ("length", np.int64),  # row slots that it takes, as its objective measured it
         ("source", np.int64),  # number of the source in the mixture
     ],
@@ -38,7 +49,11 @@ PROGRESS = np.dtype(
     [
         ("pieces", np.int64),  # pieces in the window
         ("rows", np.int64),  # rows in it
-        ("free", np.int64, (1,)),  # free slots of the last row; with BEST_FIT_DECREASING slots taken in the window
+        (
+            "free",
+            np.int64,
+            (1,),
+        ),  # free slots of the last row; with BEST_FIT_DECREASING slots taken in the window
         ("documents", np.int64, (1,)),  # pieces in the last row, counted by NEXT_FIT and CONCAT
     ],
     align=True,
@@ -51,25 +66,60 @@ BEST_FIT, BEST_FIT_DECREASING, NEXT_FIT, CONCAT, NONE = range(5)
 
 @kernel
 def plan_window(
-    packing, sequence_length, max_rows, max_pieces, shares, credits, heads, ends, entries, unit, skipped, cursors,
-    pieces, row_of, progress, entry_untrained, untrained, document_limit, documents_left, patch_limit, entry_patches,
-    patches_left, best_fit_heads, best_fit_nexts, bitmap, summary,
-):  # fmt: skip
+    packing,
+    sequence_length,
+    max_rows,
+    max_pieces,
+    shares,
+    credits,
+    heads,
+    ends,
+    entries,
+    unit,
+    skipped,
+    cursors,
+    pieces,
+    row_of,
+    progress,
+    entry_untrained,
+    untrained,
+    document_limit,
+    documents_left,
+    patch_limit,
+    entry_patches,
+    patches_left,
+    best_fit_heads,
+    best_fit_nexts,
+    bitmap,
+    summary,
+):
     """Take documents from the sources' buffers, one by one, and give each a row.
 
-    Goes on from `progress` (`PROGRESS` [1]) and returns why it stopped: WINDOW_FULL, PIECES_FULL, FINISHED (no source
-    has anything left), or the number of a source that has an empty buffer. A document that no longer fits the window
-    is not taken: it stays first of its source. `cursors` (`CURSOR` [sources]) stands right after the last piece taken
-    of each source, `skipped` (`SKIPPED` [sources]) counts what was left out before it; so does `untrained` (`UNTRAINED`
-    [sources]) from `entry_untrained`, of each entry; both are empty where no source leaves parts out. With a
-    `document_limit` above 0, a row has at most that many pieces. With a `patch_limit` above 0, best fit also keeps the
-    patches of a row's images (`entry_patches`, of each entry) within it.
+    Goes on from `progress` (`PROGRESS` [1]) and returns why it stopped: WINDOW_FULL, PIECES_FULL,
+    FINISHED (no source has anything left), or the number of a source that has an empty buffer. A
+    document that no longer fits the window is not taken: it stays first of its source. `cursors`
+    (`CURSOR` [sources]) stands right after the last piece taken of each source, `skipped`
+    (`SKIPPED` [sources]) counts what was left out before it; so does `untrained` (`UNTRAINED`
+    [sources]) from `entry_untrained`, of each entry; both are empty where no source leaves parts
+    out. With a `document_limit` above 0, a row has at most that many pieces. With a `patch_limit`
+    above 0, best fit also keeps the patches of a row's images (`entry_patches`, of each entry)
+    within it.
     """
-    shares, credits, heads, ends, entries = bare(shares), bare(credits), bare(heads), bare(ends), bare(entries)
+    shares, credits, heads, ends, entries = (
+        bare(shares),
+        bare(credits),
+        bare(heads),
+        bare(ends),
+        bare(entries),
+    )
     skipped, cursors, pieces, row_of = bare(skipped), bare(cursors), bare(pieces), bare(row_of)
     best_fit_heads, best_fit_nexts = bare(best_fit_heads), bare(best_fit_nexts)
     bitmap, summary, progress = bare(bitmap), bare(summary), bare(progress)
-    entry_patches, patches_left, documents_left = bare(entry_patches), bare(patches_left), bare(documents_left)
+    entry_patches, patches_left, documents_left = (
+        bare(entry_patches),
+        bare(patches_left),
+        bare(documents_left),
+    )
     entry_untrained, untrained = bare(entry_untrained), bare(untrained)
     window = progress[0]
     count, rows, free, documents = window.pieces, window.rows, window.free, window.documents
@@ -86,19 +136,44 @@ def plan_window(
         length = entry.length
         if packing == BEST_FIT and patch_limit > 0:
             row = place_within(
-                length, entry_patches[heads[source]], sequence_length, patch_limit, rows, max_rows, document_limit,
-                documents_left, best_fit_heads, best_fit_nexts, bitmap, summary, patches_left,
-            )  # fmt: skip
+                length,
+                entry_patches[heads[source]],
+                sequence_length,
+                patch_limit,
+                rows,
+                max_rows,
+                document_limit,
+                documents_left,
+                best_fit_heads,
+                best_fit_nexts,
+                bitmap,
+                summary,
+                patches_left,
+            )
         elif packing == BEST_FIT:
             row = place_best_fit(
-                length, sequence_length, rows, max_rows, document_limit, documents_left, best_fit_heads, best_fit_nexts,
-                bitmap, summary,
-            )  # fmt: skip
+                length,
+                sequence_length,
+                rows,
+                max_rows,
+                document_limit,
+                documents_left,
+                best_fit_heads,
+                best_fit_nexts,
+                bitmap,
+                summary,
+            )
         elif packing == CONCAT:
-            length = min(length, free[0]) if rows > 0 and free[0] > 0 else min(length, sequence_length)
-            row = place_next_fit(length, sequence_length, rows, max_rows, document_limit, free, documents)
+            length = (
+                min(length, free[0]) if rows > 0 and free[0] > 0 else min(length, sequence_length)
+            )
+            row = place_next_fit(
+                length, sequence_length, rows, max_rows, document_limit, free, documents
+            )
         elif packing == NEXT_FIT:
-            row = place_next_fit(length, sequence_length, rows, max_rows, document_limit, free, documents)
+            row = place_next_fit(
+                length, sequence_length, rows, max_rows, document_limit, free, documents
+            )
         elif packing == BEST_FIT_DECREASING:
             # Rows are given when the window is known; until then count its tokens and documents.
             row = 0 if free[0] + length <= max_rows * sequence_length and count < most else -1
@@ -138,8 +213,15 @@ def plan_window(
 
 @kernel
 def sort_by_row(pieces, row_of, num_rows, sorted_pieces, row_starts):
-    """Order pieces by row, keeping the stream order inside a row (counting sort); fills `row_starts` [rows + 1]."""
-    row_of, sorted_pieces, row_starts, pieces = bare(row_of), bare(sorted_pieces), bare(row_starts), bare(pieces)
+    """Order pieces by row, keeping the stream order inside a row (counting sort); fills
+    `row_starts` [rows + 1].
+    """
+    row_of, sorted_pieces, row_starts, pieces = (
+        bare(row_of),
+        bare(sorted_pieces),
+        bare(row_starts),
+        bare(pieces),
+    )
     fill_with(row_starts, 0)
     for i in range(len(row_of)):
         row_starts[row_of[i] + 1] += 1
@@ -152,15 +234,29 @@ def sort_by_row(pieces, row_of, num_rows, sorted_pieces, row_starts):
 
 
 @kernel
-def pack_window(lengths, sequence_length, document_limit, documents_left, row_of, heads, nexts, bitmap, summary):
+def pack_window(
+    lengths, sequence_length, document_limit, documents_left, row_of, heads, nexts, bitmap, summary
+):
     """Best fit over a whole window, longest first; returns the number of rows."""
     lengths, row_of, documents_left = bare(lengths), bare(row_of), bare(documents_left)
     heads, nexts, bitmap, summary = bare(heads), bare(nexts), bare(bitmap), bare(summary)
-    order_memory, counts_memory = np.empty(len(lengths), np.int64), np.empty(sequence_length + 2, np.int64)
+    order_memory, counts_memory = (
+        np.empty(len(lengths), np.int64),
+        np.empty(sequence_length + 2, np.int64),
+    )
     rows = place_best_fit_decreasing(
-        lengths, sequence_length, document_limit, documents_left, row_of, bare(order_memory), bare(counts_memory),
-        heads, nexts, bitmap, summary,
-    )  # fmt: skip
+        lengths,
+        sequence_length,
+        document_limit,
+        documents_left,
+        row_of,
+        bare(order_memory),
+        bare(counts_memory),
+        heads,
+        nexts,
+        bitmap,
+        summary,
+    )
     keep_alive(order_memory)
     keep_alive(counts_memory)
     return rows

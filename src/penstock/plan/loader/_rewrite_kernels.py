@@ -1,8 +1,9 @@
 """Compiled rewriting: pieces of sources with an objective other than causal become slots of a row.
 
-A piece is written as tokens with the weight of each, straight into the row's tokens where those have 4 bytes (else into
-a buffer first); then each token becomes the target of the positions before it. So every objective gets targets at all
-distances alike. The buffers are a row long and stay in the first caches.
+A piece is written as tokens with the weight of each, straight into the row's tokens where those
+have 4 bytes (else into a buffer first); then each token becomes the target of the positions before
+it. So every objective gets targets at all distances alike. The buffers are a row long and stay in
+the first caches.
 """
 
 import numpy as np
@@ -35,7 +36,9 @@ def key_of(source, piece):
 
 @inline_kernel
 def frame_of(source, piece):
-    """(1 if the piece begins with a BOS to be kept out, 1 if it ends with such an EOS, tokens between them, key)."""
+    """(1 if the piece begins with a BOS to be kept out, 1 if it ends with such an EOS, tokens
+    between them, key).
+    """
     stored = stored_tokens(source, piece.document)
     head = np.int64(piece.begin == 0 and source.begins_with_bos)
     tail = np.int64(piece.begin + piece.tokens == stored and source.ends_with_eos)
@@ -64,8 +67,9 @@ def scratch_size(slots):
 
 @inline_kernel
 def work_space(scratch, slots):
-    """Parts of `scratch`, uint64 [scratch_size(row's slots)]: tokens and weights of a piece before and after it is
-    rewritten (int32, float32, int32, float32, each [slots]), and memory for an objective (uint64).
+    """Parts of `scratch`, uint64 [scratch_size(row's slots)]: tokens and weights of a piece before
+    and after it is rewritten (int32, float32, int32, float32, each [slots]), and memory for an
+    objective (uint64).
     """
     at, step = np.uint64(scratch.ctypes.data), np.uint64(4 * slots)
     return (
@@ -79,7 +83,9 @@ def work_space(scratch, slots):
 
 @inline_kernel
 def read_weights(source, piece, weights):
-    """Write a piece's stored loss weights (float32 [tokens]); (fault or OK, whether they are not all 1)."""
+    """Write a piece's stored loss weights (float32 [tokens]); (fault or OK, whether they are not
+    all 1).
+    """
     if not source.has_spans:
         return OK, False
     status, number, begins, ends, values = read_spans(source, piece.document)
@@ -95,7 +101,9 @@ def read_weights(source, piece, weights):
 
 @kernel_part
 def run_program(source, frame, tokens, weights, weighted, out_tokens, out_weights, memory):
-    """Rewrite a piece (int32 and float32 [tokens]) with its source's program, BOS and EOS kept outside."""
+    """Rewrite a piece (int32 and float32 [tokens]) with its source's program, BOS and EOS kept
+    outside.
+    """
     head, tail, inner, key = frame
     slots = len(out_tokens)
     if inner == 0:
@@ -124,9 +132,11 @@ def run_program(source, frame, tokens, weights, weighted, out_tokens, out_weight
 
 @inline_kernel
 def rewrite_piece(source, piece, address, out_tokens, out_weights, scratch):
-    """Rewrite a piece, found at `address` and checked, into `out_tokens` and `out_weights`; `scratch` as `work_space`.
+    """Rewrite a piece, found at `address` and checked, into `out_tokens` and `out_weights`;
+    `scratch` as `work_space`.
 
-    Returns (fault or OK, whether weights were written, leading tokens that are only read where they were not, prefix).
+    Returns (fault or OK, whether weights were written, leading tokens that are only read where they
+    were not, prefix).
     """
     count, slots = piece.tokens, piece.length
     frame = frame_of(source, piece)
@@ -150,8 +160,8 @@ def rewrite_piece(source, piece, address, out_tokens, out_weights, scratch):
 def write_rewritten(new, new_weights, weighted, reads, slot, tokens, targets, weights):
     """Write a rewritten piece to the slots from `slot` on of a row ([T], [D, T], [D, T or 0]).
 
-    Token i of `new` is the target at distance d of slot i − d. Where `weighted`, `new_weights` says how much it counts;
-    else the tokens from `reads` on count 1.
+    Token i of `new` is the target at distance d of slot i − d. Where `weighted`, `new_weights` says
+    how much it counts; else the tokens from `reads` on count 1.
     """
     count = len(new)
     if new.ctypes.data != tokens[slot:].ctypes.data:
@@ -190,10 +200,11 @@ def weigh_written(weights, sums):
 
 @inline_kernel
 def weigh_compiled(source, piece, scratch, sums):
-    """Add the weights of a rewritten piece's targets at each distance to `sums`; returns a fault or OK.
+    """Add the weights of a rewritten piece's targets at each distance to `sums`; returns a fault or
+    OK.
 
-    Without loss weights of its own a document takes constant time; with them it is rewritten (weights alone matter,
-    so its tokens are not read).
+    Without loss weights of its own a document takes constant time; with them it is rewritten
+    (weights alone matter, so its tokens are not read).
     """
     if scratch is None:
         return np.int64(BAD_MEASURE)
@@ -204,7 +215,16 @@ def weigh_compiled(source, piece, scratch, sums):
     if status != OK:
         return np.int64(status)
     if weighted:
-        run_program(source, frame, tokens[:count], weights[:count], True, new[:slots], new_weights[:slots], memory)
+        run_program(
+            source,
+            frame,
+            tokens[:count],
+            weights[:count],
+            True,
+            new[:slots],
+            new_weights[:slots],
+            memory,
+        )
         weigh_written(new_weights[:slots], sums)
     else:
         for d in range(len(sums)):

@@ -1,4 +1,6 @@
-"""Compiled search for targets: which stretches of documents have a loss weight; leaves out entries that have none."""
+"""Compiled search for targets: which stretches of documents have a loss weight; leaves out entries
+that have none.
+"""
 
 import numpy as np
 
@@ -11,11 +13,16 @@ UNTRAINED = np.dtype(
     [
         ("documents", np.int64),  # documents of which nothing is left
         ("parts", np.int64),  # parts that were left out, those of such documents among them
-        ("tokens", np.int64),  # tokens of these parts; of a document that was truncated, all its tokens
+        (
+            "tokens",
+            np.int64,
+        ),  # tokens of these parts; of a document that was truncated, all its tokens
     ],
     align=True,
 )
-"""What was left out of a source between two documents, or since its beginning, because it has no target."""
+"""What was left out of a source between two documents, or since its beginning, because it has no
+target.
+"""
 
 
 @inline_kernel
@@ -36,7 +43,9 @@ def clear_untrained(counts):
 
 @inline_kernel
 def _has_weight(first, stop, number, begins, ends, values):
-    """Whether a document has a loss weight other than 0 among its tokens [first, stop); `number` −1: all are 1."""
+    """Whether a document has a loss weight other than 0 among its tokens [first, stop); `number`
+    −1: all are 1.
+    """
     if number < 0:
         return first < stop
     for span in range(number):
@@ -48,7 +57,8 @@ def _has_weight(first, stop, number, begins, ends, values):
 
 @kernel
 def find_weights(sources, documents, firsts, stops, found):
-    """Find out which stretches [first, stop) of documents of one source with spans have a loss weight other than 0.
+    """Find out which stretches [first, stop) of documents of one source with spans have a loss
+    weight other than 0.
 
     Args:
         sources: uint64, the bytes of its `SOURCE_RECORD`.
@@ -70,14 +80,17 @@ def find_weights(sources, documents, firsts, stops, found):
 
 @kernel
 def leave_out(entries, untrained, kept, truncated, last):
-    """Leave entries of a buffer out, and count them in the entry after each; returns how many are left.
+    """Leave entries of a buffer out, and count them in the entry after each; returns how many are
+    left.
 
     Args:
-        entries: `ENTRY` [n + 1]; the last one counts what was skipped at the end. Those that stay are moved forward.
-        untrained: `UNTRAINED` [n + 1], written: what was left out before each entry. The first one is added to.
+        entries: `ENTRY` [n + 1]; the last one counts what was skipped at the end. Those that stay
+            are moved forward.
+        untrained: `UNTRAINED` [n + 1], written: what was left out before each entry. The first one
+            is added to.
         kept: bool [n], whether an entry stays.
-        truncated: int64 [n], tokens that were cut off an entry's document; they no longer count as cut off where the
-            entry is left out.
+        truncated: int64 [n], tokens that were cut off an entry's document; they no longer count as
+            cut off where the entry is left out.
         last: bool [n], whether nothing of its document is left without an entry.
     """
     entries, untrained = bare(entries), bare(untrained)

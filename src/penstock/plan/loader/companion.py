@@ -1,8 +1,9 @@
 """A companion: what else is made of each row, in the loader's threads, ahead of training.
 
-Distillation's teacher tokens are one. A companion sees rows as they are handed out, of this rank only, and says nothing
-to the plan: states, fingerprints and steps are the same with it and without, and a restore needs nothing from it. What
-it makes must depend on the row and its pieces alone; then it is the same for any number of threads and ranks.
+Distillation's teacher tokens are one. A companion sees rows as they are handed out, of this rank
+only, and says nothing to the plan: states, fingerprints and steps are the same with it and without,
+and a restore needs nothing from it. What it makes must depend on the row and its pieces alone; then
+it is the same for any number of threads and ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,10 +43,12 @@ class Companion(Protocol):
     """Given to a `Loader`."""
 
     def begin(self, sources: Sequence[CompanionSource]) -> Accompany:
-        """Make ready for the sources of one loader, in the order of the mixture; called once, as it is made.
+        """Make ready for the sources of one loader, in the order of the mixture; called once, as it
+        is made.
 
-        What is returned is called once for each row, **from several threads at once**; it must neither write to the
-        row's arrays nor keep them longer than its result. What it raises reaches the caller at the row's step.
+        What is returned is called once for each row, **from several threads at once**; it must
+        neither write to the row's arrays nor keep them longer than its result. What it raises
+        reaches the caller at the row's step.
 
         Raises:
             ConfigError: It cannot accompany one of the sources.
@@ -53,7 +56,10 @@ class Companion(Protocol):
 
 
 def begin(
-    companion: Companion | None, mixture: Mixture, datasets: Sequence[Corpus], rewritings: Sequence[Rewriting]
+    companion: Companion | None,
+    mixture: Mixture,
+    datasets: Sequence[Corpus],
+    rewritings: Sequence[Rewriting],
 ) -> Accompany | None:
     """Begin a companion with the sources of a loader; None without one."""
     if companion is None:
@@ -68,6 +74,8 @@ def begin(
                 task_names=rewriting.task_names,
                 tasks=rewriting.tasks,
             )
-            for source, dataset, rewriting in zip(mixture.sources, datasets, rewritings, strict=True)
+            for source, dataset, rewriting in zip(
+                mixture.sources, datasets, rewritings, strict=True
+            )
         ]
     )

@@ -1,4 +1,6 @@
-"""Which part of each step is this process's, and which dimension of a device mesh is which parallelism."""
+"""Which part of each step is this process's, and which dimension of a device mesh is which
+parallelism.
+"""
 
 import os
 import sys
@@ -11,15 +13,45 @@ from penstock.core.suggestions import suggests
 from penstock.plan.loader.mixture import whole
 
 DATA_DIMENSIONS = (
-    "dp", "data", "data_parallel", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "replicate", "shard",
-    "dp_shard_mod_ep", "dp_shard_in_ep",
-)  # fmt: skip
-"""Names of mesh dimensions whose ranks get different rows: those of torch, Accelerate, torchtitan and JAX."""
+    "dp",
+    "data",
+    "data_parallel",
+    "ddp",
+    "fsdp",
+    "hsdp",
+    "dp_replicate",
+    "dp_shard",
+    "replicate",
+    "shard",
+    "dp_shard_mod_ep",
+    "dp_shard_in_ep",
+)
+"""Names of mesh dimensions whose ranks get different rows: those of torch, Accelerate, torchtitan
+and JAX.
+"""
 MODEL_DIMENSIONS = (
-    "tp", "tensor", "tensor_parallel", "model", "mp", "pp", "pipe", "pipeline", "pipeline_parallel", "stage",
-    "cp", "context", "context_parallel", "sp", "seq", "sequence", "sequence_parallel", "ep", "expert", "etp",
+    "tp",
+    "tensor",
+    "tensor_parallel",
+    "model",
+    "mp",
+    "pp",
+    "pipe",
+    "pipeline",
+    "pipeline_parallel",
+    "stage",
+    "cp",
+    "context",
+    "context_parallel",
+    "sp",
+    "seq",
+    "sequence",
+    "sequence_parallel",
+    "ep",
+    "expert",
+    "etp",
     "expert_parallel",
-)  # fmt: skip
+)
 """Names of mesh dimensions whose ranks share a model or a row, and so get the same rows."""
 
 
@@ -29,7 +61,8 @@ MODEL_DIMENSIONS = (
 class DataParallel:
     """Rank among the processes that share each step.
 
-    Processes that share a model (tensor, pipeline, expert parallel) or a row (context parallel) have one rank.
+    Processes that share a model (tensor, pipeline, expert parallel) or a row (context parallel)
+    have one rank.
     """
 
     rank: int = 0
@@ -43,31 +76,40 @@ class DataParallel:
         if self.size < 1:
             raise ConfigError(f"data_parallel: size must be at least 1, got {self.size}")
         if not 0 <= self.rank < self.size:
-            raise ConfigError(f"data_parallel: rank must be 0 … {self.size - 1}, got {self.rank} of {self.size}")
+            raise ConfigError(
+                f"data_parallel: rank must be 0 … {self.size - 1}, got {self.rank} of {self.size}"
+            )
 
     @classmethod
     def from_env(cls) -> "DataParallel":
         """What torchrun says (RANK, WORLD_SIZE); a single process when it says nothing."""
         rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
         if (rank is None) != (size is None):
-            raise DistributedError(f"RANK is {rank} and WORLD_SIZE is {size}: set both (torchrun does) or neither")
+            raise DistributedError(
+                f"RANK is {rank} and WORLD_SIZE is {size}: set both (torchrun does) or neither"
+            )
         if not all((value or "0").isdecimal() for value in (rank, size)):
-            raise DistributedError(f"RANK is {rank!r} and WORLD_SIZE is {size!r}: both must be numbers")
+            raise DistributedError(
+                f"RANK is {rank!r} and WORLD_SIZE is {size!r}: both must be numbers"
+            )
         return cls(int(rank or 0), int(size or 1))
 
     @classmethod
     def of(cls, value: "DataParallel | tuple[int, int] | Any | None") -> "DataParallel":
-        """From what a user may pass: this class, (rank, size), a torch DeviceMesh (see `from_mesh`), or None.
+        """From what a user may pass: this class, (rank, size), a torch DeviceMesh (see
+        `from_mesh`), or None.
 
         Raises:
-            DistributedError: None in a run of several processes, where every rank would train on the same rows.
+            DistributedError: None in a run of several processes, where every rank would train on
+                the same rows.
         """
         if value is None:
             found = cls.from_env()
             if found.size > 1:
                 raise DistributedError(
-                    f"this is rank {found.rank} of {found.size}, but data_parallel was not given, so every rank would "
-                    "train on the same rows; pass data_parallel=DataParallel.from_env(), (rank, size) or a DeviceMesh"
+                    f"this is rank {found.rank} of {found.size}, but data_parallel was not "
+                    "given, so every rank would train on the same rows; pass "
+                    "data_parallel=DataParallel.from_env(), (rank, size) or a DeviceMesh"
                 )
             return cls()
         if isinstance(value, DataParallel):
@@ -76,29 +118,42 @@ class DataParallel:
             return cls(*value)
         if hasattr(value, "get_local_rank") and hasattr(value, "size"):
             return cls.from_mesh(value)
-        raise ConfigError(f"data_parallel: expected DataParallel, (rank, size) or a DeviceMesh, got {value!r}")
+        raise ConfigError(
+            f"data_parallel: expected DataParallel, (rank, size) or a DeviceMesh, got {value!r}"
+        )
 
     @classmethod
     def from_mesh(cls, mesh: Any, dims: Sequence[str | int] | None = None) -> "DataParallel":
         """From a torch `DeviceMesh` of any number of dimensions.
 
-        Ranks that differ only in other dimensions (tensor, pipeline, expert, context parallel) get the same rows.
+        Ranks that differ only in other dimensions (tensor, pipeline, expert, context parallel) get
+        the same rows.
 
         Args:
             mesh: The mesh, of which this process is a part.
-            dims: The data-parallel dimensions, by name or number; None: those named in `DATA_DIMENSIONS`. A mesh of one
-                dimension is data parallel, unless its name is one of `MODEL_DIMENSIONS`.
+            dims: The data-parallel dimensions, by name or number; None: those named in
+                `DATA_DIMENSIONS`. A mesh of one dimension is data parallel, unless its name is one
+                of `MODEL_DIMENSIONS`.
 
         Raises:
-            ConfigError: The names do not say which dimensions are data parallel; lists all dimensions.
+            ConfigError: The names do not say which dimensions are data parallel; lists all
+                dimensions.
             DistributedError: This process is not in the mesh.
         """
         names = getattr(mesh, "mesh_dim_names", None)
         count = getattr(mesh, "ndim", 1)
-        axes = _data_dimensions(mesh, names, count) if dims is None else _chosen(mesh, names, count, dims)
-        place = mesh.get_coordinate() if hasattr(mesh, "get_coordinate") else [mesh.get_local_rank()]
+        axes = (
+            _data_dimensions(mesh, names, count)
+            if dims is None
+            else _chosen(mesh, names, count, dims)
+        )
+        place = (
+            mesh.get_coordinate() if hasattr(mesh, "get_coordinate") else [mesh.get_local_rank()]
+        )
         if place is None:
-            raise DistributedError(f"data_parallel: this process is not in the mesh {_describe(mesh, names, count)}")
+            raise DistributedError(
+                f"data_parallel: this process is not in the mesh {_describe(mesh, names, count)}"
+            )
         rank, size = 0, 1
         for axis in axes:
             ranks = _size(mesh, axis, count)
@@ -119,7 +174,8 @@ class DataParallel:
 def _describe(mesh: Any, names: Sequence[str] | None, count: int) -> str:
     """A mesh in words: its dimensions with their sizes."""
     return ", ".join(
-        f"{names[axis] if names else f'dimension {axis}'}: {_size(mesh, axis, count)}" for axis in range(count)
+        f"{names[axis] if names else f'dimension {axis}'}: {_size(mesh, axis, count)}"
+        for axis in range(count)
     )
 
 
@@ -133,22 +189,30 @@ def _data_dimensions(mesh: Any, names: Sequence[str] | None, count: int) -> list
         return [] if names and names[0].lower() in MODEL_DIMENSIONS else [0]
     if not names:
         raise ConfigError(
-            f"data_parallel: the mesh has {count} dimensions without names ({_describe(mesh, names, count)}), so it "
-            "does not say which get different rows; give them names (mesh_dim_names=), or pass "
-            "DataParallel.from_mesh(mesh, dims=(…))"
+            f"data_parallel: the mesh has {count} dimensions without names "
+            f"({_describe(mesh, names, count)}), so it does not say which get different rows; "
+            "give them names (mesh_dim_names=), or pass DataParallel.from_mesh(mesh, "
+            "dims=(…))"
         )
     known = DATA_DIMENSIONS + MODEL_DIMENSIONS
-    unknown = [name for axis, name in enumerate(names) if name.lower() not in known and _size(mesh, axis, count) > 1]
+    unknown = [
+        name
+        for axis, name in enumerate(names)
+        if name.lower() not in known and _size(mesh, axis, count) > 1
+    ]
     if unknown:
         raise ConfigError(
-            f"data_parallel: unknown mesh dimension {', '.join(map(repr, unknown))} in a mesh with "
-            f"{_describe(mesh, names, count)}: do its ranks get different rows, or the same? Name those that get "
-            f"different rows: DataParallel.from_mesh(mesh, dims=(…)); known as such are {', '.join(DATA_DIMENSIONS)}"
+            f"data_parallel: unknown mesh dimension {', '.join(map(repr, unknown))} in a mesh "
+            f"with {_describe(mesh, names, count)}: do its ranks get different rows, or the "
+            "same? Name those that get different rows: DataParallel.from_mesh(mesh, "
+            f"dims=(…)); known as such are {', '.join(DATA_DIMENSIONS)}"
         )
     return [axis for axis, name in enumerate(names) if name.lower() in DATA_DIMENSIONS]
 
 
-def _chosen(mesh: Any, names: Sequence[str] | None, count: int, dims: Sequence[str | int]) -> list[int]:
+def _chosen(
+    mesh: Any, names: Sequence[str] | None, count: int, dims: Sequence[str | int]
+) -> list[int]:
     """The numbers of dimensions that are given by name or number, in the order of the mesh."""
     if isinstance(dims, str | int):
         dims = (dims,)
@@ -157,16 +221,20 @@ def _chosen(mesh: Any, names: Sequence[str] | None, count: int, dims: Sequence[s
     for one in dims:
         if one not in known:
             raise ConfigError(
-                f"data_parallel: the mesh has no dimension {one!r}; it has {_describe(mesh, names, count)}"
+                f"data_parallel: the mesh has no dimension {one!r}; it has "
+                f"{_describe(mesh, names, count)}"
             )
     axes = sorted(known[one] for one in dims)
     if len(set(axes)) < len(axes):
-        raise ConfigError(f"data_parallel: dims {tuple(dims)!r} names a dimension of the mesh twice")
+        raise ConfigError(
+            f"data_parallel: dims {tuple(dims)!r} names a dimension of the mesh twice"
+        )
     return axes
 
 
 def refuse_worker_process() -> None:
-    """Refuse to iterate a loader in a worker process of torch's `DataLoader`: every worker would have all rows.
+    """Refuse to iterate a loader in a worker process of torch's `DataLoader`: every worker would
+    have all rows.
 
     Raises:
         DistributedError: This process is such a worker.
@@ -175,7 +243,8 @@ def refuse_worker_process() -> None:
     worker = None if data is None else data.get_worker_info()
     if worker is not None:
         raise DistributedError(
-            f"a torch DataLoader iterates this Loader in worker {worker.id} of {worker.num_workers}, but each worker "
-            "would give every row, and none would report its state; set num_workers=0: a Loader has threads of its own "
-            "(threads=, prefetch=)"
+            f"a torch DataLoader iterates this Loader in worker {worker.id} of "
+            f"{worker.num_workers}, but each worker would give every row, and none would "
+            "report its state; set num_workers=0: a Loader has threads of its own (threads=, "
+            "prefetch=)"
         )

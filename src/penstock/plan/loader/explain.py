@@ -28,8 +28,9 @@ class PieceOrigin:
     document: int
     """Number of the document in its source: in its dataset, or in all its datasets together."""
     first_token: int
-    """First of its tokens that is here; above 0 for a later part of a document that was split, or for the end of one
-    (`too_long="keep_end"`)."""
+    """First of its tokens that is here; above 0 for a later part of a document that was split, or
+    for the end of one (`too_long="keep_end"`).
+    """
     epoch: int
     """How often the source had been read through before."""
     origin: Origin
@@ -37,11 +38,15 @@ class PieceOrigin:
     shard: str
     """Path of the file that holds the document."""
     text: str | None
-    """What its tokens say, before the objective rewrites them; None when the tokenizer cannot be loaded."""
+    """What its tokens say, before the objective rewrites them; None when the tokenizer cannot be
+    loaded.
+    """
     task: str = ""
     """What the objective did to it, by name ("R", "PSM", …); empty for objectives without tasks."""
     branches: tuple[str, ...] = ()
-    """Of a prefix tree: a line for each branch: its slots in the document, its paths, and the token at its fork."""
+    """Of a prefix tree: a line for each branch: its slots in the document, its paths, and the token
+    at its fork.
+    """
     images: tuple[str, ...] = ()
     """A line for each image: its file, its size, and its slots in the row."""
 
@@ -50,30 +55,47 @@ class PieceOrigin:
         text = "" if self.text is None else f": {self.text[:60]!r}"
         task = f" {self.task}" if self.task else ""
         return (
-            f"row {self.row} [{self.begin}:{self.begin + self.num_tokens}]{task} {self.source} {self.origin} "
-            f"(document {self.document}{part}, epoch {self.epoch}){text}"
+            f"row {self.row} [{self.begin}:{self.begin + self.num_tokens}]{task} "
+            f"{self.source} {self.origin} (document {self.document}{part}, epoch "
+            f"{self.epoch}){text}"
         ) + "".join(f"\n    {line}" for line in (*self.branches, *self.images))
 
 
 def explain(
-    mixture: Mixture, datasets: Sequence[Corpus], rewritings: Sequence[Rewriting], plan: StepPlan, row: int | None
+    mixture: Mixture,
+    datasets: Sequence[Corpus],
+    rewritings: Sequence[Rewriting],
+    plan: StepPlan,
+    row: int | None,
 ) -> list[PieceOrigin]:
     """The pieces of a planned step, or of one of its rows, in order."""
     rows = range(len(plan.row_starts) - 1) if row is None else [row]
     found = []
     for number in rows:
         if not 0 <= number < len(plan.row_starts) - 1:
-            raise ConfigError(f"row must be 0 … {len(plan.row_starts) - 2} in this step, got {number}")
+            raise ConfigError(
+                f"row must be 0 … {len(plan.row_starts) - 2} in this step, got {number}"
+            )
         begin = 0
         for piece in plan.pieces[plan.row_starts[number] : plan.row_starts[number + 1]]:
             source, dataset = mixture.sources[piece["source"]], datasets[piece["source"]]
-            document, first, slots = int(piece["document"]), int(piece["begin"]), int(piece["length"])
+            document, first, slots = (
+                int(piece["document"]),
+                int(piece["begin"]),
+                int(piece["length"]),
+            )
             stored = dataset[document]
             low, high = (round(part * len(dataset)) for part in source.slice)
             found.append(
                 PieceOrigin(
-                    row=number, begin=begin, num_tokens=slots, source=source.name, document=document,
-                    first_token=first, epoch=int(piece["position"]) // (high - low), origin=stored.origin,
+                    row=number,
+                    begin=begin,
+                    num_tokens=slots,
+                    source=source.name,
+                    document=document,
+                    first_token=first,
+                    epoch=int(piece["position"]) // (high - low),
+                    origin=stored.origin,
                     shard=str(dataset.table.paths[dataset.table.locate(document)[0]]),
                     text=_without_images(dataset, stored)
                     if stored.images
@@ -81,12 +103,13 @@ def explain(
                     task=rewritings[piece["source"]].task(piece),
                     branches=_branches(dataset, stored),
                     images=tuple(
-                        f"image {image.name or image.digest.hex()}: {image.width}x{image.height}, slots "
-                        f"{begin + image.begin} to {begin + image.end - 1}"
+                        f"image {image.name or image.digest.hex()}: "
+                        f"{image.width}x{image.height}, slots {begin + image.begin} to "
+                        f"{begin + image.end - 1}"
                         for image in stored.images
                     ),
                 )
-            )  # fmt: skip
+            )
             begin += slots
     return found
 

@@ -1,8 +1,9 @@
-"""What documents have besides tokens and loss weights: columns, images, and branches and paths of prefix trees.
+"""What documents have besides tokens and loss weights: columns, images, and branches and paths of
+prefix trees.
 
-The plan knows nothing of either: a tree is a document of as many tokens as it stores. Rows are filled as always, and
-then corrected: positions, document ids and cumulative lengths follow the nodes of trees, and columns are copied. A
-source without columns and trees costs nothing here.
+The plan knows nothing of either: a tree is a document of as many tokens as it stores. Rows are
+filled as always, and then corrected: positions, document ids and cumulative lengths follow the
+nodes of trees, and columns are copied. A source without columns and trees costs nothing here.
 """
 
 from collections.abc import Sequence
@@ -49,13 +50,15 @@ def too_long_of(source: Source, dataset: Corpus) -> str:
         return source.too_long or TOO_LONG[0]
     if source.too_long in CUTTING and extras.has_images:
         raise ConfigError(
-            f"source {source.name!r}: too_long={source.too_long!r} would cut images; take drop (the default for "
-            "images: counted) or error, or prepare with max_tokens and too_long: truncate, which keeps turns that fit"
+            f"source {source.name!r}: too_long={source.too_long!r} would cut images; take "
+            "drop (the default for images: counted) or error, or prepare with max_tokens and "
+            "too_long: truncate, which keeps turns that fit"
         )
     if source.too_long in CUTTING:
         raise ConfigError(
-            f"source {source.name!r}: too_long={source.too_long!r} would cut prefix trees, whose paths would lose "
-            "their beginnings or ends; take drop (the default for trees: counted) or error"
+            f"source {source.name!r}: too_long={source.too_long!r} would cut prefix trees, "
+            "whose paths would lose their beginnings or ends; take drop (the default for "
+            "trees: counted) or error"
         )
     return source.too_long or "drop"
 
@@ -118,7 +121,8 @@ class Extras:
         self._column_names = [column.name for column in self.columns]
         self._slots = sequence_length
         self._fills = np.array(
-            [np.array(column.fill, column.dtype).view(np.uint32) for column in self.columns], np.uint32
+            [np.array(column.fill, column.dtype).view(np.uint32) for column in self.columns],
+            np.uint32,
         )
         self._known = np.zeros((len(sources), len(self.columns)), np.bool_)
         self._copied: list[tuple[int, ExtraTable, Annotated[Int64, "columns"]]] = []
@@ -129,7 +133,9 @@ class Extras:
                 self._known[number] |= wanted >= 0
                 self._copied += [(number, table, wanted)] if (wanted >= 0).any() else []
         self.has_trees = any(table is not None and table.has_trees for table in self._tables)
-        self._value_names = list(dict.fromkeys(name for names in self.path_values for name in names or ()))
+        self._value_names = list(
+            dict.fromkeys(name for names in self.path_values for name in names or ())
+        )
         self.media = None
         if any(table is not None and table.has_images for table in self._tables):
             self.media = MediaRows(self._names, datasets, self._tables, *image_cache)
@@ -139,17 +145,25 @@ class Extras:
 
     def _of(self, source: int) -> list[ExtraTable]:
         """The tables of a source: its own, and those of its sides."""
-        return [table for table in (self._tables[source], *self._sides[source]) if table is not None]
+        return [
+            table for table in (self._tables[source], *self._sides[source]) if table is not None
+        ]
 
     @property
     def path_values(self) -> list[tuple[str, ...] | None]:
         """Of each source: names of the values of paths; None: it has no trees."""
-        return [table.path_values if table is not None and table.has_trees else None for table in self._tables]
+        return [
+            table.path_values if table is not None and table.has_trees else None
+            for table in self._tables
+        ]
 
     def has_compared(self, source: int, documents: int) -> bool:
         """Whether any of the first documents of a source has a path with a value."""
         table = self._tables[source]
-        trees = (None if table is None else table.tree(number) for number in range(min(documents, _TRIED)))
+        trees = (
+            None if table is None else table.tree(number)
+            for number in range(min(documents, _TRIED))
+        )
         return any(tree is not None and not np.isnan(tree.values).all() for tree in trees)
 
     def _check(self, source: Source, table: ExtraTable, rewriting: Rewriting, packing: str) -> None:
@@ -158,8 +172,8 @@ class Extras:
         what = "prefix trees" if table.has_trees else "images" if table.has_images else what
         if not rewriting.is_causal:
             raise ConfigError(
-                f"{where}: objective {rewriting.objective.name!r} rewrites documents, and cannot say where their "
-                f"{what} go; take the causal objective"
+                f"{where}: objective {rewriting.objective.name!r} rewrites documents, and "
+                f"cannot say where their {what} go; take the causal objective"
             )
         if table.has_images:
             self._check_images(where, packing)
@@ -167,30 +181,43 @@ class Extras:
             return
         if (need.target_distances or 1) > 1:
             raise ConfigError(
-                f"{where}: its documents are prefix trees, where a slot has one target; {need.asked_by} asks for "
-                f"{need.target_distances} (prediction_heads): set 1, or prepare with answers: separate"
+                f"{where}: its documents are prefix trees, where a slot has one target; "
+                f"{need.asked_by} asks for {need.target_distances} (prediction_heads): set 1, "
+                "or prepare with answers: separate"
             )
         if packing == "concat":
             raise ConfigError(
-                f"{where}: packing 'concat' cuts documents, which prefix trees do not allow; use best_fit"
+                f"{where}: packing 'concat' cuts documents, which prefix trees do not allow; "
+                "use best_fit"
             )
         if need.attention == "row":
-            raise ConfigError(f'{where}: attention="row" joins documents, and prefix trees with them; take "document"')
+            raise ConfigError(
+                f'{where}: attention="row" joins documents, and prefix trees with them; take '
+                '"document"'
+            )
         if need.cu_seqlens_capacity is not None:
-            raise ConfigError(f"{where}: cu_seqlens_capacity is not supported for prefix trees; leave it out")
+            raise ConfigError(
+                f"{where}: cu_seqlens_capacity is not supported for prefix trees; leave it out"
+            )
 
     def _check_images(self, where: str, packing: str) -> None:
         need = self._need
         if need.images is not True:
             cannot = "cannot see them" if need.images is False else "does not say that it sees them"
             raise ConfigError(
-                f"{where}: documents have images, but {need.asked_by} {cannot}; use a model with vision "
-                "(InputRequirements(images=True)), or prepare without them (media: drop)"
+                f"{where}: documents have images, but {need.asked_by} {cannot}; use a model "
+                "with vision (InputRequirements(images=True)), or prepare without them "
+                "(media: drop)"
             )
         if packing == "concat":
-            raise ConfigError(f"{where}: packing 'concat' cuts documents, which images do not allow; use best_fit")
+            raise ConfigError(
+                f"{where}: packing 'concat' cuts documents, which images do not allow; use best_fit"
+            )
         if need.attention == "row":
-            raise ConfigError(f'{where}: attention="row" joins documents, and with them their images; take "document"')
+            raise ConfigError(
+                f'{where}: attention="row" joins documents, and with them their images; take '
+                '"document"'
+            )
 
     def units(self, pieces: Annotated[Records, PIECE, "pieces"]) -> dict[str, int]:
         """Sums over the documents of a step, by the names of `UNITS`."""
@@ -205,7 +232,9 @@ class Extras:
     def trees(self, pieces: Annotated[Records, PIECE, "pieces"]) -> list[Tree | None]:
         """The tree of each piece's document."""
         found: list[Tree | None] = []
-        for source, document in zip(pieces["source"].tolist(), pieces["document"].tolist(), strict=True):
+        for source, document in zip(
+            pieces["source"].tolist(), pieces["document"].tolist(), strict=True
+        ):
             table = self._tables[source]
             found.append(None if table is None else table.tree(document))
         return found
@@ -220,7 +249,8 @@ class Extras:
         columns: Sequence[Array],
         addresses: Annotated[UInt64, "columns"],
     ) -> StepExtras | None:
-        """Make the extras of filled rows, and correct positions and document ids ([R, T], or [R, 0]) in place.
+        """Make the extras of filled rows, and correct positions and document ids ([R, T], or [R,
+        0]) in place.
 
         Args:
             pieces: Of the step.
@@ -233,7 +263,8 @@ class Extras:
 
         Raises:
             CorruptionError: Stored bytes are not what was written.
-            ConfigError: A tree forks, and the requirements do not say that their model honours that.
+            ConfigError: A tree forks, and the requirements do not say that their model honours
+                that.
         """
         if not self.columns and not self.has_trees and self.media is None:
             return None
@@ -246,12 +277,20 @@ class Extras:
             trees = self.trees(pieces)
             bounds = (row_starts - row_starts[0]).tolist()
             rows = [
-                self._row(pieces[begin:end], trees[begin:end], self._slots, positions[row], document_ids[row])
+                self._row(
+                    pieces[begin:end],
+                    trees[begin:end],
+                    self._slots,
+                    positions[row],
+                    document_ids[row],
+                )
                 for row, (begin, end) in enumerate(pairwise(bounds))
             ]
         # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
         return StepExtras(
-            rows=rows, media=media, columns=dict(zip(self._column_names, (one[:] for one in columns), strict=True))
+            rows=rows,
+            media=media,
+            columns=dict(zip(self._column_names, (one[:] for one in columns), strict=True)),
         )
 
     def _write_columns(
@@ -328,28 +367,41 @@ class Extras:
 
     def _refuse(self, source: int) -> None:
         need = self._need
-        cannot = "cannot honour them" if need.trees is False else "does not say that it honours them"
+        cannot = (
+            "cannot honour them" if need.trees is False else "does not say that it honours them"
+        )
         raise ConfigError(
-            f"source {self._names[source]!r}: documents are prefix trees, whose branches must not see each other, but "
-            f"{need.asked_by} {cannot}; use a model that does (InputRequirements(trees=True)), or prepare the data "
-            "with answers: separate, which stores each path by itself"
+            f"source {self._names[source]!r}: documents are prefix trees, whose branches must "
+            f"not see each other, but {need.asked_by} {cannot}; use a model that does "
+            "(InputRequirements(trees=True)), or prepare the data with answers: separate, "
+            "which stores each path by itself"
         )
 
 
 def _common_columns(
-    names: Sequence[str], tables: Sequence[ExtraTable | None], sides: Sequence[Sequence[ExtraTable | None]]
+    names: Sequence[str],
+    tables: Sequence[ExtraTable | None],
+    sides: Sequence[Sequence[ExtraTable | None]],
 ) -> list[Column]:
-    """The columns of all sources; those of the same name must be alike, and a source has each once."""
+    """The columns of all sources; those of the same name must be alike, and a source has each
+    once.
+    """
     found: dict[str, tuple[str, Column]] = {}
     for source, table, more in zip(names, tables, sides, strict=True):
         mine = [column for one in (table, *more) if one is not None for column in one.columns]
-        if twice := [column.name for column in mine if sum(column.name == one.name for one in mine) > 1]:
-            raise ConfigError(f"source {source!r}: column {twice[0]!r} is in two of its datasets; leave one side out")
+        if twice := [
+            column.name for column in mine if sum(column.name == one.name for one in mine) > 1
+        ]:
+            raise ConfigError(
+                f"source {source!r}: column {twice[0]!r} is in two of its datasets; leave one "
+                "side out"
+            )
         for column in mine:
             other, known = found.setdefault(column.name, (source, column))
             if known != column:
                 raise ConfigError(
-                    f"column {column.name!r} is {known.dtype} with fill {known.fill:g} in source {other!r}, but "
-                    f"{column.dtype} with fill {column.fill:g} in {source!r}; make them agree"
+                    f"column {column.name!r} is {known.dtype} with fill {known.fill:g} in "
+                    f"source {other!r}, but {column.dtype} with fill {column.fill:g} in "
+                    f"{source!r}; make them agree"
                 )
     return [column for _, column in found.values()]

@@ -1,10 +1,12 @@
-"""Sources in object stores: documents are fetched ahead, in the order of the plan, and held while rows are filled.
+"""Sources in object stores: documents are fetched ahead, in the order of the plan, and held while
+rows are filled.
 
-One thread plans steps ahead and asks for the units of this rank's rows (`data.shards.remote.units`); it waits where no
-room is left. Filling waits for the units of its step, and lets them go afterwards. What other ranks' rows hold is
-fetched only where a sum over the whole step needs it: loss-weight spans of documents that are cut, and counts of trees.
-Once all of the sources is on this machine and within the budget, all of it is held by a few locks, and steps are made
-as those of local sources.
+One thread plans steps ahead and asks for the units of this rank's rows
+(`data.shards.remote.units`); it waits where no room is left. Filling waits for the units of its
+step, and lets them go afterwards. What other ranks' rows hold is fetched only where a sum over the
+whole step needs it: loss-weight spans of documents that are cut, and counts of trees. Once all of
+the sources is on this machine and within the budget, all of it is held by a few locks, and steps
+are made as those of local sources.
 
 Plan, rows and states are those of the same dataset on a local disk.
 """
@@ -27,7 +29,15 @@ from penstock.core.errors import ConfigError, CorruptionError
 from penstock.data.shards import Corpus
 from penstock.data.shards.format._kernels import RUN_DOCUMENTS
 from penstock.data.shards.tables.corpus import location_of
-from penstock.data.shards.tables.holder import EXTRAS, ORIGINS, SPANS, TOKENS, Holder, Stored, renewed
+from penstock.data.shards.tables.holder import (
+    EXTRAS,
+    ORIGINS,
+    SPANS,
+    TOKENS,
+    Holder,
+    Stored,
+    renewed,
+)
 from penstock.data.stores import daemons
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.extras import extras_of
@@ -68,8 +78,8 @@ class Traffic:
     def __str__(self) -> str:
         ratio = f" ({self.fetched_bytes / self.used_bytes:.2f} x)" if self.used_bytes else ""
         return (
-            f"fetched {self.fetched_bytes / 1e6:,.1f} MB for {self.used_bytes / 1e6:,.1f} MB used{ratio}, "
-            f"{self.requests:,} requests"
+            f"fetched {self.fetched_bytes / 1e6:,.1f} MB for {self.used_bytes / 1e6:,.1f} MB "
+            f"used{ratio}, {self.requests:,} requests"
         )
 
 
@@ -104,7 +114,9 @@ class Fetching:
         self._datasets, self._rewritings, self._distances = datasets, rewritings, distances
         self._names, self._rewrites_own = [source.name for source in sources], rewrites_own
         self._holders = {
-            number: holder for number, dataset in enumerate(datasets) if (holder := dataset.table.holder) is not None
+            number: holder
+            for number, dataset in enumerate(datasets)
+            if (holder := dataset.table.holder) is not None
         }
         remote = [number for number in self._holders if _stored(datasets[number])]
         self._used = dict.fromkeys(remote, 0)
@@ -121,12 +133,15 @@ class Fetching:
         return bool(self._holders)
 
     def _divide(self, budget: int, needs: dict[int, "Need"]) -> None:
-        """Give each remote dataset its part of the budget: what it needs, and the rest in proportion to its size."""
+        """Give each remote dataset its part of the budget: what it needs, and the rest in
+        proportion to its size.
+        """
         if (needed := sum(need.bytes for need in needs.values())) > budget:
             lines = "; ".join(f"{self._names[number]}: {need}" for number, need in needs.items())
             raise ConfigError(
-                f"cache_bytes is {budget:,}, but {needed:,} bytes must be on this machine at the same time ({lines}); "
-                "raise cache_bytes, or lower shuffle_runs (with shuffle 'block') or window_rows"
+                f"cache_bytes is {budget:,}, but {needed:,} bytes must be on this machine at "
+                f"the same time ({lines}); raise cache_bytes, or lower shuffle_runs (with "
+                "shuffle 'block') or window_rows"
             )
         sizes = {number: int(self._datasets[number].table.shard_bytes.sum()) for number in needs}
         for number, need in needs.items():
@@ -155,7 +170,9 @@ class Fetching:
                 _log.info("source %r (%s): %s", name, location_of(self._datasets[number]), traffic)
 
     def hold_all(self) -> bool:
-        """Hold all that any step may read, if it is here already: steps need no look at units then. Whether it is."""
+        """Hold all that any step may read, if it is here already: steps need no look at units then.
+        Whether it is.
+        """
         taken: Wanted = []
         for number, holder in self._holders.items():
             units = holder.hold_all(*self._documents[number], self._kinds(number))
@@ -180,9 +197,15 @@ class Fetching:
     def ahead(
         self, plan: Callable[[], StepPlan | None], own_rows: Callable[[StepPlan], tuple[int, int]]
     ) -> "StepsAhead":
-        """Plan and fetch ahead from now on; `own_rows` says which rows of a step are this rank's."""
+        """Plan and fetch ahead from now on; `own_rows` says which rows of a step are this
+        rank's.
+        """
         self._ahead = StepsAhead(
-            plan, lambda step: self.wanted(step, *own_rows(step)), self._tokens, self._ahead_bytes, self.hold_all
+            plan,
+            lambda step: self.wanted(step, *own_rows(step)),
+            self._tokens,
+            self._ahead_bytes,
+            self.hold_all,
         )
         return self._ahead
 
@@ -208,8 +231,12 @@ class Fetching:
             found.append((holder, _unique(units)))
         return found
 
-    def _weighed(self, number: int, pieces: Annotated[Records, PIECE, "pieces"]) -> Annotated[Int64, "documents"]:
-        """The documents of pieces whose spans are read for the denominators, on every rank (`weigh_rows`)."""
+    def _weighed(
+        self, number: int, pieces: Annotated[Records, PIECE, "pieces"]
+    ) -> Annotated[Int64, "documents"]:
+        """The documents of pieces whose spans are read for the denominators, on every rank
+        (`weigh_rows`).
+        """
         if not self._datasets[number].table.has_spans:
             return np.empty(0, np.int64)
         stored = self._datasets[number].table.lengths[pieces["document"], 0]
@@ -221,7 +248,9 @@ class Fetching:
 
     @contextmanager
     def held(self, step: StepPlan, begin: int, end: int) -> Iterator[None]:
-        """Have on this machine what filling rows `begin` … `end` − 1 of a step reads, while the block runs."""
+        """Have on this machine what filling rows `begin` … `end` − 1 of a step reads, while the
+        block runs.
+        """
         wanted = None if self._ahead is None else self._ahead.take(step)
         if wanted is None and self._all:
             yield
@@ -241,7 +270,9 @@ class Fetching:
         self._count(step.pieces[step.row_starts[begin] : step.row_starts[end]])
 
     def renewing(self, step: StepPlan, begin: int, end: int, fill: Callable[[], Result]) -> Result:
-        """What `fill` returns for rows of a step that are held; damaged copies are fetched again, once."""
+        """What `fill` returns for rows of a step that are held; damaged copies are fetched again,
+        once.
+        """
         try:
             return fill()
         except CorruptionError as error:
@@ -264,7 +295,9 @@ class Need:
     runs: int
     """Runs of 256 documents."""
     run_bytes: int
-    """Mean bytes of a run, with its spans and columns; of several datasets, of the one with the largest."""
+    """Mean bytes of a run, with its spans and columns; of several datasets, of the one with the
+    largest.
+    """
     reason: str
 
     @property
@@ -277,17 +310,21 @@ class Need:
 
 
 def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
-    """What of a remote source must be here at the same time: two windows of its shuffle, and a window of the packing.
+    """What of a remote source must be here at the same time: two windows of its shuffle, and a
+    window of the packing.
 
-    At the border of two windows of the shuffle, rows hold documents of both; and documents wait for their row as long
-    as a window of rows is open.
+    At the border of two windows of the shuffle, rows hold documents of both; and documents wait for
+    their row as long as a window of rows is open.
     """
     count = len(dataset)
     begin, end = _documents(source, dataset)
     all_runs = -(-max(end - begin, 1) // RUN_DOCUMENTS) + 1
     mean = max(dataset.num_tokens / max(count, 1), 1.0)
     packed = -(-int(settings.window_rows * settings.sequence_length / mean) // RUN_DOCUMENTS) + 2
-    runs, reason = all_runs, f"with shuffle {source.shuffle!r} all of it; shuffle 'block' needs less"
+    runs, reason = (
+        all_runs,
+        f"with shuffle {source.shuffle!r} all of it; shuffle 'block' needs less",
+    )
     if source.shuffle == "none":
         runs, reason = packed, f"a window of {settings.window_rows:,} rows"
     if source.shuffle == "block":
@@ -298,7 +335,9 @@ def residency(source: Source, dataset: Corpus, settings: PlanSettings) -> Need:
         )
     if runs >= all_runs:
         runs, reason = all_runs, reason if source.shuffle == "full" else f"all of it ({reason})"
-    return Need(runs=runs, run_bytes=max(part.run_bytes for part in _stored(dataset)), reason=reason)
+    return Need(
+        runs=runs, run_bytes=max(part.run_bytes for part in _stored(dataset)), reason=reason
+    )
 
 
 def _documents(source: Source, dataset: Corpus) -> tuple[int, int]:
@@ -328,9 +367,11 @@ class _AllHere:
 
 @final
 class StepsAhead:
-    """Plans steps in a thread of its own, and asks for their units; `next` gives the plans, in order.
+    """Plans steps in a thread of its own, and asks for their units; `next` gives the plans, in
+    order.
 
-    As soon as all is here, the thread ends, and `next` plans itself: there is nothing to ask for any more.
+    As soon as all is here, the thread ends, and `next` plans itself: there is nothing to ask for
+    any more.
 
     Args:
         plan: Gives the next plan; None at the end. From now on called by this thread only.
@@ -350,7 +391,9 @@ class StepsAhead:
     ) -> None:
         self._plan, self._wanted, self._size, self._most = plan, wanted, size, most
         self._hold_all, self._look = hold_all, 0.0
-        self._plans: queue.SimpleQueue[StepPlan | BaseException | _AllHere | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | BaseException | _AllHere | None] = (
+            queue.SimpleQueue()
+        )
         self._units: dict[int, Wanted] = {}
         self._sizes: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -380,7 +423,8 @@ class StepsAhead:
             if self._waiting:
                 self._waiting -= 1
                 self._bytes -= self._sizes.get()
-            # The thread that plans would take turns with the filling ones for each step; it plans some in a row.
+            # The thread that plans would take turns with the filling ones for each step; it plans
+            # some in a row.
             if self._waiting <= self._few:
                 self._changed.notify_all()
 
@@ -394,7 +438,9 @@ class StepsAhead:
         self._thread.join()
 
     def _let_go(self) -> None:
-        """Release what was asked for and will not be filled; a fill under way that finds nothing asks itself."""
+        """Release what was asked for and will not be filled; a fill under way that finds nothing
+        asks itself.
+        """
         with self._changed:
             left, self._units = list(self._units.values()), {}
         for wanted in left:
@@ -403,7 +449,9 @@ class StepsAhead:
     def _wait_for_room(self, size: int) -> bool:
         """Wait until a step of this size may be planned; False if it never may."""
         with self._changed:
-            while self._waiting and (self._bytes + size > self._most or self._waiting >= AHEAD_STEPS):
+            while self._waiting and (
+                self._bytes + size > self._most or self._waiting >= AHEAD_STEPS
+            ):
                 if self._stopped:
                     return False
                 self._few = self._waiting * 3 // 4
@@ -425,7 +473,8 @@ class StepsAhead:
                     break
                 wanted = self._wanted(step)
                 for holder, units in wanted:
-                    # The next step to be filled must not wait for room, which only its filling would make.
+                    # The next step to be filled must not wait for room, which only its filling
+                    # would make.
                     holder.want(units, lambda: not self._stopped and self._waiting > 1)
                 with self._changed:
                     self._units[step.index] = wanted
@@ -460,7 +509,9 @@ _running: "weakref.WeakSet[StepsAhead]" = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Threads read mapped files; they must be done before the interpreter takes those apart. None waits for a store."""
+    """Threads read mapped files; they must be done before the interpreter takes those apart. None
+    waits for a store.
+    """
     daemons.end()
     for ahead in list(_running):
         ahead.stop()

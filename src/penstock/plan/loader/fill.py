@@ -1,8 +1,9 @@
 """The fill: writes the rows of a step from mapped shards.
 
-Objectives without a compiled form run first, in Python. One kernel call then writes this rank's rows, and another sums
-loss weights: those of the whole step, or of this rank's rows if the ranks add theirs up (`Loader(sum_over_ranks=…)`).
-Without that, every rank runs Python objectives on the pieces of all ranks, and their cost does not shrink with more.
+Objectives without a compiled form run first, in Python. One kernel call then writes this rank's
+rows, and another sums loss weights: those of the whole step, or of this rank's rows if the ranks
+add theirs up (`Loader(sum_over_ranks=…)`). Without that, every rank runs Python objectives on the
+pieces of all ranks, and their cost does not shrink with more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,13 @@ from penstock.plan.inputs.joining import joined_reach, shifted
 from penstock.plan.inputs.model_input import ModelInput, StepFields
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._document_kernels import BAD_MEASURE
-from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
+from penstock.plan.loader._fill_kernels import (
+    PYTHON_ARRAYS,
+    ROW_ARRAYS,
+    fill_rows,
+    metadata_offsets,
+    weigh_rows,
+)
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader._rewrite_kernels import scratch_size
 from penstock.plan.loader.buffers import Allocate, BufferPool, Buffers
@@ -49,7 +56,8 @@ class Fill:
         allocate: Where buffers come from.
 
     Raises:
-        ConfigError: The requested dtype, weights or prefixes cannot represent what a dataset or objective produces.
+        ConfigError: The requested dtype, weights or prefixes cannot represent what a dataset or
+            objective produces.
     """
 
     def __init__(
@@ -76,60 +84,89 @@ class Fill:
             if isinstance(dataset.table.lengths, LazyNumbers)
         }
         self._require_narrow_vocabularies()
-        compiled = any(not rewriting.is_causal and not rewriting.runs_in_python for rewriting in rewritings)
+        compiled = any(
+            not rewriting.is_causal and not rewriting.runs_in_python for rewriting in rewritings
+        )
         self._scratch_size = scratch_size(sequence_length) if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
         layout = {
             "tokens": ((sequence_length,), integer),
             "targets": ((self._distances, sequence_length), integer),
-            "weights": ((self._distances, sequence_length if requirements.loss_weights else 0), floating),
+            "weights": (
+                (self._distances, sequence_length if requirements.loss_weights else 0),
+                floating,
+            ),
             "positions": ((sequence_length if requirements.positions else 0,), integer),
             "document_ids": ((sequence_length if requirements.document_ids else 0,), integer),
             "prefix": ((sequence_length if has_prefixes else 0,), np.dtype(np.bool_)),
         }
         columns = [((sequence_length,), np.dtype(column.dtype)) for column in extras.columns]
-        self._pool = BufferPool([*(layout[name] for name in ROW_ARRAYS.names or ()), *columns], keep, allocate)
+        self._pool = BufferPool(
+            [*(layout[name] for name in ROW_ARRAYS.names or ()), *columns], keep, allocate
+        )
         if not requirements.loss_weights:
             for dataset in datasets:
                 if dataset.table.weight_sums is not None:
                     raise ConfigError(
-                        f"{requirements.asked_by} asks for no loss weights, but dataset {dataset.name!r} has weights "
-                        "other than 0 and 1, which would be lost; require loss_weights=True"
+                        f"{requirements.asked_by} asks for no loss weights, but dataset "
+                        f"{dataset.name!r} has weights other than 0 and 1, which would be "
+                        "lost; require loss_weights=True"
                     )
 
     def _require_narrow_vocabularies(self) -> None:
-        """Refuse vocabularies with too high ids; where none is known, pieces are checked as they are read."""
+        """Refuse vocabularies with too high ids; where none is known, pieces are checked as they
+        are read.
+        """
         for number, dataset in enumerate(self._datasets):
             info = dataset.tokenizer
-            if info is not None and info.vocab_size > NARROW_IDS and self._sources["id_limit"][number] == NARROW_IDS:
+            if (
+                info is not None
+                and info.vocab_size > NARROW_IDS
+                and self._sources["id_limit"][number] == NARROW_IDS
+            ):
                 cure = self._cure_of_wide_ids(number)
-                raise ConfigError(f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {cure}")
+                raise ConfigError(
+                    f"dataset {dataset.name!r} has a vocabulary of {info.vocab_size} ids; {cure}"
+                )
 
     def _cure_of_wide_ids(self, source: int) -> str:
         rewriting = self._rewritings[source]
         if not rewriting.is_causal:
-            return f"objective {rewriting.objective.name!r} works on ids below 2^31 only: give ids below that"
-        return 'int32 rows hold ids below 2^31: give ids below that, or require InputRequirements(dtype="int64")'
+            return (
+                f"objective {rewriting.objective.name!r} works on ids below 2^31 only: give ids "
+                "below that"
+            )
+        return (
+            "int32 rows hold ids below 2^31: give ids below that, or require "
+            'InputRequirements(dtype="int64")'
+        )
 
     def run_python(self, pieces: Annotated[Records, PIECE, "pieces"]) -> "PythonOutput":
         """Rewrite the pieces of a step that have a Python objective.
 
         Raises:
-            ConfigError: An objective does not write what it measured, or writes weights that are not required.
+            ConfigError: An objective does not write what it measured, or writes weights that are
+                not required.
         """
         output = run_python(self._rewritings, pieces)
-        if len(output.weights) and not self._requirements.loss_weights and not np.isin(output.weights, (0, 1)).all():
+        if (
+            len(output.weights)
+            and not self._requirements.loss_weights
+            and not np.isin(output.weights, (0, 1)).all()
+        ):
             raise ConfigError(
-                f"{self._requirements.asked_by} asks for no loss weights, but an objective writes some that are "
-                "neither 0 nor 1, which would be lost; require loss_weights=True"
+                f"{self._requirements.asked_by} asks for no loss weights, but an objective "
+                "writes some that are neither 0 nor 1, which would be lost; require "
+                "loss_weights=True"
             )
         return output
 
     def weigh(
         self, pieces: Annotated[Records, PIECE, "pieces"], python_output: "PythonOutput"
     ) -> tuple[tuple[float, ...], int]:
-        """Sum of loss weights over all targets of the pieces, for each distance; and the slots that they fill.
+        """Sum of loss weights over all targets of the pieces, for each distance; and the slots that
+        they fill.
 
         Raises:
             CorruptionError: As `rows`, also for a piece of another rank.
@@ -138,7 +175,12 @@ class Fill:
         sums = np.empty(self._distances + 1)
         self._need_lengths(pieces)
         outcome = weigh_rows(
-            self._raw_sources, pieces, sums, python_output.starts, python_output.weights, self._scratch()
+            self._raw_sources,
+            pieces,
+            sums,
+            python_output.starts,
+            python_output.weights,
+            self._scratch(),
         )
         self._check(outcome, pieces)
         *weights, slots = sums.tolist()
@@ -147,7 +189,8 @@ class Fill:
     def _scratch(self) -> Annotated[UInt64, "scratch"] | None:
         """Working memory to rewrite a piece; each thread needs its own.
 
-        None if no source has a compiled objective: then Numba leaves them all out, which halves the time to compile.
+        None if no source has a compiled objective: then Numba leaves them all out, which halves the
+        time to compile.
         """
         return np.empty(self._scratch_size, np.uint64) if self._scratch_size else None
 
@@ -161,8 +204,9 @@ class Fill:
 
         Raises:
             CorruptionError: Stored bytes are not what was written; names dataset and document.
-            ConfigError: A token id does not fit int32, and the dataset does not know its vocabulary; or an objective's
-                program writes another number of slots than the objective measured.
+            ConfigError: A token id does not fit int32, and the dataset does not know its
+                vocabulary; or an objective's program writes another number of slots than the
+                objective measured.
         """
         rows, need = len(row_starts) - 1, self._requirements
         count = row_starts.item(-1) - row_starts.item(0)
@@ -174,27 +218,42 @@ class Fill:
         metadata = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
         self._need_lengths(pieces[row_starts.item(0) : row_starts.item(-1)])
         outcome = fill_rows(
-            self._raw_sources, pieces, row_starts, self._pad_id, arrays[0], self._distances, addresses, capacity,
-            metadata, python_output.addresses, self._scratch(),
-        )  # fmt: skip
+            self._raw_sources,
+            pieces,
+            row_starts,
+            self._pad_id,
+            arrays[0],
+            self._distances,
+            addresses,
+            capacity,
+            metadata,
+            python_output.addresses,
+            self._scratch(),
+        )
         self._check(outcome, pieces)
         if joined:
             cu_seqlens = np.empty((rows, need.cu_seqlens_capacity or 3), np.int32)
             join_rows(self._slots, metadata[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
             metadata = np.concatenate([metadata[:borders], cu_seqlens.ravel()])
         own = len(ROW_ARRAYS.names or ())
-        extras = self._extras.add(pieces, row_starts, arrays[0], arrays[3], arrays[4], arrays[own:], addresses[own:])
+        extras = self._extras.add(
+            pieces, row_starts, arrays[0], arrays[3], arrays[4], arrays[own:], addresses[own:]
+        )
         return FilledRows(need, row_starts, arrays[:own], metadata, extras)
 
     def _need_lengths(self, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
-        """Have the lengths that a kernel will read; the plan has read those of its pieces, so this costs a look."""
+        """Have the lengths that a kernel will read; the plan has read those of its pieces, so this
+        costs a look.
+        """
         for number, lengths in self._lazy_lengths.items():
             lengths.for_kernel(pieces["document"][pieces["source"] == number])
 
     def check_capacity(
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
     ) -> None:
-        """Refuse a step, on all ranks alike, in which a row has more borders than `cu_seqlens_capacity`."""
+        """Refuse a step, on all ranks alike, in which a row has more borders than
+        `cu_seqlens_capacity`.
+        """
         capacity = self._requirements.cu_seqlens_capacity
         if capacity is None:
             return
@@ -204,7 +263,10 @@ class Fill:
             documents = np.minimum(documents, 1)
         borders = documents + 1 + (np.diff(ends) < self._slots)
         if borders.max(initial=0) > capacity:
-            raise ConfigError(f"cu_seqlens_capacity is {capacity}, but a row needs {borders.max()} entries; raise it")
+            raise ConfigError(
+                f"cu_seqlens_capacity is {capacity}, but a row needs {borders.max()} entries; "
+                "raise it"
+            )
 
     def _check(self, outcome: tuple[int, int], pieces: Annotated[Records, PIECE, "pieces"]) -> None:
         """Raise what a kernel found."""
@@ -216,29 +278,31 @@ class Fill:
         if fault == BAD_MEASURE:
             rewriting, piece = self._rewritings[source], pieces[index]
             raise ConfigError(
-                f"{rewriting.where}: objective {rewriting.objective.name!r} measured {piece['tokens']} tokens of "
-                f"document {document} of dataset {dataset.name!r} as {piece['length']} slots, but its program writes "
-                "another number: a bug in the objective, not in the data; penstock.objectives.check_objective tests it"
+                f"{rewriting.where}: objective {rewriting.objective.name!r} measured "
+                f"{piece['tokens']} tokens of document {document} of dataset {dataset.name!r} "
+                f"as {piece['length']} slots, but its program writes another number: a bug in "
+                "the objective, not in the data; penstock.objectives.check_objective tests it"
             )
         if fault == BAD_TOKEN_ID and dataset.table.vocab_size is None:
             raise ConfigError(
-                f"dataset {dataset.name!r} ({location_of(dataset)}): document {document} has a token id of 2^31 or "
-                f"more; {self._cure_of_wide_ids(source)}"
+                f"dataset {dataset.name!r} ({location_of(dataset)}): document {document} has "
+                f"a token id of 2^31 or more; {self._cure_of_wide_ids(source)}"
             )
         raise corruption(self._datasets[source], number, fault)
 
 
 @final
 class FilledRows(Sequence[ModelInput]):
-    """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row is asked for.
+    """The rows of one call of the kernel, side by side; a `ModelInput` of views is made when a row
+    is asked for.
 
     Args:
         need: Which arrays the rows have.
         row_starts: As in a window, of R rows.
-        arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids [R, T or 0],
-            whether in a prefix [R, T or 0].
-        metadata: As `fill_rows` writes it: (tokens, longest document) of each row, source of each document, prefix of
-            each, cumulative lengths of the rows end to end, and of each row.
+        arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids
+            [R, T or 0], whether in a prefix [R, T or 0].
+        metadata: As `fill_rows` writes it: (tokens, longest document) of each row, source of each
+            document, prefix of each, cumulative lengths of the rows end to end, and of each row.
         extras: Columns, and nodes and paths of trees; None: there are none.
     """
 
@@ -262,15 +326,24 @@ class FilledRows(Sequence[ModelInput]):
         extras: StepExtras | None = None,
     ) -> None:
         self._extras = extras
-        self._need, self._row_starts, self._arrays, self._metadata = need, row_starts, arrays, metadata
+        self._need, self._row_starts, self._arrays, self._metadata = (
+            need,
+            row_starts,
+            arrays,
+            metadata,
+        )
         self._companions: list[Any] | None = None
         self._piece_starts: list[int] = []
         self._row_sizes: list[int] = []
 
     def accompany(self, make: Accompany, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
-        """Let a companion make its part of every row; `pieces` are those that `row_starts` counts in."""
+        """Let a companion make its part of every row; `pieces` are those that `row_starts` counts
+        in.
+        """
         starts = self._row_starts
-        self._companions = [make(row, pieces[starts[i] : starts[i + 1]]) for i, row in enumerate(self)]
+        self._companions = [
+            make(row, pieces[starts[i] : starts[i + 1]]) for i, row in enumerate(self)
+        ]
 
     def __len__(self) -> int:
         return len(self._row_starts) - 1
@@ -282,7 +355,9 @@ class FilledRows(Sequence[ModelInput]):
         sizes = self._metadata[: 2 * len(self)].tolist()
         used = sizes[::2]
         # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
-        tokens, targets, weights, positions, document_ids, prefix = (array[:] for array in self._arrays)
+        tokens, targets, weights, positions, document_ids, prefix = (
+            array[:] for array in self._arrays
+        )
         trees = None if self._extras is None else self._extras.rows
         slots = tokens.shape[1]
         borders, longest, reach = None, None, None
@@ -327,7 +402,9 @@ class FilledRows(Sequence[ModelInput]):
             yield from self
             return
         borders = (
-            None if self._extras is None or self._extras.rows is None else [row.cu_seqlens for row in self._extras.rows]
+            None
+            if self._extras is None or self._extras.rows is None
+            else [row.cu_seqlens for row in self._extras.rows]
         )
         for begin in range(0, len(self), rows_per_pass):
             end = begin + rows_per_pass
@@ -342,7 +419,11 @@ class FilledRows(Sequence[ModelInput]):
         rows, slots = self._arrays[0].shape
         if self._need.attention == "row":
             # Its documents are joined: a row has one, and its padding.
-            begins = [slots * row + begin for row, end in enumerate(used) for begin in sorted({0, end} - {slots})]
+            begins = [
+                slots * row + begin
+                for row, end in enumerate(used)
+                for begin in sorted({0, end} - {slots})
+            ]
             return np.array([*begins, rows * slots], np.int32)
         pieces = self._row_starts.item(-1) - self._row_starts.item(0)
         _, _, begin, _ = metadata_offsets(rows, pieces)
@@ -358,12 +439,20 @@ class FilledRows(Sequence[ModelInput]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        row, need, metadata, starts = index % len(self), self._need, self._metadata, self._piece_starts
+        row, need, metadata, starts = (
+            index % len(self),
+            self._need,
+            self._metadata,
+            self._piece_starts,
+        )
         if not starts:
-            # Once for all rows, when the first is asked for. The starts last: other threads take them as the sign.
+            # Once for all rows, when the first is asked for. The starts last: other threads take
+            # them as the sign.
             self._row_sizes = metadata[: 2 * len(self)].tolist()
             starts = self._piece_starts = (self._row_starts - self._row_starts[0]).tolist()
-        tokens, targets, weights, positions, document_ids, prefix = (array[row] for array in self._arrays)
+        tokens, targets, weights, positions, document_ids, prefix = (
+            array[row] for array in self._arrays
+        )
         begin, end = starts[row], starts[row + 1]
         sources, prefixes, _, borders = metadata_offsets(len(self), starts[-1])
         used, longest = self._row_sizes[2 * row : 2 * row + 2]
@@ -405,10 +494,14 @@ class FilledRows(Sequence[ModelInput]):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PythonOutput:
-    """What Python objectives wrote for the P pieces of a step, concatenated; other pieces take no space."""
+    """What Python objectives wrote for the P pieces of a step, concatenated; other pieces take no
+    space.
+    """
 
     starts: Annotated[Int64, "pieces"]
-    """[P] first slot of each piece in `tokens` and `weights`; [0] where no source has a Python objective."""
+    """[P] first slot of each piece in `tokens` and `weights`; [0] where no source has a Python
+    objective.
+    """
     tokens: Annotated[Int32, "slots"]
     weights: Annotated[Float32, "slots"]
     prefixes: Annotated[Int32, "pieces"]
@@ -418,7 +511,9 @@ class PythonOutput:
 
     def __post_init__(self) -> None:
         arrays = [getattr(self, name) for name in PYTHON_ARRAYS.names or ()]
-        object.__setattr__(self, "addresses", np.array([address_of(array) for array in arrays], np.uint64))
+        object.__setattr__(
+            self, "addresses", np.array([address_of(array) for array in arrays], np.uint64)
+        )
 
 
 _NO_OUTPUT = PythonOutput(
@@ -429,8 +524,12 @@ _NO_OUTPUT = PythonOutput(
 )
 
 
-def run_python(rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]) -> PythonOutput:
-    """Rewrite the pieces of sources whose objective has no compiled form (`program()` is absent or None)."""
+def run_python(
+    rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]
+) -> PythonOutput:
+    """Rewrite the pieces of sources whose objective has no compiled form (`program()` is absent or
+    None).
+    """
     if not any(rewriting.runs_in_python for rewriting in rewritings):
         return _NO_OUTPUT
     prefixes = np.zeros(len(pieces), np.int32)
@@ -454,14 +553,19 @@ def _has_prefixes(requirements: InputRequirements, rewritings: Sequence[Rewritin
         return False
     who = f"{makes.where}: objective {makes.objective.name!r} makes bidirectional prefixes"
     if requirements.prefix is not True:
-        cannot = "cannot honour them" if requirements.prefix is False else "does not say that it honours them"
+        cannot = (
+            "cannot honour them"
+            if requirements.prefix is False
+            else "does not say that it honours them"
+        )
         raise ConfigError(
-            f"{who}, but {requirements.asked_by} {cannot}; use attention that does and require prefix=True, or give "
-            "the objective bidirectional=False"
+            f"{who}, but {requirements.asked_by} {cannot}; use attention that does and "
+            "require prefix=True, or give the objective bidirectional=False"
         )
     if requirements.attention == "row":
         raise ConfigError(
-            f'{who}, which attention="row" ({requirements.asked_by}) would join; take attention="document", or give '
+            f'{who}, which attention="row" ({requirements.asked_by}) would join; take '
+            f'attention="document", or give '
             "the objective bidirectional=False"
         )
     return True

@@ -1,9 +1,11 @@
-"""A cache of processed images on disk: what a processor made of an image, without loss, in a quarter to half the bytes.
+"""A cache of processed images on disk: what a processor made of an image, without loss, in a
+quarter to half the bytes.
 
-Pixels of 8 bits that are scaled and normalised have few distinct values, at most 256 a channel. So an array of floats
-is stored as a table of its values and a code for each element, of one or two bytes; other arrays as they are. An entry
-has a checksum; a damaged one is made again. Entries are files by digest, so several processes and runs may share a
-folder. Beyond its budget the cache forgets what was used least recently.
+Pixels of 8 bits that are scaled and normalised have few distinct values, at most 256 a channel. So
+an array of floats is stored as a table of its values and a code for each element, of one or two
+bytes; other arrays as they are. An entry has a checksum; a damaged one is made again. Entries are
+files by digest, so several processes and runs may share a folder. Beyond its budget the cache
+forgets what was used least recently.
 """
 
 import json
@@ -54,7 +56,9 @@ class ImageCache:
         self.hits = self.misses = 0
 
     def get(self, digest: bytes, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
-        """The arrays of an image, by the digest of its bytes; made, and kept, if they are not there."""
+        """The arrays of an image, by the digest of its bytes; made, and kept, if they are not
+        there.
+        """
         path = self._path(digest)
         found = _read(path)
         if found is not None:
@@ -109,7 +113,9 @@ class ImageCache:
 
 
 def _encoded(arrays: Mapping[str, Array]) -> bytes:
-    """An entry: its head as JSON behind two numbers (its size, the checksum of all after it), then arrays."""
+    """An entry: its head as JSON behind two numbers (its size, the checksum of all after it), then
+    arrays.
+    """
     heads, parts = [], []
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array).reshape(-1)
@@ -127,10 +133,14 @@ def _encoded(arrays: Mapping[str, Array]) -> bytes:
 
 
 def _coded(values: Array) -> tuple[Array, Array] | None:
-    """The distinct values, bit for bit, and the code of each element; None: they are too many to save anything."""
+    """The distinct values, bit for bit, and the code of each element; None: they are too many to
+    save anything.
+    """
     table, codes = np.empty(_MOST_VALUES, np.uint32), np.empty(len(values), np.uint16)
     slots = np.full(2 * _MOST_VALUES, EMPTY, np.int32)
-    count = find_codes(values.view(np.uint32), slots, 32 - (len(slots).bit_length() - 1), table, codes)
+    count = find_codes(
+        values.view(np.uint32), slots, 32 - (len(slots).bit_length() - 1), table, codes
+    )
     if count < 0 or 4 * count + 2 * len(values) >= 4 * len(values):
         return None
     return table[:count], codes.astype(np.uint8) if count <= 256 else codes

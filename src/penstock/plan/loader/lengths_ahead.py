@@ -1,8 +1,10 @@
-"""The lengths that a plan reads of a large remote dataset come ahead of it, in the order of its shuffle.
+"""The lengths that a plan reads of a large remote dataset come ahead of it, in the order of its
+shuffle.
 
-Documents that are mixed together are known from the permutation, so their lengths are asked for together: a window of
-the runs of shuffle `block`, with the windows after it; a stretch of the dataset with `none`. With `full`, the plan soon
-needs all lengths, at random places, so they come as a whole, before the first step.
+Documents that are mixed together are known from the permutation, so their lengths are asked for
+together: a window of the runs of shuffle `block`, with the windows after it; a stretch of the
+dataset with `none`. With `full`, the plan soon needs all lengths, at random places, so they come as
+a whole, before the first step.
 """
 
 from typing import Annotated, final
@@ -34,16 +36,27 @@ class LengthsAhead:
         last: Documents of all epochs, at most.
     """
 
-    def __init__(self, source: Source, ranges: Ranges, first: int, size: int, key: int, last: int) -> None:
-        self._source, self.ranges, self._first, self._size, self._key = source, ranges, first, size, key
+    def __init__(
+        self, source: Source, ranges: Ranges, first: int, size: int, key: int, last: int
+    ) -> None:
+        self._source, self.ranges, self._first, self._size, self._key = (
+            source,
+            ranges,
+            first,
+            size,
+            key,
+        )
         self._last = last
         self._here = self._asked = 0, 0
-        """Positions [begin, end) of the stretch that the plan is in; and of all that was asked for."""
+        """Positions [begin, end) of the stretch that the plan is in; and of all that was asked
+        for.
+        """
         if source.shuffle == "full":
             self._here = self._asked = 0, last
 
     def look(self, position: int) -> None:
-        """Ask for the lengths of the stretch at a position of the plan, and the next time for those after it.
+        """Ask for the lengths of the stretch at a position of the plan, and the next time for those
+        after it.
 
         It never waits. When a run begins, nothing is asked for before what it begins with.
         """

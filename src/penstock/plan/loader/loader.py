@@ -1,11 +1,12 @@
 """The loader: steps of model inputs, blended, shuffled, packed, resumable at every step.
 
-Every rank runs the same plan and fills only its own rows. With `threads` > 0, worker threads take turns planning and
-fill steps in parallel; with 0, everything runs in the caller's thread. The steps are the same bit for bit. Prefetching
-is never part of a state: `step.resume_state` is the position after that step.
+Every rank runs the same plan and fills only its own rows. With `threads` > 0, worker threads take
+turns planning and fill steps in parallel; with 0, everything runs in the caller's thread. The steps
+are the same bit for bit. Prefetching is never part of a state: `step.resume_state` is the position
+after that step.
 
-Only the consumer knows which of the returned steps are trained, since some consumers take steps ahead of training. So
-`state_dict()` is refused while an iterator that returned a step is alive.
+Only the consumer knows which of the returned steps are trained, since some consumers take steps
+ahead of training. So `state_dict()` is refused while an iterator that returned a step is alive.
 """
 
 import sys
@@ -54,18 +55,20 @@ class Loader:
         save(step.resume_state)
     ```
 
-    Iterating goes on where the last iteration stopped being consumed; it ends when every source has had its
-    `max_epochs`. A last, short step is filled up with empty rows, so that all ranks have as many.
+    Iterating goes on where the last iteration stopped being consumed; it ends when every source has
+    had its `max_epochs`. A last, short step is filled up with empty rows, so that all ranks have as
+    many.
 
     Args:
-        mixture: The sources; a single `Source`, a path, an opened dataset, a list of these, or a mapping of path →
-            share will do.
-        settings: The keywords are the fields of `LoaderSettings`, which describes each; `Loader.of` takes them as one.
+        mixture: The sources; a single `Source`, a path, an opened dataset, a list of these, or a
+            mapping of path → share will do.
+        settings: The keywords are the fields of `LoaderSettings`, which describes each; `Loader.of`
+            takes them as one.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
         DistributedError: Several processes, and `data_parallel` was left out.
-    """
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -99,15 +102,32 @@ class Loader:
         self._open(
             mixture,
             LoaderSettings(
-                sequence_length=sequence_length, rows_per_step=rows_per_step, seed=seed, data_parallel=data_parallel,
-                packing=packing, window_rows=window_rows, patches_per_row=patches_per_row,
-                documents_per_row=documents_per_row, max_document_tokens=max_document_tokens,
-                requirements=requirements, attention=attention, pad_id=pad_id, threads=threads, prefetch=prefetch,
-                pin_memory=pin_memory, companion=companion, sum_over_ranks=sum_over_ranks, image_cache=image_cache,
-                image_cache_bytes=image_cache_bytes, prefetch_bytes=prefetch_bytes, cache=cache,
-                cache_bytes=cache_bytes, continue_from=continue_from, first_step=first_step,
+                sequence_length=sequence_length,
+                rows_per_step=rows_per_step,
+                seed=seed,
+                data_parallel=data_parallel,
+                packing=packing,
+                window_rows=window_rows,
+                patches_per_row=patches_per_row,
+                documents_per_row=documents_per_row,
+                max_document_tokens=max_document_tokens,
+                requirements=requirements,
+                attention=attention,
+                pad_id=pad_id,
+                threads=threads,
+                prefetch=prefetch,
+                pin_memory=pin_memory,
+                companion=companion,
+                sum_over_ranks=sum_over_ranks,
+                image_cache=image_cache,
+                image_cache_bytes=image_cache_bytes,
+                prefetch_bytes=prefetch_bytes,
+                cache=cache,
+                cache_bytes=cache_bytes,
+                continue_from=continue_from,
+                first_step=first_step,
             ),
-        )  # fmt: skip
+        )
 
     @classmethod
     def of(cls, mixture: Mixture | Sources, settings: LoaderSettings) -> "Loader":
@@ -129,26 +149,47 @@ class Loader:
         pin = cuda_in_use() if settings.pin_memory is None else settings.pin_memory
         self._plan = self.new_plan()
         self._extras = Extras(
-            self.mixture.sources, self.datasets, self._plan.rewritings, self.requirements, self.settings.packing,
-            self.settings.sequence_length, (settings.image_cache, settings.image_cache_bytes),
-        )  # fmt: skip
+            self.mixture.sources,
+            self.datasets,
+            self._plan.rewritings,
+            self.requirements,
+            self.settings.packing,
+            self.settings.sequence_length,
+            (settings.image_cache, settings.image_cache_bytes),
+        )
         self._fill = Fill(
-            self.datasets, self.settings.sequence_length, self.requirements, settings.pad_id, self._plan.rewritings,
-            self._extras, keep=2 * (settings.prefetch + settings.threads + 2), allocate=pinned if pin else heap,
-        )  # fmt: skip
-        self._accompany = companions.begin(settings.companion, self.mixture, self.datasets, self._plan.rewritings)
+            self.datasets,
+            self.settings.sequence_length,
+            self.requirements,
+            settings.pad_id,
+            self._plan.rewritings,
+            self._extras,
+            keep=2 * (settings.prefetch + settings.threads + 2),
+            allocate=pinned if pin else heap,
+        )
+        self._accompany = companions.begin(
+            settings.companion, self.mixture, self.datasets, self._plan.rewritings
+        )
         in_python = any(rewriting.runs_in_python for rewriting in self._plan.rewritings)
         self._sum = settings.sum_over_ranks if in_python and self.data_parallel.size > 1 else None
         self._fetching = Fetching(
-            self.mixture.sources, self.datasets, self._plan.rewritings, self.settings,
-            self.requirements.target_distances or 1, settings.cache_bytes, rewrites_own=self._sum is not None,
-        )  # fmt: skip
+            self.mixture.sources,
+            self.datasets,
+            self._plan.rewritings,
+            self.settings,
+            self.requirements.target_distances or 1,
+            settings.cache_bytes,
+            rewrites_own=self._sum is not None,
+        )
         self._ahead: StepsAhead | None = None
         self._description, self._epochs = states.describe(self._plan), states.epochs_of(self._plan)
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
         self._after = self._planner.first
-        self._skipped, self._untrained = self._after.window_start.skipped, self._after.window_start.untrained
+        self._skipped, self._untrained = (
+            self._after.window_start.skipped,
+            self._after.window_start.untrained,
+        )
         # The iterator that gave the last step, as long as it has a holder.
         self._giver: weakref.ref[Iterator[Step]] | None = None
 
@@ -156,8 +197,10 @@ class Loader:
         """Steps from the current state on.
 
         Raises:
-            DistributedError: In a worker process of torch's `DataLoader`, where every worker would give every row.
-            ConfigError: While iterating: a whole epoch of a source had no target (see `plan.loader.untrained`).
+            DistributedError: In a worker process of torch's `DataLoader`, where every worker would
+                give every row.
+            ConfigError: While iterating: a whole epoch of a source had no target (see
+                `plan.loader.untrained`).
         """
         refuse_worker_process()
         itself: list[weakref.ref[Iterator[Step]]] = []
@@ -211,7 +254,8 @@ class Loader:
         """
         if self.companion is not None:
             raise ConfigError(
-                "a Loader with a companion (for a teacher, say) cannot be pickled; make it in the process that uses it"
+                "a Loader with a companion (for a teacher, say) cannot be pickled; make it in "
+                "the process that uses it"
             )
         return _unpickled, (self.mixture, self.loader_settings.elsewhere(), self.state_dict())
 
@@ -219,13 +263,16 @@ class Loader:
         settings, data_parallel = self.settings, self.data_parallel
         dropped = "".join(
             f", {what}: {', '.join(f'{count:,} of {name}' for name, count in counts.items())}"
-            for what, counts in (("documents dropped", self.dropped), ("untrained parts left out", self.untrained))
+            for what, counts in (
+                ("documents dropped", self.dropped),
+                ("untrained parts left out", self.untrained),
+            )
             if counts
         )
         return (
-            f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: "
-            f"steps of {settings.ramp} rows of {settings.sequence_length} tokens, at step {self.step}, "
-            f"rank {data_parallel.rank} of {data_parallel.size}{dropped})"
+            f"Loader({', '.join(source.name for source in self.mixture.sources[:8])}: steps "
+            f"of {settings.ramp} rows of {settings.sequence_length} tokens, at step "
+            f"{self.step}, rank {data_parallel.rank} of {data_parallel.size}{dropped})"
         )
 
     def _repr_html_(self) -> str:
@@ -238,30 +285,48 @@ class Loader:
             ("rank", f"{self.data_parallel.rank} of {self.data_parallel.size}"),
         ]
         sources = [
-            (source.name, f"{source.share:g}", type(source.objective).__name__, source.max_epochs or "no limit")
+            (
+                source.name,
+                f"{source.share:g}",
+                type(source.objective).__name__,
+                source.max_epochs or "no limit",
+            )
             for source in self.mixture.sources
         ]
-        return card("Loader", facts, table(("source", "share", "objective", "epochs at most"), sources))
+        return card(
+            "Loader", facts, table(("source", "share", "objective", "epochs at most"), sources)
+        )
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Source → documents dropped so far, through the window of rows that the last step ended in.
+        """Source → documents dropped so far, through the window of rows that the last step ended
+        in.
 
-        They have no tokens, or are longer than a row (or `max_document_tokens`) in a source with `too_long="drop"`.
-        Sources without any are not listed.
+        They have no tokens, or are longer than a row (or `max_document_tokens`) in a source with
+        `too_long="drop"`. Sources without any are not listed.
         """
         counts = (self._skipped["empty"] + self._skipped["dropped"]).tolist()
-        return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=True) if count}
+        return {
+            source.name: count
+            for source, count in zip(self.mixture.sources, counts, strict=True)
+            if count
+        }
 
     @property
     def untrained(self) -> dict[str, int]:
-        """Source → parts of documents left out so far because loss weights leave no target in them, counted likewise.
+        """Source → parts of documents left out so far because loss weights leave no target in them,
+        counted likewise.
 
-        They are of documents longer than a row (or `max_document_tokens`) in a source with `drop_untrained`; a document
-        that is truncated counts as one part. Sources without any are not listed.
+        They are of documents longer than a row (or `max_document_tokens`) in a source with
+        `drop_untrained`; a document that is truncated counts as one part. Sources without any are
+        not listed.
         """
         counts = [] if self._untrained is None else self._untrained["parts"].tolist()
-        return {source.name: count for source, count in zip(self.mixture.sources, counts, strict=False) if count}
+        return {
+            source.name: count
+            for source, count in zip(self.mixture.sources, counts, strict=False)
+            if count
+        }
 
     @property
     def step(self) -> int:
@@ -270,7 +335,9 @@ class Loader:
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """Source name → bytes fetched and used so far by this process, of each source in an object store."""
+        """Source name → bytes fetched and used so far by this process, of each source in an object
+        store.
+        """
         return self._fetching.traffic
 
     @property
@@ -285,7 +352,9 @@ class Loader:
 
     @property
     def bidirectional_source(self) -> str | None:
-        """Name of the first source with an objective that makes bidirectional prefixes; None where there is none."""
+        """Name of the first source with an objective that makes bidirectional prefixes; None where
+        there is none.
+        """
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
         return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
 
@@ -296,33 +365,54 @@ class Loader:
 
     @property
     def blank_image(self) -> BlankImage | None:
-        """A blank image as the processor of its sources makes it, for trials of models; None: no source has images."""
+        """A blank image as the processor of its sources makes it, for trials of models; None: no
+        source has images.
+        """
         return None if self._extras.media is None else self._extras.media.blank
 
     @property
     def path_values(self) -> dict[str, tuple[str, ...] | None]:
         """Source name → names of the values of its paths; None: it has no trees."""
-        return dict(zip((source.name for source in self.mixture.sources), self._extras.path_values, strict=True))
+        return dict(
+            zip(
+                (source.name for source in self.mixture.sources),
+                self._extras.path_values,
+                strict=True,
+            )
+        )
 
     def has_compared(self, source: str) -> bool:
-        """Whether any of a source's first documents has a path with a value: answers that are better or worse."""
+        """Whether any of a source's first documents has a path with a value: answers that are
+        better or worse.
+        """
         number = [one.name for one in self.mixture.sources].index(source)
         return self._extras.has_compared(number, len(self.datasets[number]))
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Source name → the largest token id that its objective adds to documents, where it adds any."""
+        """Source name → the largest token id that its objective adds to documents, where it adds
+        any.
+        """
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
-        added = {source.name: getattr(rewriting.objective, "added_tokens", ()) for source, rewriting in pairs}
+        added = {
+            source.name: getattr(rewriting.objective, "added_tokens", ())
+            for source, rewriting in pairs
+        }
         return {name: max(ids) for name, ids in added.items() if ids}
 
     def new_plan(self) -> Plan:
         """Its plan from the beginning, for looking at; the loader itself does not move."""
-        return Plan(self.mixture, self.datasets, self.settings, self.requirements.target_distances or 1, self.start)
+        return Plan(
+            self.mixture,
+            self.datasets,
+            self.settings,
+            self.requirements.target_distances or 1,
+            self.start,
+        )
 
     def count_steps(self) -> int:
-        """Steps up to its end, those before `first_step` among them; costs the whole plan once (millions of documents
-        a second).
+        """Steps up to its end, those before `first_step` among them; costs the whole plan once
+        (millions of documents a second).
 
         Never ends where some source has no `max_epochs`.
         """
@@ -335,7 +425,9 @@ class Loader:
 
     @property
     def known_from(self) -> int:
-        """Steps before this one are not those of its plan: its sources had ended there, and got more `max_epochs`."""
+        """Steps before this one are not those of its plan: its sources had ended there, and got
+        more `max_epochs`.
+        """
         return self._after.known_from
 
     def rows_before(self, step: int) -> int:
@@ -344,11 +436,17 @@ class Loader:
 
     @property
     def made_from(self) -> dict[str, Any]:
-        """What the plan is made from: settings by name, and digests of the sources; states hold it."""
+        """What the plan is made from: settings by name, and digests of the sources; states hold
+        it.
+        """
         return dict(self._description)
 
-    def differences(self, first: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[str]:
-        """In what `made_from` of rank 0 and that of a process elsewhere differ, in words; empty: in nothing."""
+    def differences(
+        self, first: Mapping[str, Any], other: Mapping[str, Any], where: str
+    ) -> list[str]:
+        """In what `made_from` of rank 0 and that of a process elsewhere differ, in words; empty: in
+        nothing.
+        """
         return states.differences(
             self._plan,
             dict(first),
@@ -357,34 +455,40 @@ class Loader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of a loader at rest: after the last step that was handed out, as that step's `resume_state`.
+        """State of a loader at rest: after the last step that was handed out, as that step's
+        `resume_state`.
 
-        Refused while an iterator is held that gave a step, even at its end: who holds it may have taken steps that are
-        not trained yet (Lightning takes one ahead), and a resume would leave them out. The state to save in a loop is
-        `step.resume_state` of the last step that was trained. An iterator is given up when a `for` loop ends or is
-        left, and when the loader is moved (`seek`, `load_state_dict`) or iterated again.
+        Refused while an iterator is held that gave a step, even at its end: who holds it may have
+        taken steps that are not trained yet (Lightning takes one ahead), and a resume would leave
+        them out. The state to save in a loop is `step.resume_state` of the last step that was
+        trained. An iterator is given up when a `for` loop ends or is left, and when the loader is
+        moved (`seek`, `load_state_dict`) or iterated again.
 
         Raises:
             StateError: Such an iterator is held.
         """
         if self._giver is not None and self._giver() is not None:
             raise StateError(
-                f"state_dict() of a Loader with an iterator under way, after step {self.step - 1}: whoever iterates "
-                "may have taken steps that are not trained yet, which a resume would leave out; save "
-                "`step.resume_state` of the last step that was trained"
+                "state_dict() of a Loader with an iterator under way, after step "
+                f"{self.step - 1}: whoever iterates may have taken steps that are not trained "
+                "yet, which a resume would leave out; save `step.resume_state` of the last "
+                "step that was trained"
             )
         return states.save(self._description, self._epochs, self._after)
 
-    def load_state_dict(self, state: dict[str, Any], *, say: Callable[[str], None] | None = None) -> None:
-        """Go on after the step that `state` was saved from, on any number of ranks that divides the step.
+    def load_state_dict(
+        self, state: dict[str, Any], *, say: Callable[[str], None] | None = None
+    ) -> None:
+        """Go on after the step that `state` was saved from, on any number of ranks that divides the
+        step.
 
-        Only `max_epochs` of the sources may be others than then, where that changes no row before the state, or where
-        all sources had ended.
+        Only `max_epochs` of the sources may be others than then, where that changes no row before
+        the state, or where all sources had ended.
 
         Args:
             state: What `state_dict` or `Step.resume_state` gave.
-            say: Called with a sentence for each source that has another `max_epochs`; by default rank 0 prints it on
-                standard error.
+            say: Called with a sentence for each source that has another `max_epochs`; by default
+                rank 0 prints it on standard error.
 
         Raises:
             StateError: The state was made from other data or settings; the message names them.
@@ -398,7 +502,8 @@ class Loader:
     def seek(self, step: int) -> Self:
         """Go on at step number `step`, replaying the plan from the nearest known state.
 
-        The replay passes millions of documents a second; a bar is shown when it takes longer than a second.
+        The replay passes millions of documents a second; a bar is shown when it takes longer than a
+        second.
 
         Raises:
             ConfigError: The sources end before it, or it is not a whole number from 0 on.
@@ -406,14 +511,17 @@ class Loader:
         step = step_number(step)
         self._move(self._after)
         try:
-            with replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0) as watch:
+            with replay_progress(
+                "replaying the plan", enabled=self.data_parallel.rank == 0
+            ) as watch:
                 self._after = self._planner.find(step, near=self._after, watch=watch)
         finally:
             self._move(self._after)
         return self
 
     def explain(self, step: int, row: int | None = None) -> list[PieceOrigin]:
-        """Where the tokens of a step come from: source, file, line, epoch and text of every piece of its rows.
+        """Where the tokens of a step come from: source, file, line, epoch and text of every piece
+        of its rows.
 
         Costs a replay of the plan from the nearest known state; the loader itself does not move.
 
@@ -427,10 +535,16 @@ class Loader:
         with replay_progress("replaying the plan", enabled=self.data_parallel.rank == 0) as watch:
             planner.start(planner.find(step, near=self._after, watch=watch))
         step_plan = planner.next()
-        return [] if step_plan is None else explain(self.mixture, self.datasets, plan.rewritings, step_plan, row)
+        return (
+            []
+            if step_plan is None
+            else explain(self.mixture, self.datasets, plan.rewritings, step_plan, row)
+        )
 
     def _move(self, state: StepState) -> None:
-        """Make `state` the current one; an iterator that works ahead ends, and says so when it is asked again."""
+        """Make `state` the current one; an iterator that works ahead ends, and says so when it is
+        asked again.
+        """
         if self._run is not None:
             self._run.stop()
             if self._ahead is not None:

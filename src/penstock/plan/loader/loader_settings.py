@@ -1,4 +1,6 @@
-"""The settings of a loader: those of its plan, and how its steps are filled, prefetched and kept."""
+"""The settings of a loader: those of its plan, and how its steps are filled, prefetched and
+kept.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,15 +17,26 @@ from penstock.plan.loader.places import Start, read_place
 from penstock.plan.loader.plan_settings import PlanSettings
 
 _WHOLE = (
-    "sequence_length", "seed", "window_rows", "patches_per_row", "documents_per_row", "max_document_tokens", "threads",
-    "prefetch", "pad_id", "image_cache_bytes", "prefetch_bytes", "cache_bytes",
-)  # fmt: skip
+    "sequence_length",
+    "seed",
+    "window_rows",
+    "patches_per_row",
+    "documents_per_row",
+    "max_document_tokens",
+    "threads",
+    "prefetch",
+    "pad_id",
+    "image_cache_bytes",
+    "prefetch_bytes",
+    "cache_bytes",
+)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings(PlanSettings):
-    """The keywords of `Loader`, of which this class is the source: names, types, defaults and descriptions.
+    """The keywords of `Loader`, of which this class is the source: names, types, defaults and
+    descriptions.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree.
@@ -31,15 +44,18 @@ class LoaderSettings(PlanSettings):
     """
 
     data_parallel: Any = None
-    """This process's rank: `DataParallel`, (rank, size), or a torch DeviceMesh, whose dimensions for tensor, pipeline,
-    expert and context parallelism give the same rows. May be left out only when there is one process. Always a
-    `DataParallel` once the settings are made."""
+    """This process's rank: `DataParallel`, (rank, size), or a torch DeviceMesh, whose dimensions
+    for tensor, pipeline, expert and context parallelism give the same rows. May be left out only
+    when there is one process. Always a `DataParallel` once the settings are made.
+    """
     requirements: InputRequirements | None = None
     """What the model needs; everything in int32 when None."""
     attention: Attention | None = None
-    """"row" lets the documents of a row see each other: positions and `cu_seqlens` then run over the row, while
-    targets, loss weights and `document_ids` stay as they are. It is there to reproduce baselines. By default what
-    `requirements` say, and "document" when they say nothing. Plan and states are the same."""
+    """"row" lets the documents of a row see each other: positions and `cu_seqlens` then run over
+    the row, while targets, loss weights and `document_ids` stay as they are. It is there to
+    reproduce baselines. By default what `requirements` say, and "document" when they say nothing.
+    Plan and states are the same.
+    """
     pad_id: int = 0
     """Token id in padding; it is never a target."""
     threads: int = 1
@@ -47,32 +63,45 @@ class LoaderSettings(PlanSettings):
     prefetch: int = 2
     """Maximum steps that are prepared ahead; none are without threads."""
     pin_memory: bool | None = None
-    """Write into page-locked memory; by default when CUDA is there and torch is already imported. Copy such rows with
-    `penstock.to_torch`: the loader reuses a buffer once nothing references it."""
+    """Write into page-locked memory; by default when CUDA is there and torch is already imported.
+    Copy such rows with `penstock.to_torch`: the loader reuses a buffer once nothing references it.
+    """
     companion: Companion | None = None
-    """Makes something more of each row, in the filling threads; it becomes the row's `distillation`."""
+    """Makes something more of each row, in the filling threads; it becomes the row's
+    `distillation`.
+    """
     sum_over_ranks: Callable[[list[float]], Sequence[float]] | None = None
-    """Sums numbers over all ranks in float64, such as an all-reduce: called with a list on every rank, for each step in
-    order, by the thread that takes the step. With it, objectives written in Python run only for this rank's rows, and
-    the ranks' loss weights are added up; without it, each rank runs them for all rows, because every rank needs the
-    sum. It is not called if no source has such an objective."""
+    """Sums numbers over all ranks in float64, such as an all-reduce: called with a list on every
+    rank, for each step in order, by the thread that takes the step. With it, objectives written in
+    Python run only for this rank's rows, and the ranks' loss weights are added up; without it, each
+    rank runs them for all rows, because every rank needs the sum. It is not called if no source has
+    such an objective.
+    """
     image_cache: str | Path | None = None
-    """Folder for processed images, without loss; from the second time on, an image costs a fifth or less. Several
-    processes and runs may share it. None: images are decoded and processed whenever they are needed."""
+    """Folder for processed images, without loss; from the second time on, an image costs a fifth or
+    less. Several processes and runs may share it. None: images are decoded and processed whenever
+    they are needed.
+    """
     image_cache_bytes: int = BYTES
     """Maximum bytes of that folder, 64 GiB by default; beyond it, what was least used goes."""
     prefetch_bytes: int = PREFETCH_BYTES
-    """Maximum bytes of processed images in steps that are prepared ahead, 4 GiB by default; one step is always made."""
+    """Maximum bytes of processed images in steps that are prepared ahead, 4 GiB by default; one
+    step is always made.
+    """
     cache: str | Path | None = None
-    """Folder for what is fetched of sources in object stores; ranks and runs may share it. None: the environment's
-    `PENSTOCK_CACHE`, else the user's cache folder."""
+    """Folder for what is fetched of sources in object stores; ranks and runs may share it. None:
+    the environment's `PENSTOCK_CACHE`, else the user's cache folder.
+    """
     cache_bytes: int | None = None
-    """Maximum bytes of all remote sources in that folder; beyond it, what was used least recently goes. Ranks of one
-    machine share the folder, and should have the same number. None: no limit."""
+    """Maximum bytes of all remote sources in that folder; beyond it, what was used least recently
+    goes. Ranks of one machine share the folder, and should have the same number. None: no limit.
+    """
     continue_from: Mapping[str, Any] | None = None
-    """Where the sources of another loader stood after one of its steps, `Step.place`: sources of the same name go on
-    there, and new ones begin at their beginning. Shares, limits, objectives and the form of rows may be others; a
-    dataset may have grown at its end. None: all begin at their beginning."""
+    """Where the sources of another loader stood after one of its steps, `Step.place`: sources of
+    the same name go on there, and new ones begin at their beginning. Shares, limits, objectives and
+    the form of rows may be others; a dataset may have grown at its end. None: all begin at their
+    beginning.
+    """
     first_step: int = 0
     """Number of the first step, for changes of shares and a batch ramp that count on."""
 
@@ -88,10 +117,13 @@ class LoaderSettings(PlanSettings):
             self.data_parallel.rows(rows)
         if self.threads < 0 or self.prefetch < 1:
             raise ConfigError(
-                f"threads must be at least 0 and prefetch at least 1, got {self.threads} and {self.prefetch}"
+                f"threads must be at least 0 and prefetch at least 1, got {self.threads} and "
+                f"{self.prefetch}"
             )
         if not isinstance(self.requirements, InputRequirements | None):
-            raise ConfigError(f"requirements must be penstock.InputRequirements, got {self.requirements!r}")
+            raise ConfigError(
+                f"requirements must be penstock.InputRequirements, got {self.requirements!r}"
+            )
         self.merged_requirements().require_effect()
         for name in ("cache_bytes", "prefetch_bytes"):
             if (size := getattr(self, name)) is not None and size < 1:
@@ -108,7 +140,9 @@ class LoaderSettings(PlanSettings):
 
     @property
     def plan(self) -> PlanSettings:
-        """Those of the plan, with no more documents in a row than the requirements have room for."""
+        """Those of the plan, with no more documents in a row than the requirements have room
+        for.
+        """
         own = {field.name: getattr(self, field.name) for field in fields(PlanSettings)}
         return PlanSettings(**own).within(self.merged_requirements())
 
@@ -120,7 +154,9 @@ class LoaderSettings(PlanSettings):
 
     @property
     def filling(self) -> dict[str, Any]:
-        """Those that change no plan and have values for any process: `pad_id`, `threads`, … and those of a cache."""
+        """Those that change no plan and have values for any process: `pad_id`, `threads`, … and
+        those of a cache.
+        """
         names = ["pad_id", "threads", "prefetch", "pin_memory", "prefetch_bytes"]
         if self.image_cache is not None:
             names += ["image_cache", "image_cache_bytes"]

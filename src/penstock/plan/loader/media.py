@@ -1,4 +1,5 @@
-"""Images of the rows of a loader: read, decoded and processed in its threads, one by one, then joined over each row.
+"""Images of the rows of a loader: read, decoded and processed in its threads, one by one, then
+joined over each row.
 
 Nothing of it is in the plan or in a state: pixels depend on the image and the processor alone.
 """
@@ -65,8 +66,8 @@ class MediaRows:
             first = first or (name, media.fingerprint, dataset)
             if media.fingerprint != first[1]:
                 raise ConfigError(
-                    f"sources {first[0]!r} and {name!r} were prepared with different processors of images; prepare "
-                    "both with that of the model"
+                    f"sources {first[0]!r} and {name!r} were prepared with different "
+                    "processors of images; prepare both with that of the model"
                 )
         processor = first and first[2].processor
         assert processor is not None
@@ -77,7 +78,9 @@ class MediaRows:
         for settings in self._settings:
             kind = "" if settings is None else _kind(self.processor, settings)
             self._kinds.append(bytes.fromhex(kind))
-            self._caches.append(None if not kind or cache is None else ImageCache(cache, kind, cache_bytes))
+            self._caches.append(
+                None if not kind or cache is None else ImageCache(cache, kind, cache_bytes)
+            )
 
     def rows(
         self,
@@ -105,7 +108,9 @@ class MediaRows:
         return [] if table is None else table.images(int(document))
 
     def _fetch(self, images: Iterable[ImageOf]) -> None:
-        """Bring images from stores, several at once; what fails is asked for again, and raises, where it is read."""
+        """Bring images from stores, several at once; what fails is asked for again, and raises,
+        where it is read.
+        """
         kept = [cache for cache in self._caches if cache is not None]
         wanted = [
             image.fetch
@@ -118,7 +123,10 @@ class MediaRows:
                     wait_for(coming)
 
     def _row(
-        self, pieces: Annotated[Records, PIECE, "documents"], images_of: Sequence[list[ImageOf]], tokens: Array
+        self,
+        pieces: Annotated[Records, PIECE, "documents"],
+        images_of: Sequence[list[ImageOf]],
+        tokens: Array,
     ) -> RowMedia:
         found: list[tuple[int, int, ImageOf]] = []
         arrays, slots, keys = [], [], []
@@ -139,24 +147,32 @@ class MediaRows:
             places = [
                 begin
                 + image.begin
-                + np.flatnonzero(tokens[begin + image.begin : begin + image.end] == self.processor.slot_id)
+                + np.flatnonzero(
+                    tokens[begin + image.begin : begin + image.end] == self.processor.slot_id
+                )
                 for image in images
             ]
             for image, of_image in zip(images, places, strict=True):
                 if len(of_image) != image.slots:
                     raise CorruptionError(
-                        f"{self._place(source, document, image)}: {len(of_image)} slots of it in the tokens, expected "
-                        f"{image.slots}; prepare again"
+                        f"{self._place(source, document, image)}: {len(of_image)} slots of it "
+                        f"in the tokens, expected {image.slots}; prepare again"
                     )
             found += [(number, begin, image) for image in images]
             keys += [image.digest + self._kinds[source] for image in images]
             arrays += made
             slots += places
             if positions is not None:
-                grids = np.concatenate([one["image_grid_thw"] for one in made]) if made else np.empty((0, 3), np.int64)
+                grids = (
+                    np.concatenate([one["image_grid_thw"] for one in made])
+                    if made
+                    else np.empty((0, 3), np.int64)
+                )
                 inside = np.concatenate(places) - begin if places else np.empty(0, np.int64)
                 positions[0, begin:end] = np.arange(length)
-                positions[1:, begin:end] = grid_positions(inside, length, grids, self.processor.merge)
+                positions[1:, begin:end] = grid_positions(
+                    inside, length, grids, self.processor.merge
+                )
         if positions is not None and len(pieces):
             positions[:, ends[-1] :] = np.arange(len(tokens) - ends[-1])
         return RowMedia(
@@ -186,14 +202,18 @@ class MediaRows:
             raise CorruptionError(f"{self._place(source, document, image)}: {error}") from error
         if self.processor.patches_of(made) != image.patches:
             raise CorruptionError(
-                f"{self._place(source, document, image)} has {self.processor.patches_of(made)} patches, expected "
-                f"{image.patches}: this version of transformers processes images in another way; prepare again"
+                f"{self._place(source, document, image)} has "
+                f"{self.processor.patches_of(made)} patches, expected {image.patches}: this "
+                "version of transformers processes images in another way; prepare again"
             )
         return made
 
     def _place(self, source: int, document: int, image: ImageOf) -> str:
         noun = NOUNS[self.processor.medium]
-        return f"source {self._names[source]!r}, document {document}: {noun} {image.name or image.digest.hex()}"
+        return (
+            f"source {self._names[source]!r}, document {document}: {noun} "
+            f"{image.name or image.digest.hex()}"
+        )
 
 
 def _kind(processor: Processor, settings: ImageSettings) -> str:

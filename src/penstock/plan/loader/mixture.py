@@ -1,6 +1,7 @@
 """What flows into a loader: sources with their shares.
 
-Numbers that users pass, checked where they come in, so that a wrong one is named and not found later.
+Numbers that users pass, checked where they come in, so that a wrong one is named and not found
+later.
 """
 
 import math
@@ -54,9 +55,10 @@ def real(name: str, value: Any) -> float:
 
 
 TooLong = Literal["split", "drop", "truncate", "error", "keep_end"]
-"""A document longer than a row. `split`: in parts, each a document of its own, and no target is lost. `drop`: left out.
-`truncate`: only its first tokens are kept; `keep_end`: only its last. All three are counted. `error`: refused, naming
-its origin."""
+"""A document longer than a row. `split`: in parts, each a document of its own, and no target is
+lost. `drop`: left out. `truncate`: only its first tokens are kept; `keep_end`: only its last. All
+three are counted. `error`: refused, naming its origin.
+"""
 
 TOO_LONG: tuple[str, ...] = ("split", "drop", "truncate", "error", "keep_end")
 CUTTING = ("split", "truncate", "keep_end")
@@ -91,34 +93,47 @@ class Source:
     """One corpus in a mixture: a dataset, or several whose documents are shuffled together."""
 
     path: str | os.PathLike[str] | Corpus | Sequence[str | os.PathLike[str] | Corpus]
-    """A dataset folder or its URL in a store, a Megatron prefix, or an opened dataset; or a list of these or a glob, as
-    one corpus."""
+    """A dataset folder or its URL in a store, a Megatron prefix, or an opened dataset; or a list of
+    these or a glob, as one corpus.
+    """
     share: float | Literal["tokens"] = 1.0
-    """Share of the tokens, relative to the other sources'. tokens: the tokens of the documents in use; then of all
-    sources."""
+    """Share of the tokens, relative to the other sources'. tokens: the tokens of the documents in
+    use; then of all sources.
+    """
     name: str = ""
-    """Unique in the mixture; shuffle and keys depend on it. By default the last part of the path, or of the glob; of a
-    list that of its first entry, and how many more there are."""
+    """Unique in the mixture; shuffle and keys depend on it. By default the last part of the path,
+    or of the glob; of a list that of its first entry, and how many more there are.
+    """
     objective: Objective = field(default_factory=Causal)
     """What is trained on these documents."""
     max_epochs: float | None = None
-    """Passes over the documents, at most; then the other sources go on in their proportions. None = no limit."""
+    """Passes over the documents, at most; then the other sources go on in their proportions. None =
+    no limit.
+    """
     slice: tuple[float, float] = (0.0, 1.0)
     """The part of the documents in use, as fractions of their number, in the order on disk."""
     shuffle: Shuffle = "full"
     """Order in each epoch: `full`, `block` (for remote storage) or `none`."""
     too_long: TooLong | None = None
-    """What happens to documents longer than a row, or than `max_document_tokens`; None is `split`. Not with packing
-    `concat`, which cuts at rows, unless there are `max_document_tokens`."""
+    """What happens to documents longer than a row, or than `max_document_tokens`; None is `split`.
+    Not with packing `concat`, which cuts at rows, unless there are `max_document_tokens`.
+    """
     sides: Sequence[str | Path] = ()
-    """Side datasets of this dataset: more columns for the same documents (`penstock.shards.write_side`)."""
+    """Side datasets of this dataset: more columns for the same documents
+    (`penstock.shards.write_side`).
+    """
     shuffle_runs: int = WINDOW_BLOCKS
-    """Runs of 256 documents that shuffle `block` mixes, at most: fewer need less room for a remote dataset."""
+    """Runs of 256 documents that shuffle `block` mixes, at most: fewer need less room for a remote
+    dataset.
+    """
     max_document_tokens: int | None = None
-    """Maximum tokens of a document, at most a row: longer ones are treated as `too_long` says. None: the loader's."""
+    """Maximum tokens of a document, at most a row: longer ones are treated as `too_long` says.
+    None: the loader's.
+    """
     drop_untrained: bool = True
-    """Whether documents that were cut, and parts of them, are left out where loss weights leave no target in them.
-    They are counted. Not with packing `concat`."""
+    """Whether documents that were cut, and parts of them, are left out where loss weights leave no
+    target in them. They are counted. Not with packing `concat`.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", _as_path(self.path))
@@ -135,52 +150,73 @@ class Source:
             object.__setattr__(self, "share", share)
         if self.max_epochs is not None:
             object.__setattr__(self, "max_epochs", real(f"{where}: max_epochs", self.max_epochs))
-        if self.max_epochs is not None and not (self.max_epochs > 0 and math.isfinite(self.max_epochs)):
+        if self.max_epochs is not None and not (
+            self.max_epochs > 0 and math.isfinite(self.max_epochs)
+        ):
             raise ConfigError(
-                f"{where}: max_epochs must be above 0, got {self.max_epochs:g}; leave it out for no limit"
+                f"{where}: max_epochs must be above 0, got {self.max_epochs:g}; leave it out "
+                "for no limit"
             )
         try:
             edges = tuple(self.slice)
         except TypeError:
             edges = ()
         if len(edges) != 2:
-            raise ConfigError(f"{where}: slice must be two fractions (begin, end), got {self.slice!r}")
+            raise ConfigError(
+                f"{where}: slice must be two fractions (begin, end), got {self.slice!r}"
+            )
         begin, end = (real(f"{where}: slice", edge) for edge in edges)
         object.__setattr__(self, "slice", (begin, end))
         if not 0 <= begin < end <= 1:
-            raise ConfigError(f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}")
+            raise ConfigError(
+                f"{where}: slice must be fractions 0 ≤ begin < end ≤ 1, got {self.slice}"
+            )
         if isinstance(self.sides, (str, Path)):
             raise ConfigError(f"{where}: sides must be a list of side datasets, got {self.sides!r}")
         object.__setattr__(self, "sides", tuple(self.sides))
         self._check_objective(where)
         if self.shuffle not in tuple(SHUFFLE_CODES):
-            raise ConfigError(f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
+            raise ConfigError(
+                f"{where}: shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}"
+            )
         object.__setattr__(self, "shuffle_runs", whole(f"{where}: shuffle_runs", self.shuffle_runs))
         if not 1 <= self.shuffle_runs <= MOST_RUNS:
-            raise ConfigError(f"{where}: shuffle_runs must be 1 to {MOST_RUNS:,}, got {self.shuffle_runs}")
+            raise ConfigError(
+                f"{where}: shuffle_runs must be 1 to {MOST_RUNS:,}, got {self.shuffle_runs}"
+            )
         if self.shuffle != "block" and self.shuffle_runs != WINDOW_BLOCKS:
             raise ConfigError(
-                f"{where}: shuffle_runs has an effect only with shuffle 'block', not {self.shuffle!r}; leave it out"
+                f"{where}: shuffle_runs has an effect only with shuffle 'block', not "
+                f"{self.shuffle!r}; leave it out"
             )
         if self.too_long is not None and self.too_long not in TOO_LONG:
-            raise ConfigError(f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
+            raise ConfigError(
+                f"{where}: too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}"
+            )
         if self.max_document_tokens is not None:
             most = whole(f"{where}: max_document_tokens", self.max_document_tokens)
             object.__setattr__(self, "max_document_tokens", most)
         if not isinstance(self.drop_untrained, bool):
-            raise ConfigError(f"{where}: drop_untrained must be True or False, got {self.drop_untrained!r}")
+            raise ConfigError(
+                f"{where}: drop_untrained must be True or False, got {self.drop_untrained!r}"
+            )
 
     def __repr__(self) -> str:
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         if isinstance(self.path, (str, Path)):
             given["path"] = shown_url(self.path)
         elif isinstance(self.path, tuple):
-            given["path"] = tuple(shown_url(one) if isinstance(one, (str, Path)) else one for one in self.path)
+            given["path"] = tuple(
+                shown_url(one) if isinstance(one, (str, Path)) else one for one in self.path
+            )
         return f"Source({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the settings that are not as by default."""
-        return card(f"Source {self.name}", [("path", _shown_path(self.path)), *_shown_settings(self, "name", "path")])
+        return card(
+            f"Source {self.name}",
+            [("path", _shown_path(self.path)), *_shown_settings(self, "name", "path")],
+        )
 
     def _check_objective(self, where: str) -> None:
         """Refuse what is no objective: a class, a name, or an object without all members."""
@@ -235,7 +271,9 @@ class Source:
 
 
 def _as_path(given: Any) -> Any:
-    """A `Path` in place of anything else that names a folder, such as the report of `prepare`; lists become tuples."""
+    """A `Path` in place of anything else that names a folder, such as the report of `prepare`;
+    lists become tuples.
+    """
     if isinstance(given, (list, tuple)):
         return tuple(map(_as_path, given))
     return Path(given) if isinstance(given, os.PathLike) else given
@@ -261,7 +299,9 @@ def _shown_path(path: Any) -> str:
 
 Place: TypeAlias = str | os.PathLike[str]
 """A path: also what `prepare` returns."""
-Sources: TypeAlias = Source | Place | Corpus | Sequence[Source | Place | Corpus] | Mapping[str, float]
+Sources: TypeAlias = (
+    Source | Place | Corpus | Sequence[Source | Place | Corpus] | Mapping[str, float]
+)
 """What a mixture is made of: one source or several, or a mapping of path → share."""
 
 
@@ -286,9 +326,15 @@ class Mixture:
         given: Any = self.sources
         if isinstance(given, Mapping):
             given = [Source(path, share) for path, share in given.items()]
-        elif isinstance(given, (Source, str, os.PathLike)) or is_corpus(given) or not isinstance(given, Iterable):
+        elif (
+            isinstance(given, (Source, str, os.PathLike))
+            or is_corpus(given)
+            or not isinstance(given, Iterable)
+        ):
             given = [given]
-        sources = tuple(source if isinstance(source, Source) else Source(source) for source in given)
+        sources = tuple(
+            source if isinstance(source, Source) else Source(source) for source in given
+        )
         object.__setattr__(self, "sources", sources)
         names = [source.name for source in self.sources]
         if not names:
@@ -304,10 +350,13 @@ class Mixture:
             unknown = sorted(set(change.shares) - set(names))
             if unknown:
                 raise ConfigError(
-                    f"the change at step {change.step} names {unknown[0]!r}; sources are {', '.join(names)}"
+                    f"the change at step {change.step} names {unknown[0]!r}; sources are "
+                    f"{', '.join(names)}"
                 )
 
-        numbers = [1.0 if source.share == TOKENS else float(source.share) for source in self.sources]
+        numbers = [
+            1.0 if source.share == TOKENS else float(source.share) for source in self.sources
+        ]
         for step, shares in self._phases(numbers):
             try:
                 integer_shares(shares)
@@ -318,11 +367,16 @@ class Mixture:
         """What a notebook shows: the sources, and the changes of their shares."""
         rows = []
         for source in self.sources:
-            others = [f"{name} {text}" for name, text in _shown_settings(source, "name", "path", "share")]
+            others = [
+                f"{name} {text}" for name, text in _shown_settings(source, "name", "path", "share")
+            ]
             share = source.share if isinstance(source.share, str) else f"{source.share:g}"
             rows.append((source.name, share, _shown_path(source.path), ", ".join(others)))
         changes = [
-            (f"from step {change.step:,}", ", ".join(f"{name} {share:g}" for name, share in change.shares.items()))
+            (
+                f"from step {change.step:,}",
+                ", ".join(f"{name} {share:g}" for name, share in change.shares.items()),
+            )
             for change in self.changes
         ]
         return card("Mixture", changes, table(("source", "share", "path", "settings"), rows))
@@ -332,14 +386,15 @@ class Mixture:
         if isinstance(first, (str, Path)) and isinstance(second, (str, Path)):
             if Path(first).resolve() == Path(second).resolve():
                 raise ConfigError(
-                    f"{first} is given twice; add its shares up, or give each source its own name, objective or slice"
+                    f"{first} is given twice; add its shares up, or give each source its own "
+                    "name, objective or slice"
                 )
             name = f"{name!r} ({first} and {second})"
         else:
             name = repr(name)
         raise ConfigError(
-            f"two sources are called {name}; give each its own name, as order and keys depend on it: Source(path, "
-            "share, name=…)"
+            f"two sources are called {name}; give each its own name, as order and keys depend "
+            "on it: Source(path, share, name=…)"
         )
 
     @property
@@ -348,38 +403,51 @@ class Mixture:
         return any(source.share == TOKENS for source in self.sources)
 
     def _check_shares_by_tokens(self, names: Sequence[str]) -> None:
-        """All sources have the share `tokens` or none; a change from it to numbers gives one to each source."""
+        """All sources have the share `tokens` or none; a change from it to numbers gives one to
+        each source.
+        """
         other = next((source for source in self.sources if source.share != TOKENS), None)
         if not self.by_tokens:
             return
         if other is not None:
             first = next(source for source in self.sources if source.share == TOKENS)
             raise ConfigError(
-                f"source {first.name!r} has share 'tokens' and source {other.name!r} has share {other.share:g}, which "
-                "is no number of tokens; give all sources 'tokens', or all of them numbers"
+                f"source {first.name!r} has share 'tokens' and source {other.name!r} has "
+                f"share {other.share:g}, which is no number of tokens; give all sources "
+                "'tokens', or all of them numbers"
             )
-        if self.changes and (left := [name for name in names if name not in self.changes[0].shares]):
+        if self.changes and (
+            left := [name for name in names if name not in self.changes[0].shares]
+        ):
             raise ConfigError(
-                f"the change at step {self.changes[0].step} gives no share to {left[0]!r}, whose share is 'tokens' so "
-                "far: the first change must name every source"
+                f"the change at step {self.changes[0].step} gives no share to {left[0]!r}, "
+                "whose share is 'tokens' so far: the first change must name every source"
             )
 
     def weighed(self, corpora: Sequence[Corpus]) -> "Mixture":
-        """The same with numbers of tokens in place of the share `tokens`; `corpora` are the opened sources."""
+        """The same with numbers of tokens in place of the share `tokens`; `corpora` are the opened
+        sources.
+        """
         if not self.by_tokens:
             return self
         pairs = zip(self.sources, corpora, strict=True)
-        sources = [replace(source, share=float(source.count_tokens(corpus))) for source, corpus in pairs]
+        sources = [
+            replace(source, share=float(source.count_tokens(corpus))) for source, corpus in pairs
+        ]
         return Mixture(sources, self.changes)
 
     def phases(self) -> list[tuple[int, list[float]]]:
-        """(first step, shares in the order of the sources) of each stretch with the same shares, from step 0.
+        """(first step, shares in the order of the sources) of each stretch with the same shares,
+        from step 0.
 
         Raises:
             ConfigError: Shares are `tokens`, and the mixture was not `weighed`.
         """
         if self.by_tokens:
-            raise ConfigError("the shares are 'tokens': numbers of them are known once the sources are open (weighed)")
+            raise ConfigError(
+                "the shares are 'tokens': numbers of them are known once the sources are open "
+                "(weighed)"
+            )
         return self._phases([float(source.share) for source in self.sources])
 
     def _phases(self, first: Sequence[float]) -> list[tuple[int, list[float]]]:
@@ -396,7 +464,9 @@ class Mixture:
 
 
 def require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
-    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron) pass."""
+    """Ids of two tokenizers mean different things; sources that store no tokenizer (Megatron)
+    pass.
+    """
     first: tuple[str, TokenizerInfo] | None = None
     for source, dataset in zip(mixture.sources, datasets, strict=True):
         info = dataset.tokenizer
@@ -406,7 +476,8 @@ def require_one_tokenizer(mixture: Mixture, datasets: Sequence[Corpus]) -> None:
             first = source.name, info
         elif info.fingerprint != first[1].fingerprint:
             raise ConfigError(
-                f"source {source.name!r} was prepared with tokenizer {info.name!r} ({info.fingerprint[:8]}), source "
-                f"{first[0]!r} with {first[1].name!r} ({first[1].fingerprint[:8]}): their ids mean different tokens; "
-                "prepare both with one tokenizer"
+                f"source {source.name!r} was prepared with tokenizer {info.name!r} "
+                f"({info.fingerprint[:8]}), source {first[0]!r} with {first[1].name!r} "
+                f"({first[1].fingerprint[:8]}): their ids mean different tokens; prepare both "
+                "with one tokenizer"
             )

@@ -1,4 +1,6 @@
-"""Numbers by column as bytes: each takes the bits of its distance from the smallest of its column; a zero takes one."""
+"""Numbers by column as bytes: each takes the bits of its distance from the smallest of its column;
+a zero takes one.
+"""
 
 import struct
 import zlib
@@ -9,7 +11,9 @@ import numpy as np
 from penstock.core.arrays import Int64
 
 _HEAD = struct.Struct("<qB")
-"""Of each column: its smallest number that is not 0, and the bits of each number's distance from it."""
+"""Of each column: its smallest number that is not 0, and the bits of each number's distance from
+it.
+"""
 
 
 def pack(numbers: Annotated[Int64, "rows columns"]) -> bytes:
@@ -25,17 +29,23 @@ def pack(numbers: Annotated[Int64, "rows columns"]) -> bytes:
         distances = values.view(np.uint64) - np.int64(low).view(np.uint64)
         octets = distances.astype(">u8").view(np.uint8).reshape(-1, 8)
         bits.append(np.unpackbits(octets, axis=1)[:, 64 - width :].ravel())
-    return zlib.compress(heads + np.packbits(present).tobytes() + np.packbits(np.concatenate(bits)).tobytes(), 9)
+    return zlib.compress(
+        heads + np.packbits(present).tobytes() + np.packbits(np.concatenate(bits)).tobytes(), 9
+    )
 
 
 def unpack(packed: bytes, rows: int, columns: int) -> Annotated[Int64, "rows columns"]:
     """The numbers that `pack` was given.
 
     Raises:
-        ValueError, zlib.error, struct.error: These bytes do not come from `pack` with as many rows and columns.
+        ValueError, zlib.error, struct.error: These bytes do not come from `pack` with as many rows
+            and columns.
     """
     # What packs to some bytes may unpack to gigabytes.
-    stream, most = zlib.decompressobj(), columns * _HEAD.size + rows * columns * 8 + -(-rows * columns // 8) + 8
+    stream, most = (
+        zlib.decompressobj(),
+        columns * _HEAD.size + rows * columns * 8 + -(-rows * columns // 8) + 8,
+    )
     data = stream.decompress(packed, most)
     if stream.unconsumed_tail or not stream.eof:
         raise ValueError(f"more than {most} bytes, or cut")

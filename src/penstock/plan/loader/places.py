@@ -1,15 +1,18 @@
-"""Where sources stand after a step, for a loader with other sources, settings or more documents to go on from there.
+"""Where sources stand after a step, for a loader with other sources, settings or more documents to
+go on from there.
 
-A state (`penstock.plan.loader.state`) is that of one plan. A place is what is left of it when the plan changes: which
-documents of each source were seen. A window of rows holds documents out of their order, so a step ends between
+A state (`penstock.plan.loader.state`) is that of one plan. A place is what is left of it when the
+plan changes: which documents of each source were seen. A window of rows holds documents out of
+their order, so a step ends between
 
     drawn    [[size, index], …]: the first `index` documents of the order of `size` documents, in the epoch under way
     seen     [epoch, document, begin, end]: tokens of documents after these that are in rows of the step, or before it
 
-A source goes on with the documents of its epoch that were not seen, in its order. If it has grown, that order is a new
-one, of all its documents: so the epoch under way has those that are left of the old ones, and the new ones, mixed; from
-the next epoch on, all come. Sources are known by their names, as orders and keys depend on them.
-"""
+A source goes on with the documents of its epoch that were not seen, in its order. If it has grown,
+that order is a new one, of all its documents: so the epoch under way has those that are left of the
+old ones, and the new ones, mixed; from the next epoch on, all come. Sources are known by their
+names, as orders and keys depend on them.
+"""  # noqa: E501
 
 import base64
 import hashlib
@@ -46,12 +49,20 @@ Seen = Annotated[Int64, "pieces 4"]
 def order_of(source: Source, key: int, size: int, epoch: int) -> Permutation:
     """The order of a source's documents in an epoch."""
     epoch_key = int(mix(np.uint64(key), np.uint64(epoch)))
-    return Permutation(size=size, key=epoch_key, shuffle=source.shuffle, shuffle_runs=source.shuffle_runs)
+    return Permutation(
+        size=size, key=epoch_key, shuffle=source.shuffle, shuffle_runs=source.shuffle_runs
+    )
 
 
 def order_text(source: Source) -> str:
-    """How a source is shuffled. Windows of block shuffle grow since runs are said here: older states are refused."""
-    return f"{source.shuffle}, windows of {source.shuffle_runs}" if source.shuffle == "block" else source.shuffle
+    """How a source is shuffled. Windows of block shuffle grow since runs are said here: older
+    states are refused.
+    """
+    return (
+        f"{source.shuffle}, windows of {source.shuffle_runs}"
+        if source.shuffle == "block"
+        else source.shuffle
+    )
 
 
 @final
@@ -70,7 +81,9 @@ class SourcePlace:
     epoch: int
     """The epoch under way: the last one from which a document was drawn."""
     drawn: tuple[tuple[int, int], ...]
-    """(size, index): the first `index` documents of the order of `size`, for each size that the epoch had."""
+    """(size, index): the first `index` documents of the order of `size`, for each size that the
+    epoch had.
+    """
     seen: Seen
     """What was seen after those."""
 
@@ -123,13 +136,15 @@ class Start:
             prefix_fingerprint(dataset, place.documents) != place.fingerprint
         ):
             changed.append(
-                f"its first {place.documents:,} documents are others than then (a dataset may grow only at its end: "
-                "prepare the new data alone, and give the source a list of both)"
+                f"its first {place.documents:,} documents are others than then (a dataset may "
+                "grow only at its end: prepare the new data alone, and give the source a "
+                "list of both)"
             )
         if changed:
             raise ConfigError(
-                f"source {source.name!r} cannot go on where it stood: {'; '.join(changed)}. Give it as it was, or "
-                "under another name, which begins at its beginning; or do not take the place in the data"
+                f"source {source.name!r} cannot go on where it stood: {'; '.join(changed)}. "
+                "Give it as it was, or under another name, which begins at its beginning; or "
+                "do not take the place in the data"
             )
         return place
 
@@ -144,12 +159,19 @@ def read_place(place: Any) -> dict[str, Any]:
         StateError: It is none.
     """
     try:
-        PLACE.check({"format": place["format"]}, "the place", cure="give what Step.place gave", error=StateError)
+        PLACE.check(
+            {"format": place["format"]},
+            "the place",
+            cure="give what Step.place gave",
+            error=StateError,
+        )
         for one in place["sources"].values():
             _read(one)
         return {name: place[name] for name in ("format", "step", "seed", "sources")}
     except (LookupError, TypeError, AttributeError) as error:
-        raise StateError(f"this is not a place in the data ({error!r}); give what Step.place gave") from error
+        raise StateError(
+            f"this is not a place in the data ({error!r}); give what Step.place gave"
+        ) from error
 
 
 def _read(one: Mapping[str, Any]) -> SourcePlace:
@@ -157,15 +179,32 @@ def _read(one: Mapping[str, Any]) -> SourcePlace:
         count, text = one["seen"]
         seen = unpack(base64.b85decode(text), count, 4) if count else _NOTHING
         drawn = tuple((int(size), int(index)) for size, index in one["drawn"])
-        numbers = [one["documents"], one["epoch"], one["first"], *(n for pair in drawn for n in pair), *seen.ravel()]
-        if not drawn or not all(0 <= n < _MOST for n in numbers) or any(size < index for size, index in drawn):
+        numbers = [
+            one["documents"],
+            one["epoch"],
+            one["first"],
+            *(n for pair in drawn for n in pair),
+            *seen.ravel(),
+        ]
+        if (
+            not drawn
+            or not all(0 <= n < _MOST for n in numbers)
+            or any(size < index for size, index in drawn)
+        ):
             raise ValueError("a number is out of range")
         return SourcePlace(
-            fingerprint=one["fingerprint"], documents=one["documents"], first=one["first"], order=one["order"],
-            epoch=one["epoch"], drawn=drawn, seen=seen,
-        )  # fmt: skip
+            fingerprint=one["fingerprint"],
+            documents=one["documents"],
+            first=one["first"],
+            order=one["order"],
+            epoch=one["epoch"],
+            drawn=drawn,
+            seen=seen,
+        )
     except (LookupError, TypeError, ValueError, zlib.error, struct.error) as error:
-        raise StateError(f"this is not a place in the data, or it was damaged ({error!r})") from error
+        raise StateError(
+            f"this is not a place in the data, or it was damaged ({error!r})"
+        ) from error
 
 
 @final
@@ -195,9 +234,17 @@ class Begin:
         seen: Seen = _NOTHING,
         grown: int = 0,
     ) -> None:
-        self.position, self.epoch, self.earlier, self.seen, self.grown = position, epoch, tuple(earlier), seen, grown
+        self.position, self.epoch, self.earlier, self.seen, self.grown = (
+            position,
+            epoch,
+            tuple(earlier),
+            seen,
+            grown,
+        )
         self._first, self._size = first, size
-        self.before: Annotated[Bool, "documents"] = np.zeros(0, np.bool_) if before is None else before
+        self.before: Annotated[Bool, "documents"] = (
+            np.zeros(0, np.bool_) if before is None else before
+        )
         self._ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for of_epoch, document, start, end in sorted(map(tuple, seen.tolist())):
             self._ranges.setdefault((of_epoch, document), []).append((start, end))
@@ -206,8 +253,9 @@ class Begin:
         """No document from this position on was seen before."""
 
     def leave_out(self, entries: Annotated[Records, ENTRY, "entries"]) -> int:
-        """Leave entries out that were seen, and the tokens at the beginning of one that were; the last entry counts
-        what was skipped at the end. Returns how many are left, the last one not counted.
+        """Leave entries out that were seen, and the tokens at the beginning of one that were; the
+        last entry counts what was skipped at the end. Returns how many are left, the last one not
+        counted.
         """
         drawn = entries[:-1]
         epochs = drawn["position"] // self._size
@@ -226,7 +274,9 @@ class Begin:
 
 
 def _compact(entries: Annotated[Records, ENTRY, "drawn+1"], kept: Annotated[Bool, "drawn"]) -> int:
-    """Move the entries that are kept to the front; each counts what was skipped since the one before it."""
+    """Move the entries that are kept to the front; each counts what was skipped since the one
+    before it.
+    """
     if kept.all():
         return len(kept)
     places = np.flatnonzero(kept)
@@ -239,7 +289,9 @@ def _compact(entries: Annotated[Records, ENTRY, "drawn+1"], kept: Annotated[Bool
     return len(places)
 
 
-def begin_at(place: SourcePlace | None, source: Source, first: int, size: int, key: int, last: int) -> Begin:
+def begin_at(
+    place: SourcePlace | None, source: Source, first: int, size: int, key: int, last: int
+) -> Begin:
     """Where a source's stream begins.
 
     Args:
@@ -251,7 +303,8 @@ def begin_at(place: SourcePlace | None, source: Source, first: int, size: int, k
         last: Position at which it is finished.
 
     Raises:
-        ConfigError: It is behind its `max_epochs`, or would end within an epoch in which it has grown.
+        ConfigError: It is behind its `max_epochs`, or would end within an epoch in which it has
+            grown.
     """
     if place is None:
         return Begin(first=first, size=size)
@@ -262,8 +315,9 @@ def begin_at(place: SourcePlace | None, source: Source, first: int, size: int, k
         earlier = [pair for pair in place.drawn if pair[1]]
     if position > last or (grown and last < (place.epoch + 1) * size):
         raise ConfigError(
-            f"source {source.name!r}: max_epochs is {source.max_epochs:g}, and it stands in epoch {place.epoch} (the "
-            f"first one is 0): give {place.epoch + 1} or more, or leave it out for no limit; or leave the source out"
+            f"source {source.name!r}: max_epochs is {source.max_epochs:g}, and it stands in "
+            f"epoch {place.epoch} (the first one is 0): give {place.epoch + 1} or more, or "
+            "leave it out for no limit; or leave the source out"
         )
     before = None
     if earlier:
@@ -273,6 +327,12 @@ def begin_at(place: SourcePlace | None, source: Source, first: int, size: int, k
             for begin in range(0, until, _TOGETHER):
                 before[order.images(begin, min(begin + _TOGETHER, until))] = True
     return Begin(
-        position=position, epoch=place.epoch, first=first, size=size, earlier=earlier, before=before, seen=place.seen,
+        position=position,
+        epoch=place.epoch,
+        first=first,
+        size=size,
+        earlier=earlier,
+        before=before,
+        seen=place.seen,
         grown=grown,
-    )  # fmt: skip
+    )

@@ -1,8 +1,9 @@
 """The plan: which tokens go where, from lengths alone.
 
-A plan is a sequence of windows of rows, the same on every rank and for any number of threads. Its state between two
-windows (`PlanState`) is how far each source is, and what it is owed; everything after follows from it, at millions of
-documents a second. A window is packed as a whole and never extends past a change of shares, so these states are exact.
+A plan is a sequence of windows of rows, the same on every rank and for any number of threads. Its
+state between two windows (`PlanState`) is how far each source is, and what it is owed; everything
+after follows from it, at millions of documents a second. A window is packed as a whole and never
+extends past a change of shares, so these states are exact.
 """
 
 from bisect import bisect_right
@@ -41,7 +42,9 @@ from penstock.plan.sampling._kernels import ENTRY, SKIPPED
 from penstock.plan.sampling.shares import UNIT
 
 FIRST_WINDOW_ROWS = 16
-"""Rows of the first window; each later one is twice as large, up to `window_rows`: the first row comes at once."""
+"""Rows of the first window; each later one is twice as large, up to `window_rows`: the first row
+comes at once.
+"""
 BUFFER_ENTRIES = 32768
 """Entries in the buffers of all sources together."""
 
@@ -58,11 +61,15 @@ class PlanState:
     cursors: Annotated[Records, CURSOR, "sources"]
     """How far each was taken."""
     credits: Annotated[Int64, "sources"]
-    """Tokens that each source may still take before the others, times UNIT; below 0: it is ahead."""
+    """Tokens that each source may still take before the others, times UNIT; below 0: it is
+    ahead.
+    """
     skipped: Annotated[Records, SKIPPED, "sources"]
     """What was left out since the beginning."""
     untrained: Annotated[Records, UNTRAINED, "sources"] | None = None
-    """What was left out since the beginning because it has no target; None: no source leaves such parts out."""
+    """What was left out since the beginning because it has no target; None: no source leaves such
+    parts out.
+    """
 
 
 @final
@@ -163,7 +170,13 @@ class Plan:
         """The same plan with other `max_epochs` of its sources, from the beginning."""
         pairs = zip(self.mixture.sources, limits, strict=True)
         sources = [replace(source, max_epochs=limit) for source, limit in pairs]
-        return Plan(Mixture(sources, self.mixture.changes), self.datasets, self.settings, self.distances, self.start)
+        return Plan(
+            Mixture(sources, self.mixture.changes),
+            self.datasets,
+            self.settings,
+            self.distances,
+            self.start,
+        )
 
     def document(self, source: int, position: int) -> int:
         """Number of the document at a position of a source."""
@@ -223,7 +236,11 @@ class Plan:
         """Go on from `state`."""
         count = len(self._draws)
         self._row, self._window = state.row, state.window
-        self._cursors, self._credits, self._skipped = state.cursors.copy(), state.credits.copy(), state.skipped.copy()
+        self._cursors, self._credits, self._skipped = (
+            state.cursors.copy(),
+            state.credits.copy(),
+            state.skipped.copy(),
+        )
         # Where each source's buffer was filled up to; buffers are empty, so that is the cursor.
         self._drawn = state.cursors.copy()
         self._heads = np.arange(count, dtype=np.int64) * (self._capacity + 1)
@@ -262,35 +279,52 @@ class Plan:
         self._window += 1
         after = self.state()
         return Window(
-            start=start, pieces=pieces, row_starts=row_starts, skipped=after.skipped, untrained=after.untrained,
+            start=start,
+            pieces=pieces,
+            row_starts=row_starts,
+            skipped=after.skipped,
+            untrained=after.untrained,
             cursors=after.cursors,
-        )  # fmt: skip
+        )
 
     def _window_rows(self) -> int:
         """Rows that the next window may have: the ramp, and never over a change of shares."""
         rows = min(self.settings.window_rows, FIRST_WINDOW_ROWS << min(self._window, 40))
         following = bisect_right(self._phase_rows, self._row)
-        return min(rows, self._phase_rows[following] - self._row) if following < len(self._phase_rows) else rows
+        return (
+            min(rows, self._phase_rows[following] - self._row)
+            if following < len(self._phase_rows)
+            else rows
+        )
 
     def _shares(self) -> Annotated[Int64, "sources"]:
         """The shares in force for the next window, without finished sources."""
         phase = bisect_right(self._phase_rows, self._row) - 1
         shares = self._phase_shares[phase]
-        active = [not finished and share > 0 for finished, share in zip(self._finished, shares, strict=True)]
+        active = [
+            not finished and share > 0
+            for finished, share in zip(self._finished, shares, strict=True)
+        ]
         if not any(active):
             self._refuse_to_end(phase)
         return integer_shares(shares, active)
 
     def _refuse_to_end(self, phase: int) -> None:
-        """Nothing has a share now; that is the end, unless a source is left that would get one later."""
-        for row, shares in zip(self._phase_rows[phase + 1 :], self._phase_shares[phase + 1 :], strict=True):
+        """Nothing has a share now; that is the end, unless a source is left that would get one
+        later.
+        """
+        for row, shares in zip(
+            self._phase_rows[phase + 1 :], self._phase_shares[phase + 1 :], strict=True
+        ):
             for stream, finished, share in zip(self._draws, self._finished, shares, strict=True):
                 if share > 0 and not finished:
-                    step, later = (self._ramp.steps(rows + self._rows_before) for rows in (self._row, row))
+                    step, later = (
+                        self._ramp.steps(rows + self._rows_before) for rows in (self._row, row)
+                    )
                     raise ConfigError(
                         f"at step {step} every source with a share is finished, but source "
-                        f"{stream.source.name!r} gets its share only at step {later}: change shares earlier, "
-                        "or raise max_epochs"
+                        f"{stream.source.name!r} gets its share only at step {later}: change "
+                        "shares earlier, or raise max_epochs"
                     )
 
     def _take(self, packing: int, max_rows: int, max_pieces: int) -> tuple[int, int]:
@@ -301,14 +335,34 @@ class Plan:
         self._scratch[3][:] = 0
         while True:
             status = plan_window(
-                packing, self.settings.sequence_length, max_rows, min(max_pieces, len(self._pieces)), shares,
-                self._credits, self._heads, self._ends, self._entries, UNIT, self._skipped, self._cursors,
-                self._pieces, self._row_of, progress, self._entry_untrained, self._untrained, self._document_limit,
-                self._documents_left, self.settings.patches_per_row or 0, self._entry_patches, self._patches_left,
+                packing,
+                self.settings.sequence_length,
+                max_rows,
+                min(max_pieces, len(self._pieces)),
+                shares,
+                self._credits,
+                self._heads,
+                self._ends,
+                self._entries,
+                UNIT,
+                self._skipped,
+                self._cursors,
+                self._pieces,
+                self._row_of,
+                progress,
+                self._entry_untrained,
+                self._untrained,
+                self._document_limit,
+                self._documents_left,
+                self.settings.patches_per_row or 0,
+                self._entry_patches,
+                self._patches_left,
                 *self._scratch,
-            )  # fmt: skip
+            )
             pieces, rows = int(progress["pieces"][0]), int(progress["rows"][0])
-            if status in (WINDOW_FULL, FINISHED) or (status == PIECES_FULL and pieces == max_pieces):
+            if status in (WINDOW_FULL, FINISHED) or (
+                status == PIECES_FULL and pieces == max_pieces
+            ):
                 return pieces, rows
             if status == PIECES_FULL:
                 taken, self._pieces = self._pieces, np.empty(2 * len(self._pieces), PIECE)
@@ -319,7 +373,9 @@ class Plan:
                 shares = self._shares()
 
     def _take_and_sort(self, start: PlanState, max_rows: int) -> tuple[int, int]:
-        """Best fit, longest first: take a window's worth of tokens; if it needs more rows, take fewer and try again."""
+        """Best fit, longest first: take a window's worth of tokens; if it needs more rows, take
+        fewer and try again.
+        """
         count, _ = self._take(BEST_FIT_DECREASING, max_rows, UNLIMITED)
         limit = self._document_limit
         while count:
@@ -347,7 +403,10 @@ class Plan:
         """Draw the next documents of a source into its buffer; False when it has none left."""
         base = source * (self._capacity + 1)
         size = int(self._refill_size[source])
-        buffer, untrained = self._entries[base : base + size + 1], self._entry_untrained[base : base + size + 1]
+        buffer, untrained = (
+            self._entries[base : base + size + 1],
+            self._entry_untrained[base : base + size + 1],
+        )
         skipped = buffer["skipped"]
         skipped[0] = self._tail_skips[source]
         untrained[:1] = self._tail_untrained[source : source + 1]

@@ -19,21 +19,25 @@ class PlanSettings:
     sequence_length: int
     """Token slots of a row."""
     rows_per_step: int | Mapping[int, int]
-    """Rows of one optimiser step over all ranks; changes of shares fall on steps. For a batch ramp, first step → rows
-    from it on: `{"0": 32, "1000": 64}`."""
+    """Rows of one optimiser step over all ranks; changes of shares fall on steps. For a batch ramp,
+    first step → rows from it on: `{"0": 32, "1000": 64}`.
+    """
     seed: int = 0
     """Seed of all orders and keys."""
     packing: Packing = "best_fit"
     """How documents share rows."""
     window_rows: int = 1024
-    """Rows that are open together when packing; `next_fit`, `concat` and `none` give the same rows with any number."""
+    """Rows that are open together when packing; `next_fit`, `concat` and `none` give the same rows
+    with any number.
+    """
     patches_per_row: int | None = None
     """Maximum patches of the images of a row; None: no limit."""
     documents_per_row: int | None = None
     """Maximum documents of a row; one that has as many is full. None: no limit."""
     max_document_tokens: int | None = None
-    """Maximum tokens of a document: longer ones are treated by `too_long` as if rows were this long; sources may have
-    their own. None: as many as a row holds."""
+    """Maximum tokens of a document: longer ones are treated by `too_long` as if rows were this
+    long; sources may have their own. None: as many as a row holds.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows_per_step", Ramp(self.rows_per_step).value)
@@ -51,8 +55,8 @@ class PlanSettings:
             object.__setattr__(self, "patches_per_row", int(self.patches_per_row))
             if not 1 <= self.patches_per_row < 1 << 40 or self.packing != "best_fit":
                 raise ConfigError(
-                    f"patches_per_row must be 1 or more, with packing best_fit; got {self.patches_per_row} with "
-                    f"{self.packing}"
+                    "patches_per_row must be 1 or more, with packing best_fit; got "
+                    f"{self.patches_per_row} with {self.packing}"
                 )
         if self.packing not in PACKINGS:
             raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
@@ -66,8 +70,8 @@ class PlanSettings:
     def _check_document_tokens(self, most: int, where: str) -> None:
         if not 2 <= most <= self.sequence_length:
             raise ConfigError(
-                f"{where}max_document_tokens must be from 2 to the {self.sequence_length} slots of a row, got {most}; "
-                "leave it out for documents as long as rows"
+                f"{where}max_document_tokens must be from 2 to the {self.sequence_length} "
+                f"slots of a row, got {most}; leave it out for documents as long as rows"
             )
 
     @property
@@ -84,8 +88,8 @@ class PlanSettings:
         if isinstance(self.rows_per_step, int):
             return self.rows_per_step
         raise ConfigError(
-            f"{who}: takes as many rows in every step, and rows_per_step changes ({self.ramp}); give one number, or "
-            "train with ps.train or a loop of your own"
+            f"{who}: takes as many rows in every step, and rows_per_step changes "
+            f"({self.ramp}); give one number, or train with ps.train or a loop of your own"
         )
 
     @property
@@ -96,14 +100,24 @@ class PlanSettings:
             "patches a row": self.patches_per_row,
             "tokens a document": self.max_document_tokens,
         }
-        return ", ".join([self.packing, *(f"at most {most:,} {what}" for what, most in limits.items() if most)])
+        return ", ".join(
+            [self.packing, *(f"at most {most:,} {what}" for what, most in limits.items() if most)]
+        )
 
     def document_tokens(self, source: Source) -> int | None:
-        """Maximum tokens of a document of a source: its own, else the loader's; None: as many as a row holds."""
-        return self.max_document_tokens if source.max_document_tokens is None else source.max_document_tokens
+        """Maximum tokens of a document of a source: its own, else the loader's; None: as many as a
+        row holds.
+        """
+        return (
+            self.max_document_tokens
+            if source.max_document_tokens is None
+            else source.max_document_tokens
+        )
 
     def within(self, requirements: InputRequirements) -> "PlanSettings":
-        """The same settings, with no more documents in a row than the requirements have room for."""
+        """The same settings, with no more documents in a row than the requirements have room
+        for.
+        """
         allowed = requirements.documents_per_row
         if allowed is None or allowed >= (self.documents_per_row or self.sequence_length):
             return self
@@ -113,19 +127,26 @@ class PlanSettings:
         """Refuse what a source says and these settings would ignore.
 
         Raises:
-            ConfigError: `too_long` was given, with packing `concat` and no limit of documents; or a source's documents
-                may be longer than a row.
+            ConfigError: `too_long` was given, with packing `concat` and no limit of documents; or a
+                source's documents may be longer than a row.
         """
         for source in mixture.sources:
             if source.max_document_tokens is not None:
                 self._check_document_tokens(source.max_document_tokens, f"source {source.name!r}: ")
-            if self.packing == "concat" and source.too_long is not None and self.document_tokens(source) is None:
+            if (
+                self.packing == "concat"
+                and source.too_long is not None
+                and self.document_tokens(source) is None
+            ):
                 raise ConfigError(
-                    f"source {source.name!r}: too_long={source.too_long!r} has no effect with packing 'concat', which "
-                    "cuts every document where its row ends and loses no target; leave too_long out, set "
-                    "max_document_tokens, or use best_fit"
+                    f"source {source.name!r}: too_long={source.too_long!r} has no effect with "
+                    "packing 'concat', which cuts every document where its row ends and "
+                    "loses no target; leave too_long out, set max_document_tokens, or use "
+                    "best_fit"
                 )
 
     def needs_isolation(self, attention: Attention | None) -> bool:
-        """Whether rows hold several documents that must not see each other; alone in a row, one has nothing to see."""
+        """Whether rows hold several documents that must not see each other; alone in a row, one has
+        nothing to see.
+        """
         return self.packing != "none" and self.documents_per_row != 1 and attention != "row"

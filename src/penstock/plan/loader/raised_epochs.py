@@ -1,8 +1,10 @@
-"""A state under other `max_epochs`: where no row before it changes, the plan goes on under the new ones.
+"""A state under other `max_epochs`: where no row before it changes, the plan goes on under the new
+ones.
 
-An epoch more adds rows at the end, as long as no source was finished before. At the end of all sources, the last window
-was closed early: with more to come, its rows would have been filled up. They were trained as they were, so the plan
-goes on in a new window, at the next step; what was planned before that is then no longer what this plan says.
+An epoch more adds rows at the end, as long as no source was finished before. At the end of all
+sources, the last window was closed early: with more to come, its rows would have been filled up.
+They were trained as they were, so the plan goes on in a new window, at the next step; what was
+planned before that is then no longer what this plan says.
 """
 
 from collections.abc import Callable
@@ -34,7 +36,11 @@ def moved(old: Plan, plan: Plan, state: StepState, say: Callable[[str], None]) -
     pairs = list(zip(old.mixture.sources, plan.mixture.sources, strict=True))
     positions = start.cursors["position"].tolist()
     limits = list(zip(positions, old.ends, plan.ends, strict=True))
-    finished = [pair[1].name for pair, (at, then, now) in zip(pairs, limits, strict=True) if then <= at and then != now]
+    finished = [
+        pair[1].name
+        for pair, (at, then, now) in zip(pairs, limits, strict=True)
+        if then <= at and then != now
+    ]
     old.restore(start)
     window = old.next_window()
     at_end = window is None or (state.rows_used == window.num_rows and old.next_window() is None)
@@ -45,13 +51,20 @@ def moved(old: Plan, plan: Plan, state: StepState, say: Callable[[str], None]) -
     aligned = start.row + state.rows_used == _row_of(plan, state.step)
     same = not finished and aligned and _same_rows(window, plan.next_window(), state.rows_used)
     if not same and not at_end:
-        why = f"source {finished[0]!r} had ended before" if finished else "a source ends in the rows before the state"
-        raise StateError(f"max_epochs changed, and {why}: rows that were trained would be others; {_CURE}")
+        why = (
+            f"source {finished[0]!r} had ended before"
+            if finished
+            else "a source ends in the rows before the state"
+        )
+        raise StateError(
+            f"max_epochs changed, and {why}: rows that were trained would be others; {_CURE}"
+        )
     for before_source, now_source in pairs:
         if before_source.max_epochs != now_source.max_epochs:
             say(
-                f"max_epochs of source {now_source.name!r} was {_text(before_source.max_epochs)}, is "
-                f"{_text(now_source.max_epochs)}{'' if same else ': goes on after the end, in new rows'}"
+                f"max_epochs of source {now_source.name!r} was "
+                f"{_text(before_source.max_epochs)}, is "
+                f"{_text(now_source.max_epochs)}{'' if same else ': goes on after the end, in new rows'}"  # noqa: E501
             )
     if same:
         return state
@@ -65,8 +78,9 @@ def _refuse_lower(plan: Plan, pairs: list[tuple[Source, Source]], positions: lis
         if position > plan.ends[number]:
             epoch = (position - 1) // plan.sizes[number]
             raise StateError(
-                f"source {now.name!r}: max_epochs was {_text(then.max_epochs)}, is {_text(now.max_epochs)}, and the "
-                f"state stands in epoch {epoch} (the first one is 0): it cannot be lower than that"
+                f"source {now.name!r}: max_epochs was {_text(then.max_epochs)}, is "
+                f"{_text(now.max_epochs)}, and the state stands in epoch {epoch} (the first "
+                "one is 0): it cannot be lower than that"
             )
 
 

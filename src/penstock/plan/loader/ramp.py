@@ -1,4 +1,6 @@
-"""The rows of each step: one number, or numbers that change at given steps (a batch ramp), and sums of them."""
+"""The rows of each step: one number, or numbers that change at given steps (a batch ramp), and sums
+of them.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -19,8 +21,8 @@ class Ramp:
     """Rows of steps, which change at given steps.
 
     Args:
-        rows_per_step: A number; or first step → rows from it on, beginning with step 0: `{0: 32, 1000: 64}`. Steps may
-            be texts, as keys of a run file are.
+        rows_per_step: A number; or first step → rows from it on, beginning with step 0: `{0: 32,
+            1000: 64}`. Steps may be texts, as keys of a run file are.
 
     Raises:
         ConfigError: It is something else, says nothing of step 0, or a number is out of range.
@@ -31,7 +33,8 @@ class Ramp:
         steps = {_step(step): whole("rows_per_step", rows) for step, rows in given.items()}
         if len(steps) < len(given) or 0 not in steps:
             raise ConfigError(
-                "rows_per_step must be a number, or each first step with the rows from it on, beginning with step 0, "
+                "rows_per_step must be a number, or each first step with the rows from it on, "
+                "beginning with step 0, "
                 f'such as {{"0": 32, "1000": 64}}; got {rows_per_step!r}'
             )
         for rows in steps.values():
@@ -41,8 +44,15 @@ class Ramp:
         self.phases = tuple(sorted(steps.items()))
         """(first step, rows of a step from it on), by rising step."""
         self._starts = [step for step, _ in self.phases]
-        lengths = (after - before for before, after in zip(self._starts, self._starts[1:], strict=False))
-        self._before = [0, *accumulate(length * rows for length, (_, rows) in zip(lengths, self.phases, strict=False))]
+        lengths = (
+            after - before for before, after in zip(self._starts, self._starts[1:], strict=False)
+        )
+        self._before = [
+            0,
+            *accumulate(
+                length * rows for length, (_, rows) in zip(lengths, self.phases, strict=False)
+            ),
+        ]
 
     @property
     def value(self) -> int | dict[int, int]:
@@ -79,11 +89,17 @@ class Ramp:
         if len(self.phases) == 1:
             return f"{self.phases[0][1]:,}"
         (_, rows), *later = self.phases
-        return ", then ".join([f"{rows:,}", *(f"{rows:,} from step {step:,} on" for step, rows in later)])
+        return ", then ".join(
+            [f"{rows:,}", *(f"{rows:,} from step {step:,} on" for step, rows in later)]
+        )
 
 
 def _step(value: Any) -> int:
-    step = int(value) if isinstance(value, str) and value.isdecimal() else whole("rows_per_step: a step", value)
+    step = (
+        int(value)
+        if isinstance(value, str) and value.isdecimal()
+        else whole("rows_per_step: a step", value)
+    )
     if not 0 <= step < MOST_STEPS:
         raise ConfigError(f"rows_per_step: a step must be from 0 to 2^40, got {step}")
     return step

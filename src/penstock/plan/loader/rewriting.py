@@ -1,8 +1,8 @@
 """One source's objective at work: what the plan measures and the fill writes.
 
-BOS and EOS are kept out of it: where all documents of a dataset have them, they are taken off before a document is
-measured and rewritten, and put back at the very beginning and end. The key of a document, or of a part of one, is of
-(seed, source, epoch, document, part).
+BOS and EOS are kept out of it: where all documents of a dataset have them, they are taken off
+before a document is measured and rewritten, and put back at the very beginning and end. The key of
+a document, or of a part of one, is of (seed, source, epoch, document, part).
 """
 
 from typing import Annotated, Any, final
@@ -36,8 +36,8 @@ class Rewriting:
         longest: Maximum tokens of a document; None: as many as fit a row.
 
     Raises:
-        ConfigError: The objective cannot work with this tokenizer or row, or its repr contains a memory
-            address, so it differs between processes.
+        ConfigError: The objective cannot work with this tokenizer or row, or its repr contains a
+            memory address, so it differs between processes.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class Rewriting:
         self.limit = int(self.objective.document_limit(sequence_length))
         if self.limit < 1:
             raise ConfigError(
-                f"{self.where}: objective {self.objective.name!r} can use no document in rows of {sequence_length} "
-                f"tokens (its document_limit is {self.limit}); raise sequence_length"
+                f"{self.where}: objective {self.objective.name!r} can use no document in rows "
+                f"of {sequence_length} tokens (its document_limit is {self.limit}); raise "
+                "sequence_length"
             )
         self.limit = min(self.limit, longest or self.limit)
         program = getattr(self.objective, "program", None)
@@ -67,8 +68,8 @@ class Rewriting:
         self._framed: tuple[bool, bool] = (False, False) if self.is_causal else dataset.framed
         if " at 0x" in repr(self.objective):
             raise ConfigError(
-                f"{self.where}: objective {self.objective.name!r} has no repr of its own, which a state needs to tell "
-                "objectives apart; make it a frozen dataclass"
+                f"{self.where}: objective {self.objective.name!r} has no repr of its own, "
+                "which a state needs to tell objectives apart; make it a frozen dataclass"
             )
 
     @property
@@ -99,7 +100,8 @@ class Rewriting:
         tokenizer = self._dataset.loaded_tokenizer
         if tokenizer is None:
             raise ConfigError(
-                f"{self.where}: no tokenizer lies in the dataset's folder, so tokens have no names; give ids instead"
+                f"{self.where}: no tokenizer lies in the dataset's folder, so tokens have no "
+                "names; give ids instead"
             )
         return tokenizer
 
@@ -110,12 +112,16 @@ class Rewriting:
         record["objective"] = CAUSAL if self.is_causal else PYTHON
         if self._program is not None:
             record["objective"] = COMPILED
-            record["program"], record["program_length"] = address_of(self._program), len(self._program)
+            record["program"], record["program_length"] = (
+                address_of(self._program),
+                len(self._program),
+            )
 
     def framing(
         self, pieces: Annotated[Records, "pieces"]
     ) -> tuple[Annotated[Int64, "pieces"], Annotated[Int64, "pieces"], Annotated[Int64, "pieces"]]:
-        """For each piece, or each entry: whether BOS is taken off, whether EOS is, and how many tokens are left.
+        """For each piece, or each entry: whether BOS is taken off, whether EOS is, and how many
+        tokens are left.
 
         Where nothing would be left, nothing is taken off, and 0 tokens are left.
         """
@@ -129,7 +135,9 @@ class Rewriting:
     def keys(self, pieces: Annotated[Records, "pieces"]) -> Annotated[UInt64, "pieces"]:
         """The key of each piece, or of each entry."""
         epoch = pieces["position"] // self._size
-        return mix_array(mix_array(mix_array(self._key, epoch), pieces["document"]), pieces["begin"])
+        return mix_array(
+            mix_array(mix_array(self._key, epoch), pieces["document"]), pieces["begin"]
+        )
 
     def measure(self, entries: Annotated[Records, ENTRY, "entries"]) -> None:
         """Write how many slots each entry takes into its `length`.
@@ -142,22 +150,26 @@ class Rewriting:
         measured = np.asarray(self.objective.measure(inner[some], self.keys(entries[some])))
         if measured.shape != (some.sum(),) or measured.dtype.kind not in "iu":
             raise ConfigError(
-                f"{self.where}: objective {self.objective.name!r} measures {some.sum()} documents as {measured.dtype} "
-                f"{list(measured.shape)}; expected a whole number for each"
+                f"{self.where}: objective {self.objective.name!r} measures {some.sum()} "
+                f"documents as {measured.dtype} {list(measured.shape)}; expected a whole "
+                "number for each"
             )
         lengths = entries["length"]
         lengths[some] = measured + head[some] + tail[some]
         if len(bad := np.flatnonzero((lengths < 1) | (lengths > self.sequence_length))):
             raise ConfigError(
-                f"{self.where}: objective {self.objective.name!r} measures a document of {entries['tokens'][bad[0]]} "
-                f"tokens as {lengths[bad[0]]}; rows hold 1 … {self.sequence_length}"
+                f"{self.where}: objective {self.objective.name!r} measures a document of "
+                f"{entries['tokens'][bad[0]]} tokens as {lengths[bad[0]]}; rows hold 1 … "
+                f"{self.sequence_length}"
             )
 
     def task(self, piece: np.void) -> str:
         """The name of what is done to a piece; empty where the objective has no names."""
         name = getattr(self.objective, "task", None)
         inner = int(self.framing(_alone(piece))[2][0])
-        return "" if name is None or not inner else str(name(inner, int(self.keys(_alone(piece))[0])))
+        return (
+            "" if name is None or not inner else str(name(inner, int(self.keys(_alone(piece))[0])))
+        )
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -165,16 +177,21 @@ class Rewriting:
         return tuple(getattr(self.objective, "task_names", ())) or (self.objective.name,)
 
     def tasks(self, pieces: Annotated[Records, PIECE, "pieces"]) -> list[str]:
-        """What is done to each piece, one of `task_names`; the first of them where nothing of it can be trained."""
+        """What is done to each piece, one of `task_names`; the first of them where nothing of it
+        can be trained.
+        """
         first, *others = self.task_names
         if not others:
             return [first] * len(pieces)
         name: Any = self.objective.task  # type: ignore[attr-defined]
         inner, keys = self.framing(pieces)[2].tolist(), self.keys(pieces).tolist()
-        return [name(length, key) if length else first for length, key in zip(inner, keys, strict=True)]
+        return [
+            name(length, key) if length else first for length, key in zip(inner, keys, strict=True)
+        ]
 
     def write(self, piece: np.void) -> Written:
-        """Rewrite one piece in Python: equivalent to the compiled rewriting, and works for every objective.
+        """Rewrite one piece in Python: equivalent to the compiled rewriting, and works for every
+        objective.
 
         Raises:
             ConfigError: The objective does not write what it measured.
@@ -184,8 +201,8 @@ class Rewriting:
         here = slice(int(piece["begin"]), int(piece["begin"] + piece["tokens"]))
         if document.tokens[here].max(initial=0) >= 2**31:
             raise ConfigError(
-                f"{self.where}: document {int(piece['document'])} has a token id of 2^31 or more; objective "
-                f"{self.objective.name!r} works on ids below 2^31 only"
+                f"{self.where}: document {int(piece['document'])} has a token id of 2^31 or "
+                f"more; objective {self.objective.name!r} works on ids below 2^31 only"
             )
         tokens, weights = document.tokens[here].astype(np.int32), document.loss_weights[here]
         if not inner:
@@ -193,10 +210,14 @@ class Rewriting:
         between = slice(head, head + inner)
         weighted = self._dataset.table.has_spans
         written = self.objective.write(
-            tokens[between], weights[between] if weighted else None, int(self.keys(_alone(piece))[0])
+            tokens[between],
+            weights[between] if weighted else None,
+            int(self.keys(_alone(piece))[0]),
         )
         self._check(written, int(piece["length"]) - head - tail)
-        inside = np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
+        inside = (
+            np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
+        )
         kept, eos = len(inside) - written.padding, slice(head + inner, None)
         parts = [written.tokens[:kept], tokens[eos], written.tokens[kept:]]
         parts_weights = [inside[:kept], weights[eos], inside[kept:]]
@@ -211,20 +232,33 @@ class Rewriting:
         name, tokens, weights = self.objective.name, np.asarray(written.tokens), written.weights
         problem = None
         if tokens.shape != (slots,) or tokens.dtype.kind not in "iu":
-            problem = f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {slots}"
-        elif weights is not None and (np.shape(weights) != (slots,) or not np.isfinite(weights).all()):
-            problem = f"wrote weights of shape {list(np.shape(weights))} that are not {slots} finite numbers"
+            problem = (
+                f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {slots}"
+            )
+        elif weights is not None and (
+            np.shape(weights) != (slots,) or not np.isfinite(weights).all()
+        ):
+            problem = (
+                f"wrote weights of shape {list(np.shape(weights))} that are not {slots} finite "
+                "numbers"
+            )
         elif tokens.min(initial=0) < 0 or tokens.max(initial=0) >= 2**31:
             problem = "wrote ids outside 0 … 2^31 − 1"
         elif not 0 <= written.prefix <= slots or (written.prefix and not self.bidirectional):
-            problem = f"wrote a prefix of {written.prefix} in {slots} tokens, with bidirectional = {self.bidirectional}"
+            problem = (
+                f"wrote a prefix of {written.prefix} in {slots} tokens, with bidirectional = "
+                f"{self.bidirectional}"
+            )
         elif not 0 <= written.padding < slots or (written.padding and weights is None):
-            problem = f"wrote {written.padding} slots of padding in {slots}, which need weights of 0"
+            problem = (
+                f"wrote {written.padding} slots of padding in {slots}, which need weights of 0"
+            )
         elif weights is not None and np.any(weights[slots - written.padding :]):
             problem = f"wrote {written.padding} slots of padding with weights other than 0"
         if problem:
             raise ConfigError(
-                f"{self.where}: objective {name!r} {problem}; penstock.objectives.check_objective tries an objective"
+                f"{self.where}: objective {name!r} {problem}; "
+                "penstock.objectives.check_objective tries an objective"
             )
 
 

@@ -28,7 +28,8 @@ NARROW_IDS = 2**31
 def source_records(
     datasets: Sequence[Corpus], rewritings: Sequence[Rewriting], integer: np.dtype[Any]
 ) -> Annotated[Records, SOURCE_RECORD, "sources"]:
-    """Document tables and objectives of the sources, for kernels; the caller keeps alive what the addresses lead to.
+    """Document tables and objectives of the sources, for kernels; the caller keeps alive what the
+    addresses lead to.
 
     Rows are of `integer`; objectives always rewrite in int32.
     """
@@ -37,11 +38,25 @@ def source_records(
         rewriting.describe(record)
         table = dataset.table
         if table.has_spans and not table.has_checksums:
-            raise FormatError(f"dataset {dataset.name!r} has loss weights but no checksums: unknown format")
-        for name in ("shard_starts", "shard_first_batch", "shard_addresses", "shard_bytes", "batches"):
+            raise FormatError(
+                f"dataset {dataset.name!r} has loss weights but no checksums: unknown format"
+            )
+        for name in (
+            "shard_starts",
+            "shard_first_batch",
+            "shard_addresses",
+            "shard_bytes",
+            "batches",
+        ):
             record[name] = address_of(getattr(table, name))
         record["lengths"], record["lengths_stride"] = places_of(table.lengths)
-        for name in ("documents_per_batch", "token_bytes", "offset_bytes", "has_checksums", "has_spans"):
+        for name in (
+            "documents_per_batch",
+            "token_bytes",
+            "offset_bytes",
+            "has_checksums",
+            "has_spans",
+        ):
             record[name] = getattr(table, name)
         record["num_shards"] = len(table.shard_starts) - 1
         record["weight_sums"] = 0 if table.weight_sums is None else places_of(table.weight_sums)[0]
@@ -56,6 +71,7 @@ def corruption(dataset: Corpus, document: int, fault: int) -> CorruptionError:
     dataset, document = dataset.part_of(document)
     where = location_of(dataset)
     return CorruptionError(
-        f"dataset {dataset.name!r} ({where}): document {document}: {_FAULTS[fault]}; the step was not "
-        f"returned. `penstock verify {where}` names all that is damaged; prepare it again or restore a copy"
+        f"dataset {dataset.name!r} ({where}): document {document}: {_FAULTS[fault]}; the step "
+        f"was not returned. `penstock verify {where}` names all that is damaged; prepare it "
+        "again or restore a copy"
     )

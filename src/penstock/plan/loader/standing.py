@@ -1,4 +1,6 @@
-"""Where the sources of a plan stand after a step, as a place to go on from (`penstock.plan.loader.places`)."""
+"""Where the sources of a plan stand after a step, as a place to go on from
+(`penstock.plan.loader.places`).
+"""
 
 import base64
 from typing import Any
@@ -15,11 +17,15 @@ from penstock.plan.loader.steps import StepPlan
 
 
 def place_after(plan: Plan, step: StepPlan) -> dict[str, Any]:
-    """Where all sources stand after a step, as a dict that JSON can hold; a few kilobytes for most windows."""
+    """Where all sources stand after a step, as a dict that JSON can hold; a few kilobytes for most
+    windows.
+    """
     window, cut = step.window, int(step.window.row_starts[step.after.rows_used])
     trained, left = window.pieces[:cut], window.pieces[cut:]
     sources = {}
-    for number, (source, dataset) in enumerate(zip(plan.mixture.sources, plan.datasets, strict=True)):
+    for number, (source, dataset) in enumerate(
+        zip(plan.mixture.sources, plan.datasets, strict=True)
+    ):
         mine = [pieces[pieces["source"] == number] for pieces in (trained, left)]
         epoch, drawn, seen = _after(plan, number, mine[0], mine[1], window.cursors[number])
         sources[source.name] = {
@@ -31,13 +37,20 @@ def place_after(plan: Plan, step: StepPlan) -> dict[str, Any]:
             "drawn": [list(pair) for pair in drawn],
             "seen": [len(seen), base64.b85encode(pack(seen)).decode() if len(seen) else ""],
         }
-    return {**PLACE.fields(), "step": step.after.step, "seed": plan.settings.seed, "sources": sources}
+    return {
+        **PLACE.fields(),
+        "step": step.after.step,
+        "seed": plan.settings.seed,
+        "sources": sources,
+    }
 
 
 def _after(
     plan: Plan, number: int, trained: Records, left: Records, cursor: Any
 ) -> tuple[int, list[tuple[int, int]], Seen]:
-    """Epoch, drawn and seen of a source, from its pieces in a window, and where it stands at the window's end."""
+    """Epoch, drawn and seen of a source, from its pieces in a window, and where it stands at the
+    window's end.
+    """
     size, begin = int(plan.sizes[number]), plan.begins[number]
     if len(left):
         next_one = left[np.lexsort((left["begin"], left["position"]))[0]]
@@ -48,7 +61,12 @@ def _after(
     later = trained[trained["position"] >= position]
     seen = [
         np.column_stack(
-            [later["position"] // size, later["document"], later["begin"], later["begin"] + later["tokens"]]
+            [
+                later["position"] // size,
+                later["document"],
+                later["begin"],
+                later["begin"] + later["tokens"],
+            ]
         ),
         begin.seen[begin.seen[:, 0] >= epoch],
     ]
@@ -76,11 +94,13 @@ def what_becomes(plan: Plan) -> list[str]:
             found.append(f"{name} is new: begins at its beginning")
         elif begin.grown:
             found.append(
-                f"{name} has grown by {size - begin.grown:,} documents to {size:,}: they come in epoch "
-                f"{begin.epoch}, with those of it that were not seen"
+                f"{name} has grown by {size - begin.grown:,} documents to {size:,}: they come "
+                f"in epoch {begin.epoch}, with those of it that were not seen"
             )
         else:
             at = begin.position - begin.epoch * size
-            found.append(f"{name} goes on after {at:,} of {size:,} documents of epoch {begin.epoch}")
+            found.append(
+                f"{name} goes on after {at:,} of {size:,} documents of epoch {begin.epoch}"
+            )
     names = {source.name for source in plan.mixture.sources}
     return found + [f"source {name!r} is no longer there" for name in places if name not in names]

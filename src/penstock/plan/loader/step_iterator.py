@@ -1,9 +1,11 @@
-"""One pass of an iterator over a loader: steps planned and filled, in the caller's thread or ahead in others.
+"""One pass of an iterator over a loader: steps planned and filled, in the caller's thread or ahead
+in others.
 
-Worker threads take turns: holding a lock, a worker plans the next step and queues a future of its result; then it fills
-the step while the next worker plans. So results come in order, whoever is faster, and an error comes where its step
-would have come. At most `depth` steps wait to be taken, and no more bytes than `most`: a step begins only if it fits
-next to those that wait and those that are being filled, each taken for as large as the largest so far.
+Worker threads take turns: holding a lock, a worker plans the next step and queues a future of its
+result; then it fills the step while the next worker plans. So results come in order, whoever is
+faster, and an error comes where its step would have come. At most `depth` steps wait to be taken,
+and no more bytes than `most`: a step begins only if it fits next to those that wait and those that
+are being filled, each taken for as large as the largest so far.
 
 `stop` never waits, because the garbage collector may call it from one of the workers; `join` does.
 """
@@ -57,10 +59,13 @@ class StepPipeline(Generic[Planned, Result]):
         self._freed = threading.Condition()
         self._held = self._filling = self._largest = 0
         self._turn, self._room = threading.Lock(), threading.Semaphore(depth)
-        self._results: queue.SimpleQueue[tuple[Planned | None, Future[Result]] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Planned | None, Future[Result]] | None] = (
+            queue.SimpleQueue()
+        )
         self._over, self._stopped, self._process = False, False, os.getpid()
         self._workers = [
-            threading.Thread(target=self._work, name=f"penstock-{number}", daemon=True) for number in range(threads)
+            threading.Thread(target=self._work, name=f"penstock-{number}", daemon=True)
+            for number in range(threads)
         ]
         _runs.add(self)
         try:
@@ -80,7 +85,10 @@ class StepPipeline(Generic[Planned, Result]):
             StateError: The loader was moved meanwhile, or the process forked.
         """
         if self._process != os.getpid():
-            raise StateError("this iterator was begun before the process forked; iterate the loader again in the child")
+            raise StateError(
+                "this iterator was begun before the process forked; iterate the loader again "
+                "in the child"
+            )
         self._refuse_if_stopped()
         if not self._workers:
             plan = self._plan()
@@ -114,7 +122,9 @@ class StepPipeline(Generic[Planned, Result]):
 
     def _refuse_if_stopped(self) -> None:
         if self._stopped:
-            raise StateError("the loader was moved or iterated again while this iterator was under way")
+            raise StateError(
+                "the loader was moved or iterated again while this iterator was under way"
+            )
 
     def _work(self) -> None:
         while True:
@@ -165,7 +175,9 @@ class StepPipeline(Generic[Planned, Result]):
             self._freed.notify_all()
 
     def _next_plan(self, future: "Future[Result]") -> Planned | None:
-        """Plan a step and queue the future of its result; None when there is nothing more to fill."""
+        """Plan a step and queue the future of its result; None when there is nothing more to
+        fill.
+        """
         try:
             plan = self._plan()
         except BaseException as error:
@@ -178,7 +190,9 @@ class StepPipeline(Generic[Planned, Result]):
 
 @atexit.register
 def _end_all() -> None:
-    """Workers read mapped files; they must be done before the interpreter takes those apart. None waits for a store."""
+    """Workers read mapped files; they must be done before the interpreter takes those apart. None
+    waits for a store.
+    """
     daemons.end()
     for run in list(_runs):
         run.stop()

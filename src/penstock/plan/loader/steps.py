@@ -1,4 +1,6 @@
-"""Steps: the rows of each optimiser step, cut from the plan's windows for all ranks, from any position on."""
+"""Steps: the rows of each optimiser step, cut from the plan's windows for all ranks, from any
+position on.
+"""
 
 import sys
 import time
@@ -35,15 +37,26 @@ class Step:
 
     Attributes:
         index: Number of the step, from 0.
-        loss_denominator: Sum of the loss weights of all targets at distance 1 in the whole step, over all ranks:
-            divide the sum of weighted losses by it, and micro-batching, packing and ranks do not change the loss.
+        loss_denominator: Sum of the loss weights of all targets at distance 1 in the whole step,
+            over all ranks: divide the sum of weighted losses by it, and micro-batching, packing and
+            ranks do not change the loss.
         loss_denominators: The same for each target distance.
-        num_tokens: Tokens of the whole step over all ranks, without padding; what paths share is counted once.
-        units: Of the prefix trees of the whole step over all ranks: `branches`, `paths`, `pairs` (of a better and a
-            worse path), `examples` (labelled paths) and `path_tokens` (each path counted whole); empty without trees.
+        num_tokens: Tokens of the whole step over all ranks, without padding; what paths share is
+            counted once.
+        units: Of the prefix trees of the whole step over all ranks: `branches`, `paths`, `pairs`
+            (of a better and a worse path), `examples` (labelled paths) and `path_tokens` (each path
+            counted whole); empty without trees.
     """
 
-    __slots__ = ("_place", "_resume_state", "_rows", "index", "loss_denominators", "num_tokens", "units")
+    __slots__ = (
+        "_place",
+        "_resume_state",
+        "_rows",
+        "index",
+        "loss_denominators",
+        "num_tokens",
+        "units",
+    )
 
     def __init__(
         self,
@@ -75,7 +88,11 @@ class Step:
             ("loss denominator", f"{self.loss_denominator:g}"),
         ]
         rows = [row.strip_html() for row in self._rows[:_SHOWN_ROWS]]
-        more = [f"<div>and {len(self) - _SHOWN_ROWS} rows more</div>"] if len(self) > _SHOWN_ROWS else []
+        more = (
+            [f"<div>and {len(self) - _SHOWN_ROWS} rows more</div>"]
+            if len(self) > _SHOWN_ROWS
+            else []
+        )
         return card(f"Step {self.index}", facts, *rows, *more)
 
     @property
@@ -85,25 +102,31 @@ class Step:
 
     @property
     def resume_state(self) -> dict[str, Any]:
-        """State of the loader after this step, whatever was prefetched: JSON-serialisable, a kilobyte or two."""
+        """State of the loader after this step, whatever was prefetched: JSON-serialisable, a
+        kilobyte or two.
+        """
         return self._resume_state()
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where each source stands after this step, for a loader with other data: `Loader(continue_from=step.place)`.
+        """Where each source stands after this step, for a loader with other data:
+        `Loader(continue_from=step.place)`.
 
-        JSON-serialisable; it names the documents of a window of rows, so it may have some ten kilobytes.
+        JSON-serialisable; it names the documents of a window of rows, so it may have some ten
+        kilobytes.
         """
         return self._place()
 
     def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
-        """This rank's rows in one array for each field, without a copy: R rows of T slots, D target distances.
+        """This rank's rows in one array for each field, without a copy: R rows of T slots, D target
+        distances.
 
         Returns:
-            `tokens`, `positions`, `document_ids` (of each row), `prefix` [R, T]; `targets`, `loss_weights` [R, D, T];
-            `cu_seqlens` int32, cumulative lengths of all documents in the rows end to end, where the padding of a row
-            is a document of its own; `max_seqlen` and `num_tokens`, numbers; `tokens_per_row`, a list: those of each
-            row without padding; `reach` of the nodes of trees; `columns`, name → [R, T]. Fields that the loader's
+            `tokens`, `positions`, `document_ids` (of each row), `prefix` [R, T]; `targets`,
+            `loss_weights` [R, D, T]; `cu_seqlens` int32, cumulative lengths of all documents in the
+            rows end to end, where the padding of a row is a document of its own; `max_seqlen` and
+            `num_tokens`, numbers; `tokens_per_row`, a list: those of each row without padding;
+            `reach` of the nodes of trees; `columns`, name → [R, T]. Fields that the loader's
             requirements do not ask for are None.
         """
         return self._rows.arrays()
@@ -111,8 +134,8 @@ class Step:
     def torch(self, device: Any = None, *, non_blocking: bool = True) -> "StepFields[torch.Tensor]":
         """`arrays` as torch tensors: tokens, targets and positions in int64.
 
-        On the CPU they share memory with the loader's buffers, which are not written again while a tensor is held; to
-        save the conversion to int64, require `dtype="int64"`.
+        On the CPU they share memory with the loader's buffers, which are not written again while a
+        tensor is held; to save the conversion to int64, require `dtype="int64"`.
 
         Args:
             device: Target device; None: the CPU.
@@ -130,20 +153,25 @@ class Step:
             raise MissingExtraError("jax", "jax") from error
 
         arrays = self.arrays()
-        moved = {name: jax.device_put(value, device) for name, value in arrays.items() if isinstance(value, np.ndarray)}
+        moved = {
+            name: jax.device_put(value, device)
+            for name, value in arrays.items()
+            if isinstance(value, np.ndarray)
+        }
         return cast("StepFields[jax.Array]", {**arrays, **moved})
 
     def joined(self, rows_per_pass: int) -> Iterator[ModelInput]:
-        """This rank's rows, `rows_per_pass` of them end to end as one long row: fewer, larger passes of a model.
+        """This rank's rows, `rows_per_pass` of them end to end as one long row: fewer, larger
+        passes of a model.
 
         ```python
         for rows in step.joined(4):
             ps.loss(model, rows, step.loss_denominators).backward()
         ```
 
-        Losses and gradients are those of the single rows, up to rounding, for a model that keeps the documents of a
-        row apart. The padding of each row is a document without targets; its source id is −1. Without a copy, but for
-        `document_ids` and several target distances.
+        Losses and gradients are those of the single rows, up to rounding, for a model that keeps
+        the documents of a row apart. The padding of each row is a document without targets; its
+        source id is −1. Without a copy, but for `document_ids` and several target distances.
 
         Args:
             rows_per_pass: Rows of one input; the last may have fewer. 1: the rows themselves.
@@ -165,7 +193,9 @@ class Step:
 
 
 SHOW_AFTER = 1.0
-"""Seconds until the bar appears in a terminal; elsewhere plain lines begin after `PLAIN_SECONDS`."""
+"""Seconds until the bar appears in a terminal; elsewhere plain lines begin after
+`PLAIN_SECONDS`.
+"""
 
 Watch = Callable[[int, int | None], None]
 """(rows planned so far, rows to plan or None when that is not known)."""
@@ -189,7 +219,9 @@ def replay_progress(title: str, *, enabled: bool = True) -> Iterator[Watch]:
             if bar is None:
                 if not enabled or time.monotonic() - began < wait:
                     return
-                bar = stack.enter_context(Progress(title, total=None if total is None else total - done, unit=" rows"))
+                bar = stack.enter_context(
+                    Progress(title, total=None if total is None else total - done, unit=" rows")
+                )
                 before = done
             bar.advance(done - before - bar.done)
 
@@ -199,11 +231,14 @@ def replay_progress(title: str, *, enabled: bool = True) -> Iterator[Watch]:
 def balanced_order(loads: Annotated[Int64, "rows"]) -> Annotated[Int64, "rows"]:
     """An order of rows in which equal runs of them have about equal loads, however many runs.
 
-    Rows are divided into two halves of equal size, and each half again, while their number is even; then by 3, 5, …
-    Each division takes rows from the largest load on, and gives each group one of every few, the larger to the group
-    that has less. So runs of 1/2, 1/4, 1/8, … of the rows are balanced, and the order depends on nothing but the loads.
+    Rows are divided into two halves of equal size, and each half again, while their number is even;
+    then by 3, 5, … Each division takes rows from the largest load on, and gives each group one of
+    every few, the larger to the group that has less. So runs of 1/2, 1/4, 1/8, … of the rows are
+    balanced, and the order depends on nothing but the loads.
     """
-    order: Annotated[Int64, "rows"] = np.array(_divided(np.argsort(-loads, kind="stable").tolist(), loads.tolist()))
+    order: Annotated[Int64, "rows"] = np.array(
+        _divided(np.argsort(-loads, kind="stable").tolist(), loads.tolist())
+    )
     return order
 
 
@@ -224,7 +259,9 @@ def _divided(rows: list[int], loads: list[int]) -> list[int]:
 
 
 ANCHORS = 256
-"""Plan states that are kept at most, evenly spread over what was planned, so that `seek` replays little."""
+"""Plan states that are kept at most, evenly spread over what was planned, so that `seek` replays
+little.
+"""
 
 
 @final
@@ -239,7 +276,9 @@ class StepState:
     rows_used: int
     """Rows of that window that are in these steps."""
     known_from: int = 0
-    """Steps before this one are not those of the plan: it went on after an end that it does not have any more."""
+    """Steps before this one are not those of the plan: it went on after an end that it does not
+    have any more.
+    """
 
 
 @final
@@ -272,14 +311,17 @@ class StepPlanner:
 
     Args:
         plan: Where windows come from; it must have no other user.
-        row_multiple: A last, short step gets empty rows up to a multiple of this, so that all ranks have as many.
+        row_multiple: A last, short step gets empty rows up to a multiple of this, so that all ranks
+            have as many.
         known: States of the same plan that another planner knows already.
     """
 
     def __init__(self, plan: Plan, row_multiple: int, known: "StepPlanner | None" = None) -> None:
         self._plan, self._ramp, self._row_multiple = plan, plan.settings.ramp, row_multiple
         self.first = StepState(step=plan.first_step, window_start=plan.state(), rows_used=0)
-        self.anchors: dict[int, PlanState] = {0: plan.state()} if known is None else dict(known.anchors)
+        self.anchors: dict[int, PlanState] = (
+            {0: plan.state()} if known is None else dict(known.anchors)
+        )
         """States between windows, by the rows before them."""
         self._known_from: int = 0 if known is None else known._known_from
         self._anchor_every = 1
@@ -299,12 +341,18 @@ class StepPlanner:
     def next(self) -> StepPlan | None:
         """Gather the rows of the next step from windows; None when every source is finished."""
         window, size = self._open_window(), self._ramp.rows(self._after.step)
-        if window is not None and self._used + size <= window.num_rows and size % self._row_multiple == 0:
+        if (
+            window is not None
+            and self._used + size <= window.num_rows
+            and size % self._row_multiple == 0
+        ):
             # Nearly always: all rows from one window, and nothing to put together.
             row_starts = window.row_starts[self._used : self._used + size + 1]
             begin, end = row_starts.item(0), row_starts.item(-1)
             self._used += size
-            return self._step_plan(window, *self._balanced(window.pieces[begin:end], row_starts - begin))
+            return self._step_plan(
+                window, *self._balanced(window.pieces[begin:end], row_starts - begin)
+            )
         parts: list[Records] = []
         starts = [np.zeros(1, np.int64)]
         rows = pieces = 0
@@ -316,7 +364,8 @@ class StepPlanner:
             rows, pieces, self._used = rows + last - self._used, pieces + int(end - begin), last
         if self._window is None or rows == 0:
             return None
-        # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its object.
+        # Not the dtype that concatenate makes, which is equal: Numba knows a record's dtype by its
+        # object.
         joined = np.concatenate(parts, out=np.empty(pieces, PIECE))
         joined, row_starts = self._balanced(joined, np.concatenate(starts))
         empty = np.full(-rows % self._row_multiple, pieces, np.int64)
@@ -325,22 +374,31 @@ class StepPlanner:
     def _balanced(
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
     ) -> tuple[Annotated[Records, PIECE, "pieces"], Annotated[Int64, "rows+1"]]:
-        """Rows with images in an order that gives each rank about as many patches, however many ranks there are."""
+        """Rows with images in an order that gives each rank about as many patches, however many
+        ranks there are.
+        """
         patches = self._plan.row_patches(pieces, row_starts)
         if patches is None or patches.min() == patches.max():
             return pieces, row_starts
         order = balanced_order(patches)
         sizes = np.diff(row_starts)[order]
-        moved = np.concatenate([pieces[row_starts[row] : row_starts[row + 1]] for row in order.tolist()])
+        moved = np.concatenate(
+            [pieces[row_starts[row] : row_starts[row + 1]] for row in order.tolist()]
+        )
         out = np.empty(len(pieces), PIECE)
         out[:] = moved
         return out, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
     def _step_plan(
-        self, window: Window, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
+        self,
+        window: Window,
+        pieces: Annotated[Records, PIECE, "pieces"],
+        row_starts: Annotated[Int64, "rows+1"],
     ) -> StepPlan:
         """The step that ends in `window`, and the state after it."""
-        self._after = replace(self._after, step=self._after.step + 1, window_start=window.start, rows_used=self._used)
+        self._after = replace(
+            self._after, step=self._after.step + 1, window_start=window.start, rows_used=self._used
+        )
         return StepPlan(
             pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped,
             untrained=window.untrained, window=window,
@@ -351,10 +409,14 @@ class StepPlanner:
         return self._ramp.before(step) - self._ramp.before(self.first.step)
 
     def steps_of(self, rows: int) -> int:
-        """Number of the step after those that the first rows of the plan fill; the last one may be short."""
+        """Number of the step after those that the first rows of the plan fill; the last one may be
+        short.
+        """
         return self._ramp.steps(rows + self._ramp.before(self.first.step))
 
-    def find(self, step: int, near: StepState | None = None, watch: Watch | None = None) -> StepState:
+    def find(
+        self, step: int, near: StepState | None = None, watch: Watch | None = None
+    ) -> StepState:
         """The state before step number `step`, replaying the plan from the nearest known state.
 
         `watch` is called after each window with the progress of the replay.
@@ -364,12 +426,22 @@ class StepPlanner:
         """
         row, end_of = self.row_of(step), max(self._known_from, self.first.step)
         known = [state for first, state in self.anchors.items() if first <= row]
-        if near is not None and near.window_start.row <= row and near.known_from == self._known_from:
+        if (
+            near is not None
+            and near.window_start.row <= row
+            and near.known_from == self._known_from
+        ):
             known.append(near.window_start)
         if step < end_of or not known:
-            why = "its sources had ended there" if self._known_from else "the loader was made to begin there"
+            why = (
+                "its sources had ended there"
+                if self._known_from
+                else "the loader was made to begin there"
+            )
             first = end_of if step < end_of else self.steps_of(min(self.anchors, default=row + 1))
-            raise ConfigError(f"cannot seek to step {step}: the plan is known from step {first} on, as {why}")
+            raise ConfigError(
+                f"cannot seek to step {step}: the plan is known from step {first} on, as {why}"
+            )
         start = max(known, key=lambda state: state.row)
         self._plan.restore(start)
         found = replace(self.first, step=step, known_from=self._known_from)
@@ -393,7 +465,9 @@ class StepPlanner:
             # Just started: the first rows of the window may be used up already.
             self._window = self._next_window()
             if self._window is not None and self._used > self._window.num_rows:
-                raise StateError(f"the state says {self._used} rows of a window that has {self._window.num_rows}")
+                raise StateError(
+                    f"the state says {self._used} rows of a window that has {self._window.num_rows}"
+                )
         while self._window is not None and self._used == self._window.num_rows:
             following = self._next_window()
             if following is None:
@@ -407,5 +481,9 @@ class StepPlanner:
             self.anchors[state.row] = state
         if len(self.anchors) > ANCHORS:
             self._anchor_every *= 2
-            self.anchors = {row: kept for row, kept in self.anchors.items() if kept.window % self._anchor_every == 0}
+            self.anchors = {
+                row: kept
+                for row, kept in self.anchors.items()
+                if kept.window % self._anchor_every == 0
+            }
         return self._plan.next_window()

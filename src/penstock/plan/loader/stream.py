@@ -1,4 +1,6 @@
-"""The stream of one source: from a position in its epochs to the documents that the plan takes from there."""
+"""The stream of one source: from a position in its epochs to the documents that the plan takes from
+there.
+"""
 
 from typing import Annotated, final
 
@@ -37,35 +39,46 @@ class SourceStream:
     """One source's stream: positions to entries."""
 
     def __init__(
-        self, source: Source, dataset: Corpus, settings: PlanSettings, distances: int, place: SourcePlace | None
+        self,
+        source: Source,
+        dataset: Corpus,
+        settings: PlanSettings,
+        distances: int,
+        place: SourcePlace | None,
     ) -> None:
         table = dataset.table
         self.source, self.dataset = source, dataset
         self.first, self.size = source.documents_in_use(table.num_documents)
         if self.size < 1:
             raise ConfigError(
-                f"source {source.name!r}: no documents ({table.num_documents} in the dataset, slice {source.slice})"
+                f"source {source.name!r}: no documents ({table.num_documents} in the dataset, "
+                f"slice {source.slice})"
             )
         self.last = UNLIMITED if source.max_epochs is None else round(source.max_epochs * self.size)
         if self.last < 1:
             raise ConfigError(
-                f"source {source.name!r}: max_epochs {source.max_epochs} of {self.size} documents is no document"
+                f"source {source.name!r}: max_epochs {source.max_epochs} of {self.size} "
+                "documents is no document"
             )
         self.key = key_for(settings.seed, "source", source.name)
         self.begin = begin_at(place, source, self.first, self.size, self.key, self.last)
         self.mode = shuffle_mode(source.shuffle, source.shuffle_runs)
         most = settings.document_tokens(source)
-        self.rewriting = Rewriting(source, dataset, self.size, settings.seed, settings.sequence_length, most)
+        self.rewriting = Rewriting(
+            source, dataset, self.size, settings.seed, settings.sequence_length, most
+        )
         self.limit = self.rewriting.limit
         if settings.packing == "concat":
             if not self.rewriting.is_causal:
                 raise ConfigError(
-                    f"source {source.name!r}: packing 'concat' cuts documents, which only the causal objective allows, "
-                    f"not {source.objective.name!r}; use best_fit"
+                    f"source {source.name!r}: packing 'concat' cuts documents, which only the "
+                    f"causal objective allows, not {source.objective.name!r}; use best_fit"
                 )
             self.limit = most or UNLIMITED
         self.too_long = too_long_of(source, dataset)
-        self.untrained = untrained_parts(source, dataset, self.rewriting, self.too_long, settings, distances)
+        self.untrained = untrained_parts(
+            source, dataset, self.rewriting, self.too_long, settings, distances
+        )
         # Held, because the kernel reads it by address.
         self.lengths = table.lengths
         extras = extras_of(dataset)
@@ -74,7 +87,9 @@ class SourceStream:
         self.patches = self._limit_patches(settings.patches_per_row)
         self._ahead: LengthsAhead | None = None
         if isinstance(self.lengths, LazyNumbers):
-            self._ahead = LengthsAhead(source, self.lengths.ranges, self.first, self.size, self.key, self.last)
+            self._ahead = LengthsAhead(
+                source, self.lengths.ranges, self.first, self.size, self.key, self.last
+            )
             self._ahead.look(self.begin.position)
 
     def require_targets(self) -> None:
@@ -90,7 +105,9 @@ class SourceStream:
         )
 
     def _limit_patches(self, limit: int | None) -> Annotated[Int64, "documents"] | None:
-        """[N] patches of each document's images; those over the limit of a row become too long. None: no limit."""
+        """[N] patches of each document's images; those over the limit of a row become too long.
+        None: no limit.
+        """
         patches = self.image_patches
         if limit is None or patches is None:
             return None
@@ -103,7 +120,9 @@ class SourceStream:
     def document(self, position: int) -> int:
         """Number of the document at a position."""
         epoch, index = divmod(position, self.size)
-        return self.first + int(order_of(self.source, self.key, self.size, epoch).images(index, index + 1)[0])
+        return self.first + int(
+            order_of(self.source, self.key, self.size, epoch).images(index, index + 1)[0]
+        )
 
     def is_finished(self, position: int) -> bool:
         """Whether nothing is left from this position on."""
@@ -118,7 +137,8 @@ class SourceStream:
     ) -> tuple[int, int, int]:
         """Entries from (position, begin) on; returns (number, next position, next begin).
 
-        `untrained` counts what was left out before each entry because it has no target; empty where nothing is.
+        `untrained` counts what was left out before each entry because it has no target; empty where
+        nothing is.
 
         Raises:
             RecordError: A document is too long and the source says `too_long="error"`.
@@ -132,17 +152,27 @@ class SourceStream:
             if count == 0 or self.untrained is None:
                 break
             count = self.untrained.leave_out(entries[: count + 1], untrained[: count + 1])
-            if count == 0 and first >= self.begin.seen_until and position - first >= min(self.size, self.last):
+            if (
+                count == 0
+                and first >= self.begin.seen_until
+                and position - first >= min(self.size, self.last)
+            ):
                 raise self.untrained.refuse(self.size)
         if count and not self.rewriting.is_causal:
             self.rewriting.measure(entries[:count])
         return count, position, begin
 
-    def _taken(self, entries: Annotated[Records, ENTRY, "entries"], position: int, begin: int) -> tuple[int, int, int]:
+    def _taken(
+        self, entries: Annotated[Records, ENTRY, "entries"], position: int, begin: int
+    ) -> tuple[int, int, int]:
         """As `fill`, with all entries that have a target or not."""
         while True:
-            # At most two epochs, in which there is a document that may be used: some are nearly all skipped.
-            stop, before = min(self.last, int(position) + max(2 * self.size, len(entries))), position
+            # At most two epochs, in which there is a document that may be used: some are nearly all
+            # skipped.
+            stop, before = (
+                min(self.last, int(position) + max(2 * self.size, len(entries))),
+                position,
+            )
             known = self._left_out(entries[:1])
             count, position, begin, refused = self._draw(position, begin, stop, entries)
             if self._left_out(entries[: count + 1]) > known:
@@ -166,9 +196,20 @@ class SourceStream:
         count, refused = 0, NOT_HERE
         while True:
             more, position, begin, refused = draw(
-                position, begin, stop, self.size, self.first, np.uint64(self.key), self.mode, *places_of(self.lengths),
-                self.limit, TOO_LONG.index(self.too_long), entries[count:], here, size,
-            )  # fmt: skip
+                position,
+                begin,
+                stop,
+                self.size,
+                self.first,
+                np.uint64(self.key),
+                self.mode,
+                *places_of(self.lengths),
+                self.limit,
+                TOO_LONG.index(self.too_long),
+                entries[count:],
+                here,
+                size,
+            )
             count += more
             if self._ahead is None or refused != NOT_HERE:
                 return count, position, begin, refused
@@ -180,9 +221,11 @@ class SourceStream:
         return int(entries["skipped"]["empty"].sum() + entries["skipped"]["dropped"].sum())
 
     def _check_skipped(self, begin: int, end: int, taken: Annotated[Int64, "entries"]) -> None:
-        """Check the lengths of the documents that were not taken from [begin, end) against their shards.
+        """Check the lengths of the documents that were not taken from [begin, end) against their
+        shards.
 
-        A row holds those that were taken, and the fill checks them then; the others are checked only here.
+        A row holds those that were taken, and the fill checks them then; the others are checked
+        only here.
         """
         while begin < end:
             epoch, index = divmod(begin, self.size)
@@ -195,19 +238,22 @@ class SourceStream:
     def _refuse(self, document: int, begin: int) -> None:
         if self.patches is not None and self.lengths[document, 0] == _TOO_MANY_PATCHES:
             raise RecordError(
-                f"source {self.source.name!r}: document {document} ({self.dataset[document].origin}) has "
-                f"{self.patches[document]:,} patches of images, more than patches_per_row; raise it, or set too_long "
-                "to drop"
+                f"source {self.source.name!r}: document {document} "
+                f"({self.dataset[document].origin}) has {self.patches[document]:,} patches of "
+                "images, more than patches_per_row; raise it, or set too_long to drop"
             )
         self.dataset.table.check_lengths(np.array([document]))
         origin = self.dataset[document].origin
         if begin:
             raise StateError(
-                f"source {self.source.name!r}: the state goes on at token {begin} of document {document} ({origin}), "
-                f"which has {int(self.lengths[document, 0])}: the state was damaged; load another one, or begin again"
+                f"source {self.source.name!r}: the state goes on at token {begin} of document "
+                f"{document} ({origin}), which has {int(self.lengths[document, 0])}: the "
+                "state was damaged; load another one, or begin again"
             )
         raise RecordError(
-            f"source {self.source.name!r}: document {document} ({origin}) has {int(self.lengths[document, 0])} tokens, "
-            f"objective {self.source.objective.name!r} takes {self.limit} in a row; raise sequence_length (or "
-            "max_document_tokens, or the objective's own limit), or set too_long to split, truncate, keep_end or drop"
+            f"source {self.source.name!r}: document {document} ({origin}) has "
+            f"{int(self.lengths[document, 0])} tokens, objective "
+            f"{self.source.objective.name!r} takes {self.limit} in a row; raise "
+            "sequence_length (or max_document_tokens, or the objective's own limit), or set "
+            "too_long to split, truncate, keep_end or drop"
         )

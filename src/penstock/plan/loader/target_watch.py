@@ -1,8 +1,8 @@
 """Steps without a target: one may happen, where weights of 0 meet in it; an epoch of them may not.
 
-An iteration ends with an error when a whole epoch of a source passed while no step had a target, or when it has gone
-from the first step to the last without any: what lengths do not say (`untrained`), such as an objective that writes no
-targets. It depends on the plan alone.
+An iteration ends with an error when a whole epoch of a source passed while no step had a target, or
+when it has gone from the first step to the last without any: what lengths do not say (`untrained`),
+such as an objective that writes no targets. It depends on the plan alone.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,20 @@ class TargetWatch:
     """
 
     def __init__(
-        self, names: Sequence[str], sizes: Annotated[Int64, "sources"], begin: StepState, first_step: int = 0
+        self,
+        names: Sequence[str],
+        sizes: Annotated[Int64, "sources"],
+        begin: StepState,
+        first_step: int = 0,
     ) -> None:
         self._names, self._sizes = names, sizes
         self._from_start, self._steps, self._any = begin.step == first_step, 0, False
-        # Windows up to this one may hold rows with targets; `_since` is the beginning of the first that does not.
-        self._window, self._since = begin.window_start.window, None if begin.rows_used else begin.window_start
+        # Windows up to this one may hold rows with targets; `_since` is the beginning of the first
+        # that does not.
+        self._window, self._since = (
+            begin.window_start.window,
+            None if begin.rows_used else begin.window_start,
+        )
 
     def see(self, after: StepState, denominators: Sequence[float]) -> None:
         """Note a step.
@@ -55,8 +63,9 @@ class TargetWatch:
         """
         if self._from_start and self._steps and not self._any:
             raise ConfigError(
-                f"nothing was trained: none of the {self._steps} steps of {', '.join(self._names)} had a target; look "
-                "at the objectives and loss weights with `penstock inspect`"
+                f"nothing was trained: none of the {self._steps} steps of "
+                f"{', '.join(self._names)} had a target; look at the objectives and loss "
+                "weights with `penstock inspect`"
             )
 
     def _refuse_epoch(self, since: PlanState, now: PlanState, step: int) -> None:
@@ -65,7 +74,8 @@ class TargetWatch:
         if passed.any():
             names = [name for name, whole in zip(self._names, passed, strict=True) if whole]
             raise ConfigError(
-                f"source {', '.join(map(repr, names))}: nothing can be trained: up to step {step} all documents were "
-                "taken, and no step had a target; its objective writes none, or loss weights of 0 leave none: look at "
-                "it with `penstock inspect`, or leave the source out"
+                f"source {', '.join(map(repr, names))}: nothing can be trained: up to step "
+                f"{step} all documents were taken, and no step had a target; its objective "
+                "writes none, or loss weights of 0 leave none: look at it with `penstock "
+                "inspect`, or leave the source out"
             )

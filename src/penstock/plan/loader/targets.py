@@ -1,8 +1,9 @@
 """Which pieces of documents have a target, and those that have none left out of a source's stream.
 
-A piece of a document has a target if one of the tokens that its slots predict has a loss weight. For whole documents
-the lengths file says so; for those that were cut, their loss-weight spans are read. So it is exact, the same on every
-rank, and costs nothing where no document with loss weights is longer than a row.
+A piece of a document has a target if one of the tokens that its slots predict has a loss weight.
+For whole documents the lengths file says so; for those that were cut, their loss-weight spans are
+read. So it is exact, the same on every rank, and costs nothing where no document with loss weights
+is longer than a row.
 """
 
 from typing import Annotated, Any, final
@@ -33,7 +34,8 @@ class Targets:
 
     Args:
         dataset: Its documents.
-        rewriting: Its objective. Of a document that is rewritten, all tokens with a loss weight may be targets.
+        rewriting: Its objective. Of a document that is rewritten, all tokens with a loss weight may
+            be targets.
         distances: Target distances: the last slots of a part predict tokens of the next one.
     """
 
@@ -73,7 +75,9 @@ class Targets:
         stops = self._dataset.table.lengths[documents, 0].astype(np.int64)
         return self.weighted(documents, np.full_like(stops, int(self._rewriting.is_causal)), stops)
 
-    def weighted(self, documents: Documents, firsts: Documents, stops: Documents) -> Annotated[Bool, "documents"]:
+    def weighted(
+        self, documents: Documents, firsts: Documents, stops: Documents
+    ) -> Annotated[Bool, "documents"]:
         """Whether some token of firsts[i] … stops[i] − 1 of documents[i] has a loss weight."""
         assert self._record is not None
         found = np.zeros(len(documents), np.bool_)
@@ -104,16 +108,21 @@ class UntrainedParts:
         distances: Target distances.
     """
 
-    def __init__(self, source: Source, dataset: Corpus, rewriting: Rewriting, too_long: str, distances: int) -> None:
+    def __init__(
+        self, source: Source, dataset: Corpus, rewriting: Rewriting, too_long: str, distances: int
+    ) -> None:
         self._targets, self._dataset = Targets(dataset, rewriting, distances), dataset
         self._where, self._split = f"source {source.name!r}", too_long == "split"
         self.depends_on = distances if self._split and rewriting.is_causal else 1
         """Number of target distances, if what is left out depends on it; else 1."""
 
     def leave_out(
-        self, entries: Annotated[Records, ENTRY, "entries"], untrained: Annotated[Records, UNTRAINED, "entries"]
+        self,
+        entries: Annotated[Records, ENTRY, "entries"],
+        untrained: Annotated[Records, UNTRAINED, "entries"],
     ) -> int:
-        """Leave out entries that were cut and have no target; the last entry counts what was skipped at the end.
+        """Leave out entries that were cut and have no target; the last entry counts what was
+        skipped at the end.
 
         Returns:
             Entries that are left, the last one not counted.
@@ -134,19 +143,25 @@ class UntrainedParts:
     def refuse(self, documents: int) -> ConfigError:
         """The error for a source of which nothing is left in a whole epoch."""
         return ConfigError(
-            f"{self._where}: nothing can be trained: each of its {documents} documents is empty, or longer than a row "
-            "(or max_document_tokens) without a trained token in what is left of it; raise them, set too_long to "
-            "split, or leave the source out"
+            f"{self._where}: nothing can be trained: each of its {documents} documents is "
+            "empty, or longer than a row (or max_document_tokens) without a trained token in "
+            "what is left of it; raise them, set too_long to split, or leave the source out"
         )
 
 
 def untrained_parts(
-    source: Source, dataset: Corpus, rewriting: Rewriting, too_long: str, settings: PlanSettings, distances: int
+    source: Source,
+    dataset: Corpus,
+    rewriting: Rewriting,
+    too_long: str,
+    settings: PlanSettings,
+    distances: int,
 ) -> UntrainedParts | None:
     """What leaves untrained parts out of a source; None: it has none, or keeps them."""
     if not source.drop_untrained or settings.packing == "concat" or too_long not in CUTTING:
         return None
-    # Only a dataset with loss weights is asked for its longest document, which some formats must search for.
+    # Only a dataset with loss weights is asked for its longest document, which some formats must
+    # search for.
     if not getattr(dataset.table, "has_spans", False) or dataset.longest <= rewriting.limit:
         return None
     return UntrainedParts(source, dataset, rewriting, too_long, distances)

@@ -1,6 +1,7 @@
 """Sources of which no document can be trained: found in the lengths, when the loader is made.
 
-Each step would have a loss denominator of 0, for ever. `target_watch` finds what lengths do not say.
+Each step would have a loss denominator of 0, for ever. `target_watch` finds what lengths do not
+say.
 """
 
 from typing import Any
@@ -20,11 +21,12 @@ def require_targets(
 
     Args:
         where: The source, for the message.
-        lengths: Tokens and trained tokens of all documents [n, 2]; [n, 1] where all but the first are trained. An array
-            or `LazyNumbers`.
+        lengths: Tokens and trained tokens of all documents [n, 2]; [n, 1] where all but the first
+            are trained. An array or `LazyNumbers`.
         documents: The first of its documents, and the one after the last.
         longest: Documents of more tokens are dropped; None: none are.
-        by_weights: Whether targets are the trained tokens; else any document with tokens may have some.
+        by_weights: Whether targets are the trained tokens; else any document with tokens may have
+            some.
 
     Raises:
         ConfigError: None can.
@@ -40,10 +42,15 @@ def require_targets(
         if usable.any():
             return
         begin, count = begin + count, min(2 * count, _LONGEST_LOOK)
-    reasons = "is empty, has one token only, or has loss weight 0 on all others" if by_weights else "is empty"
+    reasons = (
+        "is empty, has one token only, or has loss weight 0 on all others"
+        if by_weights
+        else "is empty"
+    )
     if longest is not None:
         reasons += f", or is longer than {longest} tokens with too_long='drop'"
     raise ConfigError(
-        f"{where}: nothing can be trained: each of its {end - documents[0]} documents {reasons}; prepare it with other "
-        "loss weights or longer documents, or leave the source out"
+        f"{where}: nothing can be trained: each of its {end - documents[0]} documents "
+        f"{reasons}; prepare it with other loss weights or longer documents, or leave the "
+        "source out"
     )

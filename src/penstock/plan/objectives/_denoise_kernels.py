@@ -1,12 +1,14 @@
 """Kernels of denoising: the draws, the length of what is written, and the writing of one document.
 
-All lengths and masks are integer arithmetic on (program, length, key); only loss weights are floats. A length takes
-constant time. Writing costs two random words a span, Floyd's sampling in a bitset, and one copy of each token.
+All lengths and masks are integer arithmetic on (program, length, key); only loss weights are
+floats. A length takes constant time. Writing costs two random words a span, Floyd's sampling in a
+bitset, and one copy of each token.
 
-Random words: purpose 0 decides (word 0 the task, word 1 the roll or the pivot), purpose 1 cuts what is kept into parts,
-purpose 2 cuts the noise.
+Random words: purpose 0 decides (word 0 the task, word 1 the roll or the pivot), purpose 1 cuts what
+is kept into parts, purpose 2 cuts the noise.
 
-A **program** is int64: the header, then `TASK_FIELDS` numbers for each task, then the ids of the sentinels.
+A **program** is int64: the header, then `TASK_FIELDS` numbers for each task, then the ids of the
+sentinels.
 """
 
 import numpy as np
@@ -20,12 +22,31 @@ from penstock.core.vectors import fill_with
 
 KIND = 1
 """Kinds of denoisers, in program[0]."""
-NUM_TASKS, ROLL, FINAL_SENTINEL, INPUT_END, BIDIRECTIONAL, TRAIN_ON_INPUTS, NUM_SENTINELS = 1, 2, 3, 4, 5, 6, 7
+NUM_TASKS, ROLL, FINAL_SENTINEL, INPUT_END, BIDIRECTIONAL, TRAIN_ON_INPUTS, NUM_SENTINELS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+)
 """Places in the header. INPUT_END is an id, or -1 for none; the others are counts, or 0 and 1."""
 HEADER = 8
-CUMULATIVE, TASK_KIND, MODE, RATE_NUMERATOR, RATE_DENOMINATOR, MEAN_NUMERATOR, MEAN_DENOMINATOR, SENTINEL = range(8)
-"""Places in a task. CUMULATIVE is its upper end on the scale of 2^32; MODE an id or -1; a RATE_NUMERATOR of 0 (prefixes
-only) draws the pivot; SENTINEL is 1 where sentinels stand before what is predicted: always for spans."""
+(
+    CUMULATIVE,
+    TASK_KIND,
+    MODE,
+    RATE_NUMERATOR,
+    RATE_DENOMINATOR,
+    MEAN_NUMERATOR,
+    MEAN_DENOMINATOR,
+    SENTINEL,
+) = range(8)
+"""Places in a task. CUMULATIVE is its upper end on the scale of 2^32; MODE an id or -1; a
+RATE_NUMERATOR of 0 (prefixes only) draws the pivot; SENTINEL is 1 where sentinels stand before what
+is predicted: always for spans.
+"""
 TASK_FIELDS = 8
 CAUSAL, SPANS, PREFIX = 0, 1, 2
 """Kinds of tasks."""
@@ -41,7 +62,9 @@ SPARE_ENDS = 8
 
 @inline_kernel
 def round_half_even(numerator, denominator):
-    """numerator / denominator to the nearest integer, halves to the even one; both above or at 0."""
+    """numerator / denominator to the nearest integer, halves to the even one; both above or at
+    0.
+    """
     down = numerator // denominator
     twice = 2 * (numerator - down * denominator)
     return down + ((twice > denominator) | ((twice == denominator) & (down & 1 == 1)))
@@ -51,17 +74,24 @@ def round_half_even(numerator, denominator):
 def count_noise(program, task, length):
     """(noise tokens, spans) of span corruption on `length` >= 2 tokens, by the published rounding.
 
-    Never more spans than kept tokens, so that a composition exists: a guard that the published code lacks.
+    Never more spans than kept tokens, so that a composition exists: a guard that the published code
+    lacks.
     """
-    noise = round_half_even(length * program[task + RATE_NUMERATOR], program[task + RATE_DENOMINATOR])
+    noise = round_half_even(
+        length * program[task + RATE_NUMERATOR], program[task + RATE_DENOMINATOR]
+    )
     noise = min(max(noise, 1), length - 1)
-    spans = round_half_even(noise * program[task + MEAN_DENOMINATOR], program[task + MEAN_NUMERATOR])
+    spans = round_half_even(
+        noise * program[task + MEAN_DENOMINATOR], program[task + MEAN_NUMERATOR]
+    )
     return noise, min(max(spans, 1), noise, length - noise)
 
 
 @inline_kernel
 def choose(program, length, key):
-    """(place of the task in the program, noise tokens, spans without a split, word 1 of the decision)."""
+    """(place of the task in the program, noise tokens, spans without a split, word 1 of the
+    decision).
+    """
     words = philox(np.uint64(DECIDE), np.uint64(0), np.uint64(key))
     word = np.int64(words[0])
     task = np.int64(HEADER)
@@ -75,7 +105,9 @@ def choose(program, length, key):
     elif length >= 2 and kind == PREFIX:
         spans = np.int64(1)
         if program[task + RATE_NUMERATOR] > 0:
-            noise = round_half_even(length * program[task + RATE_NUMERATOR], program[task + RATE_DENOMINATOR])
+            noise = round_half_even(
+                length * program[task + RATE_NUMERATOR], program[task + RATE_DENOMINATOR]
+            )
             noise = min(max(noise, 1), length - 1)
         else:
             noise = length - 1 - np.int64(below(words[1], np.uint64(length - 1)))
@@ -105,7 +137,8 @@ def lay_out(program, task, length, noise, spans, word):
 def measure_denoise(program, length, key):
     """(slots, prefix, reads) of one document: constant time.
 
-    `prefix` leading tokens see each other; `reads` leading tokens are no targets; the slots after them are.
+    `prefix` leading tokens see each other; `reads` leading tokens are no targets; the slots after
+    them are.
     """
     task, noise, spans, word = choose(program, length, key)
     slots, bar, spans = lay_out(program, task, length, noise, spans, word)
@@ -120,11 +153,15 @@ def measure_denoise(program, length, key):
 
 @inline_kernel
 def draw_words(first_block, blocks, purpose, key, words):
-    """Random words of `blocks` blocks, by lane: word j of block i goes to j * CHUNK_BLOCKS + i. Compiles to vectors."""
+    """Random words of `blocks` blocks, by lane: word j of block i goes to j * CHUNK_BLOCKS + i.
+    Compiles to vectors.
+    """
     zero = np.uint64(0)
     low, high = key & LOW_32, key >> np.uint64(32)
     for i in range(blocks):
-        a, b, c, d = philox_rounds(np.uint64(first_block + i), np.uint64(purpose), zero, zero, low, high)
+        a, b, c, d = philox_rounds(
+            np.uint64(first_block + i), np.uint64(purpose), zero, zero, low, high
+        )
         words[i] = a
         words[i + CHUNK_BLOCKS] = b
         words[i + 2 * CHUNK_BLOCKS] = c
@@ -133,9 +170,11 @@ def draw_words(first_block, blocks, purpose, key, words):
 
 @inline_kernel
 def choose_gap(chosen, last, word):
-    """One step of Floyd's algorithm in a bitset: a gap in [0, last], or `last` where that one is chosen already.
+    """One step of Floyd's algorithm in a bitset: a gap in [0, last], or `last` where that one is
+    chosen already.
 
-    Both places are written, so that no address waits for what was read: a third of the time of writing to the one.
+    Both places are written, so that no address waits for what was read: a third of the time of
+    writing to the one.
     """
     one, six, low = np.uint64(1), np.uint64(6), np.uint64(63)
     drawn = below(word, last + one)
@@ -146,9 +185,11 @@ def choose_gap(chosen, last, word):
 
 @inline_kernel
 def choose_gaps(kept, noise, cuts, key, words, kept_gaps, noise_gaps):
-    """Uniform sets of `cuts` among the gaps between the kept tokens and among those between the noise tokens.
+    """Uniform sets of `cuts` among the gaps between the kept tokens and among those between the
+    noise tokens.
 
-    Floyd's algorithm (Bentley and Floyd 1987). Each step waits for the one before it, so the two go side by side.
+    Floyd's algorithm (Bentley and Floyd 1987). Each step waits for the one before it, so the two go
+    side by side.
     """
     for begin in range(0, cuts, 4 * CHUNK_BLOCKS):
         size = min(cuts - begin, 4 * CHUNK_BLOCKS)
@@ -159,7 +200,9 @@ def choose_gaps(kept, noise, cuts, key, words, kept_gaps, noise_gaps):
         for i in range(size):
             place = (i & 3) * CHUNK_BLOCKS + (i >> 2)
             choose_gap(kept_gaps, np.uint64(kept - 1 - cuts + begin + i), words[place])
-            choose_gap(noise_gaps, np.uint64(noise - 1 - cuts + begin + i), words[4 * CHUNK_BLOCKS + place])
+            choose_gap(
+                noise_gaps, np.uint64(noise - 1 - cuts + begin + i), words[4 * CHUNK_BLOCKS + place]
+            )
 
 
 @intrinsic
@@ -176,7 +219,8 @@ def popcount(typing_context, value):
 def list_ends(gaps, total, ends):
     """Ends of the parts that `total` is cut into, ascending; may write eight entries too many.
 
-    Eight bits at once, whether they are set or not: the number of set bits in a word cannot be foreseen.
+    Eight bits at once, whether they are set or not: the number of set bits in a word cannot be
+    foreseen.
     """
     found = 0
     for place in range((total + 62) >> 6):
@@ -193,9 +237,11 @@ def list_ends(gaps, total, ends):
 
 @inline_kernel
 def find_cut(kept_ends, noise_ends, spans, offset):
-    """The cut number `offset` of the circle, in 1..length: first those inside a span, then the others, ascending.
+    """The cut number `offset` of the circle, in 1..length: first those inside a span, then the
+    others, ascending.
 
-    The first noise_ends[-1] - spans numbers are the cuts with noise on both sides, which split a span.
+    The first noise_ends[-1] - spans numbers are the cuts with noise on both sides, which split a
+    span.
     """
     inside = np.int64(noise_ends[spans - 1]) - spans
     low, high = 0, spans - 1
@@ -229,17 +275,20 @@ def scratch_size(length, spans):
 
 @inline_kernel
 def memory_size(length):
-    """uint64 that `write_denoise` works in for a document of up to `length` tokens, whatever its task."""
+    """uint64 that `write_denoise` works in for a document of up to `length` tokens, whatever its
+    task.
+    """
     spans = length // 2 + 1
     return scratch_size(length, spans) + spans + 2
 
 
 @inline_kernel
 def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
-    """Draw the spans of noise of one document, ascending, into `begins` and `ends`, uint32; gives their number.
+    """Draw the spans of noise of one document, ascending, into `begins` and `ends`, uint32; gives
+    their number.
 
-    The mask is drawn on a circle that begins with kept tokens. The document begins at `cut` of it: the spans after it
-    come first, those before it a whole length later.
+    The mask is drawn on a circle that begins with kept tokens. The document begins at `cut` of it:
+    the spans after it come first, those before it a whole length later.
     """
     bitset = (length >> 6) + 1
     memory = scratch.ctypes.data
@@ -263,7 +312,9 @@ def place_spans(roll, length, noise, spans, word, key, scratch, begins, ends):
 
 @inline_kernel
 def shift_spans(kept_ends, noise_ends, shift, begins, ends):
-    """Begins and ends of spans 1, 2, … of a circle, plus `shift` (uint32, wrapping around). Compiles to vectors."""
+    """Begins and ends of spans 1, 2, … of a circle, plus `shift` (uint32, wrapping around).
+    Compiles to vectors.
+    """
     for i in range(len(kept_ends) - 1):
         begins[i] = kept_ends[i + 1] + noise_ends[i] + shift
         ends[i] = kept_ends[i + 1] + noise_ends[i + 1] + shift
@@ -277,14 +328,22 @@ def turn_spans(kept_ends, noise_ends, spans, shift, length, begins, ends):
         first += 1
     turn = length - shift
     found = spans - first
-    shift_spans(kept_ends[first:spans], noise_ends[first:spans], np.uint32(-shift), begins[1:], ends[1:])
+    shift_spans(
+        kept_ends[first:spans], noise_ends[first:spans], np.uint32(-shift), begins[1:], ends[1:]
+    )
     before = np.int64(noise_ends[first - 1]) if first > 0 else np.int64(0)
     begins[0] = max(np.int64(kept_ends[first]) + before - shift, 0)
     ends[0] = np.int64(kept_ends[first]) + np.int64(noise_ends[first]) - shift
     if first > 0:
         begins[found] = np.int64(kept_ends[0]) + turn
         ends[found] = np.int64(kept_ends[0]) + np.int64(noise_ends[0]) + turn
-        shift_spans(kept_ends[:first], noise_ends[:first], np.uint32(turn), begins[found + 1 :], ends[found + 1 :])
+        shift_spans(
+            kept_ends[:first],
+            noise_ends[:first],
+            np.uint32(turn),
+            begins[found + 1 :],
+            ends[found + 1 :],
+        )
     # What is left of the span that the document begins in, or the kept tokens before it.
     begin = np.int64(kept_ends[first]) + before + turn
     if begin >= length:
@@ -296,7 +355,8 @@ def turn_spans(kept_ends, noise_ends, spans, shift, length, begins, ends):
 
 @kernel
 def find_spans(program, length, key, begins, ends):
-    """The spans that are taken out of one document, ascending, into uint32 arrays with room for one more; their number.
+    """The spans that are taken out of one document, ascending, into uint32 arrays with room for one
+    more; their number.
 
     A causal task has none; a prefix has one, its continuation.
     """
@@ -334,10 +394,12 @@ def _copy_vector(typing_context, source, destination):
 
 @inline_kernel
 def _copy(tokens, source, begin, end, out, destination, at):
-    """Copy tokens[begin:end] to out[at:]; `source` and `destination` are the addresses of the arrays.
+    """Copy tokens[begin:end] to out[at:]; `source` and `destination` are the addresses of the
+    arrays.
 
-    May write up to WIDTH - 1 more slots of `out`, which are written later. Most runs are short, and how short cannot be
-    foreseen: to copy too much costs less than to guess wrong. Near either end of memory, the rest is copied one by one.
+    May write up to WIDTH - 1 more slots of `out`, which are written later. Most runs are short, and
+    how short cannot be foreseen: to copy too much costs less than to guess wrong. Near either end
+    of memory, the rest is copied one by one.
     """
     size = end - begin
     whole = size
@@ -353,10 +415,12 @@ def _copy(tokens, source, begin, end, out, destination, at):
 
 @kernel
 def write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory):
-    """Write one document: [mode] inputs [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final sentinel].
+    """Write one document: [mode] inputs [input end] | sentinel 0, span 0, sentinel 1, span 1, …
+    [final sentinel].
 
-    The outputs hold exactly the measured slots. With no weights, none are written. `memory`: uint64, at least
-    `memory_size` of the length; to allocate it here took half as long as the draws.
+    The outputs hold exactly the measured slots. With no weights, none are written. `memory`:
+    uint64, at least `memory_size` of the length; to allocate it here took half as long as the
+    draws.
     """
     length = len(tokens)
     task, noise, spans, word = choose(program, length, key)
@@ -413,7 +477,9 @@ def _write_tokens(program, task, tokens, begins, ends, spans, bar, out):
 
 @inline_kernel
 def _write_weights(program, task, weights, begins, ends, spans, bar, out):
-    """Targets keep their weights; a sentinel weighs as much as the heaviest token of its span, the final one as any."""
+    """Targets keep their weights; a sentinel weighs as much as the heaviest token of its span, the
+    final one as any.
+    """
     in_place = program[task + TASK_KIND] == SPANS
     share = np.float32(program[TRAIN_ON_INPUTS] != 0 or program[task + TASK_KIND] == CAUSAL)
     at = np.int64(program[task + MODE] >= 0)

@@ -1,8 +1,9 @@
-"""The draws and the rewriting of fill-in-the-middle: four words of one Philox block per document, then three copies.
+"""The draws and the rewriting of fill-in-the-middle: four words of one Philox block per document,
+then three copies.
 
-A program is int64 numbers: INFILL, the rates as multiples of 2^-32, the ids, whether the context is trained, and the
-room of character splits. Measuring takes constant time; writing costs a copy and, with weights, a second pass over
-them.
+A program is int64 numbers: INFILL, the rates as multiples of 2^-32, the ids, whether the context is
+trained, and the room of character splits. Measuring takes constant time; writing costs a copy and,
+with weights, a second pass over them.
 """
 
 import numpy as np
@@ -38,7 +39,9 @@ def decide_infill(program, units, key):
 
 @inline_kernel
 def measure_infill(program, length, key):
-    """(slots, prefix, reads) of a document; `prefix` is 0, `reads` counts leading tokens with weight 0."""
+    """(slots, prefix, reads) of a document; `prefix` is 0, `reads` counts leading tokens with
+    weight 0.
+    """
     order, first, second = decide_infill(program, length, key)
     if order == CAUSAL:
         return np.int64(length), np.int64(0), np.int64(0)
@@ -56,7 +59,8 @@ def measure_each(program, lengths, keys, slots):
 
 @inline_kernel
 def places_of(order, length, first, second):
-    """Where prefix, suffix and middle begin in what is written; the suffix and middle tokens stand before theirs.
+    """Where prefix, suffix and middle begin in what is written; the suffix and middle tokens stand
+    before theirs.
 
     In SPM the middle token stands before the prefix, which the middle follows.
     """
@@ -86,7 +90,9 @@ def _copy_sections(document, first, second, out, prefix, suffix, middle):
 
 @kernel_part
 def write_infill(program, tokens, weights, key, out_tokens, out_weights):
-    """Rewrite one document into exactly its measured slots; `weights` and `out_weights` may be empty: all count 1."""
+    """Rewrite one document into exactly its measured slots; `weights` and `out_weights` may be
+    empty: all count 1.
+    """
     length = np.int64(len(tokens))
     order, first, second = decide_infill(program, length, key)
     if order == CAUSAL:

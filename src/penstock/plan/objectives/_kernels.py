@@ -12,7 +12,9 @@ DENOISE, INFILL = 1, 2
 
 @inline_kernel
 def measure_document(program, length, key):
-    """(slots, prefix, leading tokens that are input only) of a document of `length` tokens, in constant time."""
+    """(slots, prefix, leading tokens that are input only) of a document of `length` tokens, in
+    constant time.
+    """
     if program[0] == DENOISE:
         return measure_denoise(program, length, key)
     return measure_infill(program, length, key)

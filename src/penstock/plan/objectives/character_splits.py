@@ -1,10 +1,12 @@
-"""Cut a tokenized document between characters: the token at a cut is split, the text around it encoded again.
+"""Cut a tokenized document between characters: the token at a cut is split, the text around it
+encoded again.
 
-Guarantees: the sections spell the document's bytes, in order; tokens far from a cut are unchanged; control tokens are
-never cut or encoded. A cut moves to the border of its token if its sides cannot be encoded exactly, or if it makes too
-many tokens; so nothing is lost.
+Guarantees: the sections spell the document's bytes, in order; tokens far from a cut are unchanged;
+control tokens are never cut or encoded. A cut moves to the border of its token if its sides cannot
+be encoded exactly, or if it makes too many tokens; so nothing is lost.
 
-Costs: a sum over the document's tokens, and one encoding of a few tokens' text on each side of a cut.
+Costs: a sum over the document's tokens, and one encoding of a few tokens' text on each side of a
+cut.
 """
 
 from collections.abc import Sequence
@@ -17,18 +19,23 @@ from penstock.core.arrays import Float32, Int32
 from penstock.tokenizers import Tokenizer
 
 WINDOWS = (4, 16)
-"""Tokens next to a cut that are encoded again with it: the first number that leaves the far end unchanged.
+"""Tokens next to a cut that are encoded again with it: the first number that leaves the far end
+unchanged.
 
-Byte pairs merge within a word (or another piece that the tokenizer's pattern cuts out), so a few tokens on, encoding
-falls back into step; where even the larger number does not (a long run without a space), the cut token is
-encoded alone.
+Byte pairs merge within a word (or another piece that the tokenizer's pattern cuts out), so a few
+tokens on, encoding falls back into step; where even the larger number does not (a long run without
+a space), the cut token is encoded alone.
 """
 
 REACH = max(WINDOWS) + 4
-"""Tokens next to a cut that are read: a few more, because a window may end inside a character of several tokens."""
+"""Tokens next to a cut that are read: a few more, because a window may end inside a character of
+several tokens.
+"""
 
 GUARD = "\n"
-"""Put before a piece for tokenizers that put a space before every text; its tokens are taken off again."""
+"""Put before a piece for tokenizers that put a space before every text; its tokens are taken off
+again.
+"""
 
 Tokens = Int32
 Place = tuple[int, int]
@@ -53,7 +60,10 @@ class Section:
         """All of them, end to end; none: an empty one."""
         empty = np.empty(0, np.int32)
         ids = np.concatenate([empty, *(section.ids for section in sections)])
-        return Section(ids, np.concatenate([empty.astype(np.float32), *(section.weights for section in sections)]))
+        return Section(
+            ids,
+            np.concatenate([empty.astype(np.float32), *(section.weights for section in sections)]),
+        )
 
 
 @final
@@ -61,10 +71,13 @@ class CharacterSplitter:
     """Cuts documents of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Args: `tokenizer`, a `Tokenizer`; raises TokenizerError where it has no exact byte table."""
+        """Args: `tokenizer`, a `Tokenizer`; raises TokenizerError where it has no exact byte
+        table.
+        """
         self._table = tokenizer.byte_table
         self._encoder = tokenizer.inner
-        # A character begins at each byte that does not continue one (UTF-8); an id without bytes counts as one.
+        # A character begins at each byte that does not continue one (UTF-8); an id without bytes
+        # counts as one.
         self._begins = (self._table.data & 0xC0) != 0x80
         before = np.concatenate(([0], np.cumsum(self._begins)))
         spelled = before[self._table.offsets[1:]] - before[self._table.offsets[:-1]]
@@ -74,7 +87,9 @@ class CharacterSplitter:
         self._aligned = self._silent | self._begins[firsts]
 
     def count(self, tokens: Tokens) -> int:
-        """Characters of a document; a control token is one. A token of continuing bytes alone has none."""
+        """Characters of a document; a control token is one. A token of continuing bytes alone has
+        none.
+        """
         return int(self._characters[self._table.check(tokens)].sum())
 
     def split(
@@ -84,8 +99,9 @@ class CharacterSplitter:
 
         Args:
             tokens: [n] the document.
-            weights: [n] weight of each token; a token encoded again gets the weight of the token that its last byte
-                comes from, as tokens of chats get theirs by their last character.
+            weights: [n] weight of each token; a token encoded again gets the weight of the token
+                that its last byte comes from, as tokens of chats get theirs by their last
+                character.
             first: 0 to `count`, at most `second`.
             second: 0 to `count`.
             room: The sections have at most n + room tokens.
@@ -104,11 +120,17 @@ class CharacterSplitter:
             made = [section for section in sections if section is not None]
             if len(made) == 3 and sum(len(section.ids) for section in made) <= len(tokens) + room:
                 return made[0], made[1], made[2]
-        before, between, after = slice(0, border_1[0]), slice(border_1[0], border_2[0]), slice(border_2[0], None)
+        before, between, after = (
+            slice(0, border_1[0]),
+            slice(border_1[0], border_2[0]),
+            slice(border_2[0], None),
+        )
         return tuple(Section(tokens[part], weights[part]) for part in (before, between, after))  # type: ignore[return-value]
 
     def _place(self, tokens: Tokens, ends: Any, point: int) -> Place:
-        """Where character number `point` begins; behind the last token for the one after the last."""
+        """Where character number `point` begins; behind the last token for the one after the
+        last.
+        """
         token = int(np.searchsorted(ends, point, side="right"))
         if token == len(tokens):
             return token, 0
@@ -139,8 +161,12 @@ class CharacterSplitter:
         made = [part for part in parts if part is not None]
         return Section.joined(made) if len(made) == len(parts) else None
 
-    def _head(self, tokens: Tokens, weights: Any, begin: Place, last: int) -> tuple[Section | None, int]:
-        """The rest of a cut token with some tokens after it, and the first token that stays as it is."""
+    def _head(
+        self, tokens: Tokens, weights: Any, begin: Place, last: int
+    ) -> tuple[Section | None, int]:
+        """The rest of a cut token with some tokens after it, and the first token that stays as it
+        is.
+        """
         text_end = self._text_end(tokens, begin[0] + 1, min(last, begin[0] + REACH))
         for window in (*WINDOWS, 0):
             stop = min(begin[0] + 1 + window, text_end)
@@ -152,8 +178,12 @@ class CharacterSplitter:
                 return made, stop
         return None, last
 
-    def _tail(self, tokens: Tokens, weights: Any, first: int, end: Place) -> tuple[Section | None, int]:
-        """The beginning of a cut token with some tokens before it, and the first token that is in it."""
+    def _tail(
+        self, tokens: Tokens, weights: Any, first: int, end: Place
+    ) -> tuple[Section | None, int]:
+        """The beginning of a cut token with some tokens before it, and the first token that is in
+        it.
+        """
         text_begin = self._text_begin(tokens, max(first, end[0] - REACH), end[0])
         for window in (*WINDOWS, 0):
             start = max(end[0] - window, text_begin)
@@ -188,7 +218,9 @@ class CharacterSplitter:
         return Section(ids, of_bytes[np.cumsum(self._table.lengths[ids]) - 1])
 
     def _encode(self, spelled: bytes) -> Tokens | None:
-        """Ids that spell exactly these bytes; None if the tokenizer has none, or they are not whole characters."""
+        """Ids that spell exactly these bytes; None if the tokenizer has none, or they are not whole
+        characters.
+        """
         try:
             text = spelled.decode()
         except UnicodeDecodeError:

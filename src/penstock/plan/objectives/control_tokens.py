@@ -1,7 +1,8 @@
-"""Ids of the control tokens that objectives insert: by name, from a tokenizer's spare tokens, or by infilling family.
+"""Ids of the control tokens that objectives insert: by name, from a tokenizer's spare tokens, or by
+infilling family.
 
-Control ids never come from text: penstock's encoders do not make them, whatever a text spells. So a sentinel's id
-is never content, unless a document was written with it on purpose.
+Control ids never come from text: penstock's encoders do not make them, whatever a text spells. So a
+sentinel's id is never content, unless a document was written with it on purpose.
 """
 
 import re
@@ -12,14 +13,26 @@ from penstock.core.errors import ConfigError
 from penstock.plan.objectives.objective import Facts
 from penstock.tokenizers import Tokenizer
 
-FAMILIES = ("sentinel", "extra_id", "reserved", "unused", "control", "special", "placeholder", "dummy")
-"""Words in the names of spare tokens, next to one number, best first: T5's `<extra_id_0>`, OLMo's `<|extra_id_0|>`,
-Llama 3's `<|reserved_special_token_0|>`, Gemma's `<unused0>`, Mistral's `[control_8]`, tekken's `<SPECIAL_20>`, Phi's
-`<|placeholder1|>` and `<|dummy_0|>`."""
+FAMILIES = (
+    "sentinel",
+    "extra_id",
+    "reserved",
+    "unused",
+    "control",
+    "special",
+    "placeholder",
+    "dummy",
+)
+"""Words in the names of spare tokens, next to one number, best first: T5's `<extra_id_0>`, OLMo's
+`<|extra_id_0|>`, Llama 3's `<|reserved_special_token_0|>`, Gemma's `<unused0>`, Mistral's
+`[control_8]`, tekken's `<SPECIAL_20>`, Phi's `<|placeholder1|>` and `<|dummy_0|>`.
+"""
 
 
 def spare_ids(controls: Mapping[str, int], *, taken: Collection[int]) -> list[int]:
-    """Ids of the first family that a tokenizer has, by their number, without those `taken`; empty if it has none."""
+    """Ids of the first family that a tokenizer has, by their number, without those `taken`; empty
+    if it has none.
+    """
     families: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for name, token_id in controls.items():
         numbers = re.findall(r"\d+", name)
@@ -60,7 +73,10 @@ def listed(controls: Mapping[str, int]) -> str:
     families: dict[str, list[str]] = {}
     for name in controls:
         families.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    shown = [names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})" for names in families.values()]
+    shown = [
+        names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
+        for names in families.values()
+    ]
     return " ".join(shown[:24]) + (" …" if len(shown) > 24 else "") if shown else "none"
 
 
@@ -79,7 +95,8 @@ def refuse_shared(roles: Sequence[tuple[str, int]]) -> None:
 
 
 def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
-    """The dataset's tokenizer, or the one named `extended`, which must spell the dataset's ids as that does.
+    """The dataset's tokenizer, or the one named `extended`, which must spell the dataset's ids as
+    that does.
 
     Raises:
         ConfigError: It does not, or the dataset stores no tokenizer.
@@ -93,8 +110,8 @@ def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
     reason = difference(own, tokenizer)
     if reason is not None:
         raise ConfigError(
-            f"{where}: tokenizer {extended} is no extension of the dataset's {own.name}: {reason}; make one from it: "
-            "penstock tokenizer add"
+            f"{where}: tokenizer {extended} is no extension of the dataset's {own.name}: "
+            f"{reason}; make one from it: penstock tokenizer add"
         )
     return tokenizer
 
@@ -108,48 +125,63 @@ INFILL_FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "Mistral": ("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>"),
     "Falcon": (">>PREFIX<<", ">>MIDDLE<<", ">>SUFFIX<<", "<pad>"),
 }
-"""Prefix, middle, suffix and pad, by who made them; Qwen's are also those of OLMo 2, CodeGemma and SmolLM 2.
+"""Prefix, middle, suffix and pad, by who made them; Qwen's are also those of OLMo 2, CodeGemma and
+SmolLM 2.
 
-DeepSeek writes its hole between prefix and suffix, where the others write the suffix token, and its end before the
-middle: the same order.
+DeepSeek writes its hole between prefix and suffix, where the others write the suffix token, and its
+end before the middle: the same order.
 """
 
 
 ROLES = ("the prefix token", "the middle token", "the suffix token", "the padding token")
 
 
-def infill_ids(tokens: Sequence[int | str] | None, tokenizer: Tokenizer, *, pad: bool, where: str) -> tuple[int, ...]:
+def infill_ids(
+    tokens: Sequence[int | str] | None, tokenizer: Tokenizer, *, pad: bool, where: str
+) -> tuple[int, ...]:
     """Ids of prefix, middle, suffix and, with `pad`, the filling.
 
     Args:
-        tokens: Ids or names, in that order; None: those of the first known family that the tokenizer has all of.
+        tokens: Ids or names, in that order; None: those of the first known family that the
+            tokenizer has all of.
         tokenizer: The `Tokenizer` that knows the names.
-        pad: Whether there must be a fourth one. Where `tokens` has none, or the family's is not in the vocabulary, it
-            is the tokenizer's padding token.
+        pad: Whether there must be a fourth one. Where `tokens` has none, or the family's is not in
+            the vocabulary, it is the tokenizer's padding token.
         where: The source that has the setting, for errors.
 
     Raises:
         ConfigError: The vocabulary lacks one, or two are the same.
     """
     known: dict[str, int] = tokenizer.special_tokens
-    names: tuple[int | str, ...] = tuple(tokens) if tokens is not None else _family(known, tokenizer.name, where)
+    names: tuple[int | str, ...] = (
+        tuple(tokens) if tokens is not None else _family(known, tokenizer.name, where)
+    )
     wanted = names[:3]
     if pad:
-        filling = names[3] if len(names) == 4 and (tokens is not None or names[3] in known) else tokenizer.pad_id
+        filling = (
+            names[3]
+            if len(names) == 4 and (tokens is not None or names[3] in known)
+            else tokenizer.pad_id
+        )
         if filling is None:
             raise ConfigError(
-                f"{where}: character splits fill a document up with a padding token, and {tokenizer.name} has none; "
-                f"name a fourth of tokens=, or add one: {_addition(tokenizer.name, names[3:] or ['<pad>'])}"
+                f"{where}: character splits fill a document up with a padding token, and "
+                f"{tokenizer.name} has none; name a fourth of tokens=, or add one: "
+                f"{_addition(tokenizer.name, names[3:] or ['<pad>'])}"
             )
         wanted = (*wanted, filling)
-    ids = tuple(_id_of(token, role, tokenizer, where) for role, token in zip(ROLES, wanted, strict=False))
+    ids = tuple(
+        _id_of(token, role, tokenizer, where) for role, token in zip(ROLES, wanted, strict=False)
+    )
     refuse_same(ids, where)
     return ids
 
 
 def refuse_same(tokens: Sequence[int | str], where: str) -> None:
     """Raise a ConfigError if two ids among `tokens` are equal."""
-    ids = [(role, token) for role, token in zip(ROLES, tokens, strict=False) if isinstance(token, int)]
+    ids = [
+        (role, token) for role, token in zip(ROLES, tokens, strict=False) if isinstance(token, int)
+    ]
     try:
         refuse_shared(ids)
     except ConfigError as error:
@@ -157,12 +189,20 @@ def refuse_same(tokens: Sequence[int | str], where: str) -> None:
 
 
 def _family(known: dict[str, int], name: str, where: str) -> tuple[str, str, str, str]:
-    found = next((family for family in INFILL_FAMILIES.values() if all(entry in known for entry in family[:3])), None)
+    found = next(
+        (
+            family
+            for family in INFILL_FAMILIES.values()
+            if all(entry in known for entry in family[:3])
+        ),
+        None,
+    )
     if found is None:
         first = next(iter(INFILL_FAMILIES.values()))
         raise ConfigError(
-            f"{where}: {name} has no tokens for infilling of any known family ({', '.join(INFILL_FAMILIES)}); say "
-            f"which to use, tokens=(prefix, middle, suffix), or add some: {_addition(name, first)}"
+            f"{where}: {name} has no tokens for infilling of any known family "
+            f"({', '.join(INFILL_FAMILIES)}); say which to use, tokens=(prefix, middle, "
+            f"suffix), or add some: {_addition(name, first)}"
         )
     return found
 
@@ -178,5 +218,7 @@ def _id_of(token: int | str, role: str, tokenizer: Tokenizer, where: str) -> int
         cure = f"name another in tokens=, or add it: {_addition(tokenizer.name, [token])}"
         return look_up(tokenizer, token, role=role, where=where, cure=cure)
     if token >= tokenizer.vocab_size:
-        raise ConfigError(f"{where}: {role} is {token}; {tokenizer.name} has ids below {tokenizer.vocab_size}")
+        raise ConfigError(
+            f"{where}: {role} is {token}; {tokenizer.name} has ids below {tokenizer.vocab_size}"
+        )
     return token

@@ -2,15 +2,18 @@
 
 A denoised document is written as
 
-    [mode] kept words, sentinel i in place of span i [input end] | sentinel 0, span 0, sentinel 1, span 1, … [final]
+    [mode] kept words, sentinel i in place of span i [input end] | sentinel 0, span 0, sentinel 1,
+    span 1, … [final]
 
-Before the bar are the inputs: they see each other in both directions and are not predicted. After it are the targets,
-predicted one by one. `encoder_decoder` returns the two separately. The document's BOS and EOS are not among its words:
-the loader keeps them out of the noise and puts them around the result.
+Before the bar are the inputs: they see each other in both directions and are not predicted. After
+it are the targets, predicted one by one. `encoder_decoder` returns the two separately. The
+document's BOS and EOS are not among its words: the loader keeps them out of the noise and puts them
+around the result.
 
-Guarantees: lengths and masks are integer arithmetic on (length, key), so they are the same on every machine, and JAX
-draws the same ones; `restore` gets the document back from inputs and targets, whatever ids it holds; there is a
-sentinel for every span of the longest document, or an error at set-up. Cost: a few times that of copying the tokens.
+Guarantees: lengths and masks are integer arithmetic on (length, key), so they are the same on every
+machine, and JAX draws the same ones; `restore` gets the document back from inputs and targets,
+whatever ids it holds; there is a sentinel for every span of the longest document, or an error at
+set-up. Cost: a few times that of copying the tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,23 +74,33 @@ class Denoise:
     """The possible tasks, each with its weight."""
     _: KW_ONLY
     sentinels: Sequence[Token] | None = None
-    """Ids or names of the tokens that stand for spans, in order; None: the tokenizer's own sentinels (`<extra_id_0>`…),
-    or its reserved tokens. Text never becomes such an id; only a dataset that was made to hold it does."""
+    """Ids or names of the tokens that stand for spans, in order; None: the tokenizer's own
+    sentinels (`<extra_id_0>`…), or its reserved tokens. Text never becomes such an id; only a
+    dataset that was made to hold it does.
+    """
     final_sentinel: bool = False
     """End the targets with the sentinel after the last one used."""
     roll: bool = True
-    """Turn the mask by a random offset. Without it, as in T5, the first token is never noise and the last always is."""
+    """Turn the mask by a random offset. Without it, as in T5, the first token is never noise and
+    the last always is.
+    """
     input_end: Token | None = None
     """A token that ends the inputs."""
     bidirectional: bool = True
     """Whether inputs see each other in both directions; False: causal attention throughout."""
     train_on_inputs: bool = False
-    """Predict the inputs too, except the mode token; needs `bidirectional=False`, or they would see themselves."""
+    """Predict the inputs too, except the mode token; needs `bidirectional=False`, or they would see
+    themselves.
+    """
     max_length: int | None = None
-    """Split documents at this many tokens, unless rows split them earlier; bounds the number of sentinels."""
+    """Split documents at this many tokens, unless rows split them earlier; bounds the number of
+    sentinels.
+    """
     tokenizer: str | None = field(default=None, repr=False)
-    """A tokenizer with more control entries than the dataset's, in which names are looked up; see `penstock tokenizer
-    add`. None: the dataset's. It is not in the repr, and so not in states: the ids found count, not the path."""
+    """A tokenizer with more control entries than the dataset's, in which names are looked up; see
+    `penstock tokenizer add`. None: the dataset's. It is not in the repr, and so not in states: the
+    ids found count, not the path.
+    """
     name: str = "denoise"
     """Its name in plans and states."""
 
@@ -98,32 +111,50 @@ class Denoise:
                 raise ConfigError(f"Denoise: {name} is {listed!r}; expected a list")
         object.__setattr__(self, "tasks", tuple(self.tasks))
         if self.sentinels is not None:
-            tokens = (plain_token(token, f"sentinel {number}") for number, token in enumerate(self.sentinels))
+            tokens = (
+                plain_token(token, f"sentinel {number}")
+                for number, token in enumerate(self.sentinels)
+            )
             object.__setattr__(self, "sentinels", tuple(tokens))
         if self.input_end is not None:
             object.__setattr__(self, "input_end", plain_token(self.input_end, "input_end"))
         _check_settings(self)
 
     @classmethod
-    def ul2(cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]) -> "Denoise":
+    def ul2(
+        cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]
+    ) -> "Denoise":
         """The seven denoisers of UL2, equally often (Tay et al. 2022, arXiv:2205.05131, table 1).
 
-        As in that table, S predicts the last quarter; the paper's code draws the pivot, as `PrefixLM()` does.
+        As in that table, S predicts the last quarter; the paper's code draws the pivot, as
+        `PrefixLM()` does.
 
         Args:
             modes: Mode token of "R", "X" and "S", an id or a name; None: no mode tokens.
             options: Settings of `Denoise`.
         """
         mode = _mode_of(modes)
-        spans = [("R", 3, 0.15), ("R", 8, 0.15), ("X", 3, 0.5), ("X", 8, 0.5), ("X", 64, 0.15), ("X", 64, 0.5)]
-        tasks = [SpanCorruption(rate, mean, mode=mode(name), name=name) for name, mean, rate in spans]
+        spans = [
+            ("R", 3, 0.15),
+            ("R", 8, 0.15),
+            ("X", 3, 0.5),
+            ("X", 8, 0.5),
+            ("X", 64, 0.15),
+            ("X", 64, 0.5),
+        ]
+        tasks = [
+            SpanCorruption(rate, mean, mode=mode(name), name=name) for name, mean, rate in spans
+        ]
         return cls([*tasks, PrefixLM(mode=mode("S"), rate=0.25)], **options)
 
     @classmethod
-    def ul2r(cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]) -> "Denoise":
+    def ul2r(
+        cls, *, modes: Mapping[str, Token] | None = MODES, **options: Unpack[Options]
+    ) -> "Denoise":
         """The mixture that UL2R goes on training with: 25 % R, 25 % X in two halves, 50 % S.
 
-        Source: Tay et al. 2022, Transcending Scaling Laws with 0.1% Extra Compute, arXiv:2210.11399.
+        Source: Tay et al. 2022, Transcending Scaling Laws with 0.1% Extra Compute,
+        arXiv:2210.11399.
 
         Args:
             modes: Mode token of "R", "X" and "S", an id or a name; None: no mode tokens.
@@ -142,12 +173,15 @@ class Denoise:
 
     @classmethod
     def t5(cls, **options: Unpack[Options]) -> "Denoise":
-        """T5's span corruption: rate 0.15, mean length 3, not rolled (Raffel et al. 2020, arXiv:1910.10683)."""
+        """T5's span corruption: rate 0.15, mean length 3, not rolled (Raffel et al. 2020,
+        arXiv:1910.10683).
+        """
         options.setdefault("roll", False)
         return cls([SpanCorruption(0.15, 3)], **options)
 
     def resolve(self, facts: Facts) -> "Denoise":
-        """The same objective with ids for names, after checking that sentinels suffice for the longest document.
+        """The same objective with ids for names, after checking that sentinels suffice for the
+        longest document.
 
         Raises:
             ConfigError: A name is unknown, two roles have one id, or there are too few sentinels.
@@ -155,15 +189,25 @@ class Denoise:
         return _resolve(self, facts)
 
     def document_limit(self, sequence_length: int) -> int:
-        """The longest document that fits for every task and key, at most `max_length`; 0 if none does."""
-        limit = longest_that(lambda length: self.worst(length)[0] <= sequence_length, sequence_length)
+        """The longest document that fits for every task and key, at most `max_length`; 0 if none
+        does.
+        """
+        limit = longest_that(
+            lambda length: self.worst(length)[0] <= sequence_length, sequence_length
+        )
         return limit if self.max_length is None else min(limit, self.max_length)
 
     def worst(self, length: int) -> tuple[int, int, str]:
-        """Maximum (slots, sentinels) of a document of `length`, and the task that needs these sentinels."""
+        """Maximum (slots, sentinels) of a document of `length`, and the task that needs these
+        sentinels.
+        """
         program = _program(self)
-        needs = [kernels.worst_of_task(program, number, length) for number in range(len(self.tasks))]
-        sentinels, hungriest = max((sentinels, -number) for number, (_, sentinels) in enumerate(needs))
+        needs = [
+            kernels.worst_of_task(program, number, length) for number in range(len(self.tasks))
+        ]
+        sentinels, hungriest = max(
+            (sentinels, -number) for number, (_, sentinels) in enumerate(needs)
+        )
         return max(slots for slots, _ in needs), sentinels, self.tasks[-hungriest].name
 
     def measure(
@@ -171,28 +215,35 @@ class Denoise:
     ) -> Annotated[Int64, "documents"]:
         """Slots of each document, in constant time each."""
         slots = np.empty(len(lengths), np.int64)
-        lengths, keys = np.ascontiguousarray(lengths, np.int64), np.ascontiguousarray(keys, np.uint64)
+        lengths, keys = (
+            np.ascontiguousarray(lengths, np.int64),
+            np.ascontiguousarray(keys, np.uint64),
+        )
         kernels.measure_documents(_program(self), lengths, keys, slots)
         return slots
 
     def write(
-        self, tokens: Annotated[Int32, "length"], weights: Annotated[Float32, "length"] | None, key: int
+        self,
+        tokens: Annotated[Int32, "length"],
+        weights: Annotated[Float32, "length"] | None,
+        key: int,
     ) -> Written:
         """Denoise one document.
 
         Args:
             tokens: [n] words of the document, any ids.
-            weights: [n] weight of each token as a target; None = 1. A sentinel gets the largest weight in its span,
-                the final sentinel the largest of all spans.
+            weights: [n] weight of each token as a target; None = 1. A sentinel gets the largest
+                weight in its span, the final sentinel the largest of all spans.
             key: uint64; decides task and noise.
 
         Raises:
-            ConfigError: Names were not looked up yet, the document has more spans than there are sentinels, or there
-                are not as many weights as tokens.
+            ConfigError: Names were not looked up yet, the document has more spans than there are
+                sentinels, or there are not as many weights as tokens.
         """
         if weights is not None and len(weights) != len(tokens):
             raise ConfigError(
-                f"{self.name}: a document of {len(tokens)} tokens has {len(weights)} weights; expected one each"
+                f"{self.name}: a document of {len(tokens)} tokens has {len(weights)} weights; "
+                "expected one each"
             )
         program, length = self._checked_program(len(tokens)), len(tokens)
         slots, prefix, reads = kernels.measure_document(program, length, np.uint64(key))
@@ -202,9 +253,14 @@ class Denoise:
         given = _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32)
         words = np.ascontiguousarray(tokens, np.int32)
         kernels.write_denoise(
-            program, words, given, np.uint64(key), out_tokens, out_weights[: slots * (len(given) > 0)],
+            program,
+            words,
+            given,
+            np.uint64(key),
+            out_tokens,
+            out_weights[: slots * (len(given) > 0)],
             np.empty(_memory_size(length), np.uint64),
-        )  # fmt: skip
+        )
         return Written(tokens=out_tokens, weights=out_weights, prefix=prefix)
 
     def encoder_decoder(
@@ -215,7 +271,9 @@ class Denoise:
         bar = kernels.bar_of(_program(self), len(tokens), np.uint64(key))
         return written[:bar], written[bar:]
 
-    def restore(self, written: Annotated[Int32, "slots"], length: int, key: int) -> Annotated[Int32, "length"]:
+    def restore(
+        self, written: Annotated[Int32, "slots"], length: int, key: int
+    ) -> Annotated[Int32, "length"]:
         """Restore the document from its written form, by positions, not ids.
 
         Raises:
@@ -225,11 +283,15 @@ class Denoise:
         slots = kernels.measure_document(program, length, np.uint64(key))[0]
         if len(written) != slots:
             raise ConfigError(
-                f"{self.name}: {len(written)} slots cannot be what was written of a document of {length} tokens with "
-                f"key {key}, which takes {slots}; give its words without BOS and EOS, and its own length and key"
+                f"{self.name}: {len(written)} slots cannot be what was written of a document "
+                f"of {length} tokens with key {key}, which takes {slots}; give its words "
+                "without BOS and EOS, and its own length and key"
             )
         begins, ends, in_place, marked = self._layout(length, key)
-        mode = int(program[kernels.HEADER + kernels.TASK_FIELDS * self._task(length, key) + kernels.MODE] >= 0)
+        mode = int(
+            program[kernels.HEADER + kernels.TASK_FIELDS * self._task(length, key) + kernels.MODE]
+            >= 0
+        )
         document = np.empty(length, np.int32)
         at, behind = mode, 0
         target = kernels.bar_of(program, length, np.uint64(key))
@@ -243,7 +305,9 @@ class Denoise:
         return document
 
     def spans(self, length: int, key: int) -> list[tuple[int, int]]:
-        """(begin, end) of the spans taken out of a document, ascending; for a prefix task, its continuation."""
+        """(begin, end) of the spans taken out of a document, ascending; for a prefix task, its
+        continuation.
+        """
         begins, ends, _, _ = self._layout(length, key)
         return list(zip(begins, ends, strict=True))
 
@@ -272,8 +336,9 @@ class Denoise:
         named = [token for token in tokens if isinstance(token, str)]
         if named or self.sentinels is None:
             raise ConfigError(
-                f"{self.name}: {', '.join(map(repr, named[:4])) or 'the sentinels'} must be looked up in a tokenizer "
-                "first, which a Loader does; outside of one: objective.resolve(facts), or give ids"
+                f"{self.name}: {', '.join(map(repr, named[:4])) or 'the sentinels'} must be "
+                "looked up in a tokenizer first, which a Loader does; outside of one: "
+                "objective.resolve(facts), or give ids"
             )
         return _program(self)
 
@@ -287,7 +352,9 @@ class Denoise:
         return number
 
     def _layout(self, length: int, key: int) -> tuple[list[int], list[int], int, int]:
-        """Begins and ends of the spans; whether sentinels stand among the inputs, and among the targets, 0 or 1."""
+        """Begins and ends of the spans; whether sentinels stand among the inputs, and among the
+        targets, 0 or 1.
+        """
         task = self.tasks[self._task(length, key)]
         begins, ends = np.empty((2, length + 1), np.uint32)
         found = kernels.find_spans(_program(self), length, np.uint64(key), begins, ends)
@@ -301,7 +368,8 @@ def _mode_of(modes: Mapping[str, Token] | None) -> Callable[[str], Token | None]
     given = {} if modes is None else dict(modes)
     if unknown := set(given) - set(MODES):
         raise ConfigError(
-            f"Denoise: modes names {', '.join(sorted(map(repr, unknown)))}; expected denoisers among {', '.join(MODES)}"
+            f"Denoise: modes names {', '.join(sorted(map(repr, unknown)))}; expected "
+            f"denoisers among {', '.join(MODES)}"
         )
     return given.get
 
@@ -325,27 +393,37 @@ def _program(denoise: Denoise) -> Int64:
 
 
 def _check_settings(denoise: Denoise) -> None:
-    """Raise a ConfigError if settings contradict each other or have a wrong type, or roles share ids."""
+    """Raise a ConfigError if settings contradict each other or have a wrong type, or roles share
+    ids.
+    """
     for task in denoise.tasks:
         if not isinstance(task, SpanCorruption | PrefixLM | CausalLM):
-            raise ConfigError(f"Denoise: a task is {task!r}; expected SpanCorruption, PrefixLM or CausalLM")
+            raise ConfigError(
+                f"Denoise: a task is {task!r}; expected SpanCorruption, PrefixLM or CausalLM"
+            )
         if task.mode is not None:
             plain_token(task.mode, f"the mode token of task {task.name!r}")
     for name in ("roll", "final_sentinel", "bidirectional", "train_on_inputs"):
         # They are counted as slots, so 2 cannot stand for True.
         if not isinstance(getattr(denoise, name), bool):
-            raise ConfigError(f"Denoise: {name} is {getattr(denoise, name)!r}; expected True or False")
+            raise ConfigError(
+                f"Denoise: {name} is {getattr(denoise, name)!r}; expected True or False"
+            )
     if not denoise.tasks:
-        raise ConfigError("Denoise: tasks is empty; name at least one, such as SpanCorruption(0.15, 3)")
+        raise ConfigError(
+            "Denoise: tasks is empty; name at least one, such as SpanCorruption(0.15, 3)"
+        )
     cumulative(denoise.tasks)
     if denoise.train_on_inputs and denoise.bidirectional:
         raise ConfigError(
-            "Denoise: train_on_inputs=True needs bidirectional=False: inputs that see each other in both directions "
-            "would be predicted from themselves"
+            "Denoise: train_on_inputs=True needs bidirectional=False: inputs that see each "
+            "other in both directions would be predicted from themselves"
         )
     length: Any = denoise.max_length
     if length is not None and (not isinstance(length, Integral) or length < 1):
-        raise ConfigError(f"Denoise: max_length is {length!r}; expected a whole number of 1 or more, or None")
+        raise ConfigError(
+            f"Denoise: max_length is {length!r}; expected a whole number of 1 or more, or None"
+        )
     refuse_shared(_roles(denoise))
 
 
@@ -356,7 +434,11 @@ def _roles(denoise: Denoise) -> list[tuple[str, int]]:
     if isinstance(denoise.input_end, int):
         roles.append(("Denoise: input_end", denoise.input_end))
     sentinels = enumerate(denoise.sentinels or ())
-    return roles + [(f"Denoise: sentinel {number}", token) for number, token in sentinels if isinstance(token, int)]
+    return roles + [
+        (f"Denoise: sentinel {number}", token)
+        for number, token in sentinels
+        if isinstance(token, int)
+    ]
 
 
 def check_capacity(denoise: Denoise, length: int, where: str) -> None:
@@ -368,9 +450,9 @@ def check_capacity(denoise: Denoise, length: int, where: str) -> None:
     enough = longest_that(lambda shorter: denoise.worst(shorter)[1] <= have, length)
     cure = f"split documents at max_length={enough:,}, or " if enough > 1 else ""
     raise ConfigError(
-        f"{where}: a document of {length:,} tokens needs up to {needed:,} sentinels in task {task!r}, and there are "
-        f"{have:,}; {cure}name more sentinels, or add some: penstock tokenizer add TOKENIZER --sentinels {needed} "
-        "--output DIR"
+        f"{where}: a document of {length:,} tokens needs up to {needed:,} sentinels in task "
+        f"{task!r}, and there are {have:,}; {cure}name more sentinels, or add some: penstock "
+        f"tokenizer add TOKENIZER --sentinels {needed} --output DIR"
     )
 
 
@@ -389,7 +471,10 @@ def _resolve(denoise: Denoise, facts: Facts) -> Denoise:
 
 
 def _look_up_all(denoise: Denoise, tokenizer: Tokenizer, where: str) -> Denoise:
-    add = f"or add it: penstock tokenizer add {tokenizer.name} --token NAME --output DIR, and tokenizer=DIR here"
+    add = (
+        f"or add it: penstock tokenizer add {tokenizer.name} --token NAME --output DIR, and "
+        "tokenizer=DIR here"
+    )
 
     def find(token: Token, role: str, cure: str) -> int:
         if isinstance(token, int):
@@ -401,10 +486,20 @@ def _look_up_all(denoise: Denoise, tokenizer: Tokenizer, where: str) -> Denoise:
         cure = "name another (modes=… of a preset, mode= of a task), have none (None)"
         role = f"the mode token of task {task.name!r}"
         tasks.append(task if task.mode is None else replace(task, mode=find(task.mode, role, cure)))
-    input_end = None if denoise.input_end is None else find(denoise.input_end, "input_end", "name another")
+    input_end = (
+        None if denoise.input_end is None else find(denoise.input_end, "input_end", "name another")
+    )
     if denoise.sentinels is not None:
         sentinels = [find(token, "a sentinel", "name others") for token in denoise.sentinels]
     else:
-        others = [tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, input_end, *(task.mode for task in tasks)]
-        sentinels = spare_ids(tokenizer.special_tokens, taken={token for token in others if isinstance(token, int)})
+        others = [
+            tokenizer.bos_id,
+            tokenizer.eos_id,
+            tokenizer.pad_id,
+            input_end,
+            *(task.mode for task in tasks),
+        ]
+        sentinels = spare_ids(
+            tokenizer.special_tokens, taken={token for token in others if isinstance(token, int)}
+        )
     return replace(denoise, tasks=tasks, input_end=input_end, sentinels=sentinels)

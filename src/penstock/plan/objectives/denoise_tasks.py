@@ -1,6 +1,7 @@
 """The tasks of a denoiser with their weights.
 
-Rates and mean lengths are exact rationals, read from their decimal text: 0.15 is 3/20, not the nearest float.
+Rates and mean lengths are exact rationals, read from their decimal text: 0.15 is 3/20, not the
+nearest float.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,9 @@ Token = int | str
 """A token's id, or the name of a control entry."""
 Rational = float | str | Fraction
 LARGEST = 1000
-"""Maximum of numerators and denominators, so that lengths times rates fit 32 bits up to four million tokens."""
+"""Maximum of numerators and denominators, so that lengths times rates fit 32 bits up to four
+million tokens.
+"""
 SCALE = 1 << 32
 """Random words are below this."""
 
@@ -25,10 +28,12 @@ SCALE = 1 << 32
 @final
 @dataclass(frozen=True, slots=True)
 class SpanCorruption:
-    """Take spans out of a document and predict them (T5, Raffel et al. 2020): the R and X denoisers of UL2.
+    """Take spans out of a document and predict them (T5, Raffel et al. 2020): the R and X denoisers
+    of UL2.
 
-    Of L tokens, round(L * rate) are noise, in round(noise / mean) spans, halves to the even number; how noise and the
-    rest are cut into spans is uniform over all ways. At least one token is noise and one is kept.
+    Of L tokens, round(L * rate) are noise, in round(noise / mean) spans, halves to the even number;
+    how noise and the rest are cut into spans is uniform over all ways. At least one token is noise
+    and one is kept.
     """
 
     rate: Rational
@@ -68,7 +73,9 @@ class PrefixLM:
     weight: Rational = 1.0
     """Share of the documents, relative to the other tasks."""
     sentinel: bool = True
-    """Whether sentinel 0 comes before the rest, as its first target; T5's own `prefix_lm` has none."""
+    """Whether sentinel 0 comes before the rest, as its first target; T5's own `prefix_lm` has
+    none.
+    """
     rate: Rational | None = None
     """Share of the tokens that is predicted; None draws it."""
     name: str = "S"
@@ -114,11 +121,14 @@ def exact(name: str, value: Rational) -> Fraction:
     try:
         number = value if isinstance(value, Fraction) else Fraction(str(value))
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{name} is {value!r}; expected a number such as 0.15, or '3/20'") from None
+        raise ConfigError(
+            f"{name} is {value!r}; expected a number such as 0.15, or '3/20'"
+        ) from None
     if max(abs(number.numerator), number.denominator) > LARGEST:
         raise ConfigError(
-            f"{name} is {value!r}, that is {number}; expected a fraction with numbers up to {LARGEST:,}, "
-            f"because lengths are integer arithmetic; the nearest is {number.limit_denominator(LARGEST)}"
+            f"{name} is {value!r}, that is {number}; expected a fraction with numbers up to "
+            f"{LARGEST:,}, because lengths are integer arithmetic; the nearest is "
+            f"{number.limit_denominator(LARGEST)}"
         )
     return number
 
@@ -139,10 +149,13 @@ def cumulative(tasks: Sequence[Task]) -> list[int]:
         try:
             weights.append(Fraction(str(task.weight)))
         except ValueError:
-            raise ConfigError(f"task {task.name!r}: weight is {task.weight!r}; expected a number above 0") from None
+            raise ConfigError(
+                f"task {task.name!r}: weight is {task.weight!r}; expected a number above 0"
+            ) from None
         if weights[-1] <= 0:
             raise ConfigError(
-                f"task {task.name!r}: weight is {task.weight}; expected a number above 0; to have none, leave it out"
+                f"task {task.name!r}: weight is {task.weight}; expected a number above 0; to "
+                "have none, leave it out"
             )
     shares = [weight * SCALE / sum(weights) for weight in weights]
     counts = [int(share) for share in shares]
@@ -152,7 +165,8 @@ def cumulative(tasks: Sequence[Task]) -> list[int]:
     if 0 in counts:
         rare = tasks[counts.index(0)]
         raise ConfigError(
-            f"task {rare.name!r}: weight {rare.weight} is below 2^-32 of all; give it more, or leave it out"
+            f"task {rare.name!r}: weight {rare.weight} is below 2^-32 of all; give it more, "
+            "or leave it out"
         )
     return list(accumulate(counts))
 
@@ -162,14 +176,18 @@ LONGEST = 1 << 22
 
 
 def plain_token(token: Any, role: str) -> Token:
-    """The token as an int or str; a ConfigError if it is neither an id nor a name (True and 1.5 are neither)."""
+    """The token as an int or str; a ConfigError if it is neither an id nor a name (True and 1.5 are
+    neither).
+    """
     if isinstance(token, bool) or not isinstance(token, Integral | str):
         raise ConfigError(f"Denoise: {role} is {token!r}; expected a token's id or name")
     return token if isinstance(token, str) else int(token)
 
 
 def longest_that(fits: Callable[[int], bool], highest: int) -> int:
-    """The largest length in 1..highest that fits; 0 if none does. If a length fits, all shorter ones must."""
+    """The largest length in 1..highest that fits; 0 if none does. If a length fits, all shorter
+    ones must.
+    """
     low, high = 0, min(highest, LONGEST)
     while low < high:
         middle = (low + high + 1) // 2

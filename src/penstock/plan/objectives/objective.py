@@ -1,16 +1,19 @@
-"""The protocol of objectives, the causal objective, and `check_objective`, which tests the contract.
+"""The protocol of objectives, the causal objective, and `check_objective`, which tests the
+contract.
 
-An objective rewrites a document, and knows beforehand how many tokens that gives. The plan sees only lengths, so
-`measure` answers from (length, key) alone; `write` must then give exactly that many tokens, or the loader reports the
-bug. Documents are split before they are measured. Everything after the rewriting is the same for every objective:
-targets at all distances, loss weights, positions, packing.
+An objective rewrites a document, and knows beforehand how many tokens that gives. The plan sees
+only lengths, so `measure` answers from (length, key) alone; `write` must then give exactly that
+many tokens, or the loader reports the bug. Documents are split before they are measured. Everything
+after the rewriting is the same for every objective: targets at all distances, loss weights,
+positions, packing.
 
-All randomness comes from the key, which depends on (seed, source, epoch, document, part). So a document is rewritten
-in the same way wherever it is packed, on any number of ranks, and differently in each epoch.
+All randomness comes from the key, which depends on (seed, source, epoch, document, part). So a
+document is rewritten in the same way wherever it is packed, on any number of ranks, and differently
+in each epoch.
 
-`Causal` is next-token prediction: a document is its own input, and each token is the target of the one before it.
-`check_objective` tries the contract on random documents, in a few hundred calls of `write`; use it in tests of your own
-objectives.
+`Causal` is next-token prediction: a document is its own input, and each token is the target of the
+one before it. `check_objective` tries the contract on random documents, in a few hundred calls of
+`write`; use it in tests of your own objectives.
 """
 
 from collections.abc import Callable
@@ -32,12 +35,17 @@ class Written:
     tokens: Annotated[Int32, "slots"]
     """[n] token ids. Each is what the position before it predicts, if it has a weight."""
     weights: Annotated[Float32, "slots"] | None = None
-    """[n] weight of each token as a target, 0 = input only; None = each counts 1. The first token is never a target,
-    because nothing comes before it."""
+    """[n] weight of each token as a target, 0 = input only; None = each counts 1. The first token
+    is never a target, because nothing comes before it.
+    """
     prefix: int = 0
-    """Number of leading tokens that see each other in both directions; all others see only what is before them."""
+    """Number of leading tokens that see each other in both directions; all others see only what is
+    before them.
+    """
     padding: int = 0
-    """Number of trailing tokens that only fill the measured slots; a document's EOS goes before them."""
+    """Number of trailing tokens that only fill the measured slots; a document's EOS goes before
+    them.
+    """
 
 
 @final
@@ -59,15 +67,17 @@ class Facts:
 class Objective(Protocol):
     """The protocol of objectives. Your own needs these four members; make it a frozen dataclass.
 
-    An objective may also have: `resolve(facts: Facts) -> Objective`, called once at set-up, to look up token ids and
-    refuse what cannot work; `task(length: int, key: int) -> str`, the name of the task that a document gets, for
-    inspection, and `task_names: tuple[str, ...]`, all such names, so that metrics can separate tasks;
-    `added_tokens: tuple[int, ...]`, the ids it inserts into documents, checked against the model's vocabulary;
-    `bidirectional: bool`, True if a `prefix` may be above 0. (The built-in ones also have `program() -> int64 array |
-    None`, which lets the compiled writer replace `write`.)
+    An objective may also have: `resolve(facts: Facts) -> Objective`, called once at set-up, to look
+    up token ids and refuse what cannot work; `task(length: int, key: int) -> str`, the name of the
+    task that a document gets, for inspection, and `task_names: tuple[str, ...]`, all such names, so
+    that metrics can separate tasks; `added_tokens: tuple[int, ...]`, the ids it inserts into
+    documents, checked against the model's vocabulary; `bidirectional: bool`, True if a `prefix` may
+    be above 0. (The built-in ones also have `program() -> int64 array | None`, which lets the
+    compiled writer replace `write`.)
 
-    `check_objective` tests whether an objective meets the contract. Its `repr` goes into a state's digest, so that no
-    run is resumed with another objective; it must contain all settings, and be the same in every process.
+    `check_objective` tests whether an objective meets the contract. Its `repr` goes into a state's
+    digest, so that no run is resumed with another objective; it must contain all settings, and be
+    the same in every process.
     """
 
     @property
@@ -75,7 +85,9 @@ class Objective(Protocol):
         """A short name, shown in plans and kept in states."""
 
     def document_limit(self, sequence_length: int) -> int:
-        """The longest document, in tokens, that fits a row of `sequence_length` for every key, as measured."""
+        """The longest document, in tokens, that fits a row of `sequence_length` for every key, as
+        measured.
+        """
 
     def measure(
         self, lengths: Annotated[Int64, "documents"], keys: Annotated[UInt64, "documents"]
@@ -91,8 +103,8 @@ class Objective(Protocol):
         """Rewrite one document.
 
         Args:
-            tokens: [length] ids of the document, without BOS and EOS if all documents of the dataset have them; the
-                loader puts these around the result.
+            tokens: [length] ids of the document, without BOS and EOS if all documents of the
+                dataset have them; the loader puts these around the result.
             weights: [length] loss weights, if the dataset has any; None = all 1.
             key: As given to `measure`.
         """
@@ -102,7 +114,9 @@ class Objective(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Causal:
-    """Predict the token at distance 1, 2, … (multi-token prediction) inside the document, under causal attention."""
+    """Predict the token at distance 1, 2, … (multi-token prediction) inside the document, under
+    causal attention.
+    """
 
     name: str = "causal"
 
@@ -138,12 +152,15 @@ def missing_members(objective: object) -> tuple[str, ...]:
 LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
 
 
-def check_objective(objective: Objective, *, sequence_length: int = 512, vocab_size: int = 1000, seed: int = 0) -> None:
+def check_objective(
+    objective: Objective, *, sequence_length: int = 512, vocab_size: int = 1000, seed: int = 0
+) -> None:
     """Test the contract of `Objective` on an objective that is resolved (or needs no resolving).
 
-    Its repr must contain its settings. It must measure whole numbers from 1 on, the same for a document alone and
-    among others; write exactly that many tokens, the same each time, without changing its arguments; fit documents of
-    up to `document_limit` tokens into the row; and give no weight to a document with weights that are all 0.
+    Its repr must contain its settings. It must measure whole numbers from 1 on, the same for a
+    document alone and among others; write exactly that many tokens, the same each time, without
+    changing its arguments; fit documents of up to `document_limit` tokens into the row; and give no
+    weight to a document with weights that are all 0.
 
     Args:
         objective: The objective to test.
@@ -155,39 +172,65 @@ def check_objective(objective: Objective, *, sequence_length: int = 512, vocab_s
         ConfigError: A rule is broken; the message names the first one and the document.
     """
     if missing := missing_members(objective):
-        raise ConfigError(f"objective {objective!r}: it has no {', '.join(missing)}; needed are {', '.join(MEMBERS)}")
+        raise ConfigError(
+            f"objective {objective!r}: it has no {', '.join(missing)}; needed are "
+            f"{', '.join(MEMBERS)}"
+        )
     numbers = np.random.default_rng(seed)
     if " at 0x" in repr(objective):
-        raise ConfigError(f"{objective.name}: repr must say its settings, found {objective!r}; use a frozen dataclass")
+        raise ConfigError(
+            f"{objective.name}: repr must say its settings, found {objective!r}; use a frozen "
+            "dataclass"
+        )
     limit = objective.document_limit(sequence_length)
-    _require(limit >= 1, objective, f"document_limit({sequence_length}) is {limit}, so it can use no document")
+    _require(
+        limit >= 1,
+        objective,
+        f"document_limit({sequence_length}) is {limit}, so it can use no document",
+    )
     lengths = np.array([*(length for length in LENGTHS if length < limit), limit] * 8, np.int64)
     keys = numbers.integers(0, 2**64, len(lengths), np.uint64)
     measured = np.asarray(objective.measure(lengths.copy(), keys.copy()))
     _require(
         measured.shape == lengths.shape and measured.dtype.kind in "iu",
         objective,
-        f"measure must give a whole number for each of {len(lengths)} documents, gave {measured.dtype} "
-        f"{list(measured.shape)}",
+        f"measure must give a whole number for each of {len(lengths)} documents, gave "
+        f"{measured.dtype} {list(measured.shape)}",
     )
     for length, key, slots in zip(lengths.tolist(), keys, measured.tolist(), strict=True):
         what = f"a document of {length} tokens with key {key}"
         fits = 1 <= slots <= sequence_length
         _require(fits, objective, f"{what} is measured as {slots} in rows of {sequence_length}")
         alone = np.asarray(objective.measure(np.array([length]), np.array([key]))).tolist()
-        _require(alone == [slots], objective, f"{what} is measured as {slots} among others and as {alone} alone")
-        _check_writing(objective, numbers.integers(0, vocab_size, length, np.int32), int(key), slots, what)
+        _require(
+            alone == [slots],
+            objective,
+            f"{what} is measured as {slots} among others and as {alone} alone",
+        )
+        _check_writing(
+            objective, numbers.integers(0, vocab_size, length, np.int32), int(key), slots, what
+        )
 
 
 def _check_writing(objective: Objective, tokens: Int32, key: int, slots: int, what: str) -> None:
-    before, ones, zeros = tokens.copy(), np.ones(len(tokens), np.float32), np.zeros(len(tokens), np.float32)
+    before, ones, zeros = (
+        tokens.copy(),
+        np.ones(len(tokens), np.float32),
+        np.zeros(len(tokens), np.float32),
+    )
     written = objective.write(tokens, None, key)
     _check_written(objective, written, slots, what)
     again = objective.write(tokens, ones, key)
     _check_written(objective, again, slots, what)
     _require(np.array_equal(tokens, before), objective, f"write changed the tokens of {what}")
-    same = np.array_equal(written.tokens, again.tokens) and np.array_equal(_weights(written), _weights(again))
-    _require(same, objective, f"{what} is written otherwise the second time, or with weights that are all 1")
+    same = np.array_equal(written.tokens, again.tokens) and np.array_equal(
+        _weights(written), _weights(again)
+    )
+    _require(
+        same,
+        objective,
+        f"{what} is written otherwise the second time, or with weights that are all 1",
+    )
     untrained = _weights(objective.write(tokens, zeros, key))
     _require(
         not untrained[1:].any(),
@@ -198,25 +241,37 @@ def _check_writing(objective: Objective, tokens: Int32, key: int, slots: int, wh
 
 def _check_written(objective: Objective, written: Written, slots: int, what: str) -> None:
     tokens, weights = np.asarray(written.tokens), _weights(written)
-    _require(tokens.shape == (slots,), objective, f"{what} is measured as {slots} and written as {list(tokens.shape)}")
+    _require(
+        tokens.shape == (slots,),
+        objective,
+        f"{what} is measured as {slots} and written as {list(tokens.shape)}",
+    )
     _require(
         tokens.dtype.kind in "iu" and tokens.min() >= 0 and tokens.max() < 2**31,
         objective,
-        f"{what} is written as {tokens.dtype} between {tokens.min()} and {tokens.max()}; expected ids below 2^31",
+        f"{what} is written as {tokens.dtype} between {tokens.min()} and {tokens.max()}; "
+        "expected ids below 2^31",
     )
     _require(
-        weights.shape == (slots,) and bool(np.isfinite(weights).all()), objective, f"{what} has weights {weights!r}"
+        weights.shape == (slots,) and bool(np.isfinite(weights).all()),
+        objective,
+        f"{what} has weights {weights!r}",
     )
     bidirectional = bool(getattr(objective, "bidirectional", False))
     _require(
         0 <= written.prefix <= slots and (bidirectional or not written.prefix),
         objective,
-        f"{what} has a prefix of {written.prefix} in {slots} slots, with bidirectional = {bidirectional}",
+        f"{what} has a prefix of {written.prefix} in {slots} slots, with bidirectional = "
+        f"{bidirectional}",
     )
 
 
 def _weights(written: Written) -> np.ndarray[Any, Any]:
-    return np.ones(len(written.tokens), np.float32) if written.weights is None else np.asarray(written.weights)
+    return (
+        np.ones(len(written.tokens), np.float32)
+        if written.weights is None
+        else np.asarray(written.weights)
+    )
 
 
 def _require(holds: bool, objective: Objective, problem: str) -> None:

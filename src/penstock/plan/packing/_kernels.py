@@ -1,11 +1,12 @@
 """Compiled packing: which row takes the next document.
 
-Best fit needs, for a document of n tokens, the open row with the least free space that is still at least n. Rows
-are kept in one list per free space; two levels of bitmaps say which lists are not empty, so a look-up is a few
-instructions whatever the number of open rows. Among rows of equal free space the last one touched is taken.
+Best fit needs, for a document of n tokens, the open row with the least free space that is still at
+least n. Rows are kept in one list per free space; two levels of bitmaps say which lists are not
+empty, so a look-up is a few instructions whatever the number of open rows. Among rows of equal free
+space the last one touched is taken.
 
-A row may have a maximum number of documents (`document_limit`, 0 for none). A row that has reached it is full: it goes
-into no list, whatever space it has left.
+A row may have a maximum number of documents (`document_limit`, 0 for none). A row that has reached
+it is full: it goes into no list, whatever space it has left.
 """
 
 import numpy as np
@@ -48,7 +49,9 @@ def clear_open_rows(bitmap, summary):
 
 @inline_kernel
 def _take_out(row, before, free, heads, nexts, bitmap, summary):
-    """Take a row out of the list of `free`; `before` is the row before it there, −1 if it is the first."""
+    """Take a row out of the list of `free`; `before` is the row before it there, −1 if it is the
+    first.
+    """
     if before >= 0:
         nexts[before] = nexts[row]
         return
@@ -87,11 +90,22 @@ def _count_document(row, new, free, document_limit, documents_left):
 
 @inline_kernel
 def place_best_fit(
-    length, sequence_length, rows, max_rows, document_limit, documents_left, heads, nexts, bitmap, summary
-):  # fmt: skip
-    """Row for a document of `length` tokens: an open one, `rows` for a new one, −1 when no new one may be opened.
+    length,
+    sequence_length,
+    rows,
+    max_rows,
+    document_limit,
+    documents_left,
+    heads,
+    nexts,
+    bitmap,
+    summary,
+):
+    """Row for a document of `length` tokens: an open one, `rows` for a new one, −1 when no new one
+    may be opened.
 
-    `documents_left` (int32 [max_rows]) is what each row has left of `document_limit`; not read without a limit.
+    `documents_left` (int32 [max_rows]) is what each row has left of `document_limit`; not read
+    without a limit.
     """
     free = _first_at_least(length, bitmap, summary)
     if free < 0:
@@ -108,13 +122,25 @@ def place_best_fit(
 
 @inline_kernel
 def place_within(
-    length, patches, sequence_length, patch_limit, rows, max_rows, document_limit, documents_left, heads, nexts, bitmap,
-    summary, patches_left,
-):  # fmt: skip
-    """As `place_best_fit`, among the rows that also have room for the patches of a document's images.
+    length,
+    patches,
+    sequence_length,
+    patch_limit,
+    rows,
+    max_rows,
+    document_limit,
+    documents_left,
+    heads,
+    nexts,
+    bitmap,
+    summary,
+    patches_left,
+):
+    """As `place_best_fit`, among the rows that also have room for the patches of a document's
+    images.
 
-    `patches_left` (int64 [max_rows]) is what each row has left of `patch_limit`. Costs a look at every open row with
-    room for the tokens, if none of them has room for the patches.
+    `patches_left` (int64 [max_rows]) is what each row has left of `patch_limit`. Costs a look at
+    every open row with room for the tokens, if none of them has room for the patches.
     """
     row, before = np.int64(-1), np.int64(-1)
     free = _first_at_least(length, bitmap, summary)
@@ -140,7 +166,8 @@ def place_within(
 
 @inline_kernel
 def order_longest_first(lengths, order, counts):
-    """Write the indices of `lengths` into `order`, longest first, equal lengths in order (counting sort).
+    """Write the indices of `lengths` into `order`, longest first, equal lengths in order (counting
+    sort).
 
     `counts` is scratch of max(lengths) + 2 entries, int64.
     """
@@ -161,18 +188,38 @@ def order_longest_first(lengths, order, counts):
 
 @inline_kernel
 def place_best_fit_decreasing(
-    lengths, sequence_length, document_limit, documents_left, row_of, order, counts, heads, nexts, bitmap, summary
-):  # fmt: skip
-    """Pack all of `lengths`, longest first, into as many rows as it takes; returns the number of rows."""
+    lengths,
+    sequence_length,
+    document_limit,
+    documents_left,
+    row_of,
+    order,
+    counts,
+    heads,
+    nexts,
+    bitmap,
+    summary,
+):
+    """Pack all of `lengths`, longest first, into as many rows as it takes; returns the number of
+    rows.
+    """
     order_longest_first(lengths, order, counts)
     clear_open_rows(bitmap, summary)
     rows = 0
     for i in range(len(lengths)):
         document = order[i]
         row = place_best_fit(
-            lengths[document], sequence_length, rows, len(lengths), document_limit, documents_left, heads, nexts,
-            bitmap, summary,
-        )  # fmt: skip
+            lengths[document],
+            sequence_length,
+            rows,
+            len(lengths),
+            document_limit,
+            documents_left,
+            heads,
+            nexts,
+            bitmap,
+            summary,
+        )
         rows += row == rows
         row_of[document] = row
     return rows
@@ -182,8 +229,8 @@ def place_best_fit_decreasing(
 def place_next_fit(length, sequence_length, rows, max_rows, document_limit, free, documents):
     """Row for a document when only the last row is open.
 
-    `free` (int64 [1]) is the space that the last row has left, 0 when it may have no more documents; `documents`
-    (int64 [1]) is how many it has.
+    `free` (int64 [1]) is the space that the last row has left, 0 when it may have no more
+    documents; `documents` (int64 [1]) is how many it has.
     """
     row = rows - 1
     if rows > 0 and length <= free[0]:
@@ -201,8 +248,17 @@ def place_next_fit(length, sequence_length, rows, max_rows, document_limit, free
 
 @kernel
 def pack_best_fit(
-    lengths, sequence_length, max_rows, document_limit, documents_left, row_of, heads, nexts, bitmap, summary
-):  # fmt: skip
+    lengths,
+    sequence_length,
+    max_rows,
+    document_limit,
+    documents_left,
+    row_of,
+    heads,
+    nexts,
+    bitmap,
+    summary,
+):
     """Best fit in order, in windows of `max_rows` rows; returns the number of rows."""
     lengths, row_of, documents_left = bare(lengths), bare(row_of), bare(documents_left)
     heads, nexts, bitmap, summary = bare(heads), bare(nexts), bare(bitmap), bare(summary)
@@ -210,16 +266,33 @@ def pack_best_fit(
     clear_open_rows(bitmap, summary)
     for i in range(len(lengths)):
         row = place_best_fit(
-            lengths[i], sequence_length, rows, max_rows, document_limit, documents_left, heads, nexts, bitmap, summary
+            lengths[i],
+            sequence_length,
+            rows,
+            max_rows,
+            document_limit,
+            documents_left,
+            heads,
+            nexts,
+            bitmap,
+            summary,
         )
         if row < 0:
             base += rows
             rows = 0
             clear_open_rows(bitmap, summary)
             row = place_best_fit(
-                lengths[i], sequence_length, rows, max_rows, document_limit, documents_left, heads, nexts, bitmap,
+                lengths[i],
+                sequence_length,
+                rows,
+                max_rows,
+                document_limit,
+                documents_left,
+                heads,
+                nexts,
+                bitmap,
                 summary,
-            )  # fmt: skip
+            )
         rows += row == rows
         row_of[i] = base + row
     return base + rows
@@ -227,25 +300,54 @@ def pack_best_fit(
 
 @kernel
 def pack_best_fit_decreasing(
-    lengths, sequence_length, document_limit, documents_left, row_of, order, counts, heads, nexts, bitmap, summary
-):  # fmt: skip
+    lengths,
+    sequence_length,
+    document_limit,
+    documents_left,
+    row_of,
+    order,
+    counts,
+    heads,
+    nexts,
+    bitmap,
+    summary,
+):
     """Best fit, longest first, over all of `lengths`; returns the number of rows."""
     lengths, row_of, documents_left = bare(lengths), bare(row_of), bare(documents_left)
     order, counts = bare(order), bare(counts)
     heads, nexts, bitmap, summary = bare(heads), bare(nexts), bare(bitmap), bare(summary)
     return place_best_fit_decreasing(
-        lengths, sequence_length, document_limit, documents_left, row_of, order, counts, heads, nexts, bitmap, summary
+        lengths,
+        sequence_length,
+        document_limit,
+        documents_left,
+        row_of,
+        order,
+        counts,
+        heads,
+        nexts,
+        bitmap,
+        summary,
     )
 
 
 @kernel
 def pack_next_fit(lengths, sequence_length, document_limit, row_of):
-    """Next fit: a document goes into the last row or opens a new one; returns the number of rows."""
+    """Next fit: a document goes into the last row or opens a new one; returns the number of
+    rows.
+    """
     memory = np.zeros(2, np.int64)
-    lengths, row_of, free, documents = bare(lengths), bare(row_of), bare(memory[:1]), bare(memory[1:])
+    lengths, row_of, free, documents = (
+        bare(lengths),
+        bare(row_of),
+        bare(memory[:1]),
+        bare(memory[1:]),
+    )
     rows = 0
     for i in range(len(lengths)):
-        row = place_next_fit(lengths[i], sequence_length, rows, len(lengths), document_limit, free, documents)
+        row = place_next_fit(
+            lengths[i], sequence_length, rows, len(lengths), document_limit, free, documents
+        )
         rows += row == rows
         row_of[i] = row
     keep_alive(memory)

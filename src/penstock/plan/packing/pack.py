@@ -1,4 +1,6 @@
-"""Packing on its own: lengths in, row numbers out. The loader runs the same kernels inside its plan."""
+"""Packing on its own: lengths in, row numbers out. The loader runs the same kernels inside its
+plan.
+"""
 
 from numbers import Integral
 from typing import Annotated, Any, Literal
@@ -11,10 +13,11 @@ from penstock.core.errors import ConfigError
 from penstock.plan.packing._kernels import pack_best_fit, pack_best_fit_decreasing, pack_next_fit
 
 Packing = Literal["best_fit", "best_fit_decreasing", "next_fit", "concat", "none"]
-"""`best_fit`: in stream order, over a window of rows: little padding, and every step keeps the blend.
-`best_fit_decreasing`: the window sorted first: least padding, but documents of a kind clump together.
-`next_fit`: contiguous documents, one open row. `concat`: documents cut at row edges, no padding.
-`none`: one document a row."""
+"""`best_fit`: in stream order, over a window of rows: little padding, and every step keeps the
+blend. `best_fit_decreasing`: the window sorted first: least padding, but documents of a kind clump
+together. `next_fit`: contiguous documents, one open row. `concat`: documents cut at row edges, no
+padding. `none`: one document a row.
+"""
 
 PACKINGS: tuple[str, ...] = ("best_fit", "best_fit_decreasing", "next_fit", "concat", "none")
 
@@ -22,13 +25,16 @@ PACKINGS: tuple[str, ...] = ("best_fit", "best_fit_decreasing", "next_fit", "con
 def scratch(
     sequence_length: int, max_rows: int
 ) -> tuple[
-    Annotated[Int32, "free_spaces"], Annotated[Int32, "rows"], Annotated[UInt64, "bitmap"], Annotated[UInt64, "summary"]
+    Annotated[Int32, "free_spaces"],
+    Annotated[Int32, "rows"],
+    Annotated[UInt64, "bitmap"],
+    Annotated[UInt64, "summary"],
 ]:
     """Working memory of best fit for rows of S slots.
 
     Returns:
-        (first row of each list [S + 1], next row of each row [max_rows], bitmap of the lists that are not empty,
-        summary: bitmap of the words of that bitmap that are not 0).
+        (first row of each list [S + 1], next row of each row [max_rows], bitmap of the lists that
+        are not empty, summary: bitmap of the words of that bitmap that are not 0).
     """
     words = (sequence_length >> 6) + 1
     return (
@@ -40,7 +46,9 @@ def scratch(
 
 
 def left_in_rows(rows: int, document_limit: int) -> Annotated[Int32, "rows"]:
-    """Working memory of a limit of documents: room for how many each row has left; next to none without a limit."""
+    """Working memory of a limit of documents: room for how many each row has left; next to none
+    without a limit.
+    """
     return np.empty(rows if document_limit else 1, np.int32)
 
 
@@ -52,7 +60,8 @@ def check_documents_per_row(limit: Any) -> None:
     """
     if limit is not None and not (isinstance(limit, Integral) and 1 <= int(limit) < 2**31):
         raise ConfigError(
-            f"documents_per_row must be a whole number from 1 to 2^31 − 1, got {limit!r}; leave it out for no limit"
+            f"documents_per_row must be a whole number from 1 to 2^31 − 1, got {limit!r}; "
+            "leave it out for no limit"
         )
 
 
@@ -68,7 +77,8 @@ def pack(
     Args:
         lengths: Whole numbers [documents]: tokens of each, 1 … sequence_length, in stream order.
         sequence_length: Token slots of a row.
-        packing: `best_fit`, `best_fit_decreasing` (over windows of about `window_rows` rows), `next_fit` or `none`.
+        packing: `best_fit`, `best_fit_decreasing` (over windows of about `window_rows` rows),
+            `next_fit` or `none`.
         window_rows: Rows that are open together.
         documents_per_row: Maximum documents of a row; None: no limit.
 
@@ -76,8 +86,8 @@ def pack(
         (row of each document, number of rows).
 
     Raises:
-        ConfigError: A length does not fit a row, `packing` does not keep documents whole, or the limit of documents is
-            below 1.
+        ConfigError: A length does not fit a row, `packing` does not keep documents whole, or the
+            limit of documents is below 1.
     """
     check_documents_per_row(documents_per_row)
     limit = documents_per_row or 0
@@ -85,7 +95,8 @@ def pack(
     row_of = np.empty(len(lengths), np.int64)
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= sequence_length:
         raise ConfigError(
-            f"lengths must be 1 … {sequence_length}, got {lengths.min()} … {lengths.max()}; split or drop them first"
+            f"lengths must be 1 … {sequence_length}, got {lengths.min()} … {lengths.max()}; "
+            "split or drop them first"
         )
     if packing == "none":
         return np.arange(len(lengths)), len(lengths)
@@ -97,16 +108,24 @@ def pack(
             *scratch(sequence_length, window_rows),
         )  # fmt: skip
     if packing != "best_fit_decreasing":
-        raise ConfigError(f"pack() keeps documents whole: {', '.join(PACKINGS)} without concat; got {packing!r}")
+        raise ConfigError(
+            f"pack() keeps documents whole: {', '.join(PACKINGS)} without concat; got {packing!r}"
+        )
     rows = 0
     window = np.cumsum(lengths) // (window_rows * sequence_length)
     for part in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(window)) + 1):
         here, order = row_of[part[0] : part[-1] + 1], np.empty(len(part), np.int64)
         counts = np.empty(sequence_length + 2, np.int64)
         used = pack_best_fit_decreasing(
-            lengths[part[0] : part[-1] + 1], sequence_length, limit, left_in_rows(len(part), limit), here, order,
-            counts, *scratch(sequence_length, len(part)),
-        )  # fmt: skip
+            lengths[part[0] : part[-1] + 1],
+            sequence_length,
+            limit,
+            left_in_rows(len(part), limit),
+            here,
+            order,
+            counts,
+            *scratch(sequence_length, len(part)),
+        )
         here += rows
         rows += used
     return row_of, rows

@@ -1,10 +1,11 @@
 """Compiled sampling: the permutation, the draw of one source, the pick among sources.
 
-`permute` is a bijection of [0, size), computed for one index at a time from a key: a Feistel network over the
-fewest bits that hold `size` (halves may differ by a bit), walked until it lands inside (Black and Rogaway 2002;
-fewer than two walks on average). Its round function multiplies twice, so every input bit reaches every output bit;
-affine rounds pass parity tests and still leave neighbours together. Below `SMALL` the network has too few bits to be
-random; there `small_permutation` shuffles a table (Fisher and Yates).
+`permute` is a bijection of [0, size), computed for one index at a time from a key: a Feistel
+network over the fewest bits that hold `size` (halves may differ by a bit), walked until it lands
+inside (Black and Rogaway 2002; fewer than two walks on average). Its round function multiplies
+twice, so every input bit reaches every output bit; affine rounds pass parity tests and still leave
+neighbours together. Below `SMALL` the network has too few bits to be random; there
+`small_permutation` shuffles a table (Fisher and Yates).
 """
 
 import numpy as np
@@ -24,7 +25,10 @@ SKIPPED = np.dtype(
         ("empty", np.int64),  # documents without tokens
         ("dropped", np.int64),  # documents that were too long
         ("dropped_tokens", np.int64),  # tokens of those
-        ("truncated_tokens", np.int64),  # tokens cut off the end, or the beginning, of documents that were too long
+        (
+            "truncated_tokens",
+            np.int64,
+        ),  # tokens cut off the end, or the beginning, of documents that were too long
     ],
     align=True,
 )
@@ -36,7 +40,10 @@ ENTRY = np.dtype(
         ("document", np.int64),  # its number in the dataset
         ("begin", np.int64),  # first token of this part of it
         ("tokens", np.int64),  # tokens of this part
-        ("total", np.int64),  # where the document ends: its tokens, without those that were truncated
+        (
+            "total",
+            np.int64,
+        ),  # where the document ends: its tokens, without those that were truncated
         ("length", np.int64),  # row slots that the part takes, as its objective measured it
         ("skipped", SKIPPED),  # what was left out since the entry before it
     ],
@@ -47,7 +54,9 @@ ENTRY = np.dtype(
 WINDOW_BLOCKS = 512
 """Runs among which block shuffle mixes documents, by default."""
 MODE_BITS = 2
-"""The lowest bits of a mode say how documents are shuffled; those above, the runs of a window of block shuffle."""
+"""The lowest bits of a mode say how documents are shuffled; those above, the runs of a window of
+block shuffle.
+"""
 
 _ONE = np.uint64(1)
 _SHIFT = np.uint64(32)
@@ -82,7 +91,9 @@ def key_schedule(size, key):
 
 @inline_kernel
 def _encipher(value, schedule):
-    """Image of a number under the schedule's permutation of all numbers with its bits (uint64, schedule → uint64)."""
+    """Image of a number under the schedule's permutation of all numbers with its bits (uint64,
+    schedule → uint64).
+    """
     bits, key_0, key_1, key_2, key_3, key_4, key_5 = schedule
     low_bits = bits >> _ONE
     low_mask = (_ONE << low_bits) - _ONE
@@ -100,7 +111,9 @@ def _encipher(value, schedule):
 
 @inline_kernel
 def permute(index, size, schedule):
-    """Image of `index` under the permutation of [0, size) that a key names (int64, int64, its schedule → int64)."""
+    """Image of `index` under the permutation of [0, size) that a key names (int64, int64, its
+    schedule → int64).
+    """
     value = _encipher(np.uint64(index), schedule)
     while value >= np.uint64(size):
         value = _encipher(value, schedule)
@@ -109,10 +122,11 @@ def permute(index, size, schedule):
 
 @inline_kernel
 def _permute_block(begin, size, schedule, outside, out):
-    """`permute` of begin, begin + 1, …, of as many as `out` has (int64), and `outside` at least (int64).
+    """`permute` of begin, begin + 1, …, of as many as `out` has (int64), and `outside` at least
+    (int64).
 
-    Those that are still outside [0, size) are listed in `outside` and go on together: a branch for each would be
-    guessed wrong every other time, and each wrong guess waits for a whole cipher.
+    Those that are still outside [0, size) are listed in `outside` and go on together: a branch for
+    each would be guessed wrong every other time, and each wrong guess waits for a whole cipher.
     """
     left = 0
     for i in range(len(out)):
@@ -141,7 +155,8 @@ def small_permutation(size, key, table):
 def block_window(block, most):
     """(first run, runs) of the window that a run of an epoch's order is in, int64 each.
 
-    Windows have 1, 2, 4, … runs, and from then on `most`: so the first documents come from few runs.
+    Windows have 1, 2, 4, … runs, and from then on `most`: so the first documents come from few
+    runs.
     """
     size = np.int64(1)
     # The windows before the one of `size` runs have size − 1 runs together.
@@ -154,7 +169,9 @@ def block_window(block, most):
 
 @inline_kernel
 def block_permute(index, size, key, most):
-    """Image of `index` under block shuffle: runs permuted over all, documents mixed in windows of `most` runs."""
+    """Image of `index` under block shuffle: runs permuted over all, documents mixed in windows of
+    `most` runs.
+    """
     whole = size // RUN_DOCUMENTS
     first, blocks = block_window(index // RUN_DOCUMENTS, most)
     start = first * RUN_DOCUMENTS
@@ -186,10 +203,11 @@ def clear_skipped(counts):
 
 @inline_kernel
 def _shuffled(index, size, key, mode, schedule, table, outside, out):
-    """Write the documents at index, index + 1, … of an epoch's order into `out` (int64), as `permute_range` does.
+    """Write the documents at index, index + 1, … of an epoch's order into `out` (int64), as
+    `permute_range` does.
 
-    `mode` is that of `order.shuffle_mode`. `table` holds the permutation of a small source; `outside` is room for
-    `_permute_block`.
+    `mode` is that of `order.shuffle_mode`. `table` holds the permutation of a small source;
+    `outside` is room for `_permute_block`.
     """
     if mode == SHUFFLE_NONE:
         for i in range(len(out)):
@@ -206,7 +224,11 @@ def _shuffled(index, size, key, mode, schedule, table, outside, out):
 @kernel
 def permute_range(begin, size, key, mode, out):
     """Write the images of begin, begin + 1, … into `out` (int64)."""
-    schedule, table, outside = key_schedule(size, key), np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
+    schedule, table, outside = (
+        key_schedule(size, key),
+        np.empty(SMALL, np.int64),
+        np.empty(SMALL, np.int64),
+    )
     if mode != SHUFFLE_NONE and size <= SMALL:
         small_permutation(size, key, table)
     for i in range(0, len(out), SMALL):
@@ -214,12 +236,16 @@ def permute_range(begin, size, key, mode, out):
 
 
 NOT_REFUSED, NOT_HERE = -1, -2
-"""Codes of `draw` in place of a refused document: there is none; or the next document's length is not here yet."""
+"""Codes of `draw` in place of a refused document: there is none; or the next document's length is
+not here yet.
+"""
 
 
 @inline_kernel
 def _known(documents, first, here, range_documents):
-    """How many of some documents (int64, counted from `first`), from the first on, have lengths that may be read."""
+    """How many of some documents (int64, counted from `first`), from the first on, have lengths
+    that may be read.
+    """
     for i in range(len(documents)):
         if here[(documents[i] + first) // range_documents] == 0:
             return i
@@ -228,27 +254,42 @@ def _known(documents, first, here, range_documents):
 
 @kernel
 def draw(
-    position, begin, last_position, size, first, key, mode, lengths_address, lengths_stride, limit, too_long, entries,
-    here, range_documents,
-):  # fmt: skip
+    position,
+    begin,
+    last_position,
+    size,
+    first,
+    key,
+    mode,
+    lengths_address,
+    lengths_stride,
+    limit,
+    too_long,
+    entries,
+    here,
+    range_documents,
+):
     """Fill `entries` (`ENTRY` [capacity + 1]) with the next documents of one source.
 
-    Goes on from the cursor (`position`, `begin`): the position counts documents over all epochs, `begin` is the first
-    token of the next part, which packing `concat` may have cut anywhere. Documents over `limit` tokens are split,
-    dropped, or cut to their first or last `limit` tokens. Stops at `last_position` or when
-    `entries` is full. What was skipped is counted in the entry after it, so that counts stay exact at every cursor; the
-    caller sets `skipped` of the first entry.
+    Goes on from the cursor (`position`, `begin`): the position counts documents over all epochs,
+    `begin` is the first token of the next part, which packing `concat` may have cut anywhere.
+    Documents over `limit` tokens are split, dropped, or cut to their first or last `limit` tokens.
+    Stops at `last_position` or when `entries` is full. What was skipped is counted in the entry
+    after it, so that counts stay exact at every cursor; the caller sets `skipped` of the first
+    entry.
 
-    Documents are looked up many at a time: their lengths lie anywhere in memory, and the processor waits for several
-    look-ups at once where none depends on another.
+    Documents are looked up many at a time: their lengths lie anywhere in memory, and the processor
+    waits for several look-ups at once where none depends on another.
 
-    Lengths that come in ranges of `range_documents` documents are read where `here` (uint8 [ranges]) is not 0; an empty
-    `here` means that all are there. The draw stops at the first missing length; call again with the returned cursor.
+    Lengths that come in ranges of `range_documents` documents are read where `here` (uint8
+    [ranges]) is not 0; an empty `here` means that all are there. The draw stops at the first
+    missing length; call again with the returned cursor.
 
     Returns:
-        (entries written, next position, next begin, number of a document that is refused, NOT_REFUSED or NOT_HERE). A
-        document is refused that is too long, or that ends before `begin`, which only a damaged state or length can say.
-        The entry after the last one written holds what was skipped since.
+        (entries written, next position, next begin, number of a document that is refused,
+        NOT_REFUSED or NOT_HERE). A document is refused that is too long, or that ends before
+        `begin`, which only a damaged state or length can say. The entry after the last one written
+        holds what was skipped since.
     """
     entries = bare(entries)
     count = 0
@@ -328,9 +369,10 @@ def draw(
 def pick(shares, credits, heads, ends, entries, unit):
     """The next source, −1 when all are finished, −2 − i when source i's buffer is empty.
 
-    Among sources with credit left, the one with the credit that covers its next document soonest (the deadline rule of
-    Tijdeman and Baruah, with documents for jobs): the overshoot after the pick, over the share. Least overshoot alone
-    lets a source run 1.3 longest documents ahead; this keeps every source within one, both ways (measured).
+    Among sources with credit left, the one with the credit that covers its next document soonest
+    (the deadline rule of Tijdeman and Baruah, with documents for jobs): the overshoot after the
+    pick, over the share. Least overshoot alone lets a source run 1.3 longest documents ahead; this
+    keeps every source within one, both ways (measured).
 
     Args:
         shares: int64 [sources], sum `unit`; 0 for a source that is finished.
@@ -348,7 +390,9 @@ def pick(shares, credits, heads, ends, entries, unit):
             continue
         if heads[source] == ends[source]:
             return -2 - source
-        wait = (float(entries[heads[source]].length) * float(unit - share) - float(credits[source])) / float(share)
+        wait = (
+            float(entries[heads[source]].length) * float(unit - share) - float(credits[source])
+        ) / float(share)
         if credits[source] >= 0:
             if best < 0 or wait < best_wait:
                 best, best_wait = source, wait
@@ -359,7 +403,9 @@ def pick(shares, credits, heads, ends, entries, unit):
 
 @inline_kernel
 def charge(shares, credits, source, length, unit):
-    """Charge `source` for `length` tokens: every source earns its share of them, this one pays for all."""
+    """Charge `source` for `length` tokens: every source earns its share of them, this one pays for
+    all.
+    """
     for other in range(len(shares)):
         credits[other] += length * shares[other]
     credits[source] -= length * unit

@@ -1,4 +1,6 @@
-"""The order of a source's documents in one epoch: a keyed permutation of [0, size), without storing it."""
+"""The order of a source's documents in one epoch: a keyed permutation of [0, size), without storing
+it.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
@@ -19,8 +21,9 @@ from penstock.plan.sampling._kernels import (
 )
 
 Shuffle = Literal["full", "block", "none"]
-"""`full`: any document may follow any other. `block`: documents of runs of 256 are mixed in windows of 1, 2, 4, … runs,
-for datasets in object storage. `none`: the order on disk, every epoch."""
+"""`full`: any document may follow any other. `block`: documents of runs of 256 are mixed in windows
+of 1, 2, 4, … runs, for datasets in object storage. `none`: the order on disk, every epoch.
+"""
 
 SHUFFLE_CODES: dict[str, int] = {"full": SHUFFLE_FULL, "block": SHUFFLE_BLOCK, "none": SHUFFLE_NONE}
 MOST_RUNS = 1 << 20
@@ -28,7 +31,9 @@ MOST_RUNS = 1 << 20
 
 
 def shuffle_mode(shuffle: Shuffle, runs: int = WINDOW_BLOCKS) -> int:
-    """How documents are shuffled, as one number for kernels; `runs`: of the largest window of block shuffle."""
+    """How documents are shuffled, as one number for kernels; `runs`: of the largest window of block
+    shuffle.
+    """
     code = SHUFFLE_CODES[shuffle]
     return code | runs << MODE_BITS if code == SHUFFLE_BLOCK else code
 
@@ -50,7 +55,9 @@ class Permutation:
         if self.size < 1:
             raise ConfigError(f"a permutation needs a size of at least 1, got {self.size}")
         if self.shuffle not in SHUFFLE_CODES:
-            raise ConfigError(f"shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}")
+            raise ConfigError(
+                f"shuffle must be one of {', '.join(SHUFFLE_CODES)}, got {self.shuffle!r}"
+            )
         if not 1 <= self.shuffle_runs <= MOST_RUNS:
             raise ConfigError(f"shuffle_runs must be 1 to {MOST_RUNS:,}, got {self.shuffle_runs}")
 
@@ -60,12 +67,21 @@ class Permutation:
         if not 0 <= begin <= end <= self.size:
             raise IndexError(f"[{begin}, {end}) is not inside [0, {self.size})")
         out = np.empty(end - begin, np.int64)
-        permute_range(begin, self.size, np.uint64(self.key), shuffle_mode(self.shuffle, self.shuffle_runs), out)
+        permute_range(
+            begin,
+            self.size,
+            np.uint64(self.key),
+            shuffle_mode(self.shuffle, self.shuffle_runs),
+            out,
+        )
         return out
 
 
-def mixed_with(index: int, size: int, shuffle: Shuffle, runs: int = WINDOW_BLOCKS) -> tuple[int, int]:
-    """(first, last + 1) of the places in an order of `size` documents that are mixed with place `index`.
+def mixed_with(
+    index: int, size: int, shuffle: Shuffle, runs: int = WINDOW_BLOCKS
+) -> tuple[int, int]:
+    """(first, last + 1) of the places in an order of `size` documents that are mixed with place
+    `index`.
 
     They are all of them with shuffle `full`, a window of the runs with `block`, one with `none`.
     """

@@ -1,4 +1,6 @@
-"""Shares of sources as exact integers, so that a blend is the same on every machine and never drifts."""
+"""Shares of sources as exact integers, so that a blend is the same on every machine and never
+drifts.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -9,11 +11,16 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 
 UNIT = 1 << 30
-"""What all shares add up to. A token is worth UNIT credits; those of the longest documents (2^32 tokens) fit int64."""
+"""What all shares add up to. A token is worth UNIT credits; those of the longest documents (2^32
+tokens) fit int64.
+"""
 
 
-def integer_shares(shares: Sequence[float], active: Sequence[bool] | None = None) -> Annotated[Int64, "sources"]:
-    """Scale shares to integers that add up to UNIT, by largest remainder; a positive share stays at least 1.
+def integer_shares(
+    shares: Sequence[float], active: Sequence[bool] | None = None
+) -> Annotated[Int64, "sources"]:
+    """Scale shares to integers that add up to UNIT, by largest remainder; a positive share stays at
+    least 1.
 
     Args:
         shares: Relative shares, finite and not negative, in any scale.
@@ -34,7 +41,8 @@ def integer_shares(shares: Sequence[float], active: Sequence[bool] | None = None
         values = np.where(active, values, 0.0)
     if values.max() <= 0:
         raise ConfigError(
-            f"the shares of the sources that are left add up to 0: {list(shares)}; give one of them a share"
+            f"the shares of the sources that are left add up to 0: {list(shares)}; give one "
+            "of them a share"
         )
     # Scaled first, so that the sum is finite.
     scaled = values / values.max()

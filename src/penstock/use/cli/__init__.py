@@ -1,12 +1,14 @@
 """The command line: one file per verb, imported only when it is used.
 
-A verb is a module of this package. It has either a function `run`, with parameters and a docstring that become the
-options and the help, or a Typer application `app` for a group of verbs (`tokenizer train`). Options that several verbs
-share are in `options`. Each docstring ends with an example that works. What verbs work with is imported when they
-run (`used`); `penstock --help` and the completion of verbs (`candidates`) import none of it.
+A verb is a module of this package. It has either a function `run`, with parameters and a docstring
+that become the options and the help, or a Typer application `app` for a group of verbs (`tokenizer
+train`). Options that several verbs share are in `options`. Each docstring ends with an example that
+works. What verbs work with is imported when they run (`used`); `penstock --help` and the completion
+of verbs (`candidates`) import none of it.
 
-Exit codes: 0 success; 1 an error of penstock, printed without a traceback, by one rank if there are several; 2 a wrong
-command line; 130 stopped by Ctrl-C. If the reader of a pipe closes it early (`| head`), the command ends quietly.
+Exit codes: 0 success; 1 an error of penstock, printed without a traceback, by one rank if there are
+several; 2 a wrong command line; 130 stopped by Ctrl-C. If the reader of a pipe closes it early (`|
+head`), the command ends quietly.
 """
 
 from penstock.core.lazy_imports import public_names

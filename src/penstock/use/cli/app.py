@@ -1,4 +1,6 @@
-"""The application: builds the verb that is called, runs it, and prints errors as a user reads them."""
+"""The application: builds the verb that is called, runs it, and prints errors as a user reads
+them.
+"""
 
 import os
 import sys
@@ -34,7 +36,9 @@ def _command_of(verb: str) -> Any:
 
 
 def main() -> None:
-    """Run the command line on `sys.argv`, and exit; or answer a shell that asks what may come next."""
+    """Run the command line on `sys.argv`, and exit; or answer a shell that asks what may come
+    next.
+    """
     if _COMPLETE in os.environ:
         from penstock.use.cli.candidates import answer
 
@@ -61,7 +65,9 @@ def main() -> None:
 
 
 def _fail(error: Exception, message: str | None) -> int:
-    """Print an error, on one of several ranks, and return the exit code; without a message it is raised again."""
+    """Print an error, on one of several ranks, and return the exit code; without a message it is
+    raised again.
+    """
     if "RANK" in os.environ:
         from penstock.learn.training.failures import among_ranks, end_together
 
@@ -111,7 +117,10 @@ def build_app(arguments: list[str]) -> "typer.Typer":
     @app.callback(invoke_without_command=True)
     def common(
         version: Annotated[
-            bool, typer.Option("--version", metavar="", help="Print the version and exit.", is_eager=True)
+            bool,
+            typer.Option(
+                "--version", metavar="", help="Print the version and exit.", is_eager=True
+            ),
         ] = False,
     ) -> None:
         if version:

@@ -1,9 +1,11 @@
-"""What may come next on a command line, for shells that complete: verbs, options, choices, files or folders.
+"""What may come next on a command line, for shells that complete: verbs, options, choices, files or
+folders.
 
-A shell runs `penstock` with the words so far, the last of which is being written, and the environment variable
-`_PENSTOCK_COMPLETE`. The first line of the answer says what the shell adds by itself: `words` (nothing), `files` or
-`folders`. Each other line is a candidate, a tab and its description. Verbs come from plain data; for the options of a
-verb, typer and this one verb are imported, and nothing that is heavy.
+A shell runs `penstock` with the words so far, the last of which is being written, and the
+environment variable `_PENSTOCK_COMPLETE`. The first line of the answer says what the shell adds by
+itself: `words` (nothing), `files` or `folders`. Each other line is a candidate, a tab and its
+description. Verbs come from plain data; for the options of a verb, typer and this one verb are
+imported, and nothing that is heavy.
 """
 
 import re
@@ -13,31 +15,71 @@ from typing import Any
 from penstock.use.cli.help_pages import GROUPS
 
 FILES = (
-    "FILE", "PATH", "PATH...", "SOURCE", "TARGET", "RUN.YAML", "AXOLOTL.YAML", "PROMPTS", "CODE", "STUDENT", "TEACHER",
+    "FILE",
+    "PATH",
+    "PATH...",
+    "SOURCE",
+    "TARGET",
+    "RUN.YAML",
+    "AXOLOTL.YAML",
+    "PROMPTS",
+    "CODE",
+    "STUDENT",
+    "TEACHER",
     "NAME=PATH",
-)  # fmt: skip
+)
 FOLDERS = ("DIR", "FOLDER", "RUN", "RUN...", "DATASET", "MODEL")
 """What the name of a value says of it: that it is a file (or a folder), or a folder."""
 FREE = (
-    "A:B", "ADDRESS", "BYTES", "CHARACTER", "ID", "K", "KEY", "KEY=VALUE", "LIMIT", "MODULE:FUNCTION", "N", "NAME",
-    "NAME:TYPE", "NUMBER", "P", "REGEX", "ROLES", "SECONDS", "SHARE", "STUDENT=TEACHER", "T", "TEXT", "X",
-)  # fmt: skip
+    "A:B",
+    "ADDRESS",
+    "BYTES",
+    "CHARACTER",
+    "ID",
+    "K",
+    "KEY",
+    "KEY=VALUE",
+    "LIMIT",
+    "MODULE:FUNCTION",
+    "N",
+    "NAME",
+    "NAME:TYPE",
+    "NUMBER",
+    "P",
+    "REGEX",
+    "ROLES",
+    "SECONDS",
+    "SHARE",
+    "STUDENT=TEACHER",
+    "T",
+    "TEXT",
+    "X",
+)
 """Values of which nothing is known before they are written."""
 CHOICES = {
     "FORMAT": ("jsonl", "parquet", "text", "csv", "tsv", "arrow", "webdataset", "imagefolder"),
     "--device": ("auto", "cpu", "cuda", "xpu", "mps"),
     "--task": (
-        "mmlu", "gsm8k", "humaneval", "humaneval_plus", "mbpp", "mbpp_plus", "bits_per_byte", "lm-eval:",
+        "mmlu",
+        "gsm8k",
+        "humaneval",
+        "humaneval_plus",
+        "mbpp",
+        "mbpp_plus",
+        "bits_per_byte",
+        "lm-eval:",
     ),
     "--roles-to-train": ("assistant", "user", "system", "tool"),
-}  # fmt: skip
+}
 """Name of a value, or option, that has choices which its help lists."""
 Candidates = list[tuple[str, str]]
 CommandOf = Callable[[str], Any]
 
 
 def answer(words: Sequence[str], command_of: CommandOf) -> int:
-    """Print what a shell needs to complete the last of these words, without the command's name; the exit code."""
+    """Print what a shell needs to complete the last of these words, without the command's name; the
+    exit code.
+    """
     kind, found = complete(words, command_of)
     print(kind)
     for value, note in found:
@@ -53,7 +95,8 @@ def complete(words: Sequence[str], command_of: CommandOf) -> tuple[str, Candidat
         command_of: Gives the Typer command of a verb.
 
     Returns:
-        `words`, `files` or `folders`, and candidates that begin with the word, with their descriptions.
+        `words`, `files` or `folders`, and candidates that begin with the word, with their
+        descriptions.
     """
     *before, word = _split_at_equals(list(words) or [""])
     verb = next((one for one in before if not one.startswith("-")), None)
@@ -78,7 +121,12 @@ def complete(words: Sequence[str], command_of: CommandOf) -> tuple[str, Candidat
 
 def _complete_verb(command: Any, before: Sequence[str], word: str) -> tuple[str, Candidates]:
     """What may come after the words of one verb."""
-    options = {flag: one for one in command.params if _is_option(one) for flag in (*one.opts, *one.secondary_opts)}
+    options = {
+        flag: one
+        for one in command.params
+        if _is_option(one)
+        for flag in (*one.opts, *one.secondary_opts)
+    }
     flag, equals, begun = word.partition("=")
     if equals and flag in options:
         # A shell that takes an option and its value as one word wants them back as one.
@@ -108,7 +156,8 @@ def _values(param: Any, word: str) -> tuple[str, Candidates]:
 
 
 def value_kind(name: str, flags: Sequence[str] = ()) -> tuple[str, Sequence[str]]:
-    """What the name of a value (`FILE`, `stop|skip`, `PATH|auto`) says of it: the kind for the shell, and choices.
+    """What the name of a value (`FILE`, `stop|skip`, `PATH|auto`) says of it: the kind for the
+    shell, and choices.
 
     Raises:
         KeyError: Nothing is known of this name; add it to one of the lists above.

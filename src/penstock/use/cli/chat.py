@@ -90,7 +90,10 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="FILE",
-            help="Image (or sound, if the model reads those) for the first message, a file or URL; may be repeated.",
+            help=(
+                "Image (or sound, if the model reads those) for the first message, a file or URL; "
+                "may be repeated."
+            ),
         ),
     ] = None,
     temperature: OwnTemperature = None,
@@ -101,7 +104,9 @@ def run(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Maximum tokens of a reply; by default the model's own, or as many as fit.", min=1
+            metavar="N",
+            help="Maximum tokens of a reply; by default the model's own, or as many as fit.",
+            min=1,
         ),
     ] = None,
     stop: Stop = None,
@@ -111,23 +116,36 @@ def run(
 ) -> None:
     """Chat with a trained model through its own template.
 
-    Ctrl-C stops a reply. If the conversation exceeds the context, its oldest turns are dropped, and a note says so.
-    With pipes, each input line is a message, and the output contains only the replies.
+    Ctrl-C stops a reply. If the conversation exceeds the context, its oldest turns are dropped, and
+    a note says so. With pipes, each input line is a message, and the output contains only the
+    replies.
 
     Example:
         penstock chat runs/chat --temperature 0.7
     """
     actions = used.actions  # Refused before anything is read where torch is missing.
-    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens)
+    given = given_sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens
+    )
     given |= {"min_tokens": 1, "stop": tuple(stop or ()), "seed": seed}
     found = used.run_folder.RunFolder.open(model)
     sampling = actions.sampling_of(given, {"max_tokens": None, **actions.own_sampling(found)})
-    writer = used.opening.load_writer(found, context_length=context_length, device=device, threads=threads, slots=1)
-    written = writer.template if template is None else ps.chat.load_template(template, tokenizer=writer.tokenizer)
+    writer = used.opening.load_writer(
+        found, context_length=context_length, device=device, threads=threads, slots=1
+    )
+    written = (
+        writer.template
+        if template is None
+        else ps.chat.load_template(template, tokenizer=writer.tokenizer)
+    )
     if written is None:
-        raise ConfigError(f"{model}: has no chat template; use penstock generate, or give --template")
+        raise ConfigError(
+            f"{model}: has no chat template; use penstock generate, or give --template"
+        )
     images = None if writer.images is None else writer.images.within("")
-    session = ps.generation.ChatSession(writer.engine, written, sampling=sampling, system=system, images=images)
+    session = ps.generation.ChatSession(
+        writer.engine, written, sampling=sampling, system=system, images=images
+    )
     if image and images is None:
         raise ConfigError(f"{model}: the model reads no images; leave out --image")
     if sys.stdin.isatty() and sys.stdout.isatty():
@@ -163,9 +181,13 @@ class Terminal:
 
     def run(self) -> None:
         """Chat until the user leaves."""
-        writer, step = self._writer, "" if self._writer.step is None else f", step {self._writer.step:,}"
+        writer, step = (
+            self._writer,
+            "" if self._writer.step is None else f", step {self._writer.step:,}",
+        )
         self._console.print(
-            f"[bold]{_escaped(writer.name)}[/]{step}, context of {writer.engine.context_length:,} tokens"
+            f"[bold]{_escaped(writer.name)}[/]{step}, context of "
+            f"{writer.engine.context_length:,} tokens"
         )
         self._note(f"{' '.join(name.split()[0] for name in COMMANDS)} · Ctrl-C stops a reply")
         while (message := self._read()) is not None:
@@ -221,13 +243,17 @@ class Terminal:
             self._warn(f"{image}: there is no such file")
         else:
             self._attached.append(image)
-            self._note(f"{len(self._attached)} image(s) for the next message: {', '.join(self._attached)}")
+            self._note(
+                f"{len(self._attached)} image(s) for the next message: {', '.join(self._attached)}"
+            )
 
     def _save(self, path: Path) -> None:
 
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"messages": self._session.whole()}, ensure_ascii=False) + "\n")
+                file.write(
+                    json.dumps({"messages": self._session.whole()}, ensure_ascii=False) + "\n"
+                )
         except OSError as error:
             self._warn(f"{path}: cannot be written: {error.strerror}")
         else:
@@ -279,7 +305,9 @@ class Terminal:
 
 @contextmanager
 def _interruptions() -> Iterator[list[bool]]:
-    """A list that is non-empty after Ctrl-C, so the current step can finish. A second Ctrl-C interrupts at once."""
+    """A list that is non-empty after Ctrl-C, so the current step can finish. A second Ctrl-C
+    interrupts at once.
+    """
     seen: list[bool] = []
 
     def note(*_: Any) -> None:

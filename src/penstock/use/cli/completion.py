@@ -1,7 +1,8 @@
-"""`penstock completion`: a script with which a shell completes verbs, options, choices, files and folders.
+"""`penstock completion`: a script with which a shell completes verbs, options, choices, files and
+folders.
 
-The script asks `penstock` itself for candidates (see `candidates`), so it stays right when penstock is updated. A press
-of the key costs the start of Python and less than a tenth of a second more.
+The script asks `penstock` itself for candidates (see `candidates`), so it stays right when penstock
+is updated. A press of the key costs the start of Python and less than a tenth of a second more.
 """
 
 from typing import Annotated
@@ -29,7 +30,7 @@ _penstock_completion() {
     return 0
 }
 complete -o default -F _penstock_completion penstock
-"""
+"""  # noqa: E501
 
 ZSH = r"""#compdef penstock
 # zsh completion of penstock; in ~/.zshrc, after compinit: eval "$(penstock completion zsh)"
@@ -49,7 +50,7 @@ _penstock() {
     esac
 }
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _penstock "$@"; else compdef _penstock penstock; fi
-"""
+"""  # noqa: E501
 
 FISH = r"""# fish completion of penstock; in ~/.config/fish/config.fish: penstock completion fish | source
 function __penstock_candidates
@@ -64,7 +65,7 @@ function __penstock_candidates
     end
 end
 complete -c penstock -f -a '(__penstock_candidates)'
-"""
+"""  # noqa: E501
 
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
@@ -72,15 +73,19 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 def run(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
 ) -> None:
-    """Print the script with which a shell completes penstock's verbs, options, choices, files and folders.
+    """Print the script with which a shell completes penstock's verbs, options, choices, files and
+    folders.
 
-    Put the line that the script begins with into your shell's start file, or write the script to where the shell looks
-    for such scripts (bash: ~/.local/share/bash-completion/completions/penstock).
+    Put the line that the script begins with into your shell's start file, or write the script to
+    where the shell looks for such scripts (bash:
+    ~/.local/share/bash-completion/completions/penstock).
 
     Example:
         eval "$(penstock completion bash)"
         penstock completion fish > ~/.config/fish/completions/penstock.fish
     """
     if shell not in SCRIPTS:
-        raise ConfigError(f"completion: no script for {shell!r}; expected one of {', '.join(SCRIPTS)}")
+        raise ConfigError(
+            f"completion: no script for {shell!r}; expected one of {', '.join(SCRIPTS)}"
+        )
     print(SCRIPTS[shell], end="")

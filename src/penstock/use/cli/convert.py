@@ -14,31 +14,48 @@ READ, WRITTEN = ("penstock", "megatron", "npy"), ("penstock", "megatron")
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Dataset folder, Megatron prefix, or .npy file.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Dataset folder, Megatron prefix, or .npy file.")
+    ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="PATH", help="New dataset folder, or prefix for .bin and .idx."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="New dataset folder, or prefix for .bin and .idx.",
+        ),
     ],
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="|".join(READ), help="Format of PATH; by default detected."),
     ] = None,
-    target: Annotated[str, typer.Option("--to", metavar="|".join(WRITTEN), help="Format to write.")] = "penstock",
+    target: Annotated[
+        str, typer.Option("--to", metavar="|".join(WRITTEN), help="Format to write.")
+    ] = "penstock",
     tokenizer: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Tokenizer of a Megatron or .npy corpus (or a hub name); all ids are checked against it.",
+            help=(
+                "Tokenizer of a Megatron or .npy corpus (or a hub name); all ids are checked "
+                "against it."
+            ),
         ),
     ] = None,
     dtype: Dtype = None,
     eos_id: EosId = None,
     drop_spans: Annotated[
         bool,
-        typer.Option("--drop-spans", metavar="", help="Discard loss weights, which Megatron's format cannot store."),
+        typer.Option(
+            "--drop-spans",
+            metavar="",
+            help="Discard loss weights, which Megatron's format cannot store.",
+        ),
     ] = False,
 ) -> None:
-    """Convert between penstock datasets and Megatron's .bin/.idx, and import .npy files of token ids.
+    """Convert between penstock datasets and Megatron's .bin/.idx, and import .npy files of token
+    ids.
 
     Example:
         penstock convert data/stories/train --to megatron -o megatron/stories
@@ -62,5 +79,6 @@ def run(
         print(f"{len(dataset):,} documents, {dataset.manifest.tokens:,} tokens to {output}")
     else:
         raise ConfigError(
-            f"{path}: is already a penstock dataset; convert it with --to megatron, or copy it with `cp -r`"
+            f"{path}: is already a penstock dataset; convert it with --to megatron, or copy "
+            "it with `cp -r`"
         )

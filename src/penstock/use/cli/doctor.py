@@ -21,13 +21,16 @@ def run(
     as_json: AsJson = False,
     compile_all: Annotated[
         bool,
-        typer.Option("--compile", metavar="", help="First compile all kernels, as for a container image."),
+        typer.Option(
+            "--compile", metavar="", help="First compile all kernels, as for a container image."
+        ),
     ] = False,
 ) -> None:
     """Report what is installed here and what works.
 
-    Checks versions, CPU cores and threads, the fast encoder, torch and CUDA, kernels for recurrent layers, and the
-    cache of compiled kernels. Exits with 1 if something that penstock requires does not work.
+    Checks versions, CPU cores and threads, the fast encoder, torch and CUDA, kernels for recurrent
+    layers, and the cache of compiled kernels. Exits with 1 if something that penstock requires does
+    not work.
 
     Example:
         penstock doctor
@@ -47,7 +50,8 @@ def examine() -> dict[str, Any]:
     """Examine the machine.
 
     Returns:
-        JSON-ready findings. `problems`: what must be fixed; `notes`: what works but could work better.
+        JSON-ready findings. `problems`: what must be fixed; `notes`: what works but could work
+        better.
     """
     kernels, kernel_problem = _kernel_cache()
     packages, missing = _packages()
@@ -70,7 +74,9 @@ def examine() -> dict[str, Any]:
 
 
 def _slow_encoder() -> str | None:
-    """What fast encoding lacks; None if nothing, or if kernels do not compile, which is reported separately."""
+    """What fast encoding lacks; None if nothing, or if kernels do not compile, which is reported
+    separately.
+    """
     try:
         from penstock.tokenizers.fast import missing_gigatoken
     except ConfigError:
@@ -79,10 +85,14 @@ def _slow_encoder() -> str | None:
 
 
 def _packages() -> tuple[dict[str, str | None], list[str]]:
-    """Version of each package that penstock uses (None: not installed), and a problem for each missing required one."""
+    """Version of each package that penstock uses (None: not installed), and a problem for each
+    missing required one.
+    """
     # A package with a platform condition (gigatoken) is optional.
     listed = {
-        re.split(r"[^\w-]", one)[0]: ";" in one for one in metadata.requires("penstock") or () if "extra ==" not in one
+        re.split(r"[^\w-]", one)[0]: ";" in one
+        for one in metadata.requires("penstock") or ()
+        if "extra ==" not in one
     }
     needed = [name for name, is_conditional in listed.items() if not is_conditional]
     found: dict[str, str | None] = {}
@@ -91,7 +101,9 @@ def _packages() -> tuple[dict[str, str | None], list[str]]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
-    return found, [f"{name} is not installed: pip install {name}" for name in needed if found[name] is None]
+    return found, [
+        f"{name} is not installed: pip install {name}" for name in needed if found[name] is None
+    ]
 
 
 def _threads() -> dict[str, int | str | None]:
@@ -99,11 +111,16 @@ def _threads() -> dict[str, int | str | None]:
     import numba
 
     variables = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
-    return {"numba": numba.config.NUMBA_NUM_THREADS, **{name: os.environ.get(name) for name in variables}}
+    return {
+        "numba": numba.config.NUMBA_NUM_THREADS,
+        **{name: os.environ.get(name) for name in variables},
+    }
 
 
 def _kernel_cache() -> tuple[dict[str, Any], str | None]:
-    """Where compiled kernels are kept, and how many there are; the second value is the problem, if any."""
+    """Where compiled kernels are kept, and how many there are; the second value is the problem, if
+    any.
+    """
     try:
         from penstock.core import compiled  # noqa: F401  (refuses what cannot compile)
         from penstock.core.kernel_cache import SHIPPED, cache_folder, shipped_level
@@ -115,7 +132,10 @@ def _kernel_cache() -> tuple[dict[str, Any], str | None]:
         "kernels": 0 if folder is None else len(list(folder.glob("*.kernel"))),
         "shipped": len(list(SHIPPED.glob("*.kernel"))) if shipped_level() else 0,
     }
-    problem = "compiled kernels can be kept nowhere, so every start compiles; set NUMBA_CACHE_DIR to a writable folder"
+    problem = (
+        "compiled kernels can be kept nowhere, so every start compiles; set NUMBA_CACHE_DIR to a "
+        "writable folder"
+    )
     return found, problem if folder is None else None
 
 
@@ -130,7 +150,9 @@ def _torch() -> dict[str, Any] | None:
 
 
 def _recurrent() -> dict[str, dict[str, str | None]]:
-    """Packages that compute recurrent layers: their version (None: not installed), and why they cannot run here."""
+    """Packages that compute recurrent layers: their version (None: not installed), and why they
+    cannot run here.
+    """
     if util.find_spec("torch") is None:
         return {}
     import torch
@@ -158,9 +180,13 @@ def _print(findings: dict[str, Any]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     threads = findings["threads"]
-    table.add_row("penstock", f"{findings['penstock']} on Python {findings['python']}, {findings['platform']}")
+    table.add_row(
+        "penstock", f"{findings['penstock']} on Python {findings['python']}, {findings['platform']}"
+    )
     table.add_row("cores", f"{findings['cores']} (Numba starts {threads['numba']} threads)")
-    set_variables = [f"{name}={value}" for name, value in threads.items() if name != "numba" and value]
+    set_variables = [
+        f"{name}={value}" for name, value in threads.items() if name != "numba" and value
+    ]
     table.add_row("set by you", " ".join(set_variables) or "no thread variables")
     table.add_row("encoder", findings["encoder"])
     cache = findings["kernel_cache"]
@@ -168,16 +194,22 @@ def _print(findings: dict[str, Any]) -> None:
     table.add_row("kernels", f"{cache['kernels']} compiled in {cache['folder']}{shipped}")
     torch = findings["torch"]
     if torch is None:
-        table.add_row("torch", escape("not installed; training needs it: pip install 'penstock[train]'"))
+        table.add_row(
+            "torch", escape("not installed; training needs it: pip install 'penstock[train]'")
+        )
     else:
         devices = ", ".join(torch["devices"]) or "no CUDA device"
-        table.add_row("torch", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}, {devices}")
+        table.add_row(
+            "torch", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}, {devices}"
+        )
     for name, one in findings["recurrent"].items():
         if one["version"] is not None:
             works = one["refusal"] or "works here, as a backend of training.recurrent"
             table.add_row(name, escape(f"{one['version']}, {works}"))
     packages = findings["packages"]
-    table.add_row("packages", " ".join(f"{name} {version}" for name, version in packages.items() if version))
+    table.add_row(
+        "packages", " ".join(f"{name} {version}" for name, version in packages.items() if version)
+    )
     missing = [name for name, version in packages.items() if version is None]
     missing += [name for name, one in findings["recurrent"].items() if one["version"] is None]
     if missing:

@@ -17,7 +17,9 @@ def run(
     model: Model,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", "-d", metavar="DATASET", help="Dataset folder, or a glob; may be repeated."),
+        typer.Option(
+            "--data", "-d", metavar="DATASET", help="Dataset folder, or a glob; may be repeated."
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -25,41 +27,68 @@ def run(
             "--task",
             "-t",
             metavar="NAME",
-            help="mmlu, gsm8k, humaneval, humaneval_plus, mbpp, mbpp_plus, bits_per_byte or lm-eval:NAME; may be "
-            "repeated.",
+            help=(
+                "mmlu, gsm8k, humaneval, humaneval_plus, mbpp, mbpp_plus, bits_per_byte or "
+                "lm-eval:NAME; may be repeated."
+            ),
         ),
     ] = None,
     task_data: Annotated[
         list[str] | None,
         typer.Option(
-            "--task-data", metavar="NAME=PATH", help="Location of a task's data; by default the Hugging Face hub."
+            "--task-data",
+            metavar="NAME=PATH",
+            help="Location of a task's data; by default the Hugging Face hub.",
         ),
     ] = None,
     shots: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of solved examples in the prompt; by default as published.", min=0),
+        typer.Option(
+            metavar="N",
+            help="Number of solved examples in the prompt; by default as published.",
+            min=0,
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Maximum problems of each task; for MMLU, of each subject.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N", help="Maximum problems of each task; for MMLU, of each subject.", min=1
+        ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat/--plain", metavar="", help="Prompt through the model's chat template.")
+        bool,
+        typer.Option(
+            "--chat/--plain", metavar="", help="Prompt through the model's chat template."
+        ),
     ] = False,
     samples: Annotated[int, typer.Option(metavar="N", help="Replies per problem.", min=1)] = 1,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", min=0)] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", min=0)
+    ] = 0.0,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", help="Maximum tokens of a reply.", min=1)
     ] = 512,
     unsafe: Annotated[
-        bool, typer.Option("--unsafe", metavar="", help="Run code written by the model even if there is no sandbox.")
+        bool,
+        typer.Option(
+            "--unsafe",
+            metavar="",
+            help="Run code written by the model even if there is no sandbox.",
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Save answers and results.json here, and resume from them."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Save answers and results.json here, and resume from them.",
+        ),
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(metavar="N", help="Use about N rows of each dataset; by default all.", min=1)
+        int | None,
+        typer.Option(metavar="N", help="Use about N rows of each dataset; by default all.", min=1),
     ] = None,
     context_length: ContextLength = None,
     device: Device = "auto",
@@ -68,11 +97,13 @@ def run(
 ) -> None:
     r"""Measure a model: its loss on datasets (--data), and its scores on tasks (--task).
 
-    Each document of a dataset counts once. Documents are packed as in training and isolated from each other. Bits per
-    byte are comparable between tokenizers; they are reported if all text of a dataset is trained and all rows are used.
-    The task bits_per_byte measures any text file with any model.
+    Each document of a dataset counts once. Documents are packed as in training and isolated from
+    each other. Bits per byte are comparable between tokenizers; they are reported if all text of a
+    dataset is trained and all rows are used. The task bits_per_byte measures any text file with any
+    model.
 
-    Code that a model writes runs in a sandbox. A stopped evaluation resumes if it is started again with the same -o.
+    Code that a model writes runs in a sandbox. A stopped evaluation resumes if it is started again
+    with the same -o.
 
     Example:
         penstock eval runs/first --data data/stories/validation
@@ -82,11 +113,21 @@ def run(
     if not data and not task:
         raise ConfigError("nothing to measure: give --data DATASET, --task NAME, or both")
     settings = _settings(
-        task or [], task_data or [], shots=shots, limit=limit, chat=chat, samples=samples, temperature=temperature,
-        max_tokens=max_tokens, unsafe=unsafe, seed=seed,
-    )  # fmt: skip
+        task or [],
+        task_data or [],
+        shots=shots,
+        limit=limit,
+        chat=chat,
+        samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        unsafe=unsafe,
+        seed=seed,
+    )
     figures, scores = used.actions.evaluate(
-        lambda: used.opening.load_opened(model, context_length=context_length, device=device, threads=threads),
+        lambda: used.opening.load_opened(
+            model, context_length=context_length, device=device, threads=threads
+        ),
         data or [],
         settings,
         output,
@@ -108,9 +149,14 @@ def _settings(names: list[str], places: list[str], **options: Any) -> list[Any]:
     for one in places:
         name, sign, path = one.partition("=")
         if not sign or not path or name not in names:
-            raise ConfigError(f"--task-data {one}: expected NAME=PATH, with a NAME that --task also gives")
+            raise ConfigError(
+                f"--task-data {one}: expected NAME=PATH, with a NAME that --task also gives"
+            )
         data[name] = path
-    return [used.tasks.TaskSettings(name=name, data=data.get(name), **options) for name in dict.fromkeys(names)]
+    return [
+        used.tasks.TaskSettings(name=name, data=data.get(name), **options)
+        for name in dict.fromkeys(names)
+    ]
 
 
 def _print(losses: list[dict[str, Any]], scores: list[Any]) -> None:
@@ -133,6 +179,9 @@ def _loss_table(results: list[dict[str, Any]]) -> Any:
     for found in results:
         bits = found.get("bits_per_byte")
         table.add_row(
-            found["data"], f"{found['targets']:,.0f}", f"{found['loss']:.4f}", "–" if bits is None else f"{bits:.4f}"
+            found["data"],
+            f"{found['targets']:,.0f}",
+            f"{found['loss']:.4f}",
+            "–" if bits is None else f"{bits:.4f}",
         )
     return table

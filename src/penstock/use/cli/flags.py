@@ -1,9 +1,9 @@
 """Settings in error messages, as one writes them on the command line.
 
-The library's messages name settings as Python and run files do: "set on_error to skip", "roles: {tool: [ipython]}".
-`as_flags` is the one place where they become options of the verb that was called: `--on-error skip`,
-`--set 'roles={tool: [ipython]}'`. It changes only names that are options of that verb, or chat settings where the verb
-has --set.
+The library's messages name settings as Python and run files do: "set on_error to skip", "roles:
+{tool: [ipython]}". `as_flags` is the one place where they become options of the verb that was
+called: `--on-error skip`, `--set 'roles={tool: [ipython]}'`. It changes only names that are options
+of that verb, or chat settings where the verb has --set.
 """
 
 import re
@@ -20,10 +20,31 @@ _ASKED = "set|raise|lower|with|check|in|use|give|choose|take|leave out|remove"
 """Words before a setting that the reader is asked to change."""
 _FILE_KEY = re.compile(r"\S+\.ya?ml(?::\d+)?: ")
 """The beginning of a message about a key of a file, which is changed there."""
-_CHOICES = frozenset((
-    "error", "drop", "best", "tree", "separate", "keep", "short", "decode", "header", "white", "black", "ignore",
-    "first", "copy", "reference", "all", "ranked", "none", "auto", "true", "false",
-))  # fmt: skip
+_CHOICES = frozenset(
+    (
+        "error",
+        "drop",
+        "best",
+        "tree",
+        "separate",
+        "keep",
+        "short",
+        "decode",
+        "header",
+        "white",
+        "black",
+        "ignore",
+        "first",
+        "copy",
+        "reference",
+        "all",
+        "ranked",
+        "none",
+        "auto",
+        "true",
+        "false",
+    )
+)
 """Values of settings whose names are ordinary words."""
 
 
@@ -63,7 +84,9 @@ class Flags:
             return switch or f"{self.options[name]} left out"
         if name in self.options:
             return f"{self.options[name]} {value}"
-        return f"--set '{name}={value}'" if re.search(r"[^\w.-]", value) else f"--set {name}={value}"
+        return (
+            f"--set '{name}={value}'" if re.search(r"[^\w.-]", value) else f"--set {name}={value}"
+        )
 
     def name(self, name: str) -> str:
         """A setting without a value."""
@@ -90,11 +113,16 @@ def as_flags(message: str, flags: Flags) -> str:
 
     listed = _any_of(names)
     message = re.sub(rf"\bset ({listed}) to ({_WORD})", given, message)
-    message = re.sub(rf"(?<![\w.\"'-])({listed}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|{_WORD})", assigned, message)
-    # A name with an underscore is that of a setting at the beginning, and where the reader is asked to do something.
+    message = re.sub(
+        rf"(?<![\w.\"'-])({listed}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|{_WORD})", assigned, message
+    )
+    # A name with an underscore is that of a setting at the beginning, and where the reader is asked
+    # to do something.
     plain = _any_of(name for name in names if "_" in name)
     return re.sub(
-        rf"(^|\b(?:{_ASKED}) )({plain})(?![\w:=.(\"'])", lambda found: found[1] + flags.name(found[2]), message
+        rf"(^|\b(?:{_ASKED}) )({plain})(?![\w:=.(\"'])",
+        lambda found: found[1] + flags.name(found[2]),
+        message,
     )
 
 

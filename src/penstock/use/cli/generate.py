@@ -34,10 +34,18 @@ def run(
         typer.Option(metavar="TEXT", help="Prompt; may be repeated. By default empty."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read a prompt from a file; - is standard input.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read a prompt from a file; - is standard input."),
     ] = None,
     num: Annotated[
-        int, typer.Option("--num", "-n", metavar="N", help="Texts per prompt, with seeds --seed, --seed + 1, …", min=1)
+        int,
+        typer.Option(
+            "--num",
+            "-n",
+            metavar="N",
+            help="Texts per prompt, with seeds --seed, --seed + 1, …",
+            min=1,
+        ),
     ] = 1,
     temperature: OwnTemperature = None,
     top_k: TopK = None,
@@ -46,9 +54,15 @@ def run(
     seed: Seed = 0,
     max_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Maximum tokens of each text; by default the model's own, or 256.", min=1),
+        typer.Option(
+            metavar="N",
+            help="Maximum tokens of each text; by default the model's own, or 256.",
+            min=1,
+        ),
     ] = None,
-    min_tokens: Annotated[int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)] = 0,
+    min_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)
+    ] = 0,
     stop: Stop = None,
     context_length: ContextLength = None,
     device: Device = "auto",
@@ -57,15 +71,17 @@ def run(
 ) -> None:
     """Generate text with a trained model.
 
-    A single text is streamed; several are printed one after another, each with its prompt. Each prompt is preceded by
-    BOS if the model was trained so. Control tokens are never generated.
+    A single text is streamed; several are printed one after another, each with its prompt. Each
+    prompt is preceded by BOS if the model was trained so. Control tokens are never generated.
 
     Example:
         penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
     actions = used.actions  # Refused before anything is read where torch is missing.
     prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
-    given = given_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens)
+    given = given_sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens
+    )
     given |= {"min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
     found = used.run_folder.RunFolder.open(model)
     asked = actions.ask(prompts, num, actions.sampling_of(given, actions.own_sampling(found)))
@@ -107,7 +123,9 @@ def _print_texts(asked: list[tuple[str, Any]], written: list[Any]) -> None:
     console = ps.inspection.make_console()
     for number, ((prompt, way), found) in enumerate(zip(asked, written, strict=True), 1):
         console.rule(
-            f"{number} of {len(asked)}, seed {way.seed}, {len(found.tokens)} tokens", style="dim", align="left"
+            f"{number} of {len(asked)}, seed {way.seed}, {len(found.tokens)} tokens",
+            style="dim",
+            align="left",
         )
         _show(prompt + found.text)
         print()
@@ -125,4 +143,6 @@ def _print_json(writer: Any, asked: list[tuple[str, Any]], written: list[Any]) -
         }
         for (prompt, way), found in zip(asked, written, strict=True)
     ]
-    print(json.dumps({"model": writer.name, "step": writer.step, "texts": texts}, ensure_ascii=False))
+    print(
+        json.dumps({"model": writer.name, "step": writer.step, "texts": texts}, ensure_ascii=False)
+    )

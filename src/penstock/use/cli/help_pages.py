@@ -1,7 +1,9 @@
-"""What `--help` shows: all verbs by what one wants to do, on one screen; after a verb's options, its examples.
+"""What `--help` shows: all verbs by what one wants to do, on one screen; after a verb's options,
+its examples.
 
-The list of verbs is plain data, so the first page and the completion of verbs load neither typer nor any verb. Examples
-stand in a verb's docstring, as lines below `Example:`. Colours are used only in a terminal, and not with NO_COLOR.
+The list of verbs is plain data, so the first page and the completion of verbs load neither typer
+nor any verb. Examples stand in a verb's docstring, as lines below `Example:`. Colours are used only
+in a terminal, and not with NO_COLOR.
 """
 
 import os
@@ -43,12 +45,16 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "completion": "complete verbs, options and files in your shell",
     },
 }
-"""What one wants to do → its verbs, in the order in which they are used, each with at most 50 characters."""
+"""What one wants to do → its verbs, in the order in which they are used, each with at most 50
+characters.
+"""
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 """In the order of `--help`."""
 
 HEAD = "Example:"
-"""Line of a docstring below which its examples stand, indented, one a line; a backslash continues one."""
+"""Line of a docstring below which its examples stand, indented, one a line; a backslash continues
+one.
+"""
 
 USAGE = "Usage: penstock VERB …     penstock VERB --help shows its options and an example"
 _LINES = sum(map(len, GROUPS.values())) + len(GROUPS) + 5
@@ -57,7 +63,9 @@ _LINES = sum(map(len, GROUPS.values())) + len(GROUPS) + 5
 
 def colourful(stream: Any) -> bool:
     """Whether to write colours to a stream."""
-    return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return (
+        bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    )
 
 
 def overview(*, colours: bool, lines: int | None = None) -> str:
@@ -65,7 +73,8 @@ def overview(*, colours: bool, lines: int | None = None) -> str:
 
     Args:
         colours: Whether headings and verbs are coloured.
-        lines: Height of the terminal, to leave out empty lines where it is low; None: as they look best.
+        lines: Height of the terminal, to leave out empty lines where it is low; None: as they look
+            best.
     """
     bold, verb_colour, plain = ("\x1b[1m", "\x1b[36m", "\x1b[0m") if colours else ("", "", "")
     airy = lines is None or lines > _LINES
@@ -81,7 +90,9 @@ def overview(*, colours: bool, lines: int | None = None) -> str:
 def show_overview() -> str:
     """The first page as it suits standard output."""
     terminal = sys.stdout.isatty()
-    return overview(colours=colourful(sys.stdout), lines=shutil.get_terminal_size().lines if terminal else None)
+    return overview(
+        colours=colourful(sys.stdout), lines=shutil.get_terminal_size().lines if terminal else None
+    )
 
 
 def split_help(text: str) -> tuple[str, list[str]]:
@@ -99,7 +110,9 @@ def split_help(text: str) -> tuple[str, list[str]]:
 
 
 def examples_text(examples: Sequence[str], *, colours: bool) -> str:
-    """Examples as lines that can be copied into a shell: nothing stands in front of or behind them but spaces."""
+    """Examples as lines that can be copied into a shell: nothing stands in front of or behind them
+    but spaces.
+    """
     dim, plain = ("\x1b[2m", "\x1b[0m") if colours else ("", "")
     heading = f" {dim}{'Example' if len(examples) == 1 else 'Examples'}{plain}"
     return "\n".join([heading, *(f"  {line}" for one in examples for line in one.splitlines()), ""])

@@ -19,42 +19,59 @@ if TYPE_CHECKING:
 
 
 def run(
-    config: Annotated[Path, typer.Argument(metavar="AXOLOTL.YAML", help="An axolotl configuration.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The run file to write.")] = Path(
-        "run.yaml"
-    ),
+    config: Annotated[
+        Path, typer.Argument(metavar="AXOLOTL.YAML", help="An axolotl configuration.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The run file to write.")
+    ] = Path("run.yaml"),
     ranks: Annotated[
         int,
-        typer.Option(metavar="N", help="Processes that will train; they multiply the rows of a step.", min=1),
+        typer.Option(
+            metavar="N", help="Processes that will train; they multiply the rows of a step.", min=1
+        ),
     ] = 1,
     steps: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Optimizer steps of the run, which `penstock train --dry-run` tells; shares of it become steps.",
+            help=(
+                "Optimizer steps of the run, which `penstock train --dry-run` tells; shares of it "
+                "become steps."
+            ),
             min=1,
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace an existing run file.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace an existing run file.")
+    ] = False,
 ) -> None:
-    """Translate an axolotl configuration into a run file, and print the commands that prepare the data and train.
+    """Translate an axolotl configuration into a run file, and print the commands that prepare the
+    data and train.
 
-    Every key is accounted for: translated, without effect on the result, or not supported, with what to do instead. The
-    run file begins with these lists; what needs your attention is also printed to standard error.
+    Every key is accounted for: translated, without effect on the result, or not supported, with
+    what to do instead. The run file begins with these lists; what needs your attention is also
+    printed to standard error.
 
     Example:
         penstock import-config axolotl.yaml -o imported.yaml
     """
     module = output.with_name(f"{output.stem.replace('-', '_').replace('.', '_')}_prompts.py")
     found = used.conversion.import_axolotl(config, run_file=str(output), ranks=ranks, steps=steps)
-    written = {output: found.text(str(config)), **({module: found.code} if found.code is not None else {})}
+    written = {
+        output: found.text(str(config)),
+        **({module: found.code} if found.code is not None else {}),
+    }
     # What cannot be read as a run file is not written.
     used.checked_models.check(
-        used.document.Document(f"the run file made of {config}", dict(found.run), {}), used.run_file.RunSettings
+        used.document.Document(f"the run file made of {config}", dict(found.run), {}),
+        used.run_file.RunSettings,
     )
     for path in written:
         if path.exists() and not overwrite:
-            raise OutputError(f"{path}: exists already; name another with --output, or add --overwrite")
+            raise OutputError(
+                f"{path}: exists already; name another with --output, or add --overwrite"
+            )
     for path, text in written.items():
         try:
             path.write_text(text, encoding="utf-8")

@@ -1,4 +1,6 @@
-"""`penstock inspect`: the contents of raw conversations or a dataset, and the rows that a trainer gets from them."""
+"""`penstock inspect`: the contents of raw conversations or a dataset, and the rows that a trainer
+gets from them.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +18,10 @@ def run(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Raw conversations (a file, folder or glob, with --template), a dataset folder, a Megatron prefix, a "
-            "glob of these, a run file (.yaml), or a run's folder.",
+            help=(
+                "Raw conversations (a file, folder or glob, with --template), a dataset folder, a "
+                "Megatron prefix, a glob of these, a run file (.yaml), or a run's folder."
+            ),
         ),
     ],
     html: Annotated[
@@ -41,14 +45,18 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of documents to show, spread evenly. [default: 3, in a page or a list 500]",
+            help=(
+                "Number of documents to show, spread evenly. [default: 3, in a page or a list 500]"
+            ),
             min=0,
         ),
     ] = None,
     listed: Annotated[
         bool,
         typer.Option(
-            "--list", metavar="", help="A line for each document: tokens, trained share, and its first words."
+            "--list",
+            metavar="",
+            help="A line for each document: tokens, trained share, and its first words.",
         ),
     ] = False,
     step: Annotated[int, typer.Option(metavar="NUMBER", help="Show rows of this step.", min=0)] = 0,
@@ -60,19 +68,28 @@ def run(
         ),
     ] = None,
     slots: Annotated[
-        str | None, typer.Option(metavar="A:B", help="Show slots A:B of each row, one per line, with all targets.")
+        str | None,
+        typer.Option(
+            metavar="A:B", help="Show slots A:B of each row, one per line, with all targets."
+        ),
     ] = None,
     sequence_length: Annotated[
         int, typer.Option(metavar="N", help="Slots of a row, if TARGET is a dataset.", min=2)
     ] = 1024,
     distances: Annotated[
-        int, typer.Option(metavar="N", help="Targets at distances 1 to N, if TARGET is a dataset.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="Targets at distances 1 to N, if TARGET is a dataset.", min=1
+        ),
     ] = 1,
     tokens: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Maximum tokens of a document in the terminal. [default: 120, for conversations 600]",
+            help=(
+                "Maximum tokens of a document in the terminal. [default: 120, for conversations "
+                "600]"
+            ),
             min=2,
         ),
     ] = None,
@@ -90,8 +107,10 @@ def run(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A chat setting, such as field_messages=dialogue, or a key of the run file, such as "
-            "data.loader.seed=7; may be repeated.",
+            help=(
+                "A chat setting, such as field_messages=dialogue, or a key of the run file, such "
+                "as data.loader.seed=7; may be repeated."
+            ),
         ),
     ] = None,
     dtype: Dtype = None,
@@ -102,8 +121,10 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Also show conversations with this setting, side by side: mask_history=true, template=other.jinja; "
-            "may be repeated.",
+            help=(
+                "Also show conversations with this setting, side by side: mask_history=true, "
+                "template=other.jinja; may be repeated."
+            ),
             rich_help_panel="Chats",
         ),
     ] = None,
@@ -111,10 +132,11 @@ def run(
 ) -> None:
     """Show raw conversations, a dataset, or the rows of a run exactly as they will be trained.
 
-    Conversations: the rendered text, the author of each part, what is trained, and the reasons for refusals. A dataset:
-    counts, tokenizer, lengths, and some documents with their origin. Rows: document borders, text, what is trained and
-    what is only context, targets, positions and padding. For documents that an objective rewrote: task, inputs,
-    targets, and each sentinel with the span that it replaces.
+    Conversations: the rendered text, the author of each part, what is trained, and the reasons for
+    refusals. A dataset: counts, tokenizer, lengths, and some documents with their origin. Rows:
+    document borders, text, what is trained and what is only context, targets, positions and
+    padding. For documents that an objective rewrote: task, inputs, targets, and each sentinel with
+    the span that it replaces.
 
     Example:
         penstock inspect chats.jsonl -t tokenizer --template chatml

@@ -26,7 +26,9 @@ def unescape(text: str | None) -> str | None:
         return None
     strange = re.search(r"\\[^ntr\\]|\\$", re.sub(r"\\\\", "", text))
     if strange:
-        raise typer.BadParameter(f"{strange[0]!r} is not a known escape; expected one of {' '.join(ESCAPES)}")
+        raise typer.BadParameter(
+            f"{strange[0]!r} is not a known escape; expected one of {' '.join(ESCAPES)}"
+        )
     return re.sub(r"\\.", lambda found: ESCAPES[found[0]], text)
 
 
@@ -35,12 +37,19 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="jsonl, parquet, text, csv, tsv, arrow, webdataset or imagefolder; by default from the file names and the "
-        "first bytes.",
+        help=(
+            "jsonl, parquet, text, csv, tsv, arrow, webdataset or imagefolder; by default from "
+            "the file names and the first bytes."
+        ),
     ),
 ]
 TextField = Annotated[
-    str, typer.Option("--text-field", metavar="NAME", help="Field with the text; a dot enters nested objects (a.b).")
+    str,
+    typer.Option(
+        "--text-field",
+        metavar="NAME",
+        help="Field with the text; a dot enters nested objects (a.b).",
+    ),
 ]
 Separator = Annotated[
     str | None,
@@ -48,7 +57,7 @@ Separator = Annotated[
         "--separator",
         metavar="TEXT",
         callback=unescape,
-        help=r"Plain text: separator between documents, such as `'\n\n'` (`\n`, `\t`, `\r` and `\\` are escapes); "
+        help=r"Plain text: separator between documents, such as `'\n\n'` (`\n`, `\t`, `\r` and `\\` are escapes); "  # noqa: E501
         "by default a file is one document.",
     ),
 ]
@@ -58,7 +67,10 @@ Delimiter = Annotated[
         "--delimiter",
         metavar="CHARACTER",
         callback=unescape,
-        help=r"CSV and TSV: the character between cells, such as `;` or `\t`; by default a tab in .tsv, else a comma.",
+        help=(
+            r"CSV and TSV: the character between cells, such as `;` or `\t`; by default a tab in "
+            r".tsv, else a comma."
+        ),
     ),
 ]
 OnDamagedFile = Annotated[
@@ -69,9 +81,14 @@ OnDamagedFile = Annotated[
         help="At a truncated or damaged file: stop, or skip what cannot be read and count it.",
     ),
 ]
-Dtype = Annotated[str | None, typer.Option("--dtype", metavar="uint16|uint32", help="Token type of an .npy file.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="uint16|uint32", help="Token type of an .npy file.")
+]
 EosId = Annotated[
-    int | None, typer.Option("--eos-id", metavar="ID", help="Id of the token that ends each document in an .npy file.")
+    int | None,
+    typer.Option(
+        "--eos-id", metavar="ID", help="Id of the token that ends each document in an .npy file."
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,
@@ -86,9 +103,11 @@ Template = Annotated[
     typer.Option(
         "--template",
         metavar="PATH|auto",
-        help="Records are conversations, rendered with this chat template: a .jinja file, a folder with a "
-        "tokenizer, auto (the template of --tokenizer), or the name of a plain one that comes with penstock (chatml, "
-        "llama3, …).",
+        help=(
+            "Records are conversations, rendered with this chat template: a .jinja file, a folder "
+            "with a tokenizer, auto (the template of --tokenizer), or the name of a plain one "
+            "that comes with penstock (chatml, llama3, …)."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -97,8 +116,10 @@ ChatConfig = Annotated[
     typer.Option(
         "--chat-config",
         metavar="FILE",
-        help="YAML file of chat settings: those of these options, and how records are read (layout, field_messages, "
-        "message_property_mappings, roles, …).",
+        help=(
+            "YAML file of chat settings: those of these options, and how records are read "
+            "(layout, field_messages, message_property_mappings, roles, …)."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -107,7 +128,10 @@ RunConfig = Annotated[
     typer.Option(
         "--config",
         metavar="RUN.YAML",
-        help="A run file; its section `chat` has the chat settings, including template and role_boundaries.",
+        help=(
+            "A run file; its section `chat` has the chat settings, including template and "
+            "role_boundaries."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -116,7 +140,10 @@ ChatAssignments = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A chat setting, over --config or --chat-config, such as field_messages=dialogue; may be repeated.",
+        help=(
+            "A chat setting, over --config or --chat-config, such as field_messages=dialogue; may "
+            "be repeated."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -155,7 +182,10 @@ TrainOnEot = Annotated[
 MaskHistory = Annotated[
     bool | None,
     typer.Option(
-        "--mask-history", metavar="", help="Train only the last of the trained turns.", rich_help_panel="Chats"
+        "--mask-history",
+        metavar="",
+        help="Train only the last of the trained turns.",
+        rich_help_panel="Chats",
     ),
 ]
 TrainOnReasoning = Annotated[
@@ -182,8 +212,10 @@ OnRewrite = Annotated[
     typer.Option(
         "--on-rewrite",
         metavar="report|error|split",
-        help="If the template renders earlier turns differently in training than in the prompt: report it (default), "
-        "refuse, or make one document per reply.",
+        help=(
+            "If the template renders earlier turns differently in training than in the prompt: "
+            "report it (default), refuse, or make one document per reply."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -192,8 +224,10 @@ TrainedControlText = Annotated[
     typer.Option(
         "--trained-control-text",
         metavar="error|as_text|as_control_tokens",
-        help="If the assistant's own text contains control text (<tool_call>): refuse it (default), encode it as text, "
-        "or as control tokens like transformers.",
+        help=(
+            "If the assistant's own text contains control text (<tool_call>): refuse it "
+            "(default), encode it as text, or as control tokens like transformers."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -202,7 +236,10 @@ Media = Annotated[
     typer.Option(
         "--media",
         metavar="error|drop",
-        help="Images, audio and video in conversations: refuse them (default), or drop and count them.",
+        help=(
+            "Images, audio and video in conversations: refuse them (default), or drop and count "
+            "them."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -211,8 +248,10 @@ Processor = Annotated[
     typer.Option(
         "--processor",
         metavar="FOLDER",
-        help="A model's folder, or its name on the Hub, with the processor of its images: conversations may have "
-        "images.",
+        help=(
+            "A model's folder, or its name on the Hub, with the processor of its images: "
+            "conversations may have images."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -230,7 +269,9 @@ ImageStorage = Annotated[
     typer.Option(
         "--image-storage",
         metavar="copy|reference",
-        help="Store the images' bytes next to the shards (default), or only their paths and digests.",
+        help=(
+            "Store the images' bytes next to the shards (default), or only their paths and digests."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -268,7 +309,10 @@ VerifyAll = Annotated[
     typer.Option(
         "--verify-all",
         metavar="",
-        help="Compare every conversation with images with the processor's own encoding, not only the first ones.",
+        help=(
+            "Compare every conversation with images with the processor's own encoding, not only "
+            "the first ones."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -277,8 +321,10 @@ Answers = Annotated[
     typer.Option(
         "--answers",
         metavar="best|tree|separate",
-        help="Records with several answers (chosen and rejected, ranked, labelled): train the best alone (default); "
-        "keep all, what they begin with once; or keep all, each by itself.",
+        help=(
+            "Records with several answers (chosen and rejected, ranked, labelled): train the best "
+            "alone (default); keep all, what they begin with once; or keep all, each by itself."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -287,7 +333,10 @@ OasstPaths = Annotated[
     typer.Option(
         "--oasst-paths",
         metavar="best|all|ranked",
-        help="Of a tree of messages: the best path (default), all, or with --answers tree the ranked replies.",
+        help=(
+            "Of a tree of messages: the best path (default), all, or with --answers tree the "
+            "ranked replies."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -302,14 +351,21 @@ AllowForged = Annotated[
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", metavar="N", help="Maximum tokens of a conversation.", rich_help_panel="Chats"),
+    typer.Option(
+        "--max-tokens",
+        metavar="N",
+        help="Maximum tokens of a conversation.",
+        rich_help_panel="Chats",
+    ),
 ]
 TooLong = Annotated[
     str | None,
     typer.Option(
         "--too-long",
         metavar="error|drop|truncate",
-        help="What to do with a longer one; by default an error. truncate keeps the turns that fit.",
+        help=(
+            "What to do with a longer one; by default an error. truncate keeps the turns that fit."
+        ),
         rich_help_panel="Chats",
     ),
 ]
@@ -347,16 +403,21 @@ CHAT_OPTIONS = {
 def takes_chat_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace a verb's parameter `chat_options` by one command-line option per chat setting.
 
-    The verb, which must take keyword arguments, gets a dictionary of the options that were given, keyed by setting.
+    The verb, which must take keyword arguments, gets a dictionary of the options that were given,
+    keyed by setting.
     """
 
     @wraps(verb)
     def run(**arguments: Any) -> None:
         values = {name: arguments.pop(name) for name in CHAT_OPTIONS}
-        verb(**arguments, chat_options={name: value for name, value in values.items() if value is not None})
+        verb(
+            **arguments,
+            chat_options={name: value for name, value in values.items() if value is not None},
+        )
 
     options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in CHAT_OPTIONS.items()
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in CHAT_OPTIONS.items()
     ]
     parameters: list[Parameter] = []
     for own in signature(verb).parameters.values():

@@ -15,20 +15,28 @@ STEPS = 100
 
 
 def run(
-    run_file: Annotated[str, typer.Argument(metavar="RUN.YAML", help="A run file, or a run's folder.")],
+    run_file: Annotated[
+        str, typer.Argument(metavar="RUN.YAML", help="A run file, or a run's folder.")
+    ],
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps to plan; default: those of the run, else 100.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N", help="Steps to plan; default: those of the run, else 100.", min=1
+        ),
     ] = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops, memory.
+    """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops,
+    memory.
 
     Of a run that continues from another one, those from there on.
 
-    Warns of rows in which nothing is trained, and of documents with loss weights that are longer than a row.
+    Warns of rows in which nothing is trained, and of documents with loss weights that are longer
+    than a row.
 
-    Only computes the plan, at millions of documents a second; one row is filled to measure its memory.
+    Only computes the plan, at millions of documents a second; one row is filled to measure its
+    memory.
 
     Example:
         penstock plan run.yaml --steps 20

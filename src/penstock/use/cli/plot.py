@@ -10,7 +10,8 @@ from penstock.use.cli import used
 
 def run(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Folders of runs; all curves share the same axes.")
+        list[str],
+        typer.Argument(metavar="RUN...", help="Folders of runs; all curves share the same axes."),
     ],
     output: Annotated[
         Path | None,
@@ -30,23 +31,31 @@ def run(
         float,
         typer.Option(
             metavar="SHARE",
-            help="Share of the horizontal axis after which a value weighs half in the smoothed curve; 0: the values "
-            "alone. The page has a slider for it.",
+            help=(
+                "Share of the horizontal axis after which a value weighs half in the smoothed "
+                "curve; 0: the values alone. The page has a slider for it."
+            ),
             min=0,
             max=1,
         ),
     ] = 0.01,
     log_x: Annotated[
-        bool, typer.Option("--log-x", metavar="", help="Logarithmic horizontal axis; the page has a switch.")
+        bool,
+        typer.Option(
+            "--log-x", metavar="", help="Logarithmic horizontal axis; the page has a switch."
+        ),
     ] = False,
     log_y: Annotated[
-        bool, typer.Option("--log-y", metavar="", help="Logarithmic vertical axes; the page has a switch.")
+        bool,
+        typer.Option(
+            "--log-y", metavar="", help="Logarithmic vertical axes; the page has a switch."
+        ),
     ] = False,
 ) -> None:
     """Draw loss, throughput, learning rate and evaluations of one or several runs.
 
-    Smoothed curves over faint values; in the page a crosshair with the values of all runs at one step, and runs to
-    switch on and off.
+    Smoothed curves over faint values; in the page a crosshair with the values of all runs at one
+    step, and runs to switch on and off.
 
     Example:
         penstock plot runs/first runs/second -o curves.html

@@ -13,13 +13,15 @@ from penstock.use.cli import used
 def run(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this file instead of standard output."
+        ),
     ] = None,
 ) -> None:
     """Print the JSON Schema of a run file.
 
-    Editors use it to complete and check run files: put `# yaml-language-server: $schema=penstock.schema.json` on the
-    first line of a run file.
+    Editors use it to complete and check run files: put `# yaml-language-server:
+    $schema=penstock.schema.json` on the first line of a run file.
 
     Example:
         penstock schema -o penstock.schema.json

@@ -17,66 +17,97 @@ def run(
     model: Model,
     host: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", help="Address to listen on; any but a loopback address requires --api-key."),
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen on; any but a loopback address requires --api-key.",
+        ),
     ] = _DEFAULT.host,
-    port: Annotated[int, typer.Option(metavar="N", help="Port; 0: any free one.", min=0, max=65535)] = _DEFAULT.port,
+    port: Annotated[
+        int, typer.Option(metavar="N", help="Port; 0: any free one.", min=0, max=65535)
+    ] = _DEFAULT.port,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY",
             envvar="PENSTOCK_API_KEY",
-            help="Require this key from clients; may be repeated. Safer in the environment variable, which other users "
-            "cannot see.",
+            help=(
+                "Require this key from clients; may be repeated. Safer in the environment "
+                "variable, which other users cannot see."
+            ),
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model id in the API; by default the folder's name.")
+        str | None,
+        typer.Option(metavar="NAME", help="Model id in the API; by default the folder's name."),
     ] = None,
     context_length: ContextLength = None,
     device: Device = "auto",
     threads: Threads = None,
     sequences: Annotated[
-        int, typer.Option(metavar="N", help="Sequences in one batch.", min=1, rich_help_panel=_LIMITS)
+        int,
+        typer.Option(metavar="N", help="Sequences in one batch.", min=1, rich_help_panel=_LIMITS),
     ] = _DEFAULT.sequences,
     waiting: Annotated[
-        int, typer.Option(metavar="N", help="Maximum requests in the queue.", min=0, rich_help_panel=_LIMITS)
+        int,
+        typer.Option(
+            metavar="N", help="Maximum requests in the queue.", min=0, rich_help_panel=_LIMITS
+        ),
     ] = _DEFAULT.waiting,
     rate: Annotated[
         float,
-        typer.Option(metavar="N", help="Requests per second per client; 0: no limit.", min=0, rich_help_panel=_LIMITS),
+        typer.Option(
+            metavar="N",
+            help="Requests per second per client; 0: no limit.",
+            min=0,
+            rich_help_panel=_LIMITS,
+        ),
     ] = _DEFAULT.requests_per_second,
     burst: Annotated[
-        int, typer.Option(metavar="N", help="Burst of requests per client.", min=1, rich_help_panel=_LIMITS)
+        int,
+        typer.Option(
+            metavar="N", help="Burst of requests per client.", min=1, rich_help_panel=_LIMITS
+        ),
     ] = _DEFAULT.burst,
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Maximum tokens of a reply.", min=1, rich_help_panel=_LIMITS)
+        int,
+        typer.Option(
+            metavar="N", help="Maximum tokens of a reply.", min=1, rich_help_panel=_LIMITS
+        ),
     ] = _DEFAULT.max_tokens,
     image_folder: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Images that clients may name by path. By default they send each image in a data URL.",
+            help=(
+                "Images that clients may name by path. By default they send each image in a data "
+                "URL."
+            ),
         ),
     ] = None,
     grace: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="Time for running replies to finish after SIGTERM.", min=0, rich_help_panel=_LIMITS
+            metavar="SECONDS",
+            help="Time for running replies to finish after SIGTERM.",
+            min=0,
+            rich_help_panel=_LIMITS,
         ),
     ] = _DEFAULT.grace_seconds,
 ) -> None:
-    """Serve a model: /v1/models, /v1/completions, /v1/chat/completions, /v1/responses, /health, /metrics,
-    and a chat page at /.
+    """Serve a model: /v1/models, /v1/completions, /v1/chat/completions, /v1/responses, /health,
+    /metrics, and a chat page at /.
 
-    Clients of OpenAI's API work with it: set base_url to the printed address followed by /v1. Models that read images
-    get those of messages (image_url). At SIGTERM or Ctrl-C it
-    lets running replies finish, then stops.
+    Clients of OpenAI's API work with it: set base_url to the printed address followed by /v1.
+    Models that read images get those of messages (image_url). At SIGTERM or Ctrl-C it lets running
+    replies finish, then stops.
 
     Example:
         penstock serve runs/chat --port 8000
     """
     used.actions.serve(
-        lambda _: used.opening.load_opened(model, context_length=context_length, device=device, threads=threads),
+        lambda _: used.opening.load_opened(
+            model, context_length=context_length, device=device, threads=threads
+        ),
         name,
         {
             "host": host,

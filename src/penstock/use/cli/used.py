@@ -1,7 +1,7 @@
 """Modules that verbs work with, imported when a verb that runs first uses them.
 
-So neither the help of a verb nor its completion waits for more than its options. One name stands for each module, such
-as `used.opening.load_opened`. What is public is used as `ps.prepare`.
+So neither the help of a verb nor its completion waits for more than its options. One name stands
+for each module, such as `used.opening.load_opened`. What is public is used as `ps.prepare`.
 """
 
 from typing import TYPE_CHECKING

@@ -16,18 +16,25 @@ def run(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="Dataset folders, Megatron prefixes or .npy files, or globs of them ('data/web-*')."
+            metavar="PATH...",
+            help=(
+                "Dataset folders, Megatron prefixes or .npy files, or globs of them ('data/web-*')."
+            ),
         ),
     ],
     dtype: Dtype = None,
     eos_id: EosId = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Megatron and .npy: check that every id is below N. A dataset stores its own."),
+        typer.Option(
+            metavar="N",
+            help="Megatron and .npy: check that every id is below N. A dataset stores its own.",
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Check every byte of datasets against their checksums, and name the shard and document of each fault.
+    """Check every byte of datasets against their checksums, and name the shard and document of each
+    fault.
 
     Exits with 1 if anything is wrong.
 
@@ -36,7 +43,11 @@ def run(
     """
     reports = []
     for path in (path for given in paths for path in used.datasets.dataset_paths(given)):
-        reports.append(ps.shards.verify(path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json))
+        reports.append(
+            ps.shards.verify(
+                path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json
+            )
+        )
         if not json:
             _print_text(reports[-1])
     if json:
@@ -54,8 +65,8 @@ def _print_json(reports) -> None:  # type: ignore[no-untyped-def]
 def _print_text(report) -> None:  # type: ignore[no-untyped-def]
 
     print(
-        f"{visible(report.path)} ({report.kind}): {report.documents:,} documents, {report.tokens:,} tokens, "
-        f"{report.bytes:,} bytes"
+        f"{visible(report.path)} ({report.kind}): {report.documents:,} documents, "
+        f"{report.tokens:,} tokens, {report.bytes:,} bytes"
     )
     for line in report.checked:
         print(f"  checked      {line}")

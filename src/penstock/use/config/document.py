@@ -1,6 +1,7 @@
 """A YAML file as plain values, with the line of every key for error messages.
 
-Stricter than YAML: a duplicate key is an error (most parsers silently keep the last one), and keys must be text.
+Stricter than YAML: a duplicate key is an error (most parsers silently keep the last one), and keys
+must be text.
 """
 
 from dataclasses import dataclass, field
@@ -34,8 +35,8 @@ class Document:
     def where(self, place: Place) -> str:
         """`run.yaml:12: data.loader.seed`, or `--set data.loader.seed=x` if that set the value.
 
-        The line is that of the nearest enclosing key in the file. Assignments inside the place are named too, since
-        they may have caused the error.
+        The line is that of the nearest enclosing key in the file. Assignments inside the place are
+        named too, since they may have caused the error.
         """
         enclosing = [place[:size] for size in range(len(place), 0, -1)]
         assigned = next((self.assigned[part] for part in enclosing if part in self.assigned), None)
@@ -45,7 +46,9 @@ class Document:
         line = next((self.lines[part] for part in enclosing if part in self.lines), None)
         file = self.name if line is None else f"{self.name}:{line}"
         inside = [text for part, text in self.assigned.items() if part[: len(place)] == place]
-        among = f" (with {' '.join(f'--set {shortened(text)}' for text in inside)})" if inside else ""
+        among = (
+            f" (with {' '.join(f'--set {shortened(text)}' for text in inside)})" if inside else ""
+        )
         return f"{file}: {dotted(place)}{among}" if place else f"{file}{among}"
 
 
@@ -64,11 +67,14 @@ def read_document(path: str | Path) -> Document:
     """Read a YAML file with a mapping at its top level.
 
     Raises:
-        ConfigError: The file is missing, not YAML, beyond the limits of `yaml_files`, or has a duplicate key.
+        ConfigError: The file is missing, not YAML, beyond the limits of `yaml_files`, or has a
+            duplicate key.
     """
     node, values = read_yaml(path)
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{path}: the top level of a run file must be a mapping, such as `data: …`")
+        raise ConfigError(
+            f"{path}: the top level of a run file must be a mapping, such as `data: …`"
+        )
     lines: dict[Place, int] = {}
     _walk(node, (), lines, str(path))
     return Document(str(path), values, lines)
@@ -88,7 +94,8 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file: str) -> 
             here = (*place, key.value)
             if here in lines:
                 raise ConfigError(
-                    f"{file}:{line}: {dotted(here)} is given twice, first on line {lines[here]}; keep one"
+                    f"{file}:{line}: {dotted(here)} is given twice, first on line "
+                    f"{lines[here]}; keep one"
                 )
             lines[here] = line
             _walk(value, here, lines, file)
@@ -97,23 +104,30 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file: str) -> 
 def override(document: Document, assignments: list[str]) -> Document:
     """A copy of a document with `a.b=1` assignments applied in order.
 
-    Each part of the path is a key, a list index, or the name of a list entry (its `name`, or the name derived from its
-    `path`). Values are YAML. Keys missing from the file are added; validation later refuses unknown ones.
+    Each part of the path is a key, a list index, or the name of a list entry (its `name`, or the
+    name derived from its `path`). Values are YAML. Keys missing from the file are added; validation
+    later refuses unknown ones.
 
     Raises:
-        ConfigError: An assignment has no `=`, or its path enters something that is neither a mapping nor a list.
+        ConfigError: An assignment has no `=`, or its path enters something that is neither a
+            mapping nor a list.
     """
     values = _copied(document.values)
     assigned: dict[Place, str] = {}
     for assignment in assignments:
         path, sign, text = assignment.partition("=")
         if not sign or not path:
-            raise ConfigError(f"--set {shortened(assignment)}: expected key=value, such as data.loader.seed=7")
+            raise ConfigError(
+                f"--set {shortened(assignment)}: expected key=value, such as data.loader.seed=7"
+            )
         node, value = parse_yaml(text, f"--set {shortened(assignment)}: the value", lines=False)
         holder: Any = values
         *parents, last = path.split(".")
         if len(parents) >= DEEPEST:
-            raise ConfigError(f"--set {shortened(assignment)}: has {len(parents)} dots; expected fewer than {DEEPEST}")
+            raise ConfigError(
+                f"--set {shortened(assignment)}: has {len(parents)} dots; expected fewer than "
+                f"{DEEPEST}"
+            )
         place: Place = ()
         for part in parents:
             key = _key(holder, part, assignment)
@@ -130,7 +144,9 @@ def override(document: Document, assignments: list[str]) -> Document:
 
 
 def _copied(value: Any) -> Any:
-    """A deep copy in which aliases (YAML's `*name`) are separate copies, so that setting one does not change others."""
+    """A deep copy in which aliases (YAML's `*name`) are separate copies, so that setting one does
+    not change others.
+    """
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items()}
     return [_copied(entry) for entry in value] if isinstance(value, list) else value
@@ -142,7 +158,8 @@ def _key(holder: Any, part: str, assignment: str) -> str | int:
         return part
     if not isinstance(holder, list):
         raise ConfigError(
-            f"--set {assignment}: nothing can be set at {part!r}, since it would be inside {shortened(repr(holder))}"
+            f"--set {assignment}: nothing can be set at {part!r}, since it would be inside "
+            f"{shortened(repr(holder))}"
         )
     if part.isdecimal() and int(part) < len(holder):
         return int(part)
@@ -150,7 +167,9 @@ def _key(holder: Any, part: str, assignment: str) -> str | int:
     if part in names:
         return names.index(part)
     known = ", ".join(f"{index}{f' ({name})' if name else ''}" for index, name in enumerate(names))
-    raise ConfigError(f"--set {assignment}: no entry {part!r} in the list; it has {known or 'no entries'}")
+    raise ConfigError(
+        f"--set {assignment}: no entry {part!r} in the list; it has {known or 'no entries'}"
+    )
 
 
 def _entry_name(entry: Any) -> str:

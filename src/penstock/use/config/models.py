@@ -1,8 +1,9 @@
 """Pydantic models derived from frozen settings classes, and settings built from checked models.
 
-A settings class is the only place that defines a key, its type, its default and its description. `model_of` derives a
-pydantic model that refuses unknown keys. `build` makes the settings from a checked model, which runs the class's own
-checks. The JSON Schema comes from the models; descriptions are the strings under the fields.
+A settings class is the only place that defines a key, its type, its default and its description.
+`model_of` derives a pydantic model that refuses unknown keys. `build` makes the settings from a
+checked model, which runs the class's own checks. The JSON Schema comes from the models;
+descriptions are the strings under the fields.
 """
 
 import ast
@@ -17,7 +18,15 @@ from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
 from penstock.core.errors import ConfigError
 from penstock.data.prepare.chat_settings import GROUPS, ChatSettings
@@ -25,7 +34,14 @@ from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.use.config.document import Document, Place
-from penstock.use.config.validation import KINDS, OBJECTIVE, complaints, kind_model, objective_of, told_apart
+from penstock.use.config.validation import (
+    KINDS,
+    OBJECTIVE,
+    complaints,
+    kind_model,
+    objective_of,
+    told_apart,
+)
 
 _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (Source, "path"): (str | Sequence[str], lambda path: path),
@@ -38,14 +54,20 @@ _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (TrainSettings, "loss"): (str | None, lambda name: name),
     (TrainSettings, "on_step"): (str | None, lambda name: name),
 }
-"""(class, field) → (type in a file, conversion), for fields with values that a file cannot express directly."""
+"""(class, field) → (type in a file, conversion), for fields with values that a file cannot express
+directly.
+"""
 
 _SPREAD: dict[type, dict[str, type]] = {ChatSettings: GROUPS}
-"""Class → its nested settings that a file flattens: their fields appear next to those of the class."""
+"""Class → its nested settings that a file flattens: their fields appear next to those of the
+class.
+"""
 
 
 def _no_truth(value: Any) -> Any:
-    """Refuse true and false, which Python takes for 1 and 0. The error text names what was expected."""
+    """Refuse true and false, which Python takes for 1 and 0. The error text names what was
+    expected.
+    """
     if isinstance(value, bool):
         raise ValueError("a number")  # noqa: TRY004 (pydantic only catches ValueError)
     return value
@@ -61,12 +83,16 @@ _NUMBERS: dict[Any, Any] = {
     int: Annotated[int, BeforeValidator(_no_truth), AfterValidator(_of_64_bits)],
     float: Annotated[float, BeforeValidator(_no_truth), Field(allow_inf_nan=False)],
 }
-"""Type of a number → its stricter type in files: no booleans, no infinity or NaN, integers of at most 64 bits."""
+"""Type of a number → its stricter type in files: no booleans, no infinity or NaN, integers of at
+most 64 bits.
+"""
 
 
 @cache
 def model_of(settings: type) -> type[BaseModel]:
-    """The pydantic model of a settings dataclass, with the same fields, including nested settings."""
+    """The pydantic model of a settings dataclass, with the same fields, including nested
+    settings.
+    """
     hints, notes = get_type_hints(settings), field_notes(settings)
     fields: dict[str, Any] = {}
     for field in _given_fields(settings):
@@ -76,9 +102,14 @@ def model_of(settings: type) -> type[BaseModel]:
             continue
         in_file, _ = _IN_FILES.get((settings, field.name), (None, None))
         kind = _checked_type(in_file or hints[field.name])
-        fields[field.name] = (kind, Field(default=_default(settings, field), description=notes.get(field.name)))
+        fields[field.name] = (
+            kind,
+            Field(default=_default(settings, field), description=notes.get(field.name)),
+        )
     config = ConfigDict(extra="forbid", frozen=True)
-    model: type[BaseModel] = create_model(settings.__name__, __config__=config, __doc__=settings.__doc__, **fields)
+    model: type[BaseModel] = create_model(
+        settings.__name__, __config__=config, __doc__=settings.__doc__, **fields
+    )
     model.__settings_class__ = settings  # type: ignore[attr-defined]
     return model
 
@@ -90,7 +121,9 @@ def build(value: Any, document: Document, place: Place = ()) -> Any:
         ConfigError: The class's own checks refuse a value; the message says where in the file.
     """
     if isinstance(value, (list, tuple)):
-        return type(value)(build(entry, document, (*place, index)) for index, entry in enumerate(value))
+        return type(value)(
+            build(entry, document, (*place, index)) for index, entry in enumerate(value)
+        )
     if isinstance(value, dict):
         return {key: build(entry, document, (*place, key)) for key, entry in value.items()}
     if not isinstance(value, BaseModel):
@@ -103,7 +136,9 @@ def build(value: Any, document: Document, place: Place = ()) -> Any:
         arguments[name] = convert(entry) if convert else entry
     try:
         for group, kind in _SPREAD.get(settings, {}).items():
-            arguments[group] = kind(**{name: arguments.pop(name) for name in field_names(kind) if name in arguments})
+            arguments[group] = kind(
+                **{name: arguments.pop(name) for name in field_names(kind) if name in arguments}
+            )
         return settings(**arguments)
     except ConfigError as error:
         raise ConfigError(f"{document.where(place)}: {error}") from error
@@ -118,7 +153,9 @@ def check(document: Document, settings: type) -> Any:
     try:
         model = model_of(settings).model_validate(document.values)
     except ValidationError as error:
-        raise ConfigError("\n".join(complaints(document, model_of(settings), error.errors()))) from None
+        raise ConfigError(
+            "\n".join(complaints(document, model_of(settings), error.errors()))
+        ) from None
     return build(model, document)
 
 
@@ -128,7 +165,11 @@ def field_notes(settings: type) -> dict[str, str]:
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     notes = {}
     for field, note in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(note, ast.Expr)
+            and isinstance(note.value, ast.Constant)
+        ):
             notes[ast.unparse(field.target)] = " ".join(str(note.value.value).split())
     return notes
 
@@ -143,7 +184,9 @@ def _given_fields(settings: type) -> list["dataclasses.Field[Any]"]:
 
 
 def _checked_type(hint: Any) -> Any:
-    """The type that pydantic checks for a field: settings classes become models, sequences become lists."""
+    """The type that pydantic checks for a field: settings classes become models, sequences become
+    lists.
+    """
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return model_of(hint)
     origin = get_origin(hint)
@@ -152,8 +195,12 @@ def _checked_type(hint: Any) -> Any:
     kinds = [argument for argument in get_args(hint) if argument in KINDS]
     if len(kinds) > 1:
         models = [(settings, kind_model(settings, model_of(settings))) for settings in kinds]
-        return told_apart(models, [argument for argument in get_args(hint) if argument not in KINDS])
-    inner = tuple(_checked_type(argument) for argument in get_args(hint) if argument is not Fraction)
+        return told_apart(
+            models, [argument for argument in get_args(hint) if argument not in KINDS]
+        )
+    inner = tuple(
+        _checked_type(argument) for argument in get_args(hint) if argument is not Fraction
+    )
     if origin in (Union, types.UnionType):
         return Union[inner]  # noqa: UP007  (built at run time)
     return list[inner[0]] if origin is Sequence else origin[inner]  # type: ignore[valid-type]

@@ -1,8 +1,8 @@
 """The sections of a run file: loading, schema, the loader they describe, and chat settings.
 
-Chat settings come from a YAML file of their own or from the section `chat` of a run file, plus the command line. All of
-them are on one level, such as `mask_history: true`. Their classes are the only place that defines names, types and
-defaults.
+Chat settings come from a YAML file of their own or from the section `chat` of a run file, plus the
+command line. All of them are on one level, such as `mask_history: true`. Their classes are the only
+place that defines names, types and defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,19 +45,28 @@ class DataSettings:
     loader: PlanSettings
     """How documents become rows and rows become steps."""
     target_distances: int | None = None
-    """Number of target distances, 1 to n (multi-token prediction); None: as many as the model predicts, or 1."""
+    """Number of target distances, 1 to n (multi-token prediction); None: as many as the model
+    predicts, or 1.
+    """
     attention: Attention = "document"
-    """Which earlier tokens a token attends to: those of its document, or ("row", to reproduce baselines) of its row."""
+    """Which earlier tokens a token attends to: those of its document, or ("row", to reproduce
+    baselines) of its row.
+    """
 
     image_cache: str | None = None
-    """Folder for processed images, without loss; None: images are decoded and processed whenever they are needed."""
+    """Folder for processed images, without loss; None: images are decoded and processed whenever
+    they are needed.
+    """
     image_cache_bytes: int = BYTES
     """Maximum bytes of that folder; beyond it, what was used least recently goes."""
     prefetch_bytes: int = PREFETCH_BYTES
-    """Maximum bytes of processed images in steps that are prepared ahead; one step is always made."""
+    """Maximum bytes of processed images in steps that are prepared ahead; one step is always
+    made.
+    """
     cache: str | None = None
-    """Folder for what is fetched of sources in object stores; None: the environment's PENSTOCK_CACHE, else the user's
-    cache folder."""
+    """Folder for what is fetched of sources in object stores; None: the environment's
+    PENSTOCK_CACHE, else the user's cache folder.
+    """
     cache_bytes: int | None = None
     """Maximum bytes of remote sources in that folder; None: no limit."""
 
@@ -83,14 +92,18 @@ class RunSettings:
     data: DataSettings
     """Sources with their shares, and the form of rows and steps."""
     model: ModelSettings | str | None = None
-    """The model that `penstock train` trains: a transformer with these sizes; `from:path`, the weights of a run or a
-    model folder; `hf:path`, any causal model of transformers; or `module:function`, your own."""
+    """The model that `penstock train` trains: a transformer with these sizes; `from:path`, the
+    weights of a run or a model folder; `hf:path`, any causal model of transformers; or
+    `module:function`, your own.
+    """
     training: TrainSettings | None = None
     """How `penstock train` trains it."""
     teacher: DistillationSettings | None = None
     """Teachers that the model also learns from, and the weights of their losses."""
     chat: ChatSettings | None = None
-    """How `penstock prepare --config` turns conversations into training data. Training does not read it."""
+    """How `penstock prepare --config` turns conversations into training data. Training does not
+    read it.
+    """
 
 
 @final
@@ -115,8 +128,8 @@ def load_run(path: str | Path, assignments: Sequence[str] = ()) -> RunSettings:
     if isinstance(given := document.values.get(PYTHON), dict):
         named = "; ".join(f"{name}: {what}" for name, what in given.items())
         raise ConfigError(
-            f"{path}: was started from Python with objects that a run file cannot hold ({named}); resume from Python: "
-            "ps.train(model, loader, …, output=…, resume=True)"
+            f"{path}: was started from Python with objects that a run file cannot hold "
+            f"({named}); resume from Python: ps.train(model, loader, …, output=…, resume=True)"
         )
     settings: RunSettings = check(document, RunSettings)
     return settings
@@ -129,7 +142,8 @@ def run_file_of(target: str) -> str:
 
 
 def load_data(path: str | Path, assignments: Sequence[str] = ()) -> DataSettings:
-    """The section `data` of a run file; of a run that was started from Python too, if its data are in the file.
+    """The section `data` of a run file; of a run that was started from Python too, if its data are
+    in the file.
 
     Args:
         path: A YAML file.
@@ -142,11 +156,13 @@ def load_data(path: str | Path, assignments: Sequence[str] = ()) -> DataSettings
     given = document.values.get(PYTHON)
     if not isinstance(given, dict):
         return load_run(path, assignments).data
-    named = "; ".join(f"{name}: {what}" for name, what in given.items() if name.partition(".")[0] == "data")
+    named = "; ".join(
+        f"{name}: {what}" for name, what in given.items() if name.partition(".")[0] == "data"
+    )
     if named:
         raise ConfigError(
-            f"{path}: was started from Python with data that a run file cannot hold ({named}); look at its loader "
-            "from Python: ps.inspect(loader)"
+            f"{path}: was started from Python with data that a run file cannot hold "
+            f"({named}); look at its loader from Python: ps.inspect(loader)"
         )
     alone: _Data = check(replace(document, values={"data": document.values.get("data")}), _Data)
     return alone.data
@@ -167,7 +183,8 @@ def written_steps(path: str | Path, assignments: Sequence[str] = ()) -> int | No
 
 
 def written_start(path: str | Path, assignments: Sequence[str] = ()) -> Start:
-    """Where the data of a run file begin: with `training.continue_from`, where those of another run stood.
+    """Where the data of a run file begin: with `training.continue_from`, where those of another run
+    stood.
 
     Args:
         path: A YAML file; that of a run knows the checkpoint that the run began with.
@@ -191,7 +208,11 @@ def written_start(path: str | Path, assignments: Sequence[str] = ()) -> Start:
 def run_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a run file."""
     schema = model_of(RunSettings).model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "penstock run file"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "penstock run file",
+    }
 
 
 LOOKED_AT = EVERYTHING.merge(InputRequirements(asked_by="a look at rows", trees=True))
@@ -217,7 +238,8 @@ def make_loader(
         threads: Filling threads; 0 does all work in the caller's thread.
         requirements: Fields that rows must have; all by default.
         companion: Makes additional data for each row.
-        filling: Other arguments of `Loader` that do not change the plan: prefetch, pin_memory, pad_id, sum_over_ranks.
+        filling: Other arguments of `Loader` that do not change the plan: prefetch, pin_memory,
+            pad_id, sum_over_ranks.
 
     Raises:
         FormatError: A source's path is missing or not a dataset; the message names the source.
@@ -227,7 +249,9 @@ def make_loader(
     settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
     own = ("image_cache", "image_cache_bytes", "prefetch_bytes", "cache", "cache_bytes")
     filling = {**{name: getattr(data, name) for name in own}, **filling}
-    distances = InputRequirements(asked_by="target_distances", target_distances=data.target_distances)
+    distances = InputRequirements(
+        asked_by="target_distances", target_distances=data.target_distances
+    )
     data = open_sources(data, run_file)
     try:
         loader_settings = LoaderSettings(
@@ -245,7 +269,8 @@ def make_loader(
 
 
 def open_sources(data: DataSettings, run_file: str = "run file") -> DataSettings:
-    """The same settings with opened datasets in place of paths. Sources that are already open are kept.
+    """The same settings with opened datasets in place of paths. Sources that are already open are
+    kept.
 
     Raises:
         FormatError: A source's path is missing or not a dataset; the message names the source.
@@ -271,7 +296,9 @@ class _Section:
 
 
 def load_chat_settings(
-    path: str | Path | None, assignments: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    path: str | Path | None,
+    assignments: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> ChatSettings:
     """Chat settings; each argument overrides the ones before it.
 
@@ -285,10 +312,14 @@ def load_chat_settings(
     """
     document = read_document(path) if path is not None else Document("chats", {}, {})
     document = override(document, list(assignments))
-    document = Document(document.name, {**document.values, **(options or {})}, document.lines, document.assigned)
+    document = Document(
+        document.name, {**document.values, **(options or {})}, document.lines, document.assigned
+    )
     settings: ChatSettings = check(document, ChatSettings)
     if "template" not in document.values:
-        raise ConfigError("chat settings are given without a template; set template to a .jinja file or auto")
+        raise ConfigError(
+            "chat settings are given without a template; set template to a .jinja file or auto"
+        )
     return settings
 
 
@@ -309,8 +340,11 @@ def load_chat_section(
     document = override(read_document(path), own)
     if "chat" not in document.values:
         raise ConfigError(
-            f"{path}: no section `chat`; expected one with chat settings, such as `chat: {{template: auto}}`"
+            f"{path}: no section `chat`; expected one with chat settings, such as `chat: "
+            "{template: auto}`"
         )
-    section = Document(document.name, {"chat": document.values["chat"]}, document.lines, document.assigned)
+    section = Document(
+        document.name, {"chat": document.values["chat"]}, document.lines, document.assigned
+    )
     settings: _Section = check(section, _Section)
     return settings.chat.merge(options or {})

@@ -1,4 +1,5 @@
-"""The teachers of a run file's section `teacher`, opened for training; and the cache of a teacher's answers.
+"""The teachers of a run file's section `teacher`, opened for training; and the cache of a teacher's
+answers.
 
 The cache is made by the run's own loader, which passes over each document once.
 """
@@ -48,14 +49,18 @@ class Taught:
 
 
 def open_teachers(
-    settings: DistillationSettings | None, data: DataSettings, device: "torch.device", say: Callable[[str], None]
+    settings: DistillationSettings | None,
+    data: DataSettings,
+    device: "torch.device",
+    say: Callable[[str], None],
 ) -> Taught | None:
     """The teachers of a run; None if the run file has no section `teacher`. Sources must be open.
 
     Raises:
         ConfigError: A loss does not fit a teacher's tokenizer, or no source has a tokenizer.
         FormatError: A path has no model, cache or projection.
-        IsolationError: A teacher's rows hold several documents, and its model does not isolate them.
+        IsolationError: A teacher's rows hold several documents, and its model does not isolate
+            them.
         PenstockError: A teacher in its own process could not be loaded there.
     """
     if settings is None:
@@ -64,13 +69,24 @@ def open_teachers(
     student = student_tokenizer(data)
     found = [_find(one) for one in settings.teachers]
     prints = [cast(Corpus, source.path).fingerprint for source in data.sources]
-    texts = [teacher_text(one.settings, student, one.tokenizer, one.context_length) for one in found]
+    texts = [
+        teacher_text(one.settings, student, one.tokenizer, one.context_length) for one in found
+    ]
     opened = [
-        _open(one, f"teacher.teachers.{number}", student, prints, packed_rows(text, student, data), device, say)
+        _open(
+            one,
+            f"teacher.teachers.{number}",
+            student,
+            prints,
+            packed_rows(text, student, data),
+            device,
+            say,
+        )
         for number, (one, text) in enumerate(zip(found, texts, strict=True))
     ]
     for one in opened:
-        # A teacher in its own process reports here whether it loaded. All have been started, so they load in parallel.
+        # A teacher in its own process reports here whether it loaded. All have been started, so
+        # they load in parallel.
         one.teacher.ask(())
     return Taught(
         companion=TeacherRows(student, texts),
@@ -85,13 +101,16 @@ def student_tokenizer(data: DataSettings) -> "Tokenizer":
         if found is not None:
             return found
     raise ConfigError(
-        "no source stores its tokenizer, which a teacher needs to decode the text; use datasets of penstock prepare"
+        "no source stores its tokenizer, which a teacher needs to decode the text; use "
+        "datasets of penstock prepare"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A teacher on disk. A run is opened only once, because that reads its whole checkpoint to verify checksums."""
+    """A teacher on disk. A run is opened only once, because that reads its whole checkpoint to
+    verify checksums.
+    """
 
     settings: TeacherSettings
     run: "RunFolder | None"
@@ -108,7 +127,11 @@ def _find(settings: TeacherSettings) -> _Found:
     if settings.cache is not None:
         tokenizer, made = CachedTeacher.reading_of(settings.cache)
         return _Found(
-            settings=settings, run=None, tokenizer=tokenizer, context_length=made.max_tokens, weights=made.weights
+            settings=settings,
+            run=None,
+            tokenizer=tokenizer,
+            context_length=made.max_tokens,
+            weights=made.weights,
         )
     run = open_teacher_run(settings)
     return _Found(
@@ -132,7 +155,10 @@ def load_teacher(model: Path, tokenizer: Path, device: str) -> "tuple[LanguageMo
 
 
 def teacher_text(
-    settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", context_length: int | None
+    settings: TeacherSettings,
+    student: "Tokenizer",
+    tokenizer: "Tokenizer",
+    context_length: int | None,
 ) -> "TeacherText":
     """How a teacher reads the sources' text: by default at most its context of each document."""
     return TeacherText(
@@ -145,12 +171,14 @@ def teacher_text(
     )
 
 
-def packed_rows(text: "TeacherText", student: "Tokenizer", data: DataSettings) -> "PackedRows | None":
+def packed_rows(
+    text: "TeacherText", student: "Tokenizer", data: DataSettings
+) -> "PackedRows | None":
     """The size of a teacher's rows if they hold several documents that must be isolated; else None.
 
-    With the student's tokenizer the teacher reads the student's rows, and documents have the same lengths. With another
-    tokenizer documents have at most `max_tokens` tokens, or a row's length if that is not set; the number of tokens in
-    a row is unknown in advance.
+    With the student's tokenizer the teacher reads the student's rows, and documents have the same
+    lengths. With another tokenizer documents have at most `max_tokens` tokens, or a row's length if
+    that is not set; the number of tokens in a row is unknown in advance.
     """
     slots, most = data.loader.sequence_length, text.max_tokens
     same = text.tokenizer.fingerprint == student.fingerprint and not text.documents
@@ -162,10 +190,13 @@ def packed_rows(text: "TeacherText", student: "Tokenizer", data: DataSettings) -
     return PackedRows(max(slots, longest), longest)
 
 
-def _control_pairs(settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer") -> dict[int, int]:
+def _control_pairs(
+    settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer"
+) -> dict[int, int]:
     """Student id → teacher id of control tokens with the same meaning."""
     return {
-        _control_id(student, mine): _control_id(tokenizer, theirs) for mine, theirs in settings.control_tokens.items()
+        _control_id(student, mine): _control_id(tokenizer, theirs)
+        for mine, theirs in settings.control_tokens.items()
     }
 
 
@@ -173,7 +204,8 @@ def _control_id(tokenizer: "Tokenizer", text: str) -> int:
     if text not in tokenizer.special_tokens:
         known = ", ".join(sorted(tokenizer.special_tokens)[:12])
         raise ConfigError(
-            f"teacher control_tokens: {tokenizer.name!r} has no control token {text!r}; it has {known or 'none'}"
+            f"teacher control_tokens: {tokenizer.name!r} has no control token {text!r}; it "
+            f"has {known or 'none'}"
         )
     return tokenizer.special_tokens[text]
 
@@ -187,37 +219,49 @@ def _open(
     device: "torch.device",
     say: Callable[[str], None],
 ) -> "OpenTeacher":
-    """Open one teacher with everything its loss needs. `sources` are the fingerprints of the mixture's datasets."""
+    """Open one teacher with everything its loss needs. `sources` are the fingerprints of the
+    mixture's datasets.
+    """
     settings, tokenizer = found.settings, found.tokenizer
     kind = settings.loss.kind
     if kind == "kl" and tokenizer.fingerprint != student.fingerprint:
         raise ConfigError(
-            f"{where}: loss kl needs one tokenizer, but the teacher has {tokenizer.name!r} and the student "
-            f"{student.name!r}; use p_kl, h_kl or alm (`penstock distill audit` says which fits)"
+            f"{where}: loss kl needs one tokenizer, but the teacher has {tokenizer.name!r} "
+            f"and the student {student.name!r}; use p_kl, h_kl or alm (`penstock distill "
+            "audit` says which fits)"
         )
     debiased = kind == "alm" and settings.loss.debias
     boundary = torch.from_numpy(starts_boundary(student)).to(device) if debiased else None
     return OpenTeacher(
         settings=settings,
         teacher=_teacher(found, sources, packed, device),
-        projection=_projection(settings, student, tokenizer, say) if kind in ("p_kl", "h_kl") else None,
+        projection=_projection(settings, student, tokenizer, say)
+        if kind in ("p_kl", "h_kl")
+        else None,
         boundary=boundary,
         weights=found.weights,
     )
 
 
 def _projection(
-    settings: TeacherSettings, student: "Tokenizer", tokenizer: "Tokenizer", say: Callable[[str], None]
+    settings: TeacherSettings,
+    student: "Tokenizer",
+    tokenizer: "Tokenizer",
+    say: Callable[[str], None],
 ) -> "Projection":
     if settings.projection is None:
         say(f"projecting the student's vocabulary onto that of {settings.model or settings.cache}")
-        return project(student, tokenizer, control_pairs=_control_pairs(settings, student, tokenizer))
+        return project(
+            student, tokenizer, control_pairs=_control_pairs(settings, student, tokenizer)
+        )
     found = Projection.load(settings.projection)
     found.check(student, tokenizer)
     return found
 
 
-def _teacher(found: _Found, sources: Sequence[str], packed: "PackedRows | None", device: "torch.device") -> "Teacher":
+def _teacher(
+    found: _Found, sources: Sequence[str], packed: "PackedRows | None", device: "torch.device"
+) -> "Teacher":
     settings, tokenizer, run = found.settings, found.tokenizer, found.run
     wanted = wanted_of(settings.loss)
     if settings.cache is not None:
@@ -233,7 +277,9 @@ def _teacher(found: _Found, sources: Sequence[str], packed: "PackedRows | None",
 TOP_K = 64
 """Tokens stored per prediction if neither the loss nor the caller sets a number."""
 ROWS_AT_ONCE = 8
-"""Rows per step of the pass. Only affects where a killed pass resumes, not the contents of the cache."""
+"""Rows per step of the pass. Only affects where a killed pass resumes, not the contents of the
+cache.
+"""
 
 
 def cache_teacher(
@@ -309,31 +355,35 @@ def _refuse_all_tokens(chosen: TeacherSettings, where: str) -> None:
     loss = chosen.loss
     if loss.kind in ("h_kl", "uld"):
         raise ConfigError(
-            f"{where}: loss {loss.kind} needs full distributions, which a cache does not store; use p_kl with "
-            "top_k, or alm"
+            f"{where}: loss {loss.kind} needs full distributions, which a cache does not "
+            "store; use p_kl with top_k, or alm"
         )
     if loss.kind != "alm" and loss.top_k is None:
         raise ConfigError(
-            f"{where}: loss {loss.kind} uses all tokens, but a cache stores only some of each distribution; set "
-            f"loss.top_k there ({TOP_K} suits most), or set top_k for another run file"
+            f"{where}: loss {loss.kind} uses all tokens, but a cache stores only some of each "
+            f"distribution; set loss.top_k there ({TOP_K} suits most), or set top_k for "
+            "another run file"
         )
 
 
-def _choose(settings: RunSettings, run_file: str, number: int, model: str | None) -> TeacherSettings:
+def _choose(
+    settings: RunSettings, run_file: str, number: int, model: str | None
+) -> TeacherSettings:
     """The settings of the chosen teacher, which must have a model."""
     teachers = [] if settings.teacher is None else list(settings.teacher.teachers)
     if not teachers and model is not None:
         return TeacherSettings(model=model)
     if number >= len(teachers):
         raise ConfigError(
-            f"{run_file}: has {len(teachers)} teachers, so there is no number {number}; give a teacher, "
-            "or a section teacher"
+            f"{run_file}: has {len(teachers)} teachers, so there is no number {number}; give "
+            "a teacher, or a section teacher"
         )
     chosen = teachers[number]
     if model is not None:
         return replace(chosen, model=model, cache=None)
     if chosen.model is None:
         raise ConfigError(
-            f"{run_file}: teacher.teachers.{number} reads from a cache; give the teacher, the model to make one with"
+            f"{run_file}: teacher.teachers.{number} reads from a cache; give the teacher, the "
+            "model to make one with"
         )
     return chosen

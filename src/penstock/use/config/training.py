@@ -1,8 +1,9 @@
 """From a run file to a trainer: assembles datasets, model, loader and run folder.
 
-Cheap checks come first: the run's folder, packages and datasets; then the model, the evaluators with their files and
-sandbox, the teachers (their projection can take minutes), and the loader. The run's folder is created only after all of
-them succeed. A dry run does the same up to that point, reads the checkpoint that it would resume, and writes nothing.
+Cheap checks come first: the run's folder, packages and datasets; then the model, the evaluators
+with their files and sandbox, the teachers (their projection can take minutes), and the loader. The
+run's folder is created only after all of them succeed. A dry run does the same up to that point,
+reads the checkpoint that it would resume, and writes nothing.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,14 @@ from penstock.learn.training.evaluators import make_evaluators
 from penstock.learn.training.loss_groups import LossGroups
 from penstock.learn.training.processes import in_step
 from penstock.learn.training.restoring import take_weights
-from penstock.learn.training.run_folder import CHECKPOINTS, LOCK, RUN_FILE, begin_run, change_run, check_run
+from penstock.learn.training.run_folder import (
+    CHECKPOINTS,
+    LOCK,
+    RUN_FILE,
+    begin_run,
+    change_run,
+    check_run,
+)
 from penstock.learn.training.run_state import count_steps
 from penstock.models import ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
@@ -40,7 +48,12 @@ from penstock.plan.loader.agreement import check_values
 from penstock.plan.loader.loader import Loader
 from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
 from penstock.use.config.teachers import open_teachers
-from penstock.use.config.vocabularies import fit_vocabulary, frozen_rows, tokenizer_of, vocabulary_size
+from penstock.use.config.vocabularies import (
+    fit_vocabulary,
+    frozen_rows,
+    tokenizer_of,
+    vocabulary_size,
+)
 from penstock.use.inspection.targets import target_warnings
 
 if TYPE_CHECKING:
@@ -92,9 +105,11 @@ def make_trainer(
     Args:
         settings: Of the run file.
         run_file: Its name, for errors.
-        text: The run file as saved in the run's folder, with overrides; URLs are saved without user info and query.
+        text: The run file as saved in the run's folder, with overrides; URLs are saved without user
+            info and query.
         output: The run's folder; None for a dry run without one.
-        resume: Continue an existing run from its newest complete checkpoint, and replace its saved run file.
+        resume: Continue an existing run from its newest complete checkpoint, and replace its saved
+            run file.
         ranks: The processes of this training.
         say: Called with progress messages.
         dry_run: Run every check of a real start, and write nothing.
@@ -115,10 +130,14 @@ def make_trainer(
     if ranks.several:
         # With the learning rate that each rank has chosen, or found in the other run.
         check_values(_common(settings))
-    if settings.model is None and given.model is None and (continued is None or "weights" not in continued.take):
+    if (
+        settings.model is None
+        and given.model is None
+        and (continued is None or "weights" not in continued.take)
+    ):
         raise ConfigError(
-            f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path, or take the weights of a run "
-            "with continue_from"
+            f"{run_file}: model is missing: give layers, width, …, from:RUN or hf:path, or "
+            "take the weights of a run with continue_from"
         )
     # What fails on one rank, such as a dataset that its machine does not have, is an error on all.
     with in_step():
@@ -142,7 +161,15 @@ def make_trainer(
     with in_step():
         if ranks.is_first and not dry_run:
             facts = facts_of(trainer.model).with_data(datasets, say)
-            begin_run(output, text, datasets, facts=facts, continued=continued, resume=resume, hold=ranks.hold)
+            begin_run(
+                output,
+                text,
+                datasets,
+                facts=facts,
+                continued=continued,
+                resume=resume,
+                hold=ranks.hold,
+            )
     if resume:
         trainer.resume(writes=not dry_run)
         if ranks.is_first and not dry_run:
@@ -168,7 +195,8 @@ def _continued(
     """What the run takes, or has taken when it began, from another run; None: nothing.
 
     Raises:
-        ConfigError, StateError: There is no such checkpoint, it is not what the run began with, or ranks find others.
+        ConfigError, StateError: There is no such checkpoint, it is not what the run began with, or
+            ranks find others.
     """
     with in_step():
         found = _found_beginning(settings, output, resume, say)
@@ -176,13 +204,15 @@ def _continued(
     if ranks.differ(step):
         what = "none" if found is None else f"step {step} of {found.run}"
         raise StateError(
-            f"continue_from: the ranks find different checkpoints, this one {what}; give continue_from.step, and the "
-            "same folder to all of them"
+            f"continue_from: the ranks find different checkpoints, this one {what}; give "
+            "continue_from.step, and the same folder to all of them"
         )
     return found
 
 
-def _found_beginning(settings: RunSettings, output: Path | None, resume: bool, say: Any) -> "Continued | None":
+def _found_beginning(
+    settings: RunSettings, output: Path | None, resume: bool, say: Any
+) -> "Continued | None":
     asked = None if settings.training is None else settings.training.beginning
     if resume and output is not None and (output / RUN_FILE).is_file():
         found = Continued.load(output)
@@ -190,8 +220,9 @@ def _found_beginning(settings: RunSettings, output: Path | None, resume: bool, s
             found.require(asked)
         elif asked is not None:
             raise StateError(
-                f"{output}: the run there began by itself, and cannot continue from {asked.run} any more; resume it "
-                "without continue_from, or take another folder"
+                f"{output}: the run there began by itself, and cannot continue from "
+                f"{asked.run} any more; resume it without continue_from, or take another "
+                "folder"
             )
         return found
     return None if asked is None else begin_from(asked, say)
@@ -218,7 +249,8 @@ def _with_rate(
 ) -> tuple[RunSettings, str]:
     """Settings and run file with the learning rate that is chosen where none is set.
 
-    The run's folder has the number, so that a run which goes on keeps it, whatever it is then opened from.
+    The run's folder has the number, so that a run which goes on keeps it, whatever it is then
+    opened from.
     """
     training = settings.training or TrainSettings()
     if training.optimizer.learning_rate is not None:
@@ -236,7 +268,10 @@ def _with_rate(
     optimizer = replace(training.optimizer, learning_rate=rate)
     values = parse_yaml(text, "run file")[1] or {}
     section = values.get("training") or {}
-    values["training"] = {**section, "optimizer": {**(section.get("optimizer") or {}), "learning_rate": rate}}
+    values["training"] = {
+        **section,
+        "optimizer": {**(section.get("optimizer") or {}), "learning_rate": rate},
+    }
     settings = replace(settings, training=replace(training, optimizer=optimizer))
     return settings, write_yaml(values, "run file")
 
@@ -255,7 +290,11 @@ def _make_parts(
 
     Ranks do not talk to each other here: any of them may fail.
     """
-    data, training, start = settings.data, settings.training or TrainSettings(), settings.model or GIVEN
+    data, training, start = (
+        settings.data,
+        settings.training or TrainSettings(),
+        settings.model or GIVEN,
+    )
     continues = settings.model is None and given.model is None and continued is not None
     if continued is not None and continues:
         start = f"{TRAINED}{continued.run}"
@@ -265,7 +304,14 @@ def _make_parts(
     if itself:
         # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
         start = f"{TRAINED}{output}"
-    check_memory(start, vocabulary_size(data), training, data.loader, device=ranks.device, ranks=ranks.data.size)
+    check_memory(
+        start,
+        vocabulary_size(data),
+        training,
+        data.loader,
+        device=ranks.device,
+        ranks=ranks.data.size,
+    )
     if given.model is not None:
         model = _fit(given.model, ranks)
         fit_vocabulary(model, data, tokenizer_of(model.origin), name=_named(model), say=say)
@@ -283,17 +329,24 @@ def _make_parts(
         say(notice)
     _choose_recurrent(model, training)
     datasets = [source.open() for source in data.sources]
-    evaluators = make_evaluators(training.evaluators, datasets, data.loader.sequence_length, model, ranks)
+    evaluators = make_evaluators(
+        training.evaluators, datasets, data.loader.sequence_length, model, ranks
+    )
     taught = open_teachers(settings.teacher, data, ranks.device, say)
     groups = LossGroups(given.companion if taught is None else taught.companion)
-    requirements = model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS)
+    requirements = (
+        model.requirements() if taught is None else model.requirements().merge(READ_BY_TEACHERS)
+    )
     loader = make_loader(
         data,
         run_file=run_file,
         data_parallel=(ranks.data.rank, ranks.data.size),
-        requirements=requirements if given.requirements is None else requirements.merge(given.requirements),
+        requirements=requirements
+        if given.requirements is None
+        else requirements.merge(given.requirements),
         companion=groups,
-        # Of one rank there is nothing to sum, and a loader must not keep it, and so the lock of the run, alive.
+        # Of one rank there is nothing to sum, and a loader must not keep it, and so the lock of the
+        # run, alive.
         sum_over_ranks=ranks.sum_of_rows if ranks.several else None,
         **({} if continued is None else continued.start.arguments),
         **given.filling,
@@ -313,8 +366,11 @@ def _make_parts(
     }
 
 
-def _take_weights(model: "LanguageModel", continued: "Continued", training: TrainSettings, *, resumed: bool) -> None:
-    """Load the weights that a run begins with; a run with checkpoints needs them only for its reference model.
+def _take_weights(
+    model: "LanguageModel", continued: "Continued", training: TrainSettings, *, resumed: bool
+) -> None:
+    """Load the weights that a run begins with; a run with checkpoints needs them only for its
+    reference model.
 
     Where the other run is gone by then, the reference is compared with what the run noted of it.
     """
@@ -345,7 +401,8 @@ def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
 def _fit(model: "LanguageModel", ranks: "Ranks") -> "LanguageModel":
     """Move a model passed from Python to this rank's device, with weights in at least float32."""
     for weight in model.parameters():
-        # In half precision an optimiser step is often smaller than the spacing of numbers, and would be lost.
+        # In half precision an optimiser step is often smaller than the spacing of numbers, and
+        # would be lost.
         weight.data = weight.data.to(ranks.device, torch.promote_types(weight.dtype, torch.float32))
     assert isinstance(model, torch.nn.Module)
     return model.to(ranks.device).train()
@@ -357,7 +414,11 @@ def _named(model: "LanguageModel") -> str:
 
 def _is_gone(model: ModelSettings | str) -> bool:
     """Whether the model is `from:` a path that no longer exists."""
-    return isinstance(model, str) and model.startswith(TRAINED) and not Path(model.removeprefix(TRAINED)).exists()
+    return (
+        isinstance(model, str)
+        and model.startswith(TRAINED)
+        and not Path(model.removeprefix(TRAINED)).exists()
+    )
 
 
 def _make_model(
@@ -376,7 +437,9 @@ def _make_model(
         made = build_model(model, vocab_size=1, device=device)
         made.origin = model.removeprefix(HUGGING_FACE)
     else:
-        return build_model(model, vocab_size=vocabulary_size(data), device=device, seed=training.seed)
+        return build_model(
+            model, vocab_size=vocabulary_size(data), device=device, seed=training.seed
+        )
     fit_vocabulary(made, data, tokenizer_of(made.origin), name=f"the model {model}", say=say)
     return made
 
@@ -384,7 +447,8 @@ def _make_model(
 def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
     """Load a trained model to continue with other data or another schedule. Weights in float32.
 
-    LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original base.
+    LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original
+    base.
     """
     run = RunFolder.open(path)
     model = with_facts(load_model(run.model, device), run.facts)
@@ -410,15 +474,25 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
     plan = loader.settings
     first = loader.start.step
     slots = plan.sequence_length * loader.rows_before(trainer.steps)
-    of_step = "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
+    of_step = (
+        "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
+    )
     way = _packing_way(trainer) if loader.needs_isolation else ""
     recurrent = recurrent_operations(trainer.model)
     return [
-        ("model", f"{model.layers} layers of {model.width}" if isinstance(model, ModelSettings) else str(model)),
+        (
+            "model",
+            f"{model.layers} layers of {model.width}"
+            if isinstance(model, ModelSettings)
+            else str(model),
+        ),
         ("parameters", f"{parameters:,}"),
         ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
         ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
-        ("steps", f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens"),
+        (
+            "steps",
+            f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens",
+        ),
         *([("documents of a row", way)] if way else []),
         *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
@@ -448,4 +522,6 @@ def _shared(ranks: "Ranks") -> str:
 def _teachers(distiller: "Distiller") -> str:
     """The teachers with their losses, in one line."""
     named = (one.settings for one in distiller.teachers)
-    return ", ".join(f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named)
+    return ", ".join(
+        f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named
+    )

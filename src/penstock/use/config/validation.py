@@ -1,14 +1,16 @@
-"""Readable validation errors for run files, settings of several kinds, and suggestions for misspelt keys.
+"""Readable validation errors for run files, settings of several kinds, and suggestions for misspelt
+keys.
 
-Some places of a run file hold one of several kinds of settings, chosen by the key `kind`. An objective is a name, such
-as `causal` or `ul2r`, for its defaults; or a mapping: `{kind: infill, rate: 0.9}`, `{preset: ul2r, roll: false}`,
-`{kind: denoise, tasks: [{kind: spans, rate: 0.15, mean: 3}, {kind: prefix}]}`, `{kind: own, function: mine:Objective}`.
-Keys are those of the settings classes; only `kind` and `preset` are added here.
+Some places of a run file hold one of several kinds of settings, chosen by the key `kind`. An
+objective is a name, such as `causal` or `ul2r`, for its defaults; or a mapping: `{kind: infill,
+rate: 0.9}`, `{preset: ul2r, roll: false}`, `{kind: denoise, tasks: [{kind: spans, rate: 0.15, mean:
+3}, {kind: prefix}]}`, `{kind: own, function: mine:Objective}`. Keys are those of the settings
+classes; only `kind` and `preset` are added here.
 
-Each problem that pydantic finds becomes one line: where, what was found, what was expected, and the cure. Pydantic
-tries each member of a union and reports on all of them under names of types. Here a value gets one line: about the
-member that it resembles, or with everything that would have been accepted. For an unknown key the most likely intended
-key is suggested, from anywhere in the file.
+Each problem that pydantic finds becomes one line: where, what was found, what was expected, and the
+cure. Pydantic tries each member of a union and reports on all of them under names of types. Here a
+value gets one line: about the member that it resembles, or with everything that would have been
+accepted. For an unknown key the most likely intended key is suggested, from anywhere in the file.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +41,11 @@ class OwnObjective:
     """What it is called with."""
 
 
-PRESETS: dict[str, Callable[..., Any]] = {"ul2": Denoise.ul2, "ul2r": Denoise.ul2r, "t5": Denoise.t5}
+PRESETS: dict[str, Callable[..., Any]] = {
+    "ul2": Denoise.ul2,
+    "ul2r": Denoise.ul2r,
+    "t5": Denoise.t5,
+}
 NAMES: dict[str, Callable[..., Any]] = {"causal": Causal, "infill": Infill, **PRESETS}
 """Objectives that can be given by name alone."""
 
@@ -75,7 +81,10 @@ def kind_model(settings: type, model: type[BaseModel]) -> type[BaseModel]:
             ),
             "modes": (
                 dict[str, int | str] | None,
-                Field(default=None, description="Mode tokens of a preset: R, X and S → id or name; null: none."),
+                Field(
+                    default=None,
+                    description="Mode tokens of a preset: R, X and S → id or name; null: none.",
+                ),
             ),
             "tasks": (tasks.annotation, Field(default=None, description=tasks.description)),
         }
@@ -86,11 +95,16 @@ def kind_model(settings: type, model: type[BaseModel]) -> type[BaseModel]:
 
 
 def told_apart(kinds: Sequence[tuple[type, type[BaseModel]]], others: Sequence[Any]) -> Any:
-    """The type of a place that holds one of several kinds of settings, or one of `others` (Literal types)."""
+    """The type of a place that holds one of several kinds of settings, or one of `others` (Literal
+    types).
+    """
     tagged: list[Any] = [Annotated[model, Tag(_TAG + KINDS[settings])] for settings, model in kinds]
     tagged += [Annotated[other, Tag(f"{_TAG}name")] for other in others]
     names = [f"a name ({', '.join(get_args(other))}), or " for other in others]
-    expected = f"{''.join(names)}a mapping with kind: {' or '.join(KINDS[settings] for settings, _ in kinds)}"
+    expected = (
+        f"{''.join(names)}a mapping with kind: "
+        f"{' or '.join(KINDS[settings] for settings, _ in kinds)}"
+    )
     choose = Discriminator(_tag_of, custom_error_type="kind", custom_error_message=expected)
     return Annotated[Union[tuple(tagged)], choose]  # noqa: UP007  (built at run time)
 
@@ -112,7 +126,9 @@ def is_tag(part: str | int) -> bool:
 def tagged_model(hint: Any, tag: str) -> type[BaseModel] | None:
     """The model inside a type that has this tag; None if there is none."""
     arguments = get_args(hint)
-    if get_origin(hint) is Annotated and any(isinstance(note, Tag) and note.tag == tag for note in arguments[1:]):
+    if get_origin(hint) is Annotated and any(
+        isinstance(note, Tag) and note.tag == tag for note in arguments[1:]
+    ):
         found: type[BaseModel] | None = arguments[0] if get_origin(arguments[0]) is None else None
         return found
     return next((found for argument in arguments if (found := tagged_model(argument, tag))), None)
@@ -130,13 +146,18 @@ def _without_kind(settings: type) -> Callable[..., Any]:
     return make
 
 
-def _make_denoise(kind: str = "", preset: str | None = None, tasks: Any = None, **values: Any) -> Denoise:
+def _make_denoise(
+    kind: str = "", preset: str | None = None, tasks: Any = None, **values: Any
+) -> Denoise:
     if (preset is None) == (tasks is None):
         found = "neither" if preset is None else "both"
-        raise ConfigError(f"denoising needs either tasks or a preset ({', '.join(PRESETS)}); found {found}")
+        raise ConfigError(
+            f"denoising needs either tasks or a preset ({', '.join(PRESETS)}); found {found}"
+        )
     if "modes" in values and preset in (None, "t5"):
         raise ConfigError(
-            "modes sets the mode tokens of the presets ul2 and ul2r; for other tasks, set `mode` of each task"
+            "modes sets the mode tokens of the presets ul2 and ul2r; for other tasks, set "
+            "`mode` of each task"
         )
     return Denoise(tasks, **values) if preset is None else PRESETS[preset](**values)
 
@@ -144,7 +165,10 @@ def _make_denoise(kind: str = "", preset: str | None = None, tasks: Any = None, 
 def _make_own(kind: str, function: str, arguments: Mapping[str, Any] | None = None) -> Any:
     made, given = load_own_code(function, "function"), arguments or {}
     if not callable(made):
-        raise ConfigError(f"function: {function} is {made!r}; expected a class or a function that makes an objective")
+        raise ConfigError(
+            f"function: {function} is {made!r}; expected a class or a function that makes an "
+            "objective"
+        )
     try:
         signature(made).bind(**given)
     except ValueError:
@@ -183,12 +207,18 @@ def suggestion(root: type[BaseModel], here: type[BaseModel], place: Place) -> st
 
 
 def _meant(key: str) -> str:
-    note = " (rows are computed one by one, so there is no other batch size)" if key.endswith("rows_per_step") else ""
+    note = (
+        " (rows are computed one by one, so there is no other batch size)"
+        if key.endswith("rows_per_step")
+        else ""
+    )
     return f"did you mean {key}?{note}"
 
 
 def _elsewhere(name: str, place: Place, known: Mapping[str, str]) -> str | None:
-    """The full key with a last part equal or similar to this name; of several, the one closest to `place`."""
+    """The full key with a last part equal or similar to this name; of several, the one closest to
+    `place`.
+    """
     last = set(known.values())
     close = [name] if name in last else [closest(name, sorted(last), 0.8)]
     keys = [key for key, end in known.items() if end in close]
@@ -204,8 +234,12 @@ def _distance(key: Sequence[str], place: Place) -> tuple[int, int]:
     return -shared, len(key)
 
 
-def _keys(model: type[BaseModel], before: str = "", inside: tuple[type, ...] = ()) -> Iterator[tuple[str, str]]:
-    """(full key, its last part) of each key; entry 0 stands for all entries of a list, NAME for a user-chosen name."""
+def _keys(
+    model: type[BaseModel], before: str = "", inside: tuple[type, ...] = ()
+) -> Iterator[tuple[str, str]]:
+    """(full key, its last part) of each key; entry 0 stands for all entries of a list, NAME for a
+    user-chosen name.
+    """
     for name, known in model.model_fields.items():
         yield f"{before}{name}", name
         for kind, part in _models(known.annotation):
@@ -246,7 +280,9 @@ _EXPECTED = {
     "mapping_type": "a mapping of keys",
     "model_type": "a mapping of keys",
 }
-"""Pydantic's name of a problem → what was expected. For other names, pydantic's own text is used."""
+"""Pydantic's name of a problem → what was expected. For other names, pydantic's own text is
+used.
+"""
 
 
 def complaints(document: Document, model: type[BaseModel], problems: Sequence[Any]) -> list[str]:
@@ -262,16 +298,26 @@ def complaints(document: Document, model: type[BaseModel], problems: Sequence[An
         place = _keys_of(document.values, problem)
         if problem["type"] == "missing" and isinstance(last := place[-1], int):
             # An entry missing from a list of fixed length: report the list.
-            place, problem = place[:-1], {**problem, "type": "too_short", "ctx": {"min_length": last + 1}}
+            place, problem = (
+                place[:-1],
+                {**problem, "type": "too_short", "ctx": {"min_length": last + 1}},
+            )
         grouped.setdefault(place, []).append(problem)
-    # A problem inside a union member means that this member was intended: drop what the other members report.
+    # A problem inside a union member means that this member was intended: drop what the other
+    # members report.
     outer = {place[:size] for place in grouped for size in range(len(place))}
-    lines = [_line(document, model, place, found) for place, found in grouped.items() if place not in outer]
+    lines = [
+        _line(document, model, place, found)
+        for place, found in grouped.items()
+        if place not in outer
+    ]
     more = len(lines) - MOST_LINES
     return [*lines[:MOST_LINES], f"{document.name}: {more} more problems"] if more > 0 else lines
 
 
-def _line(document: Document, model: type[BaseModel], tagged: Place, problems: Sequence[Any]) -> str:
+def _line(
+    document: Document, model: type[BaseModel], tagged: Place, problems: Sequence[Any]
+) -> str:
     place = tuple(part for part in tagged if not is_tag(part))
     where, kind = document.where(place), problems[-1]["type"]
     if kind == "extra_forbidden":
@@ -280,7 +326,11 @@ def _line(document: Document, model: type[BaseModel], tagged: Place, problems: S
         return f"{where}: missing; {_note(model, tagged)}"
     expected = list(dict.fromkeys(_expected(problem) for problem in problems))
     found = problems[-1]["input"]
-    quotes = "; put it in quotes" if expected == ["text"] and not isinstance(found, dict | list | None) else ""
+    quotes = (
+        "; put it in quotes"
+        if expected == ["text"] and not isinstance(found, dict | list | None)
+        else ""
+    )
     return f"{where}: found {_shown(found)}, expected {' or '.join(expected)}{quotes}"
 
 
@@ -309,7 +359,11 @@ def _keys_of(values: Any, problem: Any) -> Place:
     kept: Place = ()
     last = len(problem["loc"]) - 1
     for number, part in enumerate(problem["loc"]):
-        inside = part in values if isinstance(values, dict) else isinstance(part, int) and isinstance(values, list)
+        inside = (
+            part in values
+            if isinstance(values, dict)
+            else isinstance(part, int) and isinstance(values, list)
+        )
         if inside and isinstance(values, list):
             inside = part < len(values)
         if inside:
@@ -321,7 +375,11 @@ def _keys_of(values: Any, problem: Any) -> Place:
 
 def _note(model: type[BaseModel], place: Place) -> str:
     field = _model_at(model, place[:-1]).model_fields.get(str(place[-1]))
-    return f"it is required: {field.description}" if field and field.description else f"{place[-1]} is required"
+    return (
+        f"it is required: {field.description}"
+        if field and field.description
+        else f"{place[-1]} is required"
+    )
 
 
 def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:

@@ -1,6 +1,8 @@
-"""Fits a model to the tokenizer of its data: entries that the tokenizer gained get rows of their own, and it is said.
+"""Fits a model to the tokenizer of its data: entries that the tokenizer gained get rows of their
+own, and it is said.
 
-Only a tokenizer that is the model's own plus entries fits; any other gives ids another meaning, and is refused.
+Only a tokenizer that is the model's own plus entries fits; any other gives ids another meaning, and
+is refused.
 """
 
 from pathlib import Path
@@ -52,9 +54,15 @@ def tokenizer_of(origin: str | Path | None) -> "Tokenizer | None":
 
 
 def fit_vocabulary(
-    model: "LanguageModel", data: DataSettings, tokenizer: "Tokenizer | None", *, name: str, say: Any
+    model: "LanguageModel",
+    data: DataSettings,
+    tokenizer: "Tokenizer | None",
+    *,
+    name: str,
+    say: Any,
 ) -> None:
-    """Give a model rows for all ids of its data, in place; the new ones are the mean of the old ones.
+    """Give a model rows for all ids of its data, in place; the new ones are the mean of the old
+    ones.
 
     Args:
         model: The model, without LoRA.
@@ -64,21 +72,22 @@ def fit_vocabulary(
         say: Called with each notice.
 
     Raises:
-        ConfigError: A source was prepared with a tokenizer that is not the model's plus entries, or the model has too
-            few rows and no tokenizer to compare with.
+        ConfigError: A source was prepared with a tokenizer that is not the model's plus entries, or
+            the model has too few rows and no tokenizer to compare with.
     """
     needed, rows = vocabulary_size(data), model.vocab_size
     if tokenizer is None:
         if needed > rows:
             raise ConfigError(
-                f"{name}: has {rows} ids, but the data and its objectives need {needed}, and no tokenizer next to the "
-                f"model says which of them are new; build it with vocab_size={needed}, prepare the data with the "
-                "model's tokenizer, or name the folder that has it"
+                f"{name}: has {rows} ids, but the data and its objectives need {needed}, and "
+                "no tokenizer next to the model says which of them are new; build it with "
+                f"vocab_size={needed}, prepare the data with the model's tokenizer, or name "
+                "the folder that has it"
             )
         if model.origin is not None:
             say(
-                f"there is no tokenizer next to {name}, so it cannot be compared with that of the data: ids mean the "
-                "same only if it is the same"
+                f"there is no tokenizer next to {name}, so it cannot be compared with that of "
+                "the data: ids mean the same only if it is the same"
             )
         return
     _refuse_others(data, tokenizer, name)
@@ -86,13 +95,15 @@ def fit_vocabulary(
     if needed > rows:
         model.grow_vocabulary(needed)
         say(
-            f"the tokenizer of the data has more entries than {name}: embeddings and output matrix grow from {rows} to "
-            f"{needed} rows; the new ones begin as the mean of the old ones"
+            f"the tokenizer of the data has more entries than {name}: embeddings and output "
+            f"matrix grow from {rows} to {needed} rows; the new ones begin as the mean of the "
+            "old ones"
         )
     elif needed > first:
         say(
-            f"the tokenizer of the data has ids {first} to {needed - 1} that {name} was not trained with; its matrices "
-            f"have {rows} rows, and those of the new ids keep the values that they have"
+            f"the tokenizer of the data has ids {first} to {needed - 1} that {name} was not "
+            f"trained with; its matrices have {rows} rows, and those of the new ids keep the "
+            "values that they have"
         )
     if needed > first:
         model.new_rows = NewRows(first=first, end=needed, grown=needed > rows)
@@ -104,11 +115,14 @@ def _refuse_others(data: DataSettings, tokenizer: "Tokenizer", name: str) -> Non
         if info is None or info.fingerprint == tokenizer.fingerprint:
             continue
         stored = getattr(source.path, "loaded_tokenizer", None)
-        reason = "it is not stored with the data" if stored is None else not_extended(tokenizer, stored)
+        reason = (
+            "it is not stored with the data" if stored is None else not_extended(tokenizer, stored)
+        )
         if reason is not None:
             raise ConfigError(
-                f"source {source.name!r}: was prepared with another tokenizer ({info.name}) than {name}: {reason}; "
-                "prepare it with the model's tokenizer, or with that plus entries (penstock tokenizer add)"
+                f"source {source.name!r}: was prepared with another tokenizer ({info.name}) "
+                f"than {name}: {reason}; prepare it with the model's tokenizer, or with that "
+                "plus entries (penstock tokenizer add)"
             )
 
 
@@ -125,7 +139,7 @@ def frozen_rows(model: "LanguageModel") -> str | None:
     if not frozen:
         return None
     return (
-        f"the rows of new tokens ({model.new_rows.first} to {model.new_rows.end - 1}) are frozen in the "
-        f"{' and the '.join(frozen)} matrix, so these tokens stay what they are; to train them next to LoRA, set "
-        "lora.train_embeddings to new"
+        f"the rows of new tokens ({model.new_rows.first} to {model.new_rows.end - 1}) are "
+        f"frozen in the {' and the '.join(frozen)} matrix, so these tokens stay what they "
+        "are; to train them next to LoRA, set lora.train_embeddings to new"
     )

@@ -1,7 +1,8 @@
-"""Inspection: shows datasets, rows and mixtures in a terminal, or gives them as plain values. Does not need torch.
+"""Inspection: shows datasets, rows and mixtures in a terminal, or gives them as plain values. Does
+not need torch.
 
-Pages and raw conversations are in modules that are imported only when needed: `page`, `page_model`, `pages`,
-`conversations` and `conversation_views`.
+Pages and raw conversations are in modules that are imported only when needed: `page`, `page_model`,
+`pages`, `conversations` and `conversation_views`.
 """
 
 from penstock.core.lazy_imports import public_names
@@ -14,7 +15,13 @@ from penstock.use.inspection.datasets import (
 from penstock.use.inspection.plan_report import PlanReport, SourcePlan, dry_run
 from penstock.use.inspection.rows import RowView, view_rows
 from penstock.use.inspection.targets import CutDocuments
-from penstock.use.inspection.terminal import dataset_view, document_view, plan_view, row_view, slots_view
+from penstock.use.inspection.terminal import (
+    dataset_view,
+    document_view,
+    plan_view,
+    row_view,
+    slots_view,
+)
 from penstock.use.inspection.terminal_tokens import Style, make_console
 from penstock.use.inspection.text import token_texts, tokenizer_of
 

@@ -1,4 +1,6 @@
-"""Views of raw conversations: a page, with or without a comparison of settings, and a view in a terminal."""
+"""Views of raw conversations: a page, with or without a comparison of settings, and a view in a
+terminal.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.use.inspection.conversations import REFUSED, ShownConversations, reason_of
-from penstock.use.inspection.page_model import Note, PageData, PageDocument, histograms_of, shares_of
+from penstock.use.inspection.page_model import (
+    Note,
+    PageData,
+    PageDocument,
+    histograms_of,
+    shares_of,
+)
 from penstock.use.inspection.rows import RowView
 from penstock.use.inspection.terminal_tokens import Style, conversation_view, documents_list, legend
 
@@ -20,7 +28,11 @@ NAMED = 5
 
 
 def page_of_conversations(
-    title: str, shown: ShownConversations, other: ShownConversations | None = None, *, rows: Sequence[RowView] = ()
+    title: str,
+    shown: ShownConversations,
+    other: ShownConversations | None = None,
+    *,
+    rows: Sequence[RowView] = (),
 ) -> PageData:
     """The page of conversations.
 
@@ -65,7 +77,11 @@ def page_of_conversations(
 
 
 def conversations_view(
-    shown: ShownConversations, style: Style, count: int, max_tokens: int, other: ShownConversations | None = None
+    shown: ShownConversations,
+    style: Style,
+    count: int,
+    max_tokens: int,
+    other: ShownConversations | None = None,
 ) -> Group:
     """Some of the conversations for a terminal, then the figures and the reasons for refusals.
 
@@ -82,7 +98,11 @@ def conversations_view(
         sides = [(ours, shown.documents[number])]
         if other is not None:
             same = _same(shown.documents[number], other.documents[number])
-            sides = [("the same under both", sides[0][1])] if same else [*sides, (theirs, other.documents[number])]
+            sides = (
+                [("the same under both", sides[0][1])]
+                if same
+                else [*sides, (theirs, other.documents[number])]
+            )
         for label, documents in sides:
             parts += [Text(f"── {label}", style="bold reverse")] if label else []
             parts += [conversation_view(document, style, max_tokens) for document in documents]
@@ -102,7 +122,9 @@ def conversations_view(
 
 def conversations_list(shown: ShownConversations, count: int) -> Table:
     """A line for each document of at most `count` conversations, evenly spread."""
-    return documents_list([each for place in spread(count, len(shown.documents)) for each in shown.documents[place]])
+    return documents_list(
+        [each for place in spread(count, len(shown.documents)) for each in shown.documents[place]]
+    )
 
 
 def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
@@ -110,7 +132,9 @@ def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
     return {
         "settings": shown.settings,
         "summary": summary_of(shown),
-        "refused": [{"origin": document.origin, "reason": reason_of(document)} for document in shown.refused],
+        "refused": [
+            {"origin": document.origin, "reason": reason_of(document)} for document in shown.refused
+        ],
     }
 
 
@@ -141,13 +165,17 @@ def changed_settings(mine: dict[str, str], theirs: dict[str, str]) -> tuple[str,
     """Labels for two groups of settings, from the settings that differ."""
     # Unless it is set, train_on_eot has the value of train_on_eos.
     plain = [
-        {**side, "train_on_eot": ""} if side.get("train_on_eot") == side.get("train_on_eos") else side
+        {**side, "train_on_eot": ""}
+        if side.get("train_on_eot") == side.get("train_on_eos")
+        else side
         for side in (mine, theirs)
     ]
     names = [name for name in {**mine, **theirs} if plain[0].get(name) != plain[1].get(name)]
     if not names:
         return "these settings", "the same settings"
-    ours, others = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (mine, theirs))
+    ours, others = (
+        ", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (mine, theirs)
+    )
     return ours, others
 
 
@@ -162,7 +190,9 @@ def _same(mine: Sequence[PageDocument], theirs: Sequence[PageDocument]) -> bool:
 
 
 def _reasons(refused: Sequence[PageDocument]) -> Iterator[str]:
-    """The reasons for refusals, the most frequent first, each with the origin of its first record."""
+    """The reasons for refusals, the most frequent first, each with the origin of its first
+    record.
+    """
     first = {reason_of(document): document.origin for document in reversed(refused)}
     found = Counter(reason_of(document) for document in refused).most_common()
     for reason, count in found[:NAMED]:
@@ -186,4 +216,6 @@ def _absent(other: PageDocument) -> PageDocument:
 
 def spread(count: int, total: int) -> list[int]:
     """At most `count` numbers from 0 to `total` − 1, evenly spread."""
-    return [total * place // count for place in range(count)] if count < total else list(range(total))
+    return (
+        [total * place // count for place in range(count)] if count < total else list(range(total))
+    )

@@ -1,10 +1,11 @@
 """Conversations of raw files as they would be trained, to look at before anything is prepared.
 
-`sample_records` takes some records, evenly spread over an input, in one pass at about 100 MB/s. It holds at most twice
-the requested number of records: when there are more, it drops every second one.
+`sample_records` takes some records, evenly spread over an input, in one pass at about 100 MB/s. It
+holds at most twice the requested number of records: when there are more, it drops every second one.
 
-`show_conversations` encodes them, in about a millisecond each. Nothing is silently left out: a record that cannot be
-read, and a conversation that the template refuses or that trains nothing, are shown with the reason.
+`show_conversations` encodes them, in about a millisecond each. Nothing is silently left out: a
+record that cannot be read, and a conversation that the template refuses or that trains nothing, are
+shown with the reason.
 """
 
 import json
@@ -70,7 +71,11 @@ class Sample:
 
 
 def sample_records(
-    sources: str | Sequence[str], count: int, *, format: str | None = None, numbers: Sequence[int] | None = None
+    sources: str | Sequence[str],
+    count: int,
+    *,
+    format: str | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Sample:
     """Read some records.
 
@@ -89,7 +94,9 @@ def sample_records(
     kept: list[RawRecord] = []
     stride, total = 1, 0
     with Progress("reading", total=size, unit="B", enabled=size > SHOW_PROGRESS_BYTES) as progress:
-        for block, *names in ((block, part.files, part.addresses) for part in parts for block in part.objects()):
+        for block, *names in (
+            (block, part.files, part.addresses) for part in parts for block in part.objects()
+        ):
             for record in _records(block, *names):
                 if total in numbers if numbers is not None else total % stride == 0:
                     kept.append(replace(record, number=total))
@@ -99,21 +106,29 @@ def sample_records(
             progress.advance(block.size_bytes)
     missing = [number for number in numbers or () if not 0 <= number < total]
     if missing:
-        raise ConfigError(f"there is no record {missing[0]}; the input has {total:,}, numbered from 0")
+        raise ConfigError(
+            f"there is no record {missing[0]}; the input has {total:,}, numbered from 0"
+        )
     if numbers is None and len(kept) > count:
         kept = [kept[len(kept) * place // count] for place in range(count)]
     return Sample(records=tuple(kept), total=total)
 
 
-def _records(block: ObjectBlock, files: tuple[str, ...], addresses: tuple[str, ...]) -> Iterator[RawRecord]:
+def _records(
+    block: ObjectBlock, files: tuple[str, ...], addresses: tuple[str, ...]
+) -> Iterator[RawRecord]:
     """Valid and rejected records of a block in the order of their lines, not yet numbered."""
     bad = iter([*block.rejects, None])
     reject = next(bad)
-    for value, line, file in zip(block.objects, block.lines.tolist(), block.files.tolist(), strict=True):
+    for value, line, file in zip(
+        block.objects, block.lines.tolist(), block.files.tolist(), strict=True
+    ):
         while reject is not None and reject.line < line:
             yield _rejected(reject)
             reject = next(bad)
-        yield RawRecord(number=-1, origin=f"{files[file]}:{line}", value=value, address=addresses[file])
+        yield RawRecord(
+            number=-1, origin=f"{files[file]}:{line}", value=value, address=addresses[file]
+        )
     while reject is not None:
         yield _rejected(reject)
         reject = next(bad)
@@ -121,7 +136,9 @@ def _records(block: ObjectBlock, files: tuple[str, ...], addresses: tuple[str, .
 
 def _rejected(reject: Any) -> RawRecord:
     origin = f"{reject.file}:{reject.line}"
-    return RawRecord(number=-1, origin=origin, value=None, problem=reject.reason, excerpt=reject.excerpt)
+    return RawRecord(
+        number=-1, origin=origin, value=None, problem=reject.reason, excerpt=reject.excerpt
+    )
 
 
 @final
@@ -150,8 +167,11 @@ class ShownConversations:
         return [document for document in self.flat if reason_of(document)]
 
 
-def show_conversations(sample: Sample, tokenizer: Tokenizer, chat: ChatSettings) -> ShownConversations:
-    """Encode records as preparation does, and keep those that it would refuse or drop, with the reason.
+def show_conversations(
+    sample: Sample, tokenizer: Tokenizer, chat: ChatSettings
+) -> ShownConversations:
+    """Encode records as preparation does, and keep those that it would refuse or drop, with the
+    reason.
 
     Args:
         sample: The records.
@@ -163,13 +183,19 @@ def show_conversations(sample: Sample, tokenizer: Tokenizer, chat: ChatSettings)
     """
     encoder = chat.open(tokenizer, None)
     shown = []
-    with Progress("encoding", total=len(sample.records), enabled=len(sample.records) > SHOW_PROGRESS_RECORDS) as bar:
+    with Progress(
+        "encoding", total=len(sample.records), enabled=len(sample.records) > SHOW_PROGRESS_RECORDS
+    ) as bar:
         for record in sample.records:
             shown.append(tuple(_documents(record, encoder, chat)))
             bar.advance(1)
     layout = _layout(sample, chat.layout)
     return ShownConversations(
-        documents=tuple(shown), total=sample.total, layout=layout, encoder=encoder, settings=settings_of(encoder, chat)
+        documents=tuple(shown),
+        total=sample.total,
+        layout=layout,
+        encoder=encoder,
+        settings=settings_of(encoder, chat),
     )
 
 
@@ -183,15 +209,23 @@ def settings_of(encoder: ChatEncoder, chat: ChatSettings) -> dict[str, str]:
         "tokenizer": encoder.tokenizer.name,
         "template": encoder.template.name,
         "family": "unknown" if family is None else f"{family.name} ({family.title})",
-        **{name: in_words(value) for name, value in {**given, **rest}.items() if value not in (None, {}, "")},
+        **{
+            name: in_words(value)
+            for name, value in {**given, **rest}.items()
+            if value not in (None, {}, "")
+        },
     }
 
 
-def _documents(record: RawRecord, encoder: ChatEncoder, chat: ChatSettings) -> Iterator[PageDocument]:
+def _documents(
+    record: RawRecord, encoder: ChatEncoder, chat: ChatSettings
+) -> Iterator[PageDocument]:
     """The documents of one record with their certificates, or the reason for its refusal."""
     title = f"conversation {record.number}"
     if record.value is None:
-        yield _refused(title, record.origin, record.problem, [("", record.excerpt)], encoder.tokenizer)
+        yield _refused(
+            title, record.origin, record.problem, [("", record.excerpt)], encoder.tokenizer
+        )
         return
     try:
         read = read_record(record.value, chat.layout, record.origin)
@@ -230,12 +264,24 @@ def _encoded(
     notes = [
         Note(kind, what)
         for count, kind, what in (
-            (counts.trimmed, "trimmed", f"{counts.trimmed_messages} messages at the end, without a reply"),
-            (counts.truncated, "truncated", f"{counts.truncated_messages} messages at the end: too long"),
+            (
+                counts.trimmed,
+                "trimmed",
+                f"{counts.trimmed_messages} messages at the end, without a reply",
+            ),
+            (
+                counts.truncated,
+                "truncated",
+                f"{counts.truncated_messages} messages at the end: too long",
+            ),
             (counts.empty, LEFT_OUT, "no messages, or no reply to any"),
             (counts.untrained, LEFT_OUT, "no message that the settings train"),
             (counts.too_long, LEFT_OUT, f"longer than {chat.cleaning.max_tokens} tokens"),
-            (counts.media, "media left out", f"{counts.media} images, audio or video files, as the settings say"),
+            (
+                counts.media,
+                "media left out",
+                f"{counts.media} images, audio or video files, as the settings say",
+            ),
         )
         if count
     ]
@@ -245,8 +291,13 @@ def _encoded(
         return
     chats = encoder.encode(cleaned)
     if not chats:
-        reason = Note(REFUSED, "the template rewrites earlier turns, and none of its replies can be trained alone")
-        yield _unseen(title, conversation.origin, [*notes, reason], _said(cleaned), encoder.tokenizer)
+        reason = Note(
+            REFUSED,
+            "the template rewrites earlier turns, and none of its replies can be trained alone",
+        )
+        yield _unseen(
+            title, conversation.origin, [*notes, reason], _said(cleaned), encoder.tokenizer
+        )
     for number, one in enumerate(chats):
         page = from_chat(
             one,
@@ -263,11 +314,17 @@ def _refused(
     title: str, origin: str, reason: str, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer
 ) -> PageDocument:
     """A refused record with its text and the reason."""
-    return _unseen(title, origin, [Note(REFUSED, reason.removeprefix(f"{origin}: "))], texts, tokenizer)
+    return _unseen(
+        title, origin, [Note(REFUSED, reason.removeprefix(f"{origin}: "))], texts, tokenizer
+    )
 
 
 def _unseen(
-    title: str, origin: str, notes: Sequence[Note], texts: Sequence[tuple[str, str]], tokenizer: Tokenizer
+    title: str,
+    origin: str,
+    notes: Sequence[Note],
+    texts: Sequence[tuple[str, str]],
+    tokenizer: Tokenizer,
 ) -> PageDocument:
     """A document that is not prepared: the text of the record, all of it untrained."""
     names = tuple(dict.fromkeys(role for role, _ in texts if role))
@@ -307,8 +364,12 @@ def _said(conversation: Conversation) -> list[tuple[str, str]]:
         content = message.get("content")
         rest = {name: value for name, value in message.items() if name not in ("role", "content")}
         text = content if isinstance(content, str) else ""
-        text = text or (quoted(json.dumps(content, ensure_ascii=False, default=in_short)) if content else "")
-        text += f"\n{quoted(json.dumps(rest, ensure_ascii=False, default=in_short))}" if rest else ""
+        text = text or (
+            quoted(json.dumps(content, ensure_ascii=False, default=in_short)) if content else ""
+        )
+        text += (
+            f"\n{quoted(json.dumps(rest, ensure_ascii=False, default=in_short))}" if rest else ""
+        )
         said.append((str(message["role"]), f"{text}\n"))
     return said
 
@@ -321,5 +382,7 @@ def _layout(sample: Sample, settings: LayoutSettings) -> str:
             found[describe_layout(record.value or {}, settings, record.origin)] += 1
         except PenstockError:
             found["unknown"] += 1
-    lines = [f"{line}{f' ({count:,})' if len(found) > 1 else ''}" for line, count in found.most_common()]
+    lines = [
+        f"{line}{f' ({count:,})' if len(found) > 1 else ''}" for line, count in found.most_common()
+    ]
     return "; ".join(line.removeprefix("layout ") for line in lines)

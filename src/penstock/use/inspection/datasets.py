@@ -1,4 +1,6 @@
-"""What is in a dataset: counts, lengths, single documents. Reads `lengths.u32` once, and no shard as a whole."""
+"""What is in a dataset: counts, lengths, single documents. Reads `lengths.u32` once, and no shard
+as a whole.
+"""
 
 from dataclasses import dataclass
 from typing import final
@@ -85,7 +87,11 @@ def summarise(dataset: Corpus) -> DatasetSummary:
     tokens = int(lengths.sum())
     trained = table.lengths[:, 1] if table.lengths.shape[1] > 1 else np.maximum(lengths - 1, 0)
     tokenizer = dataset.tokenizer
-    quantiles = np.quantile(lengths, QUANTILES, method="lower") if len(lengths) else np.zeros(len(QUANTILES))
+    quantiles = (
+        np.quantile(lengths, QUANTILES, method="lower")
+        if len(lengths)
+        else np.zeros(len(QUANTILES))
+    )
     return DatasetSummary(
         name=str(dataset.name),
         path=_path_of(dataset),
@@ -100,7 +106,9 @@ def summarise(dataset: Corpus) -> DatasetSummary:
         has_checksums=bool(table.has_checksums),
         tokenizer=getattr(tokenizer, "name", None),
         vocab_size=getattr(tokenizer, "vocab_size", None),
-        length_quantiles={f"{q:g}": int(value) for q, value in zip(QUANTILES, quantiles, strict=True)},
+        length_quantiles={
+            f"{q:g}": int(value) for q, value in zip(QUANTILES, quantiles, strict=True)
+        },
         histogram=length_histogram(lengths),
     )
 
@@ -111,7 +119,9 @@ def _path_of(dataset: Corpus) -> str:
 
 
 def length_histogram(lengths: Int64) -> tuple[LengthBin, ...]:
-    """Count lengths (int64 [documents]) in bins 0, 1, 2–3, 4–7, … up to the longest, without empty ends."""
+    """Count lengths (int64 [documents]) in bins 0, 1, 2–3, 4–7, … up to the longest, without empty
+    ends.
+    """
     if len(lengths) == 0:
         return ()
     # The bin of n is its number of binary digits, which frexp gives exactly below 2^53.
@@ -122,13 +132,21 @@ def length_histogram(lengths: Int64) -> tuple[LengthBin, ...]:
         inside = lengths[digits == digit]
         low = 1 << (digit - 1) if digit else 0
         bins.append(
-            LengthBin(low=low, high=max((1 << digit) - 1, 0), documents=int(counts[digit]), tokens=int(inside.sum()))
+            LengthBin(
+                low=low,
+                high=max((1 << digit) - 1, 0),
+                documents=int(counts[digit]),
+                tokens=int(inside.sum()),
+            )
         )
     return tuple(bins)
 
 
-def view_document(dataset: Corpus, number: int, tokenizer: Tokenizer | None, *, lines: bool = False) -> DocumentView:
-    """One document with its text; `tokenizer` and `lines` as in `token_texts`; with lines also pictures, for pages.
+def view_document(
+    dataset: Corpus, number: int, tokenizer: Tokenizer | None, *, lines: bool = False
+) -> DocumentView:
+    """One document with its text; `tokenizer` and `lines` as in `token_texts`; with lines also
+    pictures, for pages.
 
     Raises:
         IndexError: There is no such document.
@@ -141,6 +159,8 @@ def view_document(dataset: Corpus, number: int, tokenizer: Tokenizer | None, *, 
         tokens=tuple(int(token) for token in document.tokens),
         texts=tuple(with_labels(token_texts(tokenizer, document.tokens, lines=lines), images)),
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
-        branches=() if document.tree is None else tuple(document.tree.describe(len(document.tokens))),
+        branches=()
+        if document.tree is None
+        else tuple(document.tree.describe(len(document.tokens))),
         images=images,
     )

@@ -1,4 +1,6 @@
-"""Images where documents are shown: their names in place of their slots, and small pictures of them in pages."""
+"""Images where documents are shown: their names in place of their slots, and small pictures of them
+in pages.
+"""
 
 import base64
 import io
@@ -73,12 +75,17 @@ def with_labels(texts: Sequence[str], images: Sequence[ShownImage]) -> list[str]
 def _label(name: str, digest: bytes, size: tuple[int, int], slots: int) -> str:
     height, width = size
     if height == 1:
-        return f"[audio {name.rpartition('/')[2] or digest.hex()[:8]}, {width:,} samples, {slots} slots]"
+        return (
+            f"[audio {name.rpartition('/')[2] or digest.hex()[:8]}, {width:,} samples, {slots} "
+            "slots]"
+        )
     return f"[image {name.rpartition('/')[2] or digest.hex()[:8]} {width}x{height}, {slots} slots]"
 
 
 def _picture(read: Callable[[], bytes]) -> str:
-    """A small picture as a data URL; empty if the image cannot be read, which `penstock verify` reports."""
+    """A small picture as a data URL; empty if the image cannot be read, which `penstock verify`
+    reports.
+    """
     try:
         return _small(read())
     except (PenstockError, OSError):

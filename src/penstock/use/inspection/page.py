@@ -1,11 +1,13 @@
 """Self-contained HTML page: no network, no fonts, no scripts other than its own.
 
-Its data takes about 2 bytes per token, plus each distinct piece of text once. Tokens become numbers in a table of the
-distinct (id, text, control), the most frequent first, written as LEB128 in base64. Weights, roles and positions are
-written as runs. 500 conversations of 1,000 tokens take about 1 MB and 0.5 s.
+Its data takes about 2 bytes per token, plus each distinct piece of text once. Tokens become numbers
+in a table of the distinct (id, text, control), the most frequent first, written as LEB128 in
+base64. Weights, roles and positions are written as runs. 500 conversations of 1,000 tokens take
+about 1 MB and 0.5 s.
 
-Security: all text from data goes through JSON into an inert element, and from there only into text nodes. The page's
-content security policy allows only the script with the hash that it names, and no fetches.
+Security: all text from data goes through JSON into an inert element, and from there only into text
+nodes. The page's content security policy allows only the script with the hash that it names, and no
+fetches.
 """
 
 import base64
@@ -24,32 +26,56 @@ import numpy as np
 from penstock.core.errors import OutputError
 from penstock.plan.inputs import IGNORE
 from penstock.use.inspection.images import MOST_PICTURES, ShownImage
-from penstock.use.inspection.page_model import PageData, PageDocument, first_words, histograms_of, shares_of
+from penstock.use.inspection.page_model import (
+    PageData,
+    PageDocument,
+    first_words,
+    histograms_of,
+    shares_of,
+)
 from penstock.use.inspection.rows import RowDocument, RowView
 
 Key = tuple[int, str, bool]
 
 
-SCRIPTS = ("data", "elements", "tokens", "difference", "documents", "rewritten", "rows", "figures", "main")
+SCRIPTS = (
+    "data",
+    "elements",
+    "tokens",
+    "difference",
+    "documents",
+    "rewritten",
+    "rows",
+    "figures",
+    "main",
+)
 """Parts of the page's script; each needs only those before it."""
 
 
 @final
 class Vocabulary:
-    """The distinct tokens of a page, numbered in order of appearance and renumbered by frequency at the end."""
+    """The distinct tokens of a page, numbered in order of appearance and renumbered by frequency at
+    the end.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[Key, int] = {}
 
-    def number(self, ids: Sequence[int], texts: Sequence[str], control: Sequence[bool]) -> np.ndarray[Any, Any]:
+    def number(
+        self, ids: Sequence[int], texts: Sequence[str], control: Sequence[bool]
+    ) -> np.ndarray[Any, Any]:
         """The number of each token [n]."""
         numbers = self.numbers
         keys = zip(ids, texts, control, strict=True)
-        return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(ids))
+        return np.fromiter(
+            (numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(ids)
+        )
 
     def write(self, streams: list[np.ndarray[Any, Any]]) -> tuple[dict[str, Any], list[str]]:
         """The table as plain values, and each stream of numbers as text."""
-        counts = np.bincount(np.concatenate([*streams, np.empty(0, np.int64)]), minlength=len(self.numbers))
+        counts = np.bincount(
+            np.concatenate([*streams, np.empty(0, np.int64)]), minlength=len(self.numbers)
+        )
         order = np.argsort(-counts, kind="stable")
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
@@ -101,7 +127,8 @@ def write_html(path: str | os.PathLike[str], data: PageData) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(
-            f"{path}: the page cannot be written ({error.strerror}); name a file in a folder that exists"
+            f"{path}: the page cannot be written ({error.strerror}); name a file in a folder "
+            "that exists"
         ) from error
 
 
@@ -110,13 +137,17 @@ def page_html(data: PageData) -> str:
     script = '"use strict";\n' + "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     style = _asset("style.css")
     content = {
-        "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
-        "base-uri 'none'",
+        "policy": (
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+            "img-src data:; base-uri 'none'"
+        ),
         "title": html.escape(data.title),
         "style": style,
         "script": script,
         # In a script element, only "<" can end or open anything.
-        "data": json.dumps(payload(data), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
+        "data": json.dumps(payload(data), ensure_ascii=False, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        ),
     }
     # One pass, so that a placeholder inside the data stays unchanged.
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: content[found[1]], _asset("page.html"))
@@ -139,16 +170,28 @@ def payload(data: PageData) -> dict[str, Any]:
     role_names = list(dict.fromkeys(name for document in documents for name in document.role_names))
     # Of all documents, each once; a trained token has none.
     reasons = list(
-        dict.fromkeys(["", *(why for document in documents for why in dict.fromkeys(document.reasons or ()))])
+        dict.fromkeys(
+            ["", *(why for document in documents for why in dict.fromkeys(document.reasons or ()))]
+        )
     )
-    sides = [[_document(each, role_names, reasons, vocabulary, streams, pictures) for each in data.documents]]
+    sides = [
+        [
+            _document(each, role_names, reasons, vocabulary, streams, pictures)
+            for each in data.documents
+        ]
+    ]
     if data.other is not None:
         sides.append(
-            [_document(each, role_names, reasons, vocabulary, streams, pictures) for each in data.other.documents]
+            [
+                _document(each, role_names, reasons, vocabulary, streams, pictures)
+                for each in data.other.documents
+            ]
         )
     rows = [_row(row, data.control_ids, vocabulary, streams, pictures) for row in data.rows]
     table, encoded = vocabulary.write(streams)
-    for part, tokens in zip([*(each for side in sides for each in side), *rows], encoded, strict=True):
+    for part, tokens in zip(
+        [*(each for side in sides for each in side), *rows], encoded, strict=True
+    ):
         part["tokens"] = tokens
     histograms = histograms_of(data.documents) if data.histograms is None else data.histograms
     shares = shares_of(data.documents) if data.shares is None else data.shares
@@ -159,7 +202,11 @@ def payload(data: PageData) -> dict[str, Any]:
         "vocabulary": table,
         **({"pictures": pictures.texts} if pictures.texts else {}),
         "sides": [
-            {"title": side.label or side.title, "settings": _texts(side.settings), "documents": documents}
+            {
+                "title": side.label or side.title,
+                "settings": _texts(side.settings),
+                "documents": documents,
+            }
             for side, documents in zip((data, data.other), sides, strict=False)
             if side is not None
         ],
@@ -167,7 +214,11 @@ def payload(data: PageData) -> dict[str, Any]:
         "rows": rows,
         "summary": _texts(data.summary),
         "histograms": [
-            {"name": name, "edges": [short(e) for e in found.edges], "counts": [int(c) for c in found.counts]}
+            {
+                "name": name,
+                "edges": [short(e) for e in found.edges],
+                "counts": [int(c) for c in found.counts],
+            }
             for name, found in histograms.items()
         ],
         "shares": [
@@ -186,7 +237,11 @@ def _document(
     pictures: Pictures,
 ) -> dict[str, Any]:
     count = len(document.ids)
-    control = [False] * count if document.is_control is None else np.asarray(document.is_control, bool).tolist()
+    control = (
+        [False] * count
+        if document.is_control is None
+        else np.asarray(document.is_control, bool).tolist()
+    )
     streams.append(vocabulary.number(np.asarray(document.ids).tolist(), document.pieces, control))
     roles = np.full(count, -1) if document.roles is None else np.asarray(document.roles)
     # One table of names serves all documents; index −1 takes its last entry.
@@ -199,17 +254,29 @@ def _document(
         "trained": document.trained,
         "weights": runs(document.loss_weights),
         "roles": runs(table[roles], document.turns),
-        **({"reasons": runs([reasons.index(why) for why in document.reasons])} if document.reasons else {}),
+        **(
+            {"reasons": runs([reasons.index(why) for why in document.reasons])}
+            if document.reasons
+            else {}
+        ),
         "notes": [[note[0], readable(note[1])] for note in document.notes],
         "ok": document.ok,
         "checks": list(document.checks),
-        **({"branches": [list(branch) for branch in document.branches]} if document.branches else {}),
+        **(
+            {"branches": [list(branch) for branch in document.branches]}
+            if document.branches
+            else {}
+        ),
         **pictures.write(document.images),
     }
 
 
 def _row(
-    row: RowView, control_ids: frozenset[int], vocabulary: Vocabulary, streams: list[Any], pictures: Pictures
+    row: RowView,
+    control_ids: frozenset[int],
+    vocabulary: Vocabulary,
+    streams: list[Any],
+    pictures: Pictures,
 ) -> dict[str, Any]:
     ids = np.asarray(row.tokens[: row.num_tokens], np.int64)
     control = np.isin(ids, list(control_ids))
@@ -227,7 +294,9 @@ def _row(
         # A position minus its slot is constant within a document.
         "positions": runs(steps),
         "weights": [runs(weights) for weights in row.loss_weights],
-        "targets": [_odd_targets(row, ids, distance) for distance in range(1, len(row.targets) + 1)],
+        "targets": [
+            _odd_targets(row, ids, distance) for distance in range(1, len(row.targets) + 1)
+        ],
         "learned": runs(row.learned_weights[: len(ids)]),
         "documents": [
             {
@@ -254,7 +323,9 @@ def _rewritten(document: RowDocument) -> dict[str, Any]:
     return {
         "task": document.task,
         "prefix": document.prefix,
-        "stretches": [[each.end - each.begin, each.part, each.role, each.span] for each in document.stretches],
+        "stretches": [
+            [each.end - each.begin, each.part, each.role, each.span] for each in document.stretches
+        ],
         "restored": [[readable(text), span] for text, span in document.restored],
     }
 
@@ -300,7 +371,9 @@ def _text(value: Any) -> str:
 
 
 def runs(values: Any, parts: Any = None) -> list[float]:
-    """Run-length encoding [count, value, count, value, …]; a change in `parts` also begins a new run."""
+    """Run-length encoding [count, value, count, value, …]; a change in `parts` also begins a new
+    run.
+    """
     values = np.asarray(values)
     if len(values) == 0:
         return []
@@ -309,7 +382,11 @@ def runs(values: Any, parts: Any = None) -> list[float]:
         changes |= np.asarray(parts)[1:] != np.asarray(parts)[:-1]
     starts = np.flatnonzero(np.concatenate([[True], changes]))
     counts = np.diff(starts, append=len(values))
-    return [part for pair in zip(counts.tolist(), map(short, values[starts].tolist()), strict=True) for part in pair]
+    return [
+        part
+        for pair in zip(counts.tolist(), map(short, values[starts].tolist()), strict=True)
+        for part in pair
+    ]
 
 
 def short(value: float) -> float:
@@ -328,12 +405,16 @@ def varints(values: np.ndarray[Any, Any]) -> str:
     for part in range(5):
         mine = sizes > part
         more = np.where(sizes[mine] > part + 1, 128, 0)
-        found[starts[mine] + part] = ((values[mine] >> np.uint64(7 * part)) & np.uint64(127)) | more.astype(np.uint64)
+        found[starts[mine] + part] = (
+            (values[mine] >> np.uint64(7 * part)) & np.uint64(127)
+        ) | more.astype(np.uint64)
     return base64.b64encode(found.tobytes()).decode()
 
 
 def readable(text: str) -> str:
-    r"""`text` with escapes such as `\u202e` for all characters that do not print, except line ends and tabs."""
+    r"""`text` with escapes such as `\u202e` for all characters that do not print, except line ends
+    and tabs.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

@@ -1,7 +1,8 @@
 """Contents of a page, as plain values: documents token by token, packed rows, and figures.
 
-A file of conversations, a dataset and a mixture share one page: `from_chat` and `from_dataset` convert their documents.
-`histograms_of` and `shares_of` compute the default figures: lengths, trained shares, and tokens by role.
+A file of conversations, a dataset and a mixture share one page: `from_chat` and `from_dataset`
+convert their documents. `histograms_of` and `shares_of` compute the default figures: lengths,
+trained shares, and tokens by role.
 """
 
 import re
@@ -58,7 +59,9 @@ class PageDocument:
     origin: str = ""
     """File and line, or row, of the record."""
     pieces: Sequence[str]
-    """[n] text of each token, including line ends; the caller decides how to show parts of a character."""
+    """[n] text of each token, including line ends; the caller decides how to show parts of a
+    character.
+    """
     ids: Array
     """[n]"""
     loss_weights: Array
@@ -67,7 +70,9 @@ class PageDocument:
     """[n] index into `role_names`; −1 = the template's text around the turns. None = no roles."""
     role_names: Sequence[str] = ()
     turns: Array | None = None
-    """[n] number of the message, to separate neighbours of one role; None = a turn ends where the role changes."""
+    """[n] number of the message, to separate neighbours of one role; None = a turn ends where the
+    role changes.
+    """
     is_control: Array | None = None
     """[n] bool; None = no control tokens."""
     reasons: Sequence[str] | None = None
@@ -82,14 +87,29 @@ class PageDocument:
     images: Sequence[ShownImage] = ()
 
     def __post_init__(self) -> None:
-        arrays = {"pieces": self.pieces, "loss_weights": self.loss_weights, "roles": self.roles, "turns": self.turns}
-        for name, array in {**arrays, "is_control": self.is_control, "reasons": self.reasons}.items():
+        arrays = {
+            "pieces": self.pieces,
+            "loss_weights": self.loss_weights,
+            "roles": self.roles,
+            "turns": self.turns,
+        }
+        for name, array in {
+            **arrays,
+            "is_control": self.is_control,
+            "reasons": self.reasons,
+        }.items():
             if array is not None and len(array) != len(self.ids):
-                raise ConfigError(f"{self.title}: {name} has {len(array)} entries, ids has {len(self.ids)}")
-        if self.roles is not None and len(self.roles) and not -1 <= self.roles.min() <= self.roles.max() < self._names:
+                raise ConfigError(
+                    f"{self.title}: {name} has {len(array)} entries, ids has {len(self.ids)}"
+                )
+        if (
+            self.roles is not None
+            and len(self.roles)
+            and not -1 <= self.roles.min() <= self.roles.max() < self._names
+        ):
             raise ConfigError(
-                f"{self.title}: roles go from {self.roles.min()} to {self.roles.max()}, expected −1 to "
-                f"{self._names - 1}, one for each of role_names"
+                f"{self.title}: roles go from {self.roles.min()} to {self.roles.max()}, "
+                f"expected −1 to {self._names - 1}, one for each of role_names"
             )
 
     @property
@@ -128,17 +148,22 @@ class PageData:
     histograms: Mapping[str, Histogram] | None = None
     """None = length and trained share of `documents`."""
     shares: Mapping[str, Mapping[str, float]] | None = None
-    """Title → part → number, all in one unit. None = tokens and trained tokens of `documents` by role."""
+    """Title → part → number, all in one unit. None = tokens and trained tokens of `documents` by
+    role.
+    """
     control_ids: frozenset[int] = frozenset()
     """Ids that rows show as control tokens."""
     other: "PageData | None" = None
-    """The same documents under other settings, to compare; only its documents, settings and label are shown."""
+    """The same documents under other settings, to compare; only its documents, settings and label
+    are shown.
+    """
 
     def __post_init__(self) -> None:
         if self.other is not None and len(self.other.documents) != len(self.documents):
             raise ConfigError(
-                f"{self.title}: {len(self.documents)} documents, but {len(self.other.documents)} under "
-                f"{self.other.label or self.other.title}; a comparison needs the same documents in the same order"
+                f"{self.title}: {len(self.documents)} documents, but "
+                f"{len(self.other.documents)} under {self.other.label or self.other.title}; a "
+                "comparison needs the same documents in the same order"
             )
 
 
@@ -168,22 +193,35 @@ def shares_of(documents: Sequence[PageDocument]) -> dict[str, dict[str, float]]:
         names = [*document.role_names, "template"]
         roles: Any = np.where(np.asarray(document.roles) < 0, len(names) - 1, document.roles)
         for found, weights in ((read, None), (trained, np.asarray(document.loss_weights) != 0)):
-            for name, count in zip(names, np.bincount(roles, weights, minlength=len(names)).tolist(), strict=True):
+            for name, count in zip(
+                names, np.bincount(roles, weights, minlength=len(names)).tolist(), strict=True
+            ):
                 if count:
                     found[name] = found.get(name, 0) + count
-    return {name: parts for name, parts in (("tokens by role", read), ("trained tokens by role", trained)) if parts}
+    return {
+        name: parts
+        for name, parts in (("tokens by role", read), ("trained tokens by role", trained))
+        if parts
+    }
 
 
 def first_words(document: PageDocument, most: int = WORDS) -> str:
-    """How a document begins: of a conversation, the first message that no system wrote, without its header.
+    """How a document begins: of a conversation, the first message that no system wrote, without its
+    header.
 
     Args:
         document: The document.
         most: Maximum number of characters; white space counts once.
     """
     begin, end, role = _opening(document)
-    control = np.zeros(len(document.ids), bool) if document.is_control is None else np.asarray(document.is_control)
-    header = re.compile(rf"\s*(?:{re.escape(role) or HEADERS}|{HEADERS})\s*(?:[:\n]\s*|$)", re.IGNORECASE)
+    control = (
+        np.zeros(len(document.ids), bool)
+        if document.is_control is None
+        else np.asarray(document.is_control)
+    )
+    header = re.compile(
+        rf"\s*(?:{re.escape(role) or HEADERS}|{HEADERS})\s*(?:[:\n]\s*|$)", re.IGNORECASE
+    )
     text, in_header = "", bool(role)
     for place in range(begin, end):
         if not control[place]:
@@ -194,12 +232,16 @@ def first_words(document: PageDocument, most: int = WORDS) -> str:
             text = ""
         if len(text) > 4 * most:
             break
-    words = " ".join((header.sub("", text, count=1) if in_header and header.match(text) else text).split())
+    words = " ".join(
+        (header.sub("", text, count=1) if in_header and header.match(text) else text).split()
+    )
     return words if len(words) <= most else words[: most - 1].rstrip() + "…"
 
 
 def _opening(document: PageDocument) -> tuple[int, int, str]:
-    """[begin, end) and the role of the message that a document is known by; all of it if there are no roles."""
+    """[begin, end) and the role of the message that a document is known by; all of it if there are
+    no roles.
+    """
     if document.roles is None or not len(document.ids):
         return 0, len(document.ids), ""
     roles = np.asarray(document.roles)
@@ -212,7 +254,11 @@ def _opening(document: PageDocument) -> tuple[int, int, str]:
     begin = int(np.argmax(said))
     turns = roles if document.turns is None else np.asarray(document.turns)
     ended = (roles[begin:] != roles[begin]) | (turns[begin:] != turns[begin])
-    return begin, begin + int(np.argmax(ended)) if ended.any() else len(roles), document.role_names[int(roles[begin])]
+    return (
+        begin,
+        begin + int(np.argmax(ended)) if ended.any() else len(roles),
+        document.role_names[int(roles[begin])],
+    )
 
 
 def _round_up(value: float) -> int:
@@ -239,7 +285,11 @@ def from_dataset(view: DocumentView, control_ids: frozenset[int] = frozenset()) 
 
 
 def from_chat(
-    encoded: EncodedChat, *, title: str, origin: str = "", special_tokens: Mapping[str, int] | None = None
+    encoded: EncodedChat,
+    *,
+    title: str,
+    origin: str = "",
+    special_tokens: Mapping[str, int] | None = None,
 ) -> PageDocument:
     """A conversation as `penstock.chat.encode` returns it, with the results of its certificate.
 
@@ -247,7 +297,8 @@ def from_chat(
         encoded: The conversation.
         title: Its title.
         origin: File and line of its record.
-        special_tokens: The tokenizer's control tokens, to name those that were appended to the text.
+        special_tokens: The tokenizer's control tokens, to name those that were appended to the
+            text.
     """
     certificate = encoded.certificate
     notes = [Note(problem.kind.replace("_", " "), str(problem)) for problem in certificate.problems]
@@ -278,15 +329,24 @@ def from_chat(
 
 
 def _straddling(tokens: Sequence[int]) -> list[str]:
-    """A line about tokens with characters of different weights; no note, because most conversations have some."""
+    """A line about tokens with characters of different weights; no note, because most conversations
+    have some.
+    """
     if not tokens:
         return []
     named = ", ".join(f"{token:,}" for token in tokens[:STRADDLING])
-    return [f"tokens at borders, by their last character: {named}{', …' if len(tokens) > STRADDLING else ''}"]
+    return [
+        (
+            "tokens at borders, by their last character: "
+            f"{named}{', …' if len(tokens) > STRADDLING else ''}"
+        )
+    ]
 
 
 def with_blanks(pieces: Sequence[str], roles: Array) -> Array:
-    """Roles [n] of tokens with the text `pieces`; blank text between turns gets the role of the turn before it."""
+    """Roles [n] of tokens with the text `pieces`; blank text between turns gets the role of the
+    turn before it.
+    """
     roles = roles.copy()
     for place in (np.flatnonzero(roles[1:] < 0) + 1).tolist():
         if not pieces[place].strip():
@@ -306,4 +366,7 @@ def pieces_of(text: str, begins: Any, ends: Any) -> list[str]:
     """
     begins, ends = np.asarray(begins).tolist(), np.asarray(ends).tolist()
     following = [*begins[1:], len(text)]
-    return [text[begin : min(end, after)] for begin, end, after in zip(begins, ends, following, strict=True)]
+    return [
+        text[begin : min(end, after)]
+        for begin, end, after in zip(begins, ends, following, strict=True)
+    ]

@@ -12,7 +12,13 @@ from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.datasets import DatasetSummary, summarise, view_document
-from penstock.use.inspection.page_model import Histogram, PageData, PageDocument, from_dataset, with_blanks
+from penstock.use.inspection.page_model import (
+    Histogram,
+    PageData,
+    PageDocument,
+    from_dataset,
+    with_blanks,
+)
 from penstock.use.inspection.plan_report import dry_run
 from penstock.use.inspection.rows import RowView
 from penstock.use.inspection.terminal import QUANTILE_NAMES
@@ -25,7 +31,8 @@ SHARE_STEPS = 100
 def page_of_dataset(
     dataset: Corpus, numbers: Sequence[int], rows: Sequence[RowView], tokenizer: Tokenizer | None
 ) -> PageData:
-    """The page of one dataset; for chats with their settings, and with roles if the template's family is known.
+    """The page of one dataset; for chats with their settings, and with roles if the template's
+    family is known.
 
     Args:
         dataset: An open dataset.
@@ -47,16 +54,23 @@ def page_of_dataset(
     )
 
 
-def pages_of(dataset: Corpus, numbers: Sequence[int], tokenizer: Tokenizer | None) -> list[PageDocument]:
+def pages_of(
+    dataset: Corpus, numbers: Sequence[int], tokenizer: Tokenizer | None
+) -> list[PageDocument]:
     """Some documents of a dataset; chats have turns if the template's family is known."""
     controls = control_ids(tokenizer)
-    documents = [from_dataset(view_document(dataset, each, tokenizer, lines=True), controls) for each in numbers]
+    documents = [
+        from_dataset(view_document(dataset, each, tokenizer, lines=True), controls)
+        for each in numbers
+    ]
     chat = dataset.chat
     boundaries = () if chat is None or tokenizer is None else _boundaries(chat, tokenizer)
     return [with_turns(document, boundaries) for document in documents] if boundaries else documents
 
 
-def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokenizer: Tokenizer | None) -> PageData:
+def page_of_mixture(
+    title: str, loader: Loader, rows: Sequence[RowView], tokenizer: Tokenizer | None
+) -> PageData:
     """The page of a mixture: rows, and requested and actual shares.
 
     Args:
@@ -76,7 +90,7 @@ def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokeniz
         summary={
             "sources": ", ".join(source.name for source in report.sources),
             "rows shown": len(rows),
-            f"in the first {report.steps:,} steps": f"{report.rows:,} rows of {report.sequence_length:,} slots",
+            f"in the first {report.steps:,} steps": f"{report.rows:,} rows of {report.sequence_length:,} slots",  # noqa: E501
             "tokens": f"{report.tokens:,}",
             "padding": f"{report.padding:,} slots ({report.padding_share:.2%})",
             "epochs": ", ".join(f"{source.name} {source.epochs:.2f}" for source in report.sources),
@@ -84,8 +98,14 @@ def page_of_mixture(title: str, loader: Loader, rows: Sequence[RowView], tokeniz
         rows=rows,
         shares={
             "requested share": {source.name: source.share for source in report.sources},
-            f"actual share in {report.steps:,} steps": {source.name: source.share_given for source in report.sources},
-            **{f"tasks of {source.name}, by document": source.tasks for source in report.sources if source.tasks},
+            f"actual share in {report.steps:,} steps": {
+                source.name: source.share_given for source in report.sources
+            },
+            **{
+                f"tasks of {source.name}, by document": source.tasks
+                for source in report.sources
+                if source.tasks
+            },
         },
         control_ids=control_ids(tokenizer),
     )
@@ -95,7 +115,10 @@ def summary_of(found: DatasetSummary, shown: int) -> dict[str, Any]:
     """The figures of a dataset as text."""
     spread = "" if shown == found.documents else f" of {found.documents:,}, spread over the dataset"
     trained = found.trained_tokens / max(1, found.tokens)
-    lengths = (f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}" for q, value in found.length_quantiles.items())
+    lengths = (
+        f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}"
+        for q, value in found.length_quantiles.items()
+    )
     return {
         "documents": f"{shown:,}{spread}",
         "tokens": f"{found.tokens:,}",
@@ -137,7 +160,11 @@ def _lengths(found: DatasetSummary) -> dict[str, Histogram]:
     if not found.histogram:
         return {}
     edges = [part.low for part in found.histogram] + [found.histogram[-1].high + 1]
-    return {"tokens of a document, whole dataset": Histogram(edges, [part.documents for part in found.histogram])}
+    return {
+        "tokens of a document, whole dataset": Histogram(
+            edges, [part.documents for part in found.histogram]
+        )
+    }
 
 
 def _boundaries(chat: Any, tokenizer: Tokenizer) -> tuple[ResolvedBoundary, ...]:

@@ -1,4 +1,6 @@
-"""A dry run: what the first steps of a mixture would contain. Plans them, and fills a single row."""
+"""A dry run: what the first steps of a mixture would contain. Plans them, and fills a single
+row.
+"""
 
 import json
 import time
@@ -54,7 +56,9 @@ class SourcePlan:
     available_documents: int
     """Documents in the source's slice."""
     empty_documents: int
-    """Skipped because they have no tokens; this and the counts below include the whole last window planned."""
+    """Skipped because they have no tokens; this and the counts below include the whole last window
+    planned.
+    """
     dropped_documents: int
     """Skipped because they are too long."""
     dropped_tokens: int
@@ -70,8 +74,9 @@ class SourcePlan:
     without_targets: int
     """Pieces in rows that have no target."""
     tasks: dict[str, float]
-    """Share of documents by task of the objective, 0 to 1, most frequent first; empty if it has no tasks. Counted over
-    a sample, spread over all planned documents."""
+    """Share of documents by task of the objective, 0 to 1, most frequent first; empty if it has no
+    tasks. Counted over a sample, spread over all planned documents.
+    """
 
 
 @final
@@ -113,8 +118,9 @@ class PlanReport:
     row_patches: tuple[float, int] | None
     """Patches of the images of a row, mean and maximum; None: no source has images."""
     patch_spread: dict[int, float]
-    """Number of ranks → patches of the busiest rank of a step over the mean of its ranks, mean over steps; empty
-    without images. Ranks wait for the busiest."""
+    """Number of ranks → patches of the busiest rank of a step over the mean of its ranks, mean over
+    steps; empty without images. Ranks wait for the busiest.
+    """
 
     @property
     def padding_share(self) -> float:
@@ -123,7 +129,9 @@ class PlanReport:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before training: rows without a target, and documents with loss weights cut."""
+        """What a user should know before training: rows without a target, and documents with loss
+        weights cut.
+        """
         without = [(source.name, source.without_targets) for source in self.sources]
         of_rows = warning_of_rows("planned", self.rows_without_targets, self.rows, without)
         return [*([of_rows] if of_rows else []), *map(str, self.cut)]
@@ -133,8 +141,8 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
     """Plan `steps` steps of a loader and count.
 
     Args:
-        loader: Its place changes. Create it with one row per rank (`data_parallel=(0, ramp.divisor)`), so that few
-            rows are filled.
+        loader: Its place changes. Create it with one row per rank (`data_parallel=(0,
+            ramp.divisor)`), so that few rows are filled.
         steps: At least 1.
     """
     settings = loader.settings
@@ -160,7 +168,9 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
         packing=settings.packing,
         documents_per_row=settings.documents_per_row,
         max_document_tokens=settings.max_document_tokens,
-        rows_full_of_documents=int(np.count_nonzero(np.diff(row_starts) == (settings.documents_per_row or 0))),
+        rows_full_of_documents=int(
+            np.count_nonzero(np.diff(row_starts) == (settings.documents_per_row or 0))
+        ),
         rows_without_targets=int(np.count_nonzero(~rows_with_targets(targets, row_starts))),
         cut=tuple(one for one in cut if one is not None),
         tokens=tokens,
@@ -168,10 +178,14 @@ def dry_run(loader: Loader, steps: int) -> PlanReport:
         pieces=len(pieces),
         sources=_by_source(loader, plan.state(), pieces, targets, (first, first + done)),
         planning_seconds=seconds,
-        row_bytes=sum(getattr(getattr(last[0], field.name), "nbytes", 0) for field in fields(last[0])),
+        row_bytes=sum(
+            getattr(getattr(last[0], field.name), "nbytes", 0) for field in fields(last[0])
+        ),
         state_bytes=len(json.dumps(last.resume_state)),
         peak_memory_bytes=peak_memory_bytes(),
-        row_patches=None if patches is None else (float(patches.mean()), int(patches.max(initial=0))),
+        row_patches=None
+        if patches is None
+        else (float(patches.mean()), int(patches.max(initial=0))),
         patch_spread={} if patches is None else _spread(patches, settings.ramp, first),
     )
 
@@ -192,7 +206,9 @@ def _spread(patches: Annotated[Int64, "rows"], ramp: Ramp, first: int) -> dict[i
     return {ranks: float(np.mean(ratios)) for ranks, ratios in found.items() if ratios}
 
 
-def _planned(plan: Plan, wanted: int) -> tuple[Annotated[Records, PIECE, "pieces"], Annotated[Int64, "rows+1"]]:
+def _planned(
+    plan: Plan, wanted: int
+) -> tuple[Annotated[Records, PIECE, "pieces"], Annotated[Int64, "rows+1"]]:
     """The pieces of the first `wanted` rows of a new plan, and where those of each row begin."""
     parts, starts, rows, pieces = [], [np.zeros(1, np.int64)], 0, 0
     for window in plan.windows():
@@ -206,12 +222,20 @@ def _planned(plan: Plan, wanted: int) -> tuple[Annotated[Records, PIECE, "pieces
 
 
 def _by_source(
-    loader: Loader, end: PlanState, pieces: Records, targets: Annotated[Bool, "pieces"], steps: tuple[int, int]
+    loader: Loader,
+    end: PlanState,
+    pieces: Records,
+    targets: Annotated[Bool, "pieces"],
+    steps: tuple[int, int],
 ) -> tuple[SourcePlan, ...]:
     begin, stop = steps
-    first, last = (np.array(loader.mixture.shares_at(step)) for step in (begin, max(stop - 1, begin)))
+    first, last = (
+        np.array(loader.mixture.shares_at(step)) for step in (begin, max(stop - 1, begin))
+    )
     total = max(1, int(pieces["length"].sum()))
-    all_untrained = np.zeros(len(end.skipped), UNTRAINED) if end.untrained is None else end.untrained
+    all_untrained = (
+        np.zeros(len(end.skipped), UNTRAINED) if end.untrained is None else end.untrained
+    )
     found = []
     sources = zip(loader.mixture.sources, loader.datasets, rewritings_of(loader), strict=True)
     for number, (source, dataset, rewriting) in enumerate(sources):
@@ -254,5 +278,7 @@ def _tasks(rewriting: Any, pieces: Records) -> dict[str, float]:
     some = pieces[:: -(-len(pieces) // TASKS_COUNTED)]
     _, _, inner = rewriting.framing(some)
     keys = rewriting.keys(some)
-    found = Counter(task(int(length), int(key)) for length, key in zip(inner, keys, strict=True) if length)
+    found = Counter(
+        task(int(length), int(key)) for length, key in zip(inner, keys, strict=True) if length
+    )
     return {name: count / found.total() for name, count in found.most_common()}

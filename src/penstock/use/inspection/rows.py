@@ -1,10 +1,12 @@
-"""One row as it is trained: its tokens, targets and weights, the origins of its documents, and the work of objectives.
+"""One row as it is trained: its tokens, targets and weights, the origins of its documents, and the
+work of objectives.
 
-`stretches_of` reads back from a row what an objective did to a document: which slots have the document's own tokens
-(*words*), and what the other slots are for. It goes by position, not by id: the objective's own `restore` gives the
-slot of each word, so words that look like sentinels are not mistaken for them. Only added tokens are named by their
-ids, which no two roles share. Infilling at characters encodes the words again, so there ids decide. For an objective of
-the user, only the prefix is known. Costs one restoration per document, a few microseconds per token.
+`stretches_of` reads back from a row what an objective did to a document: which slots have the
+document's own tokens (*words*), and what the other slots are for. It goes by position, not by id:
+the objective's own `restore` gives the slot of each word, so words that look like sentinels are not
+mistaken for them. Only added tokens are named by their ids, which no two roles share. Infilling at
+characters encodes the words again, so there ids decide. For an objective of the user, only the
+prefix is known. Costs one restoration per document, a few microseconds per token.
 """
 
 from collections import Counter
@@ -27,7 +29,9 @@ from penstock.use.inspection.text import origin_text, part_texts, token_texts
 
 TEXT = "text"
 WORD_ROLES = frozenset({"input", "target", TEXT, "prefix", "suffix", "middle", "prefix and middle"})
-"""Roles of the document's own tokens; all other roles are of tokens that the objective or the loader added."""
+"""Roles of the document's own tokens; all other roles are of tokens that the objective or the
+loader added.
+"""
 
 
 @final
@@ -40,9 +44,13 @@ class Stretch:
     end: int
     """One after the last slot."""
     part: str
-    """Part of the rewritten document: inputs, targets; prefix, suffix, middle; text if it has only one part."""
+    """Part of the rewritten document: inputs, targets; prefix, suffix, middle; text if it has only
+    one part.
+    """
     role: str
-    """Role of each token: input, target, sentinel (in place of a span, and before the span), mode, input end, …"""
+    """Role of each token: input, target, sentinel (in place of a span, and before the span), mode,
+    input end, …
+    """
     span: int = -1
     """Number, from 0, of the span that the sentinel or words belong to; −1: none."""
     word: int = -1
@@ -69,7 +77,9 @@ class RowDocument:
     document: int
     """Number in its dataset."""
     first_token: int
-    """First token in the document; above 0 for a later part of a split document, or the end of a longer one."""
+    """First token in the document; above 0 for a later part of a split document, or the end of a
+    longer one.
+    """
     epoch: int
     task: str = ""
     """Name of the objective's task for it; empty if the objective has no tasks."""
@@ -78,7 +88,9 @@ class RowDocument:
     stretches: tuple[Stretch, ...] = ()
     """Purpose of its slots, in order; empty if it is unchanged."""
     restored: tuple[tuple[str, int], ...] = ()
-    """Its original text in parts, each with the number of its span (−1 = none); empty if its words are unknown."""
+    """Its original text in parts, each with the number of its span (−1 = none); empty if its words
+    are unknown.
+    """
     images: tuple[ShownImage, ...] = ()
     """Its images, at slots of the row."""
 
@@ -122,18 +134,27 @@ class RowView:
         """[T] loss weight of each token as the target of the token before it; 0 = only read."""
         weights = np.zeros(self.sequence_length, np.float32)
         weights[1:] = np.where(self.targets[0, :-1] == IGNORE, 0.0, self.loss_weights[0, :-1])
-        # The last target of a part of a split document is in no row: the slot after it has another document.
+        # The last target of a part of a split document is in no row: the slot after it has another
+        # document.
         weights[[part.begin for part in self.documents]] = 0
         return weights
 
     def num_targets(self, distance: int = 1) -> int:
         """Number of trained targets at a distance."""
-        return int(np.count_nonzero((self.targets[distance - 1] != IGNORE) & (self.loss_weights[distance - 1] != 0)))
+        return int(
+            np.count_nonzero(
+                (self.targets[distance - 1] != IGNORE) & (self.loss_weights[distance - 1] != 0)
+            )
+        )
 
     @property
     def tasks(self) -> dict[str, int]:
-        """Documents of the row by task, most frequent first; documents without one are not counted."""
-        return dict(Counter(document.task for document in self.documents if document.task).most_common())
+        """Documents of the row by task, most frequent first; documents without one are not
+        counted.
+        """
+        return dict(
+            Counter(document.task for document in self.documents if document.task).most_common()
+        )
 
     def as_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
@@ -152,12 +173,18 @@ class RowView:
 
 
 def view_rows(
-    loader: Loader, step: int, rows: list[int], tokenizer_for: Callable[[Any], Any], *, lines: bool = False
+    loader: Loader,
+    step: int,
+    rows: list[int],
+    tokenizer_for: Callable[[Any], Any],
+    *,
+    lines: bool = False,
 ) -> list[RowView]:
     """Fill one step and show some of its rows.
 
     Args:
-        loader: For a single process, with requirements for all fields of a row; it is moved to `step`.
+        loader: For a single process, with requirements for all fields of a row; it is moved to
+            `step`.
         step: Number of the step.
         rows: Numbers of rows in the step; numbers outside the step are left out.
         tokenizer_for: Dataset → tokenizer, or None.
@@ -169,10 +196,22 @@ def view_rows(
         _speller(tokenizer_for(dataset), rewriting.objective)
         for dataset, rewriting in zip(loader.datasets, rewritings_of(loader), strict=True)
     ]
-    return [_view(loader, step, row, inputs[row], pieces[row], tokenizers, lines) for row in rows if row < len(inputs)]
+    return [
+        _view(loader, step, row, inputs[row], pieces[row], tokenizers, lines)
+        for row in rows
+        if row < len(inputs)
+    ]
 
 
-def _view(loader: Loader, step: int, number: int, row: Any, pieces: Array, spellers: list[Any], lines: bool) -> RowView:
+def _view(
+    loader: Loader,
+    step: int,
+    number: int,
+    row: Any,
+    pieces: Array,
+    spellers: list[Any],
+    lines: bool,
+) -> RowView:
     documents, texts = [], [""] * row.sequence_length
     prefixes = [0] * len(pieces) if row.prefix_lengths is None else row.prefix_lengths.tolist()
     for origin, piece, prefix in zip(loader.explain(step, number), pieces, prefixes, strict=True):
@@ -223,7 +262,9 @@ def _restored(
     stretches: tuple[Stretch, ...], tokens: Array, tokenizer: Tokenizer | None, lines: bool
 ) -> tuple[tuple[str, int], ...]:
     parts = in_order(stretches)
-    texts = part_texts(tokenizer, [tokens[part.begin : part.end].tolist() for part in parts], lines=lines)
+    texts = part_texts(
+        tokenizer, [tokens[part.begin : part.end].tolist() for part in parts], lines=lines
+    )
     return tuple((text, part.span) for text, part in zip(texts, parts, strict=True))
 
 
@@ -233,13 +274,21 @@ def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
 
 
 def _speller(tokenizer: Tokenizer | None, objective: Any) -> Tokenizer | None:
-    """The tokenizer that knows an objective's added tokens: the objective's if it names one, else the dataset's."""
+    """The tokenizer that knows an objective's added tokens: the objective's if it names one, else
+    the dataset's.
+    """
     extended = getattr(objective, "tokenizer", None)
-    return tokenizer if tokenizer is None or not isinstance(extended, str) else load_tokenizer(extended)
+    return (
+        tokenizer
+        if tokenizer is None or not isinstance(extended, str)
+        else load_tokenizer(extended)
+    )
 
 
 def pieces_of_step(loader: Loader, step: int) -> list[Array]:
-    """The lines of the plan for each row of a step, each [pieces, columns]; moves the loader to the step."""
+    """The lines of the plan for each row of a step, each [pieces, columns]; moves the loader to the
+    step.
+    """
     plan = loader.seek(step)._planner.next()
     return [] if plan is None else np.split(plan.pieces, plan.row_starts[1:-1])
 
@@ -249,7 +298,9 @@ def rewritings_of(loader: Loader) -> list[Any]:
     return list(loader._plan.rewritings)
 
 
-def stretches_of(rewriting: Any, piece: Any, tokens: Any, begin: int, prefix: int) -> tuple[Stretch, ...]:
+def stretches_of(
+    rewriting: Any, piece: Any, tokens: Any, begin: int, prefix: int
+) -> tuple[Stretch, ...]:
     """The stretches of one document in a row, in order; none if it is unchanged.
 
     Args:
@@ -267,10 +318,16 @@ def stretches_of(rewriting: Any, piece: Any, tokens: Any, begin: int, prefix: in
     eos = len(tokens) - tail - filling
     inner = np.delete(np.asarray(tokens), slice(eos, eos + tail))[head:]
     key = int(rewriting.keys(piece[None])[0])
-    if not length or not (found := _read(rewriting.objective, inner, length, key, prefix - head, filling)):
+    if not length or not (
+        found := _read(rewriting.objective, inner, length, key, prefix - head, filling)
+    ):
         return ()
     found = [replace(each, begin=each.begin + head, end=each.end + head) for each in found]
-    behind = [replace(each, begin=each.begin + tail, end=each.end + tail) for each in found if each.begin >= eos]
+    behind = [
+        replace(each, begin=each.begin + tail, end=each.end + tail)
+        for each in found
+        if each.begin >= eos
+    ]
     before = [each for each in found if each.begin < eos]
     parts = [
         *([Stretch(begin=0, end=1, part=found[0].part, role="BOS")] if head else []),
@@ -281,7 +338,9 @@ def stretches_of(rewriting: Any, piece: Any, tokens: Any, begin: int, prefix: in
     return tuple(replace(each, begin=each.begin + begin, end=each.end + begin) for each in parts)
 
 
-def _read(objective: Any, tokens: Array, length: int, key: int, prefix: int, filling: int) -> list[Stretch]:
+def _read(
+    objective: Any, tokens: Array, length: int, key: int, prefix: int, filling: int
+) -> list[Stretch]:
     if isinstance(objective, Denoise):
         return _read_denoised(objective, tokens, length, key)
     if isinstance(objective, Infill):
@@ -290,11 +349,19 @@ def _read(objective: Any, tokens: Array, length: int, key: int, prefix: int, fil
         return []
     end = len(tokens) - filling
     rest = [Stretch(begin=prefix, end=end, part="rest", role=TEXT)] if prefix < end else []
-    return [Stretch(begin=0, end=prefix, part="prefix", role="prefix"), *rest, *_filled_up(end, tokens, "rest")]
+    return [
+        Stretch(begin=0, end=prefix, part="prefix", role="prefix"),
+        *rest,
+        *_filled_up(end, tokens, "rest"),
+    ]
 
 
 def _filled_up(end: int, tokens: Array, part: str) -> list[Stretch]:
-    return [Stretch(begin=end, end=len(tokens), part=part, role="filling")] if end < len(tokens) else []
+    return (
+        [Stretch(begin=end, end=len(tokens), part=part, role="filling")]
+        if end < len(tokens)
+        else []
+    )
 
 
 def _read_denoised(objective: Denoise, tokens: Array, length: int, key: int) -> list[Stretch]:
@@ -314,14 +381,19 @@ def _read_denoised(objective: Denoise, tokens: Array, length: int, key: int) -> 
         roles[-1], owners[-1] = "final sentinel", -1
     bar = int(np.flatnonzero(roles == "target")[0])
     bar -= int(roles[bar - 1] == "sentinel")
-    return _grouped(words, roles, owners, np.where(np.arange(len(tokens)) < bar, "inputs", "targets"))
+    return _grouped(
+        words, roles, owners, np.where(np.arange(len(tokens)) < bar, "inputs", "targets")
+    )
 
 
 def _names_of(objective: Denoise) -> dict[int, tuple[str, int]]:
     """Role of each added id, and the span that a sentinel represents."""
     named = [(task.mode, ("mode", -1)) for task in objective.tasks]
     named.append((objective.input_end, ("input end", -1)))
-    named += [(sentinel, ("sentinel", number)) for number, sentinel in enumerate(objective.sentinels or ())]
+    named += [
+        (sentinel, ("sentinel", number))
+        for number, sentinel in enumerate(objective.sentinels or ())
+    ]
     return {token: role for token, role in named if isinstance(token, int)}
 
 
@@ -343,7 +415,9 @@ def _grouped(words: Array, roles: Array, owners: Array, parts: Array) -> list[St
     ]
 
 
-def _read_infilled(objective: Infill, tokens: Array, length: int, key: int, filling: int) -> list[Stretch]:
+def _read_infilled(
+    objective: Infill, tokens: Array, length: int, key: int, filling: int
+) -> list[Stretch]:
     order = objective.task(length, key)
     if order == "causal":
         return []
@@ -351,14 +425,20 @@ def _read_infilled(objective: Infill, tokens: Array, length: int, key: int, fill
     added = np.ones(len(tokens), bool)
     if objective.split == "token":
         added[objective.restore(np.arange(len(tokens), dtype=np.int32), length, key)] = False
-    suffix, middle = (int(np.flatnonzero(added & (tokens == token))[0]) for token in (suffix_id, middle_id))
+    suffix, middle = (
+        int(np.flatnonzero(added & (tokens == token))[0]) for token in (suffix_id, middle_id)
+    )
     end = len(tokens) - filling
     first, last = suffix - 1, end - middle - 1
     if order == "PSM":
-        words = [("prefix", 0, 1, suffix, 0, -1), ("suffix", suffix, suffix + 1, middle, first + last, -1)]
+        words = [
+            ("prefix", 0, 1, suffix, 0, -1),
+            ("suffix", suffix, suffix + 1, middle, first + last, -1),
+        ]
         words.append(("middle", middle, middle + 1, end, first, 0))
     else:
-        # The row does not show where the prefix ends and the middle begins, and the model does not see it either.
+        # The row does not show where the prefix ends and the middle begins, and the model does not
+        # see it either.
         words = [("prefix", 0, 1, 1, 0, -1), ("suffix", 1, 2, middle, last, -1)]
         words.append(("prefix and middle", middle, middle + 1, end, 0, -1))
     found = []

@@ -1,8 +1,9 @@
-"""Rows and documents without a target, counted, and documents with loss weights that are cut; as warnings for people.
+"""Rows and documents without a target, counted, and documents with loss weights that are cut; as
+warnings for people.
 
-A row without a target costs a pass of the model and trains nothing. A chat that is cut may lose its answers, or train
-an answer without its prompt. Both follow from the plan: nothing is filled. In documents that an objective rewrites,
-every token with a loss weight counts as a target.
+A row without a target costs a pass of the model and trains nothing. A chat that is cut may lose its
+answers, or train an answer without its prompt. Both follow from the plan: nothing is filled. In
+documents that an objective rewrites, every token with a loss weight counts as a target.
 """
 
 from collections.abc import Sequence
@@ -50,23 +51,34 @@ class CutDocuments:
     def __str__(self) -> str:
         count = "some" if self.documents is None else f"{self.documents:,}"
         return (
-            f"source {self.source!r}: {count} of {self.of_documents:,} documents with loss weights are longer than "
-            f"{self.longer_than}; {self._consequence()}. So that every answer keeps its prompt, set too_long: drop, or "
-            f"{self.cure}"
+            f"source {self.source!r}: {count} of {self.of_documents:,} documents with loss "
+            f"weights are longer than {self.longer_than}; {self._consequence()}. So that "
+            f"every answer keeps its prompt, set too_long: drop, or {self.cure}"
         )
 
     def _consequence(self) -> str:
-        without = "are left out" if self.drops else "take slots and train nothing (drop_untrained leaves them out)"
+        without = (
+            "are left out"
+            if self.drops
+            else "take slots and train nothing (drop_untrained leaves them out)"
+        )
         if self.too_long == "split":
             return (
-                f"too_long: split trains an answer in a later part without its prompt, and parts without a target "
-                f"{without}"
+                "too_long: split trains an answer in a later part without its prompt, and "
+                f"parts without a target {without}"
             )
-        lost = "answers at their end" if self.too_long == "truncate" else "prompts at their beginning"
-        return f"too_long: {self.too_long} cuts off {lost}, and documents without a target in the rest {without}"
+        lost = (
+            "answers at their end" if self.too_long == "truncate" else "prompts at their beginning"
+        )
+        return (
+            f"too_long: {self.too_long} cuts off {lost}, and documents without a target in the "
+            f"rest {without}"
+        )
 
 
-def find_targets(plan: Plan, pieces: Annotated[Records, PIECE, "pieces"], distances: int) -> Annotated[Bool, "pieces"]:
+def find_targets(
+    plan: Plan, pieces: Annotated[Records, PIECE, "pieces"], distances: int
+) -> Annotated[Bool, "pieces"]:
     """Whether each piece of a plan has a target.
 
     Args:
@@ -94,7 +106,9 @@ def rows_with_targets(
 
 
 def cut_documents(plan: Plan, number: int) -> CutDocuments | None:
-    """The documents of a source that are longer than its limit and are cut; None: there are none with loss weights."""
+    """The documents of a source that are longer than its limit and are cut; None: there are none
+    with loss weights.
+    """
     source, dataset, settings = plan.mixture.sources[number], plan.datasets[number], plan.settings
     too_long, limit = too_long_of(source, dataset), plan.limits[number]
     if settings.packing == "concat" or too_long not in CUTTING or not dataset.table.has_spans:
@@ -111,20 +125,29 @@ def cut_documents(plan: Plan, number: int) -> CutDocuments | None:
     elif limit != settings.sequence_length:
         longer_than = f"the {limit:,} tokens that objective {source.objective.name!r} takes"
     return CutDocuments(
-        source=source.name, documents=documents, of_documents=end - begin, too_long=too_long, longer_than=longer_than,
-        cure=cure, drops=plan.untrained_parts[number] is not None,
-    )  # fmt: skip
+        source=source.name,
+        documents=documents,
+        of_documents=end - begin,
+        too_long=too_long,
+        longer_than=longer_than,
+        cure=cure,
+        drops=plan.untrained_parts[number] is not None,
+    )
 
 
 def _longer(lengths: Any, begin: int, end: int, limit: int) -> int | None:
-    """Documents of more than `limit` tokens among begin … end − 1; None: not all lengths are here."""
+    """Documents of more than `limit` tokens among begin … end − 1; None: not all lengths are
+    here.
+    """
     if isinstance(lengths, LazyNumbers) and not lengths.ranges.here.all():
         return None
     parts = (lengths[at : min(at + _TOGETHER, end), 0] for at in range(begin, end, _TOGETHER))
     return sum(int(np.count_nonzero(part > limit)) for part in parts)
 
 
-def warning_of_rows(what: str, without: int, rows: int, documents: Sequence[tuple[str, int]]) -> str | None:
+def warning_of_rows(
+    what: str, without: int, rows: int, documents: Sequence[tuple[str, int]]
+) -> str | None:
     """The warning of rows without a target; None: there are none.
 
     Args:
@@ -137,16 +160,18 @@ def warning_of_rows(what: str, without: int, rows: int, documents: Sequence[tupl
         return None
     named = ", ".join(f"{count:,} of source {name!r}" for name, count in documents if count)
     return (
-        f"{without:,} of {rows:,} rows {what} have no target, so nothing in them is trained; documents without a "
-        f"target: {named}. Prepare them with other loss weights, or leave them out (for chats: drop_untrained of "
-        "`penstock prepare`)"
+        f"{without:,} of {rows:,} rows {what} have no target, so nothing in them is trained; "
+        f"documents without a target: {named}. Prepare them with other loss weights, or leave "
+        "them out (for chats: drop_untrained of `penstock prepare`)"
     )
 
 
 def target_warnings(loader: Loader, max_steps: int) -> list[str]:
-    """What to say about targets before a training: rows without one among the first, and documents that are cut.
+    """What to say about targets before a training: rows without one among the first, and documents
+    that are cut.
 
-    It raises nothing: what cannot be planned or read ends the look, and the training itself will name it at its step.
+    It raises nothing: what cannot be planned or read ends the look, and the training itself will
+    name it at its step.
 
     Args:
         loader: It does not move. Costs its plan of about `FIRST_ROWS` rows.
@@ -162,6 +187,8 @@ def target_warnings(loader: Loader, max_steps: int) -> list[str]:
             without += int(np.count_nonzero(~rows_with_targets(found, window.row_starts)))
             untrained += np.bincount(window.pieces["source"][~found], minlength=len(untrained))
     names = [source.name for source in loader.mixture.sources]
-    of_rows = warning_of_rows("at the beginning", without, seen, list(zip(names, untrained.tolist(), strict=True)))
+    of_rows = warning_of_rows(
+        "at the beginning", without, seen, list(zip(names, untrained.tolist(), strict=True))
+    )
     cut = (cut_documents(plan, number) for number in range(len(plan.datasets)))
     return [*([of_rows] if of_rows else []), *(str(one) for one in cut if one is not None)]

@@ -1,9 +1,9 @@
 """What a student could learn from a teacher with another tokenizer, counted before any training.
 
-`Audit` takes texts, token ids or conversations one at a time. It counts how many of the student's tokens are in chunks,
-what the vocabularies share, and where the two texts differ. `audit_texts`, `audit_dataset` and `audit_chats` feed it
-from files, a prepared dataset, or conversations under two templates. Cost: encoding on both sides, and about 50 ns a
-token.
+`Audit` takes texts, token ids or conversations one at a time. It counts how many of the student's
+tokens are in chunks, what the vocabularies share, and where the two texts differ. `audit_texts`,
+`audit_dataset` and `audit_chats` feed it from files, a prepared dataset, or conversations under two
+templates. Cost: encoding on both sides, and about 50 ns a token.
 """
 
 import re
@@ -29,11 +29,17 @@ from penstock.use.inspection.conversations import sample_records
 WORST_PLACES = 5
 SHOWN_CHARACTERS = 48
 MOSTLY = 0.9
-"""A loss over the common vocabulary needs a teacher that has at least this share of the student's numerals."""
+"""A loss over the common vocabulary needs a teacher that has at least this share of the student's
+numerals.
+"""
 COVERED = 0.98
-"""If a smaller share of tokens is in chunks, the report advises looking at the differing places first."""
+"""If a smaller share of tokens is in chunks, the report advises looking at the differing places
+first.
+"""
 FINER = 0.5
-"""A loss over the common vocabulary needs chunks of one token: at least this share of the student's tokens."""
+"""A loss over the common vocabulary needs chunks of one token: at least this share of the student's
+tokens.
+"""
 
 _NUMERAL = re.compile(rb"[0-9]{2,}")
 
@@ -41,7 +47,9 @@ _NUMERAL = re.compile(rb"[0-9]{2,}")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedVocabulary:
-    """What two vocabularies have in common, by the exact bytes of their tokens, without control tokens."""
+    """What two vocabularies have in common, by the exact bytes of their tokens, without control
+    tokens.
+    """
 
     student: int
     teacher: int
@@ -52,7 +60,9 @@ class SharedVocabulary:
     numerals: int
     """Student tokens that are numerals of two or more digits."""
     shared_numerals: int
-    """Those that the teacher has. A teacher without them predicts nothing about numbers token by token."""
+    """Those that the teacher has. A teacher without them predicts nothing about numbers token by
+    token.
+    """
 
 
 @final
@@ -109,7 +119,11 @@ class Audit:
     """Counts over documents; `report` summarises them."""
 
     def __init__(
-        self, student: Tokenizer, teacher: Tokenizer, *, control_pairs: Mapping[int, int] | None = None
+        self,
+        student: Tokenizer,
+        teacher: Tokenizer,
+        *,
+        control_pairs: Mapping[int, int] | None = None,
     ) -> None:
         """Args: `control_pairs`, as in `Aligner`."""
         self._aligner = Aligner(student, teacher, control_pairs=control_pairs)
@@ -131,23 +145,38 @@ class Audit:
         return self._count(student_ids, self._aligner.teacher.encode(text).astype(np.int64))
 
     def add_ids(self, student_ids: Any) -> Alignment:
-        """Count a document given as the student's tokens; the teacher encodes the text that they spell."""
+        """Count a document given as the student's tokens; the teacher encodes the text that they
+        spell.
+        """
         ids = np.asarray(student_ids, np.int64)
         return self._count(ids, self._aligner.teacher_ids(ids))
 
     def add_chat(self, student_chat: Any, teacher_chat: Any) -> Alignment:
-        """Count the trained turns of a conversation, as `penstock.chat.encode` returns it for each side."""
+        """Count the trained turns of a conversation, as `penstock.chat.encode` returns it for each
+        side.
+        """
         sides = [
-            (np.asarray(chat.tokens, np.int64), np.asarray(chat.loss_weights)) for chat in (student_chat, teacher_chat)
+            (np.asarray(chat.tokens, np.int64), np.asarray(chat.loss_weights))
+            for chat in (student_chat, teacher_chat)
         ]
         found = align_chats(self._aligner, *sides[0], *sides[1])
-        return self._count(sides[0][0], sides[1][0], found=found, trained=(sides[0][1] != 0, sides[1][1] != 0))
+        return self._count(
+            sides[0][0], sides[1][0], found=found, trained=(sides[0][1] != 0, sides[1][1] != 0)
+        )
 
     def _count(
-        self, student_ids: Any, teacher_ids: Any, *, found: Alignment | None = None, trained: Any = None
+        self,
+        student_ids: Any,
+        teacher_ids: Any,
+        *,
+        found: Alignment | None = None,
+        trained: Any = None,
     ) -> Alignment:
         found = found or self._aligner.align(student_ids, teacher_ids)
-        counted = [ids if trained is None else ids[trained[k]] for k, ids in enumerate((student_ids, teacher_ids))]
+        counted = [
+            ids if trained is None else ids[trained[k]]
+            for k, ids in enumerate((student_ids, teacher_ids))
+        ]
         sizes = np.column_stack([np.diff(found.student_bounds), np.diff(found.teacher_bounds)])
         useful = found.kinds != DIFFERENT
         self._tokens += np.bincount(found.kinds, sizes[:, 0], minlength=4).astype(np.int64)
@@ -163,7 +192,9 @@ class Audit:
         self._teacher_tokens += len(counted[1])
         return found
 
-    def _note_places(self, student_ids: Any, teacher_ids: Any, found: Alignment, sizes: Any, trained: Any) -> None:
+    def _note_places(
+        self, student_ids: Any, teacher_ids: Any, found: Alignment, sizes: Any, trained: Any
+    ) -> None:
         """Keep the longest usable chunk and the largest unusable places."""
         ranges = np.column_stack([found.student_bounds, found.teacher_bounds]).tolist()
         useful = np.flatnonzero((found.kinds == EXACT) | (found.kinds == EQUIVALENT))
@@ -201,9 +232,19 @@ class Audit:
     def report(self) -> AuditReport:
         """Summarise the documents counted so far."""
         total = max(self._student_tokens, 1)
-        kinds = dict(zip((EXACT, EQUIVALENT, CONTROL, DIFFERENT), (self._tokens / total).tolist(), strict=True))
+        kinds = dict(
+            zip(
+                (EXACT, EQUIVALENT, CONTROL, DIFFERENT),
+                (self._tokens / total).tolist(),
+                strict=True,
+            )
+        )
         vocabulary = self._vocabulary()
-        coverage = 1 - kinds[DIFFERENT] - (total - int(self._tokens.sum())) / total if self._student_tokens else 0.0
+        coverage = (
+            1 - kinds[DIFFERENT] - (total - int(self._tokens.sum())) / total
+            if self._student_tokens
+            else 0.0
+        )
         one_to_one = self._one_to_one / total
         loss, advice = _advise(self._aligner, vocabulary, coverage, one_to_one)
         return AuditReport(
@@ -244,7 +285,9 @@ class Audit:
 def _shared_ids(student: Any, teacher: Any) -> Any:
     """Which student ids have the same bytes as a teacher id, bool [student vocabulary]."""
     known = {teacher[k] for k in np.flatnonzero(~teacher.is_control).tolist()}
-    return np.array([not student.is_control[k] and student[k] in known for k in range(len(student))], np.bool_)
+    return np.array(
+        [not student.is_control[k] and student[k] in known for k in range(len(student))], np.bool_
+    )
 
 
 def _gaps(ranges: list[list[int]], num_student: int, num_teacher: int) -> list[list[int]]:
@@ -267,40 +310,72 @@ def _shown(tokenizer: Tokenizer, ids: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
-def _advise(aligner: Aligner, vocabulary: SharedVocabulary, coverage: float, one_to_one: float) -> tuple[str, str]:
+def _advise(
+    aligner: Aligner, vocabulary: SharedVocabulary, coverage: float, one_to_one: float
+) -> tuple[str, str]:
     """The recommended loss, and why.
 
-    Source: NeMo-RL's comparison of P-KL and H-KL. A teacher without the student's numerals (0 of 1,100) taught
-    arithmetic well only through the projection; a teacher with all of them (1,100 of 1,100) taught it better by H-KL.
-    Own measurement, on the texts of docs/tutorials/distillation.md: a student that cuts finer than its teacher (13 % of
-    tokens one to one) learned by H-KL and P-KL to predict whole words, which its text is not made of: 0.65 and 0.24
-    bits per byte on held-out texts, where alone it had 0.20, and 0.18 by ALM.
+    Source: NeMo-RL's comparison of P-KL and H-KL. A teacher without the student's numerals (0 of
+    1,100) taught arithmetic well only through the projection; a teacher with all of them (1,100 of
+    1,100) taught it better by H-KL. Own measurement, on the texts of
+    docs/tutorials/distillation.md: a student that cuts finer than its teacher (13 % of tokens one
+    to one) learned by H-KL and P-KL to predict whole words, which its text is not made of: 0.65 and
+    0.24 bits per byte on held-out texts, where alone it had 0.20, and 0.18 by ALM.
     """
     if aligner.is_identity:
         return "kl", "The tokenizers are the same: kl, token by token."
     if not aligner.is_exact:
-        return "alm", "A tokenizer has no byte table, so chunks only look equal: alm, which needs no common vocabulary."
+        return (
+            "alm",
+            (
+                "A tokenizer has no byte table, so chunks only look equal: alm, which needs no "
+                "common vocabulary."
+            ),
+        )
     numerals = (
-        f"{vocabulary.shared_numerals:,} of the student's {vocabulary.numerals:,} numerals of several digits"
+        f"{vocabulary.shared_numerals:,} of the student's {vocabulary.numerals:,} numerals of "
+        "several digits"
         if vocabulary.numerals
         else "its digits one by one, as the student has them"
     )
     words = f"{vocabulary.in_text:.1%} of the text's tokens"
     look = (
-        "" if coverage >= COVERED else f" Only {coverage:.1%} of tokens are in chunks: look at the places above first."
+        ""
+        if coverage >= COVERED
+        else f" Only {coverage:.1%} of tokens are in chunks: look at the places above first."
     )
     if vocabulary.shared_numerals < MOSTLY * vocabulary.numerals:
-        return "p_kl", f"The teacher has {numerals}: p_kl gives a numeral's probability to its digits; or alm.{look}"
+        return (
+            "p_kl",
+            (
+                f"The teacher has {numerals}: p_kl gives a numeral's probability to its digits; "
+                f"or alm.{look}"
+            ),
+        )
     if vocabulary.in_text < MOSTLY:
-        return "p_kl", f"The teacher has only {words}: p_kl, which covers the rest in pieces; or alm.{look}"
+        return (
+            "p_kl",
+            f"The teacher has only {words}: p_kl, which covers the rest in pieces; or alm.{look}",
+        )
     if one_to_one < FINER:
         face = f"only {one_to_one:.1%} face a single one of its own"
-        return "alm", f"The teacher has {words}, but {face}: alm, which compares whole chunks.{look}"
-    return "h_kl", f"The teacher has {words}, and {numerals}: h_kl, over the common vocabulary.{look}"
+        return (
+            "alm",
+            f"The teacher has {words}, but {face}: alm, which compares whole chunks.{look}",
+        )
+    return (
+        "h_kl",
+        f"The teacher has {words}, and {numerals}: h_kl, over the common vocabulary.{look}",
+    )
 
 
 def audit_texts(
-    audit: Audit, sources: Sequence[str], count: int, *, format: str | None = None, text_field: str = "text"
+    audit: Audit,
+    sources: Sequence[str],
+    count: int,
+    *,
+    format: str | None = None,
+    text_field: str = "text",
 ) -> None:
     """Count the first `count` texts of files, folders, globs or URLs.
 
@@ -323,10 +398,13 @@ def audit_dataset(audit: Audit, path: str, student: Tokenizer, count: int) -> No
     made_by = dataset.tokenizer
     if made_by is not None and made_by.fingerprint != student.fingerprint:
         raise ConfigError(
-            f"{path}: was prepared with another tokenizer ({made_by.name}, {made_by.fingerprint[:8]}) than the "
-            f"student's ({student.name}, {student.fingerprint[:8]}); give {Path(path) / 'tokenizer'} as STUDENT"
+            f"{path}: was prepared with another tokenizer ({made_by.name}, "
+            f"{made_by.fingerprint[:8]}) than the student's ({student.name}, "
+            f"{student.fingerprint[:8]}); give {Path(path) / 'tokenizer'} as STUDENT"
         )
-    for document in np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64)).tolist():
+    for document in np.unique(
+        np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64)
+    ).tolist():
         audit.add_ids(dataset[document].tokens)
 
 
@@ -337,13 +415,18 @@ def audit_chats(
     templates: tuple[str, str],
     count: int,
 ) -> None:
-    """Count the trained turns of `count` conversations, each rendered by the student's and the teacher's template.
+    """Count the trained turns of `count` conversations, each rendered by the student's and the
+    teacher's template.
 
     Raises:
-        RecordError: A record cannot be read, or fails a check for training; names its file and line.
+        RecordError: A record cannot be read, or fails a check for training; names its file and
+            line.
         ConfigError: There is no such template.
     """
-    loaded = [load_template(template, tokenizer=one) for template, one in zip(templates, tokenizers, strict=True)]
+    loaded = [
+        load_template(template, tokenizer=one)
+        for template, one in zip(templates, tokenizers, strict=True)
+    ]
     for record in sample_records(list(sources), count).records:
         if record.value is None:
             raise RecordError(f"{record.origin}: {record.problem}")

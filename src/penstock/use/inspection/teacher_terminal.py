@@ -1,4 +1,6 @@
-"""Distillation in the terminal: the chunks of one document on both sides, and the findings of an audit."""
+"""Distillation in the terminal: the chunks of one document on both sides, and the findings of an
+audit.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,15 +17,24 @@ from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.teacher_audit import AuditReport, Place
 
 Line = tuple[slice, slice, float]
-"""Slots of the student's row and of the teacher's, and the weight; 0 for tokens outside all chunks."""
+"""Slots of the student's row and of the teacher's, and the weight; 0 for tokens outside all
+chunks.
+"""
 BAR = 24
 """Characters of a bar of 100 %."""
 
 
 def chunk_view(
-    row: ModelInput, made: TeacherRow, student: Tokenizer, teacher: Tokenizer, *, document: int = 0, limit: int = 60
+    row: ModelInput,
+    made: TeacherRow,
+    student: Tokenizer,
+    teacher: Tokenizer,
+    *,
+    document: int = 0,
+    limit: int = 60,
 ) -> Table:
-    """A table of one document: each chunk's tokens on both sides, their numbers, and the chunk's weight.
+    """A table of one document: each chunk's tokens on both sides, their numbers, and the chunk's
+    weight.
 
     Tokens outside all chunks have lines of their own, without a weight.
 
@@ -38,7 +49,9 @@ def chunk_view(
         ConfigError: The row has no such document.
     """
     if not 0 <= document < len(made.pieces):
-        raise ConfigError(f"document must be 0 … {len(made.pieces) - 1} in this row, got {document}")
+        raise ConfigError(
+            f"document must be 0 … {len(made.pieces) - 1} in this row, got {document}"
+        )
     table = Table(title=f"document {document} of the row")
     table.add_column("student")
     table.add_column("teacher")
@@ -81,13 +94,17 @@ def _range(row: ModelInput, document: int) -> tuple[int, int]:
 
 def _document_ids(row: ModelInput) -> np.ndarray[Any, Any]:
     if row.document_ids is None:
-        raise ConfigError("the row has no document_ids; set document_ids=True in the loader's requirements")
+        raise ConfigError(
+            "the row has no document_ids; set document_ids=True in the loader's requirements"
+        )
     return row.document_ids
 
 
 def _spelled(tokenizer: Tokenizer, ids: np.ndarray[Any, Any]) -> Text:
     """The text of each token, separated by bars, with visible spaces and newlines."""
-    shown = (tokenizer.decode([token]).replace(" ", "␣").replace("\n", "⏎") for token in ids.tolist())
+    shown = (
+        tokenizer.decode([token]).replace(" ", "␣").replace("\n", "⏎") for token in ids.tolist()
+    )
     return Text("│".join(shown))
 
 
@@ -97,8 +114,9 @@ def show_audit(report: AuditReport) -> None:
     methods = ", ".join(f"{name} {count:,}" for name, count in report.methods.items())
     console.print(f"[bold]{report.student}[/bold] learns from [bold]{report.teacher}[/bold]")
     console.print(
-        f"{report.documents:,} {'document' if report.documents == 1 else 'documents'}, {report.student_tokens:,} "
-        f"tokens against {report.teacher_tokens:,}; aligned by: {methods or 'nothing'}\n"
+        f"{report.documents:,} {'document' if report.documents == 1 else 'documents'}, "
+        f"{report.student_tokens:,} tokens against {report.teacher_tokens:,}; aligned by: "
+        f"{methods or 'nothing'}\n"
     )
     console.print(_shares(report))
     console.print(_vocabulary(report))
@@ -126,7 +144,12 @@ def _shares(report: AuditReport) -> Table:
         table.add_row(name, f"{100 * share:6.2f} %", "━" * round(BAR * share), note)
     if report.longest is not None:
         longest = report.longest
-        table.add_row("longest chunk", f"{longest.student_tokens} : {longest.teacher_tokens}", "", _quoted(longest)[0])
+        table.add_row(
+            "longest chunk",
+            f"{longest.student_tokens} : {longest.teacher_tokens}",
+            "",
+            _quoted(longest)[0],
+        )
     return table
 
 
@@ -138,15 +161,20 @@ def _vocabulary(report: AuditReport) -> str:
         else "it has no numerals of several digits"
     )
     return (
-        f"\nOf the student's {vocabulary.student:,} tokens the teacher ({vocabulary.teacher:,}) has "
-        f"{vocabulary.shared:,} ({vocabulary.shared / max(vocabulary.student, 1):.0%}), "
-        f"{vocabulary.in_text:.1%} of the text; {numerals}.\n"
+        f"\nOf the student's {vocabulary.student:,} tokens the teacher "
+        f"({vocabulary.teacher:,}) has {vocabulary.shared:,} "
+        f"({vocabulary.shared / max(vocabulary.student, 1):.0%}), {vocabulary.in_text:.1%} of "
+        f"the text; {numerals}.\n"
     )
 
 
 def _places(places: tuple[Place, ...]) -> Table:
     table = Table(
-        box=None, pad_edge=False, title="Where they are not the same", title_justify="left", title_style="bold"
+        box=None,
+        pad_edge=False,
+        title="Where they are not the same",
+        title_justify="left",
+        title_style="bold",
     )
     for name in ("document", "what", "tokens"):
         table.add_column(name, justify="right" if name != "what" else "left", no_wrap=True)

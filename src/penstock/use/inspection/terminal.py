@@ -1,7 +1,8 @@
 """Views for a terminal, in colour or with brackets instead of colours.
 
-A rewritten document is shown part by part, then in its original form. A sentinel appears as the number of its span, in
-the span's colour, both in the inputs and before the span, so a gap and its text are easy to match.
+A rewritten document is shown part by part, then in its original form. A sentinel appears as the
+number of its span, in the span's colour, both in the inputs and before the span, so a gap and its
+text are easy to match.
 """
 
 from collections.abc import Iterator
@@ -29,17 +30,23 @@ BAR = 40
 """Characters of the longest bar."""
 
 
-# -- datasets ----------------------------------------------------------------------------------------------------------
+# -- datasets
+# --------------------------------------------------------------------------------------------------
 
 
 def dataset_view(summary: DatasetSummary) -> Group:
     """Counts and the histogram of a dataset."""
     facts = _facts()
     facts.add_row("dataset", f"{summary.name}  {summary.path}")
-    facts.add_row("documents", f"{summary.documents:,} in {summary.shards:,} {_plural('shard', summary.shards)}")
+    facts.add_row(
+        "documents",
+        f"{summary.documents:,} in {summary.shards:,} {_plural('shard', summary.shards)}",
+    )
     facts.add_row("tokens", f"{summary.tokens:,} ({summary.token_bytes} bytes each)")
     facts.add_row(
-        "trained", f"{summary.trained_tokens:,} are targets{' (some spans are not)' if summary.has_spans else ''}"
+        "trained",
+        f"{summary.trained_tokens:,} are "
+        f"targets{' (some spans are not)' if summary.has_spans else ''}",
     )
     if summary.text_bytes is not None:
         rate = f", {summary.bytes_per_token:.2f} bytes per token" if summary.bytes_per_token else ""
@@ -50,7 +57,8 @@ def dataset_view(summary: DatasetSummary) -> Group:
     facts.add_row("checksums", "one for every 256 tokens" if summary.has_checksums else "none")
     facts.add_row("fingerprint", summary.fingerprint)
     lengths = "  ".join(
-        f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}" for q, value in summary.length_quantiles.items()
+        f"{QUANTILE_NAMES.get(q, f'{float(q):.0%}')} {value:,}"
+        for q, value in summary.length_quantiles.items()
     )
     facts.add_row("length", f"{lengths} tokens")
     return Group(facts, Text(), _histogram(summary))
@@ -72,7 +80,10 @@ def _histogram(summary: DatasetSummary) -> Table:
 
 def document_view(document: DocumentView, style: Style, max_tokens: int) -> Group:
     """One document with its origin; a long one is shown from both ends."""
-    head = Text(f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens", style="bold")
+    head = Text(
+        f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens",
+        style="bold",
+    )
     weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
     if not document.branches:
         return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
@@ -85,7 +96,8 @@ def document_view(document: DocumentView, style: Style, max_tokens: int) -> Grou
     return Group(head, tree_view(document.branches, style.width), *parts, Text())
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
+# -- rows
+# --------------------------------------------------------------------------------------------------
 
 
 def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
@@ -93,10 +105,15 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
     padding = row.sequence_length - row.num_tokens
     head = Text.assemble(
         (f"step {row.step} row {row.row}", "bold"),
-        f"  {row.sequence_length:,} slots, {len(row.documents)} {_plural('document', len(row.documents))}, "
-        f"{padding:,} padding ({padding / row.sequence_length:.1%}), targets trained: "
-        + ", ".join(f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1))
-        + "".join(f", {task} {count:,}" for task, count in row.tasks.items()).replace(",", "; tasks:", 1),
+        f"  {row.sequence_length:,} slots, {len(row.documents)} "
+        f"{_plural('document', len(row.documents))}, {padding:,} padding "
+        f"({padding / row.sequence_length:.1%}), targets trained: "
+        + ", ".join(
+            f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1)
+        )
+        + "".join(f", {task} {count:,}" for task, count in row.tasks.items()).replace(
+            ",", "; tasks:", 1
+        ),
     )
     weights = row.learned_weights
     parts: list[Any] = [head, _strip(row, style.width)]
@@ -106,14 +123,29 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
         if document.stretches:
             parts += parts_of_document(row, document, weights, style, max_tokens)
             continue
-        parts.append(_flow(row.texts[begin:end], weights[begin:end].tolist(), colour_of(number), style, max_tokens))
+        parts.append(
+            _flow(
+                row.texts[begin:end],
+                weights[begin:end].tolist(),
+                colour_of(number),
+                style,
+                max_tokens,
+            )
+        )
     if padding:
-        parts.append(Text(f"· padding  slots {row.num_tokens}–{row.sequence_length - 1}, never a target", style="dim"))
+        parts.append(
+            Text(
+                f"· padding  slots {row.num_tokens}–{row.sequence_length - 1}, never a target",
+                style="dim",
+            )
+        )
     return Group(*parts, Text())
 
 
 def slots_view(row: RowView, begin: int, end: int) -> Table:
-    """Slots [begin, end), one per line: token, position, and the targets at every distance with their weights."""
+    """Slots [begin, end), one per line: token, position, and the targets at every distance with
+    their weights.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("slot", "doc", "pos", "id"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -124,7 +156,11 @@ def slots_view(row: RowView, begin: int, end: int) -> Table:
     roles = _roles(row)
     if roles:
         table.add_column("role", no_wrap=True)
-    owners = {slot: i for i, document in enumerate(row.documents) for slot in range(document.begin, document.end)}
+    owners = {
+        slot: i
+        for i, document in enumerate(row.documents)
+        for slot in range(document.begin, document.end)
+    }
     for slot in range(begin, min(end, row.sequence_length)):
         owner = owners.get(slot)
         cells: list[str | Text] = []
@@ -135,7 +171,15 @@ def slots_view(row: RowView, begin: int, end: int) -> Table:
         letter = "·" if owner is None else letter_of(owner)
         token = Text("padding" if owner is None else row.texts[slot])
         style = "dim" if owner is None else colour_of(owner)
-        table.add_row(str(slot), letter, str(row.positions[slot]), str(row.tokens[slot]), token, *cells, style=style)
+        table.add_row(
+            str(slot),
+            letter,
+            str(row.positions[slot]),
+            str(row.tokens[slot]),
+            token,
+            *cells,
+            style=style,
+        )
     return table
 
 
@@ -179,12 +223,16 @@ def _strip(row: RowView, width: int) -> Text:
     strip = Text()
     for cell in range(cells):
         owner = owners[(2 * cell + 1) * row.sequence_length // (2 * cells)]
-        strip.append(*("·", "dim") if owner < 0 else (letter_of(owner), f"reverse {colour_of(owner)}"))
+        strip.append(
+            *("·", "dim") if owner < 0 else (letter_of(owner), f"reverse {colour_of(owner)}")
+        )
     return strip
 
 
 def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_tokens: int) -> Padding:
-    """Running text with one style per run of equal weight; the middle of a long text is left out and counted."""
+    """Running text with one style per run of equal weight; the middle of a long text is left out
+    and counted.
+    """
     count = len(texts)
     half = max(1, max_tokens // 2)
     pieces = [(0, count)] if count <= max_tokens else [(0, half), (count - half, count)]
@@ -200,10 +248,13 @@ def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_token
     return Padding(flow, (0, 0, 0, 2), expand=False)
 
 
-# -- rewritten documents -----------------------------------------------------------------------------------------------
+# -- rewritten documents
+# -----------------------------------------------------------------------------------------------
 
 
-def parts_of_document(row: RowView, document: RowDocument, weights: Any, style: Style, max_tokens: int) -> list[Any]:
+def parts_of_document(
+    row: RowView, document: RowDocument, weights: Any, style: Style, max_tokens: int
+) -> list[Any]:
     """The lines of a rewritten document below its heading.
 
     Args:
@@ -218,10 +269,15 @@ def parts_of_document(row: RowView, document: RowDocument, weights: Any, style: 
         stretches = list(group)
         begin, end = stretches[0].begin, stretches[-1].end
         seen = ", see each other" if end - document.begin <= document.prefix else ""
-        lines.append(_label(name, f"{end - begin:,} {'slot' if end - begin == 1 else 'slots'}{seen}"))
+        lines.append(
+            _label(name, f"{end - begin:,} {'slot' if end - begin == 1 else 'slots'}{seen}")
+        )
         lines.append(_indented(_rewritten_flow(row, stretches, weights, style, max_tokens)))
     if document.restored:
-        lines += [_label("as it was", ""), _indented(_as_it_was(document, style, CHARACTERS * max_tokens))]
+        lines += [
+            _label("as it was", ""),
+            _indented(_as_it_was(document, style, CHARACTERS * max_tokens)),
+        ]
     return lines
 
 
@@ -233,7 +289,9 @@ def _indented(flow: Text) -> Padding:
     return Padding(flow, (0, 0, 0, 3), expand=False)
 
 
-def _rewritten_flow(row: RowView, stretches: list[Stretch], weights: Any, style: Style, max_tokens: int) -> Text:
+def _rewritten_flow(
+    row: RowView, stretches: list[Stretch], weights: Any, style: Style, max_tokens: int
+) -> Text:
     """The tokens of a part; the middle of a long one is left out and counted."""
     begin, end = stretches[0].begin, stretches[-1].end
     half = max(1, max_tokens // 2)
@@ -246,9 +304,17 @@ def _rewritten_flow(row: RowView, stretches: list[Stretch], weights: Any, style:
                 if slot == left_out.start:
                     waiting.append((f" …{len(left_out):,} tokens… ", None, "bold"))
                 continue
-            waiting.append((_said(row.texts[slot], stretch, style), float(weights[slot]), _look(stretch, style)))
+            waiting.append(
+                (
+                    _said(row.texts[slot], stretch, style),
+                    float(weights[slot]),
+                    _look(stretch, style),
+                )
+            )
     # Without colours, neighbours of equal weight share one pair of brackets.
-    for (weight, look), group in groupby(waiting, key=lambda unit: (unit[1], "" if style.marks else unit[2])):
+    for (weight, look), group in groupby(
+        waiting, key=lambda unit: (unit[1], "" if style.marks else unit[2])
+    ):
         text = "".join(unit[0] for unit in group)
         if weight is None or (weight == 0 and not style.marks):
             flow.append(text, f"{look} dim" if weight == 0 else "bold")
@@ -273,7 +339,9 @@ def _look(stretch: Stretch, style: Style) -> str:
 
 
 def _as_it_was(document: RowDocument, style: Style, characters: int) -> Text:
-    """The original text, with spans underlined in their colours, or in brackets with their numbers."""
+    """The original text, with spans underlined in their colours, or in brackets with their
+    numbers.
+    """
     flow = Text(overflow="fold")
     for text, span in _shortened(list(document.restored), characters):
         if span is None:
@@ -288,7 +356,9 @@ def _as_it_was(document: RowDocument, style: Style, characters: int) -> Text:
 
 
 def _shortened(parts: list[tuple[str, int]], characters: int) -> Iterator[tuple[str, int | None]]:
-    """Shorten a text: few parts each lose their middle; of many parts, the middle ones go. Notes have span None."""
+    """Shorten a text: few parts each lose their middle; of many parts, the middle ones go. Notes
+    have span None.
+    """
     if len(parts) > FEW:
         total, at = sum(len(text) for text, _ in parts), 0
         noted = total <= characters
@@ -310,7 +380,8 @@ def _shortened(parts: list[tuple[str, int]], characters: int) -> Iterator[tuple[
         yield text[-half:], span
 
 
-# -- plans -------------------------------------------------------------------------------------------------------------
+# -- plans
+# --------------------------------------------------------------------------------------------------
 
 
 def plan_view(report: PlanReport) -> Group:
@@ -335,30 +406,48 @@ def plan_view(report: PlanReport) -> Group:
             f"{source.dropped_documents + source.empty_documents:,}"
             + (f" ({source.dropped_tokens:,} tokens)" if source.dropped_tokens else ""),
             f"{source.truncated_tokens:,}",
-            *([f"{source.untrained_parts:,} ({source.untrained_tokens:,} tokens)"] if untrained else []),
+            *(
+                [f"{source.untrained_parts:,} ({source.untrained_tokens:,} tokens)"]
+                if untrained
+                else []
+            ),
         )
     facts = _facts()
     ending = ", where the sources end" if report.ended else ""
     facts.add_row(
-        "planned", f"{report.steps:,} {_plural('step', report.steps)} of {Ramp(report.rows_per_step)} rows{ending}"
+        "planned",
+        f"{report.steps:,} {_plural('step', report.steps)} of {Ramp(report.rows_per_step)} "
+        f"rows{ending}",
     )
     per_row = report.pieces / max(1, report.rows)
     facts.add_row(
-        "rows", f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a row{_bounds(report)}"
+        "rows",
+        f"{report.rows:,} of {report.sequence_length:,} slots, {per_row:.1f} documents a "
+        f"row{_bounds(report)}",
     )
     if without := report.rows_without_targets:
-        facts.add_row("no target", f"{without:,} {_plural('row', without)}, in which nothing is trained")
+        facts.add_row(
+            "no target", f"{without:,} {_plural('row', without)}, in which nothing is trained"
+        )
     facts.add_row("tokens", f"{report.tokens:,}")
     for source in report.sources:
         if source.tasks:
             tasks = ", ".join(f"{name} {share:.1%}" for name, share in source.tasks.items())
             facts.add_row("tasks", f"{source.name}: {tasks} of documents")
-    facts.add_row("padding", f"{report.padding:,} slots ({report.padding_share:.2%}), packing {report.packing}")
+    facts.add_row(
+        "padding",
+        f"{report.padding:,} slots ({report.padding_share:.2%}), packing {report.packing}",
+    )
     if report.row_patches is not None:
         mean, most = report.row_patches
         facts.add_row("patches", f"{mean:,.0f} of images a row, at most {most:,}{_spread(report)}")
-    facts.add_row("planning", f"{report.planning_seconds:.2f} s, loading the compiled kernels included")
-    facts.add_row("memory", f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}")
+    facts.add_row(
+        "planning", f"{report.planning_seconds:.2f} s, loading the compiled kernels included"
+    )
+    facts.add_row(
+        "memory",
+        f"{_size(report.row_bytes)} a row; this command at most {_size(report.peak_memory_bytes)}",
+    )
     facts.add_row("state", f"{report.state_bytes:,} bytes after the last step")
     warnings = [Text(f"! {one}", style="yellow") for one in report.warnings]
     return Group(table, Text(), facts, *([Text()] if warnings else []), *warnings)
@@ -368,7 +457,10 @@ def _bounds(report: PlanReport) -> str:
     """The limits of a row's documents, in words."""
     bounds = ""
     if report.documents_per_row is not None:
-        bounds += f", at most {report.documents_per_row:,} ({report.rows_full_of_documents:,} rows have as many)"
+        bounds += (
+            f", at most {report.documents_per_row:,} ({report.rows_full_of_documents:,} rows have "
+            "as many)"
+        )
     if report.max_document_tokens is not None:
         bounds += f", each of at most {report.max_document_tokens:,} tokens"
     return bounds

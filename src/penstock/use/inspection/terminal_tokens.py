@@ -20,7 +20,13 @@ COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """Colours for the documents of a row, in turn; neighbours differ."""
 
 
-ROLE_COLOURS = {"assistant": "cyan", "user": "yellow", "system": "magenta", "tool": "green", "developer": "red"}
+ROLE_COLOURS = {
+    "assistant": "cyan",
+    "user": "yellow",
+    "system": "magenta",
+    "tool": "green",
+    "developer": "red",
+}
 """Other roles are blue; text of the template around the turns is white."""
 
 
@@ -41,8 +47,8 @@ def colour_of(number: int) -> str:
 class Style:
     """How to show tokens that are only read, trained, or trained with a weight other than 1.
 
-    In colour, tokens that are only read are dim, and tokens with another weight are underlined. Without colour, the
-    former are in ⟦ ⟧ and the latter in ⟨weight: ⟩.
+    In colour, tokens that are only read are dim, and tokens with another weight are underlined.
+    Without colour, the former are in ⟦ ⟧ and the latter in ⟨weight: ⟩.
     """
 
     def __init__(self, console: Console) -> None:
@@ -52,7 +58,9 @@ class Style:
     def run(self, text: str, weight: float, colour: str) -> Text:
         """Successive tokens of equal weight."""
         if weight == 0:
-            return Text(f"⟦{text}⟧" if self.marks else text, style="" if self.marks else "dim strike")
+            return Text(
+                f"⟦{text}⟧" if self.marks else text, style="" if self.marks else "dim strike"
+            )
         if weight == 1:
             return Text(text, style=colour)
         return Text(f"⟨{weight:g}: {text}⟩" if self.marks else text, style=f"{colour} underline")
@@ -60,27 +68,52 @@ class Style:
     def legend(self, *, rewritten: bool = False) -> Text:
         """Explains colours or brackets, including those of rewritten documents if there are any."""
         if self.marks:
-            added = "\n⟪0⟫ sentinel of span 0  ⟪0: words of span 0⟫  ⟪another token that is added⟫" if rewritten else ""
-            return Text(f"⟦read, not trained⟧  trained  ⟨weight: trained with that weight⟩  ⏎ line end  → tab{added}")
+            added = (
+                "\n⟪0⟫ sentinel of span 0  ⟪0: words of span 0⟫  ⟪another token that is added⟫"
+                if rewritten
+                else ""
+            )
+            return Text(
+                "⟦read, not trained⟧  trained  ⟨weight: trained with that weight⟩  ⏎ line "
+                f"end  → tab{added}"
+            )
         entries: list[str | tuple[str, str]] = [
-            ("read, not trained", "dim strike"), "  ", ("trained, a colour for each document", COLOURS[0]), "  ",
-            ("trained with a weight other than 1", "underline"), "  ⏎ line end  → tab",
-        ]  # fmt: skip
+            ("read, not trained", "dim strike"),
+            "  ",
+            ("trained, a colour for each document", COLOURS[0]),
+            "  ",
+            ("trained with a weight other than 1", "underline"),
+            "  ⏎ line end  → tab",
+        ]
         if rewritten:
-            entries += ["\n", (" 0 ", f"{COLOURS[0]} reverse"), " sentinel of ", ("span 0", COLOURS[0]), "  "]
-            entries += [("another token that is added", "italic bold"), "  ", ("inputs that are read", "dim")]
+            entries += [
+                "\n",
+                (" 0 ", f"{COLOURS[0]} reverse"),
+                " sentinel of ",
+                ("span 0", COLOURS[0]),
+                "  ",
+            ]
+            entries += [
+                ("another token that is added", "italic bold"),
+                "  ",
+                ("inputs that are read", "dim"),
+            ]
         return Text.assemble(*entries)
 
 
 def make_console() -> Console:
-    """The console for views: standard output; if it is no terminal, with the width of COLUMNS, or of 120."""
+    """The console for views: standard output; if it is no terminal, with the width of COLUMNS, or
+    of 120.
+    """
     console = safe_console(soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120
     return console
 
 
-def print_document(document: PageDocument, console: Console | None = None, *, max_tokens: int = 2000) -> None:
+def print_document(
+    document: PageDocument, console: Console | None = None, *, max_tokens: int = 2000
+) -> None:
     """Print a document as it is trained.
 
     Args:
@@ -95,7 +128,9 @@ def print_document(document: PageDocument, console: Console | None = None, *, ma
 
 
 def documents_list(documents: Sequence[PageDocument]) -> Table:
-    """A line for each document: its title, whether its mask is proven, tokens, trained share, and first words."""
+    """A line for each document: its title, whether its mask is proven, tokens, trained share, and
+    first words.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
     table.add_column("tokens", justify="right", no_wrap=True)
@@ -112,11 +147,19 @@ def documents_list(documents: Sequence[PageDocument]) -> Table:
 def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> Group:
     """A heading, the notes, and the text of each stretch of one role."""
     proven = {None: "", True: "  ✓ proven", False: "  ✗ not proven"}[document.ok]
-    heading = f"{document.title}  {document.origin}  {len(document.ids):,} tokens, {document.trained_share:.1%} trained"
+    heading = (
+        f"{document.title}  {document.origin}  {len(document.ids):,} tokens, "
+        f"{document.trained_share:.1%} trained"
+    )
     parts: list[Any] = [Text(heading + proven, style="bold")]
     parts += [Text(f"! {note[0]}: {readable(note[1])}", style="yellow") for note in document.notes]
     if document.branches:
-        return Group(*parts, tree_view(document.branches, style.width), *_branches(document, style, max_tokens), Text())
+        return Group(
+            *parts,
+            tree_view(document.branches, style.width),
+            *_branches(document, style, max_tokens),
+            Text(),
+        )
     shown = min(len(document.ids), max_tokens)
     roles = np.full(shown, -1) if document.roles is None else np.asarray(document.roles)[:shown]
     for begin, end in _stretches(with_blanks(document.pieces, roles)):
@@ -125,7 +168,9 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
         colour = ROLE_COLOURS.get(name, "blue") if role >= 0 else "white"
         if document.roles is not None:
             parts.append(Text(f"▌ {name}", style=f"bold {colour}"))
-        parts.append(Padding(_flow(document, begin, end, colour, style), (0, 0, 0, 2), expand=False))
+        parts.append(
+            Padding(_flow(document, begin, end, colour, style), (0, 0, 0, 2), expand=False)
+        )
     if shown < len(document.ids):
         parts.append(Text(f"…{len(document.ids) - shown:,} more tokens", style="bold"))
     return Group(*parts, *_reasons(document), Text())
@@ -156,29 +201,46 @@ def legend(style: Style) -> Text:
     if style.marks:
         return Text.assemble("⟪control token⟫  ", style.legend())
     return Text.assemble(
-        ("read, not trained", "dim"), "  ", ("trained, in the colour of its role", "bold underline cyan"), "  ",
-        ("×0.5", "reverse"), " weight of what follows  ", ("control token", "dim italic"), "  ⏎ line end  → tab",
-    )  # fmt: skip
+        ("read, not trained", "dim"),
+        "  ",
+        ("trained, in the colour of its role", "bold underline cyan"),
+        "  ",
+        ("×0.5", "reverse"),
+        " weight of what follows  ",
+        ("control token", "dim italic"),
+        "  ⏎ line end  → tab",
+    )
 
 
 def _flow(document: PageDocument, begin: int, end: int, colour: str, style: Style) -> Text:
     weights = np.asarray(document.loss_weights)[begin:end]
-    control = np.zeros(end - begin, bool) if document.is_control is None else np.asarray(document.is_control)[begin:end]
+    control = (
+        np.zeros(end - begin, bool)
+        if document.is_control is None
+        else np.asarray(document.is_control)[begin:end]
+    )
     pieces = list(document.pieces[begin:end])
     flow = Text(overflow="fold")
     if style.marks:
-        pieces = [f"⟪{piece}⟫" if special and piece else piece for piece, special in zip(pieces, control, strict=True)]
+        pieces = [
+            f"⟪{piece}⟫" if special and piece else piece
+            for piece, special in zip(pieces, control, strict=True)
+        ]
         for first, last in _stretches(weights):
             text = _marked("".join(pieces[first:last]))
             body = text.rstrip("\n")
-            flow.append_text(style.run(body, float(weights[first]), colour)).append(text[len(body) :])
+            flow.append_text(style.run(body, float(weights[first]), colour)).append(
+                text[len(body) :]
+            )
     else:
         for first, last in _stretches(weights, control):
             weight = float(weights[first])
             if weight not in (0.0, 1.0):
                 flow.append(f"×{weight:g}", f"reverse {colour}")
             look = f"bold underline {colour}" if weight else "dim"
-            flow.append(_marked("".join(pieces[first:last])), f"{look} italic" if control[first] else look)
+            flow.append(
+                _marked("".join(pieces[first:last])), f"{look} italic" if control[first] else look
+            )
     flow.rstrip()
     return flow
 

@@ -1,7 +1,9 @@
-"""Tokens as text that is safe to show: one string per token, nothing hidden, nothing that moves the cursor.
+"""Tokens as text that is safe to show: one string per token, nothing hidden, nothing that moves the
+cursor.
 
-If several tokens share the bytes of a character, the token that completes it shows it, and the tokens before it show
-their bytes as `<e2><82>`. Line ends, tabs and other characters that do not print are shown as marks or escapes.
+If several tokens share the bytes of a character, the token that completes it shows it, and the
+tokens before it show their bytes as `<e2><82>`. Line ends, tabs and other characters that do not
+print are shown as marks or escapes.
 """
 
 import codecs
@@ -33,7 +35,8 @@ def token_texts(tokenizer: Tokenizer | None, ids: Any, *, lines: bool = False) -
     except TokenizerError:
         pairs = zip([-1, *ids[:-1]], ids, strict=True)
         return [
-            visible(controls.get(token) or _decoded(tokenizer, before, token), lines=lines) for before, token in pairs
+            visible(controls.get(token) or _decoded(tokenizer, before, token), lines=lines)
+            for before, token in pairs
         ]
     shown: list[str] = []
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
@@ -51,7 +54,9 @@ def token_texts(tokenizer: Tokenizer | None, ids: Any, *, lines: bool = False) -
     return shown
 
 
-def part_texts(tokenizer: Tokenizer | None, parts: Sequence[Sequence[int]], *, lines: bool = False) -> list[str]:
+def part_texts(
+    tokenizer: Tokenizer | None, parts: Sequence[Sequence[int]], *, lines: bool = False
+) -> list[str]:
     """The text of successive stretches of tokens.
 
     Unlike in `token_texts`, a character that two parts share is only in the part that completes it.
@@ -71,14 +76,21 @@ def part_texts(tokenizer: Tokenizer | None, parts: Sequence[Sequence[int]], *, l
     controls = {token: text.encode() for text, token in tokenizer.special_tokens.items()}
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     spelled = [
-        b"".join(controls.get(token) or (table[token] if token < len(table) else b"") for token in ids) for ids in parts
+        b"".join(
+            controls.get(token) or (table[token] if token < len(table) else b"") for token in ids
+        )
+        for ids in parts
     ]
-    texts = [decoder.decode(part, number == len(spelled) - 1) for number, part in enumerate(spelled)]
+    texts = [
+        decoder.decode(part, number == len(spelled) - 1) for number, part in enumerate(spelled)
+    ]
     return [visible(text, lines=lines) for text in texts]
 
 
 def _decoded(tokenizer: Tokenizer, before: int, token: int) -> str:
-    """Text of a token after the one before it; for a token alone, many tokenizers omit its first space."""
+    """Text of a token after the one before it; for a token alone, many tokenizers omit its first
+    space.
+    """
     alone: str = tokenizer.decode([token])
     if before < 0:
         return alone

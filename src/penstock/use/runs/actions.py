@@ -1,4 +1,6 @@
-"""What a run can do: generate, evaluate, serve, export. The methods of `Run` and the command line share this code."""
+"""What a run can do: generate, evaluate, serve, export. The methods of `Run` and the command line
+share this code.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +28,12 @@ from penstock.models.lora.export import base_name
 from penstock.models.saving import load_model
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.tokenizers.loading import load_tokenizer
-from penstock.use.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords
+from penstock.use.runs.keywords import (
+    EvaluateKeywords,
+    GenerateKeywords,
+    OpeningKeywords,
+    ServeKeywords,
+)
 from penstock.use.runs.opening import Opened, context_of, template_of, writer_of
 from penstock.use.runs.rollouts import write_rollouts
 from penstock.use.runs.run_document import check_names
@@ -46,18 +53,26 @@ Asked = list[tuple[str, Sampling]]
 
 def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
     """Each prompt `num` times, with seeds counting up from that of `sampling`."""
-    return [(text, replace(sampling, seed=sampling.seed + number)) for text in prompts for number in range(num)]
+    return [
+        (text, replace(sampling, seed=sampling.seed + number))
+        for text in prompts
+        for number in range(num)
+    ]
 
 
 def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
-    """The tokens of each prompt, after BOS if the model was trained with it; an empty one needs some token."""
+    """The tokens of each prompt, after BOS if the model was trained with it; an empty one needs
+    some token.
+    """
     first = first_id(writer.tokenizer, writer.begin_ids)
     ids = [[*writer.begin_ids, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
     return [one or ([] if first is None else [first]) for one in ids]
 
 
 def write_texts(
-    open_model: Callable[[OpeningKeywords], Opened], prompts: Sequence[str], settings: dict[str, Any]
+    open_model: Callable[[OpeningKeywords], Opened],
+    prompts: Sequence[str],
+    settings: dict[str, Any],
 ) -> list[str]:
     """The text of each prompt; see `Run.generate`."""
     check_names("Run.generate", settings, GenerateKeywords)
@@ -89,12 +104,20 @@ def sample_rollouts(
     sampling = _sampling({"temperature": 1.0, **settings}, {})
     records = [{"prompt": one} if isinstance(one, str) else one for one in prompts]
     return write_rollouts(
-        open_model(opening), records, reward, output, samples=samples, sampling=sampling, progress=progress
+        open_model(opening),
+        records,
+        reward,
+        output,
+        samples=samples,
+        sampling=sampling,
+        progress=progress,
     )
 
 
 def write_reply(
-    open_model: Callable[[OpeningKeywords], Opened], messages: Sequence[Any], settings: dict[str, Any]
+    open_model: Callable[[OpeningKeywords], Opened],
+    messages: Sequence[Any],
+    settings: dict[str, Any],
 ) -> str:
     """The reply to a conversation; see `Run.chat`."""
     check_names("Run.chat", settings, GenerateKeywords)
@@ -102,11 +125,16 @@ def write_reply(
     _sampling(settings, {})
     opened = open_model(opening)
     if opened.template is None:
-        raise ConfigError(f"{opened.run.path}: it has no chat template; it was not trained on chats; use Run.generate")
+        raise ConfigError(
+            f"{opened.run.path}: it has no chat template; it was not trained on chats; use "
+            "Run.generate"
+        )
     sampling = _sampling({"min_tokens": 1, **settings}, own_sampling(opened.run))
     writer = writer_of(opened, 1)
     engine, images = writer.engine, None if writer.images is None else writer.images.within("")
-    prompt = fit_chat(messages, opened.template, opened.tokenizer, room=room_for(engine, sampling), images=images)
+    prompt = fit_chat(
+        messages, opened.template, opened.tokenizer, room=room_for(engine, sampling), images=images
+    )
     [written] = engine.generate_all([prompt.ids], [sampling], images=[prompt.images])
     text: str = written.text
     return text
@@ -129,13 +157,17 @@ def sampling_of(given: dict[str, Any], own: dict[str, Any]) -> Sampling:
 def _sampling(settings: dict[str, Any], own: dict[str, Any]) -> Sampling:
     """Keyword arguments as settings; `stop` may be one string or several."""
     if "stop" in settings:
-        settings["stop"] = (settings["stop"],) if isinstance(settings["stop"], str) else tuple(settings["stop"])
+        settings["stop"] = (
+            (settings["stop"],) if isinstance(settings["stop"], str) else tuple(settings["stop"])
+        )
     return sampling_of(settings, own)
 
 
 def take_opening(settings: dict[str, Any]) -> OpeningKeywords:
     """Remove the keywords for opening a model from `settings`, and return them."""
-    found: Any = {name: settings.pop(name) for name in OpeningKeywords.__annotations__ if name in settings}
+    found: Any = {
+        name: settings.pop(name) for name in OpeningKeywords.__annotations__ if name in settings
+    }
     opening: OpeningKeywords = found
     return opening
 
@@ -158,7 +190,10 @@ def evaluate_run(
     opening = take_opening(settings)
     names = [one for one in what if isinstance(one, str) and not Path(one).exists()]
     if settings.get("data") is not None and len(names) != 1:
-        raise ConfigError(f"Run.evaluate: data belongs to one task, and {len(names)} are named; call it once per task")
+        raise ConfigError(
+            f"Run.evaluate: data belongs to one task, and {len(names)} are named; call it "
+            "once per task"
+        )
     tasks = [TaskSettings(name=name, **settings) for name in names]
     data = [str(one) if isinstance(one, Path) else one for one in what if one not in names]
     return evaluate(lambda: open_model(opening), data, tasks, output, rows)[0]
@@ -184,8 +219,8 @@ def evaluate(
         The figures as JSON values, and the results of the tasks.
 
     Raises:
-        ConfigError: There is nothing to measure, no such task or no data for it, or chats are requested of a model
-            without a chat template.
+        ConfigError: There is nothing to measure, no such task or no data for it, or chats are
+            requested of a model without a chat template.
     """
     if not data and not settings:
         raise ConfigError("nothing to measure: name a task, such as gsm8k, or held-out data")
@@ -196,8 +231,11 @@ def evaluate(
     losses = _losses(found, data, rows)
     scores = _run_tasks(found, settings, tasks, output) if settings else []
     figures: dict[str, Any] = {
-        "model": str(found.run.path), "step": found.run.step, "context_length": found.context_length, "results": losses
-    }  # fmt: skip
+        "model": str(found.run.path),
+        "step": found.run.step,
+        "context_length": found.context_length,
+        "results": losses,
+    }
     if settings:
         figures["tasks"] = [one.to_json() for one in scores]
     if output is not None:
@@ -216,7 +254,9 @@ def _make(settings: Sequence[TaskSettings]) -> list[Any]:
     return [None if one.name.startswith(LM_EVAL) else make_task(one) for one in settings]
 
 
-def _run_tasks(found: Opened, settings: Sequence[TaskSettings], tasks: list[Any], output: Path | None) -> list[Any]:
+def _run_tasks(
+    found: Opened, settings: Sequence[TaskSettings], tasks: list[Any], output: Path | None
+) -> list[Any]:
     """The results of all tasks, in the given order."""
     subject = Subject(
         found.model,
@@ -253,7 +293,9 @@ def _run_lm_eval(subject: Any, one: TaskSettings, output: Path | None) -> Any:
 
 
 def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[str, Any]]:
-    """The figures of all datasets; a dataset that does not fit the model is refused before any is measured."""
+    """The figures of all datasets; a dataset that does not fit the model is refused before any is
+    measured.
+    """
     from penstock.learn.training.evaluators import HeldOutLoss, Watched
 
     looks = [
@@ -269,7 +311,9 @@ def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[
     ]
     figures = []
     for one, look in zip(data, looks, strict=True):
-        watched = Watched(_name(one), lambda line: print(visible(line), file=sys.stderr, flush=True))
+        watched = Watched(
+            _name(one), lambda line: print(visible(line), file=sys.stderr, flush=True)
+        )
         figures.append({"data": _name(one), **look(found.model, watched)})
     return figures
 
@@ -285,13 +329,19 @@ def _save(output: Path, figures: dict[str, Any]) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
         partial = output / "results.json.partial"
-        partial.write_text(json_text(figures, output / "results.json", indent=1) + "\n", encoding="utf-8")
+        partial.write_text(
+            json_text(figures, output / "results.json", indent=1) + "\n", encoding="utf-8"
+        )
         partial.replace(output / "results.json")
     except OSError as error:
-        raise OutputError(f"{output}: cannot be written: {error.strerror}; give another folder") from error
+        raise OutputError(
+            f"{output}: cannot be written: {error.strerror}; give another folder"
+        ) from error
 
 
-def serve(open_model: Callable[[OpeningKeywords], Opened], name: str | None, settings: dict[str, Any]) -> None:
+def serve(
+    open_model: Callable[[OpeningKeywords], Opened], name: str | None, settings: dict[str, Any]
+) -> None:
     """Serve until SIGTERM or Ctrl-C; see `Run.serve`."""
     check_names("Run.serve", settings, ServeKeywords, "name")
     opening = take_opening(settings)
@@ -316,7 +366,9 @@ def serve(open_model: Callable[[OpeningKeywords], Opened], name: str | None, set
     if chosen.image_folder is not None and writer.images is None:
         raise ConfigError(f"image_folder: the model {writer.name} reads no images")
     Server(
-        served, chosen, on_ready=lambda address: print(f"penstock: {served.name} at {address}", flush=True)
+        served,
+        chosen,
+        on_ready=lambda address: print(f"penstock: {served.name} at {address}", flush=True),
     ).serve_until_stopped()
 
 
@@ -339,7 +391,9 @@ class Exported:
     notices: list[str]
     """Messages on what was left out, or cannot be read by other software."""
     base: str | None = None
-    """Of an adapter: hub name or folder of the model that it belongs to; None: the whole model is exported."""
+    """Of an adapter: hub name or folder of the model that it belongs to; None: the whole model is
+    exported.
+    """
 
 
 def export_run(
@@ -350,12 +404,14 @@ def export_run(
     overwrite: bool = False,
     adapter: bool = False,
 ) -> Exported:
-    """Write a run's model with its tokenizer, chat template, stop ids and context length; LoRA is merged.
+    """Write a run's model with its tokenizer, chat template, stop ids and context length; LoRA is
+    merged.
 
     With `adapter`, write its LoRA alone, in peft's format.
 
     Raises:
-        OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be written.
+        OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or
+            cannot be written.
         ConfigError: The model cannot be written in the Hugging Face layout.
     """
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
@@ -365,7 +421,10 @@ def export_run(
     trained = load_model(run.model, module=getattr(run, "module", None))
     template = None if run.template is None else template_of(run, tokenizer)
     if adapter and trained.lora is None:
-        raise ConfigError(f"{run.path}: was not trained with LoRA, so it has no adapter; export it without adapter")
+        raise ConfigError(
+            f"{run.path}: was not trained with LoRA, so it has no adapter; export it without "
+            "adapter"
+        )
     if trained.lora is not None and not adapter:
         merge_lora(trained)
     notices: tuple[str, ...] = ()
@@ -376,9 +435,15 @@ def export_run(
             grown = trained.new_rows is not None and trained.new_rows.grown
             base = None if grown else _base_name(run)
             parameters = export_adapter(
-                trained, output, base=base, tokenizer=tokenizer, template=template, context_length=length,
-                facts=run.facts, overwrite=overwrite,
-            )  # fmt: skip
+                trained,
+                output,
+                base=base,
+                tokenizer=tokenizer,
+                template=template,
+                context_length=length,
+                facts=run.facts,
+                overwrite=overwrite,
+            )
             notices = _adapter_notices(output, base)
             base = base or str(output / "base")
         else:
@@ -395,7 +460,9 @@ def export_run(
             )
             parameters = sum(weight.numel() for weight in trained.parameters())
     except (OSError, SafetensorError) as error:
-        raise OutputError(f"{output}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise OutputError(
+            f"{output}: cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return Exported(
         output=str(output),
         step=run.step,
@@ -415,14 +482,18 @@ def _adapter_notices(output: Path, base: str | None) -> tuple[str, ...]:
         return ()
     place = output / named if base is None else base
     notice = (
-        f"adapter_config.json calls the base {named!r}, not by its place, which may change; load it so: "
-        f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(place)!r}), {str(output)!r})"
+        f"adapter_config.json calls the base {named!r}, not by its place, which may change; "
+        "load it so: "
+        f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(place)!r}), "
+        f"{str(output)!r})"
     )
     return (notice,)
 
 
 def _base_name(run: RunFolder) -> str | None:
-    """Hub name or folder of the model of transformers that a run began with; None: it was another one."""
+    """Hub name or folder of the model of transformers that a run began with; None: it was another
+    one.
+    """
     if run.step is None:
         return None
     _, values = read_yaml(run.path / RUN_FILE)

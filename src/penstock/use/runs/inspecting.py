@@ -1,4 +1,6 @@
-"""Show raw conversations, a dataset, a loader or a run file: `ps.inspect`, which `penstock inspect` calls too."""
+"""Show raw conversations, a dataset, a loader or a run file: `ps.inspect`, which `penstock inspect`
+calls too.
+"""
 
 import dataclasses
 import glob
@@ -45,7 +47,12 @@ from penstock.use.inspection.conversation_views import (
 )
 from penstock.use.inspection.conversations import sample_records, show_conversations
 from penstock.use.inspection.page import write_html
-from penstock.use.inspection.pages import page_of_dataset, page_of_mixture, pages_of, settings_of_chats
+from penstock.use.inspection.pages import (
+    page_of_dataset,
+    page_of_mixture,
+    pages_of,
+    settings_of_chats,
+)
 from penstock.use.inspection.terminal_tokens import conversation_view, documents_list, legend
 
 RUN_FILES = {".yaml", ".yml"}
@@ -83,7 +90,11 @@ class _Shown:
     @property
     def numbers(self) -> list[int] | None:
         """Numbers of the documents to show in full; None: some, spread over all."""
-        return None if self.documents is None or isinstance(self.documents, int) else list(self.documents)
+        return (
+            None
+            if self.documents is None or isinstance(self.documents, int)
+            else list(self.documents)
+        )
 
     def row_numbers(self, default: int) -> list[int]:
         """Numbers of the rows to show."""
@@ -120,17 +131,20 @@ def inspect(
     """Print what is in raw conversations, a dataset, a loader or a run file, or write a page of it.
 
     Args:
-        target: A dataset or its folder, a loader (its rows over all ranks; it does not move), a run file (.yaml), a
-            run's folder, or raw conversations with `tokenizer`.
-        rows: Packed rows to show: how many, from `step` on, or the numbers of some; a step of a single dataset is one
-            row. None: for a loader and a run file one, for a dataset none; in a page eight.
-        documents: Documents to show: how many, spread over all, or the numbers of some, which are shown in full. None:
-            three, in a page or a list 500.
+        target: A dataset or its folder, a loader (its rows over all ranks; it does not move), a run
+            file (.yaml), a run's folder, or raw conversations with `tokenizer`.
+        rows: Packed rows to show: how many, from `step` on, or the numbers of some; a step of a
+            single dataset is one row. None: for a loader and a run file one, for a dataset none; in
+            a page eight.
+        documents: Documents to show: how many, spread over all, or the numbers of some, which are
+            shown in full. None: three, in a page or a list 500.
         step: The step to show rows of.
-        listed: Print a line for each document instead: its number, tokens, trained share and first words.
+        listed: Print a line for each document instead: its number, tokens, trained share and first
+            words.
         slots: First slot and one after the last of each row, to show one per line with all targets.
         tokens: Maximum tokens of a document to print.
-        tokenizer: Decodes instead of the dataset's own, and encodes raw conversations; an object or its path.
+        tokenizer: Decodes instead of the dataset's own, and encodes raw conversations; an object or
+            its path.
         sequence_length: Slots per row, if the target is a dataset.
         distances: Targets at distances 1 to this, if the target is a dataset.
         html: Write a page for any browser to this file.
@@ -144,7 +158,8 @@ def inspect(
         chat: Settings of raw conversations, such as template and mask_history; see `ChatSettings`.
 
     Raises:
-        ConfigError: There is no such row or document, raw conversations have no tokenizer, or options do not fit.
+        ConfigError: There is no such row or document, raw conversations have no tokenizer, or
+            options do not fit.
     """
     refuse_unknown(chat, [*(inspect.__kwdefaults__ or ()), *chat_names()], "an option of inspect")
     path: str | None = None
@@ -163,7 +178,11 @@ def inspect(
         html=None if html is None else Path(html),
         as_json=as_json,
     )
-    given = [*chat, *(["compare"] if compare else []), *(["chat_config"] if chat_config is not None else [])]
+    given = [
+        *chat,
+        *(["compare"] if compare else []),
+        *(["chat_config"] if chat_config is not None else []),
+    ]
     if path is not None and is_raw(path) and (given or asked.tokenizer is not None):
         options = dict(chat) if chat_config is not None else {"template": "auto", **chat}
         settings = load_chat_settings(chat_config, assignments, options)
@@ -173,23 +192,31 @@ def inspect(
         _show_conversations(path, asked, format, settings, other)
         return
     if given:
-        raise ConfigError(f"ps.inspect: {', '.join(given)}: settings of raw conversations, and {name} is none")
+        raise ConfigError(
+            f"ps.inspect: {', '.join(given)}: settings of raw conversations, and {name} is none"
+        )
     if path is not None:
         _refuse_raw(path)
     is_run_file = path is not None and Path(path).suffix in RUN_FILES
     mixed = is_run_file or isinstance(target, Loader)
     if assignments and not is_run_file:
-        raise ConfigError(f"{assignments[0]}: {name} is no run file and no raw conversations; there is nothing to set")
+        raise ConfigError(
+            f"{assignments[0]}: {name} is no run file and no raw conversations; there is "
+            "nothing to set"
+        )
     if listed and (mixed or rows is not None or as_json):
         raise ConfigError(
-            "listed: true shows a list of documents in a terminal; leave out rows and JSON, and name a dataset"
+            "listed: true shows a list of documents in a terminal; leave out rows and JSON, "
+            "and name a dataset"
         )
     if slots is not None and not mixed and rows is None:
         raise ConfigError("slots are those of rows; set rows to 1")
     if isinstance(target, Loader):
         _show_rows(_whole_steps(target), asked, name, mixed=True)
     elif is_run_file:
-        _show_rows(make_loader(load_data(name, assignments), run_file=name), asked, name, mixed=True)
+        _show_rows(
+            make_loader(load_data(name, assignments), run_file=name), asked, name, mixed=True
+        )
     else:
         corpus = target if path is None else open_dataset(path, dtype=dtype, eos_id=eos_id)
         assert not isinstance(corpus, str | os.PathLike)
@@ -207,7 +234,9 @@ def is_raw(target: str) -> bool:
         return not matches or is_raw(matches[0])
     if path.suffix in {*RUN_FILES, ".npy", ".bin", ".idx"} or Path(f"{target}.idx").is_file():
         return False
-    return not path.is_dir() or not any((path / name).is_file() for name in ("manifest.json", "train/manifest.json"))
+    return not path.is_dir() or not any(
+        (path / name).is_file() for name in ("manifest.json", "train/manifest.json")
+    )
 
 
 def _refuse_raw(target: str) -> None:
@@ -215,8 +244,8 @@ def _refuse_raw(target: str) -> None:
     suffixes = Path(target).suffixes
     if any(suffix in EXTENSIONS for suffix in suffixes) and not Path(target).is_dir():
         raise ConfigError(
-            f"{target}: raw records; to show conversations set tokenizer and template, and for texts "
-            "prepare them first: penstock prepare"
+            f"{target}: raw records; to show conversations set tokenizer and template, and "
+            "for texts prepare them first: penstock prepare"
         )
 
 
@@ -233,20 +262,36 @@ def _loader_of(corpus: Corpus, sequence_length: int, distances: int) -> Loader:
 
 
 def _whole_steps(loader: Loader) -> Loader:
-    """A loader of the same steps with the rows of all ranks and all fields, so that the given one stays where it is."""
+    """A loader of the same steps with the rows of all ranks and all fields, so that the given one
+    stays where it is.
+    """
     asked = loader.requirements
-    requirements = dataclasses.replace(LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances)
+    requirements = dataclasses.replace(
+        LOOKED_AT, attention=asked.attention, target_distances=asked.target_distances
+    )
     settings = dataclasses.replace(
-        loader.loader_settings.elsewhere(), requirements=requirements, attention=None, data_parallel=(0, 1), threads=0
+        loader.loader_settings.elsewhere(),
+        requirements=requirements,
+        attention=None,
+        data_parallel=(0, 1),
+        threads=0,
     )
     return Loader.of(loader.mixture, settings)
 
 
-def _views(loader: Loader, numbers: Sequence[int], asked: _Shown, *, mixed: bool, lines: bool = False) -> list[RowView]:
-    """The rows with these numbers: of one step, or, if a step is one row (not `mixed`), from that step on."""
+def _views(
+    loader: Loader, numbers: Sequence[int], asked: _Shown, *, mixed: bool, lines: bool = False
+) -> list[RowView]:
+    """The rows with these numbers: of one step, or, if a step is one row (not `mixed`), from that
+    step on.
+    """
     if not mixed:
         steps = [(asked.step + number, [0]) for number in numbers]
-        return [view for step, rows in steps for view in view_rows(loader, step, rows, asked.decoder, lines=lines)]
+        return [
+            view
+            for step, rows in steps
+            for view in view_rows(loader, step, rows, asked.decoder, lines=lines)
+        ]
     views = view_rows(loader, asked.step, list(numbers), asked.decoder, lines=lines)
     if not views:
         count = loader.settings.ramp.rows(asked.step)
@@ -256,14 +301,18 @@ def _views(loader: Loader, numbers: Sequence[int], asked: _Shown, *, mixed: bool
 
 
 def _show_rows(loader: Loader, asked: _Shown, name: str, *, mixed: bool) -> None:
-    """Show packed rows: in a page, which for a dataset (not `mixed`) has documents too, in a terminal or as JSON."""
+    """Show packed rows: in a page, which for a dataset (not `mixed`) has documents too, in a
+    terminal or as JSON.
+    """
     if asked.html is not None:
         views = _views(loader, asked.row_numbers(ROWS_IN_PAGE), asked, mixed=mixed, lines=True)
         corpus = loader.datasets[0]
         if mixed:
             page = page_of_mixture(base_name(name), loader, views, asked.decoder(corpus))
         else:
-            page = page_of_dataset(corpus, _chosen(corpus, asked, IN_PAGE), views, asked.decoder(corpus))
+            page = page_of_dataset(
+                corpus, _chosen(corpus, asked, IN_PAGE), views, asked.decoder(corpus)
+            )
         write_html(asked.html, page)
         _report_page(asked.html, asked.as_json)
         if not asked.as_json:
@@ -280,12 +329,19 @@ def _show_rows(loader: Loader, asked: _Shown, name: str, *, mixed: bool) -> None
         console.print(row_view(view, style, asked.tokens or TOKENS))
         if asked.slots is not None:
             console.print(slots_view(view, *asked.slots))
-    console.print(style.legend(rewritten=any(document.stretches for view in views for document in view.documents)))
+    console.print(
+        style.legend(
+            rewritten=any(document.stretches for view in views for document in view.documents)
+        )
+    )
 
 
 def _show_dataset(corpus: Corpus, asked: _Shown) -> None:
     """Print counts and some documents of a dataset, as text, as a list or as JSON."""
-    decoder, chosen = asked.decoder(corpus), _chosen(corpus, asked, IN_PAGE if asked.listed else IN_TERMINAL)
+    decoder, chosen = (
+        asked.decoder(corpus),
+        _chosen(corpus, asked, IN_PAGE if asked.listed else IN_TERMINAL),
+    )
     if asked.listed:
         make_console().print(documents_list(pages_of(corpus, chosen, decoder)))
         return
@@ -298,7 +354,11 @@ def _show_dataset(corpus: Corpus, asked: _Shown) -> None:
     )
     if asked.as_json:
         shown = [dataclasses.asdict(view) for view in views]
-        print(json.dumps({**dataclasses.asdict(summarise(corpus)), "shown": shown}, ensure_ascii=False))
+        print(
+            json.dumps(
+                {**dataclasses.asdict(summarise(corpus)), "shown": shown}, ensure_ascii=False
+            )
+        )
         return
     console = make_console()
     style = Style(console)
@@ -310,14 +370,22 @@ def _show_dataset(corpus: Corpus, asked: _Shown) -> None:
             settings = (f"{name} {value}" for name, value in settings_of_chats(chat).items())
             console.print(f"Chats: {', '.join(settings)}\n", markup=False)
         for page in pages_of(corpus, chosen, decoder):
-            console.print(conversation_view(page, style, len(page.ids) if in_full else asked.tokens or TOKENS_OF_CHATS))
+            console.print(
+                conversation_view(
+                    page, style, len(page.ids) if in_full else asked.tokens or TOKENS_OF_CHATS
+                )
+            )
         if chosen:
             console.print(legend(style))
         return
     if decoder is None and views:
-        console.print("This dataset stores no tokenizer, so ids are shown; set tokenizer to decode them.\n")
+        console.print(
+            "This dataset stores no tokenizer, so ids are shown; set tokenizer to decode them.\n"
+        )
     for view in views:
-        console.print(document_view(view, style, len(view.tokens) + 1 if in_full else asked.tokens or TOKENS))
+        console.print(
+            document_view(view, style, len(view.tokens) + 1 if in_full else asked.tokens or TOKENS)
+        )
     if views:
         console.print(style.legend())
 
@@ -334,13 +402,21 @@ def _chosen(corpus: Corpus, asked: _Shown, default: int) -> list[int]:
 
 
 def _show_conversations(
-    target: str, asked: _Shown, format: str | None, settings: ChatSettings, other: ChatSettings | None
+    target: str,
+    asked: _Shown,
+    format: str | None,
+    settings: ChatSettings,
+    other: ChatSettings | None,
 ) -> None:
-    """Show raw conversations under one or two settings: in a page, a terminal (in full, or as a list), or as JSON."""
+    """Show raw conversations under one or two settings: in a page, a terminal (in full, or as a
+    list), or as JSON.
+    """
     if asked.tokenizer is None:
         raise ConfigError(f"{target}: raw conversations need a tokenizer: set tokenizer")
     count = asked.count if asked.html is not None else max(COUNTED, asked.count or 0)
-    sample = sample_records(target, IN_PAGE if count is None else count, format=format, numbers=asked.numbers)
+    sample = sample_records(
+        target, IN_PAGE if count is None else count, format=format, numbers=asked.numbers
+    )
     shown = show_conversations(sample, asked.tokenizer, settings)
     compared = None if other is None else show_conversations(sample, asked.tokenizer, other)
     if asked.html is not None:
@@ -348,11 +424,17 @@ def _show_conversations(
     if asked.as_json:
         print(json.dumps(conversations_as_json(shown), ensure_ascii=False))
     elif asked.listed:
-        make_console().print(conversations_list(shown, IN_PAGE if asked.count is None else asked.count))
+        make_console().print(
+            conversations_list(shown, IN_PAGE if asked.count is None else asked.count)
+        )
     else:
         console = make_console()
         count = 0 if asked.html is not None else IN_TERMINAL if asked.count is None else asked.count
-        console.print(conversations_view(shown, Style(console), count, asked.tokens or TOKENS_OF_CHATS, compared))
+        console.print(
+            conversations_view(
+                shown, Style(console), count, asked.tokens or TOKENS_OF_CHATS, compared
+            )
+        )
     if asked.html is not None:
         _report_page(asked.html, asked.as_json)
 

@@ -1,8 +1,8 @@
 """Compiles the kernels of the data path ahead of time, for images of containers and for clusters.
 
-Numba compiles a kernel when it is first called with arguments of certain types. So this uses the data path on a few
-made documents: ids of both widths, rows of both dtypes, every objective, packing and kind of loss weights, text and
-chats.
+Numba compiles a kernel when it is first called with arguments of certain types. So this uses the
+data path on a few made documents: ids of both widths, rows of both dtypes, every objective, packing
+and kind of loss weights, text and chats.
 """
 
 import tempfile
@@ -27,10 +27,15 @@ from penstock.tokenizers.merges import PieceCounts, learn_merges
 from penstock.tokenizers.spelling import spell_as_characters
 from penstock.tokenizers.training import train_tokenizer
 
-_TEXTS = ["one fish two fish red fish blue fish", "this one has a little star", "say what a lot of fish there are"]
+_TEXTS = [
+    "one fish two fish red fish blue fish",
+    "this one has a little star",
+    "say what a lot of fish there are",
+]
 _CHATS = (
-    '{"messages": [{"role": "user", "content": "one fish"}, {"role": "assistant", "content": "two fish"}]}\n'
-    '{"messages": [{"role": "user", "content": "red fish"}, {"role": "assistant", "content": "blue fish"}]}\n'
+    '{"messages": [{"role": "user", "content": "one fish"}, {"role": "assistant", "content": '
+    '"two fish"}]}\n{"messages": [{"role": "user", "content": "red fish"}, {"role": '
+    '"assistant", "content": "blue fish"}]}\n'
 )
 _STEPS = 24
 
@@ -56,7 +61,9 @@ def _use_data_path(folder: Path) -> Iterator[None]:
         "wide": write_dataset(folder / "wide", documents, vocab_size=100_000),
     }
     for name, spans in weights.items():
-        datasets[name] = write_dataset(folder / name, documents, spans=[spans, *[None] * 5], vocab_size=400)
+        datasets[name] = write_dataset(
+            folder / name, documents, spans=[spans, *[None] * 5], vocab_size=400
+        )
     yield
     for dataset in datasets.values():
         verify(dataset.path)
@@ -72,21 +79,37 @@ def _use_data_path(folder: Path) -> Iterator[None]:
 
 def _load(dtype: Any, datasets: Any) -> Iterator[None]:
     need = InputRequirements(
-        dtype=dtype, loss_weights=True, positions=True, document_ids=True, cu_seqlens=True, prefix=True
+        dtype=dtype,
+        loss_weights=True,
+        positions=True,
+        document_ids=True,
+        cu_seqlens=True,
+        prefix=True,
     )
     control = list(range(300, 400))
     modes = {"R": control[-1], "X": control[-2], "S": control[-3]}
     infill = Infill(tokens=control[:3])
-    objectives: Sequence[Any] = [Causal(), Denoise.ul2r(modes=modes, sentinels=control[:96]), infill]
+    objectives: Sequence[Any] = [
+        Causal(),
+        Denoise.ul2r(modes=modes, sentinels=control[:96]),
+        infill,
+    ]
     for objective in objectives:
-        sources = [Source(dataset.path, objective=objective, name=name) for name, dataset in datasets.items()]
+        sources = [
+            Source(dataset.path, objective=objective, name=name)
+            for name, dataset in datasets.items()
+        ]
         next(iter(Loader(sources, sequence_length=128, rows_per_step=2, requirements=need)))
         yield
     joined = InputRequirements(dtype=dtype, cu_seqlens=True, attention="row")
     for packing in ("best_fit_decreasing", "next_fit", "concat", "none"):
         loader = Loader(
-            datasets["narrow"].path, sequence_length=128, rows_per_step=2, packing=packing, requirements=joined,
-        )  # fmt: skip
+            datasets["narrow"].path,
+            sequence_length=128,
+            rows_per_step=2,
+            packing=packing,
+            requirements=joined,
+        )
         next(iter(loader))
         yield
 
@@ -101,11 +124,16 @@ def _prepare(folder: Path) -> Iterator[None]:
     (folder / "texts.csv").write_text("".join(f'"{text}"\n' for text in ["text", *_TEXTS]))
     list(read_texts(open_sources(folder / "texts.csv")))
     control = ["<|im_start|>", "<|im_end|>"]
-    train_tokenizer(_TEXTS, vocab_size=280, output=folder / "tokenizer", special_tokens=control, progress=False)
+    train_tokenizer(
+        _TEXTS, vocab_size=280, output=folder / "tokenizer", special_tokens=control, progress=False
+    )
     yield
     for kind, template in (("texts", None), ("chats", "chatml")):
         prepare(
-            folder / f"{kind}.jsonl", tokenizer=folder / "tokenizer", template=template, output=folder / kind,
+            folder / f"{kind}.jsonl",
+            tokenizer=folder / "tokenizer",
+            template=template,
+            output=folder / kind,
             progress=False,
-        )  # fmt: skip
+        )
         yield

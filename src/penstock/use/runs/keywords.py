@@ -1,8 +1,9 @@
-"""The keyword arguments of `ps.train`, `ps.distill` and the methods of `Run`, with types that editors complete.
+"""The keyword arguments of `ps.train`, `ps.distill` and the methods of `Run`, with types that
+editors complete.
 
-They are the settings of a run file by the same names; `tests/training/test_keywords.py` compares each with its class.
-Settings of the sections `optimizer` and `schedule` may be given directly: `learning_rate=1e-3` is
-`optimizer={"learning_rate": 1e-3}`.
+They are the settings of a run file by the same names; `tests/training/test_keywords.py` compares
+each with its class. Settings of the sections `optimizer` and `schedule` may be given directly:
+`learning_rate=1e-3` is `optimizer={"learning_rate": 1e-3}`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,9 @@ from penstock.plan.loader.mixture import Mixture, Source
 Values = Mapping[str, Any]
 """Settings of a section by their names."""
 Evaluation = EvaluatorSettings | TaskSettings | Source | Mixture | Values | str | Callable[..., Any]
-"""Settings; a task; held-out data (a source, a mixture, a dataset's folder); or a function of your own."""
+"""Settings; a task; held-out data (a source, a mixture, a dataset's folder); or a function of your
+own.
+"""
 TeacherLike = str | TeacherSettings | Values
 """A run's folder or a model of transformers, or settings of a teacher."""
 

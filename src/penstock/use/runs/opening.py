@@ -1,4 +1,6 @@
-"""Models from what a user names (a folder, a run, a hub name, code, settings), and engines that generate with them."""
+"""Models from what a user names (a folder, a run, a hub name, code, settings), and engines that
+generate with them.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -44,7 +46,8 @@ def load_model(
     dtype: "torch.dtype | None" = None,
     module: "torch.nn.Module | None" = None,
 ) -> "LanguageModel":
-    """Load a model from a run (its newest checkpoint), a model folder of penstock, or a model of transformers.
+    """Load a model from a run (its newest checkpoint), a model folder of penstock, or a model of
+    transformers.
 
     Args:
         path: A folder, or the name of a model on the Hugging Face hub.
@@ -64,7 +67,10 @@ def load_model(
     elif folder.exists():
         model = load_folder(folder, device, dtype, module=module)
     elif not may_be_of_hub(str(path)):
-        raise FormatError(f"{path}: there is no such folder; give a run, a model's folder, or owner/name on the hub")
+        raise FormatError(
+            f"{path}: there is no such folder; give a run, a model's folder, or owner/name on "
+            "the hub"
+        )
     else:
         from penstock.models.theirs.loading import load_huggingface
 
@@ -93,7 +99,12 @@ def build_model(
     """
     check_names("ps.build_model", settings, ModelKeywords, "vocab_size", "device", "seed")
     given: dict[str, Any] = dict(settings)
-    return build(ModelSettings.of({"vocab_size": vocab_size, **given}), vocab_size=vocab_size, device=device, seed=seed)
+    return build(
+        ModelSettings.of({"vocab_size": vocab_size, **given}),
+        vocab_size=vocab_size,
+        device=device,
+        seed=seed,
+    )
 
 
 def model_section(path: str | Path) -> str:
@@ -108,7 +119,9 @@ def model_section(path: str | Path) -> str:
     if Path(path).exists():
         return f"from:{text}"
     if not may_be_of_hub(text):
-        raise ConfigError(f"model {text!r}: there is no such folder; give that of a run or a model, or owner/name")
+        raise ConfigError(
+            f"model {text!r}: there is no such folder; give that of a run or a model, or owner/name"
+        )
     return f"hf:{text}"
 
 
@@ -143,7 +156,9 @@ class Writer:
     begin_ids: tuple[int, ...] = ()
     """The ids before a text."""
     images: Any = None
-    """An `ImageReader` for images that messages themselves hold; None: the model reads no images."""
+    """An `ImageReader` for images that messages themselves hold; None: the model reads no
+    images.
+    """
     parameters: int | None = None
     """Number of the model's weights; None: unknown."""
 
@@ -160,8 +175,8 @@ def load_opened(
 
     Args:
         run: The run, or its folder.
-        context_length: Maximum number of tokens that the model sees; None: what its base reads, or, of a model without
-            a base, its training length.
+        context_length: Maximum number of tokens that the model sees; None: what its base reads, or,
+            of a model without a base, its training length.
         device: cpu, cuda, …; auto: a GPU if there is one.
         threads: Torch's threads on the CPU; None: unchanged.
         module: Your own torch module, into which the run's weights are loaded.
@@ -206,7 +221,9 @@ def load_writer(
     Raises:
         PenstockError: As for `load_opened`.
     """
-    return writer_of(load_opened(path, context_length=context_length, device=device, threads=threads), slots)
+    return writer_of(
+        load_opened(path, context_length=context_length, device=device, threads=threads), slots
+    )
 
 
 def writer_of(found: Opened, slots: int) -> Writer:
@@ -254,7 +271,9 @@ def template_of(run: RunFolder, tokenizer: Tokenizer) -> Any:
     """The chat template with the variables used when the conversations were prepared."""
     chat = ChatInfo.load(run.path)
     assert run.template is not None
-    return load_template(run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables))
+    return load_template(
+        run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables)
+    )
 
 
 def context_of(run: RunFolder) -> int:

@@ -1,7 +1,8 @@
 """Log-probabilities of a reference model, computed once and stored next to the data as a column.
 
-Training with `reference: cached` then holds no second model. The value of a token is its log-probability after all
-tokens before it in its path, at the temperature at which the path was sampled; tokens that are no target have 0.
+Training with `reference: cached` then holds no second model. The value of a token is its
+log-probability after all tokens before it in its path, at the temperature at which the path was
+sampled; tokens that are no target have 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,14 +45,16 @@ def cache_reference(
         model: A run, a model's folder, or a name on the hub.
         data: A prepared dataset.
         output: A new folder.
-        column: `reference_log_probabilities`, which `reference: cached` reads; or `trainer_log_probabilities`, which
-            policies read as those of the model that sampled the answers.
+        column: `reference_log_probabilities`, which `reference: cached` reads; or
+            `trainer_log_probabilities`, which policies read as those of the model that sampled the
+            answers.
         device: cpu, cuda, …; auto: a GPU if there is one.
         threads: Torch's threads on the CPU; None: unchanged.
         progress: Show a bar.
 
     Raises:
-        ConfigError: The model cannot process prefix trees, or knows too few ids; or there is no such column.
+        ConfigError: The model cannot process prefix trees, or knows too few ids; or there is no
+            such column.
         OutputError: The folder is not empty, or cannot be written.
     """
     if column not in COLUMNS:
@@ -62,11 +65,15 @@ def cache_reference(
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"{data}: give one dataset that penstock prepare made")
     if dataset.media is not None:
-        raise ConfigError(f"{data}: documents have images, which are not scored yet; do not cache the reference")
+        raise ConfigError(
+            f"{data}: documents have images, which are not scored yet; do not cache the reference"
+        )
     opened = load_model(model, device=local_device(device))
     assert isinstance(opened, torch.nn.Module)
     opened.eval()
-    return extend_dataset(dataset, output, {column: score_documents(opened, dataset)}, progress=progress)
+    return extend_dataset(
+        dataset, output, {column: score_documents(opened, dataset)}, progress=progress
+    )
 
 
 def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
@@ -85,7 +92,9 @@ def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
                 tensors = model.tensors(row)
                 slots = torch.from_numpy(places).to(tensors.targets.device)
                 temperatures = np.concatenate([_temperatures(one) for one in group])[places]
-                found = log_probabilities(model, model(tensors)[0][slots], tensors.targets[0][slots], temperatures)
+                found = log_probabilities(
+                    model, model(tensors)[0][slots], tensors.targets[0][slots], temperatures
+                )
             values[places + 1] = found.float().cpu().numpy()
         at = 0
         for one in group:
@@ -119,7 +128,9 @@ def _temperatures(document: Document) -> Any:
 
 
 def document_row(documents: Sequence[Document]) -> ModelInput:
-    """Documents, some of them trees, end to end in one row without padding; targets have weights of 1."""
+    """Documents, some of them trees, end to end in one row without padding; targets have weights of
+    1.
+    """
     tokens, targets, positions, borders, reach = [], [], [], [], []
     at, forked = 0, False
     for document in documents:
@@ -129,7 +140,9 @@ def document_row(documents: Sequence[Document]) -> ModelInput:
             starts, ends, places = document.tree.nodes(count)
             forked |= document.tree.forked
         follow = np.full(count, IGNORE, np.int32)
-        follow[:-1] = np.where(document.loss_weights[1:] != 0, document.tokens[1:].astype(np.int32), IGNORE)
+        follow[:-1] = np.where(
+            document.loss_weights[1:] != 0, document.tokens[1:].astype(np.int32), IGNORE
+        )
         tokens.append(document.tokens.astype(np.int32))
         targets.append(follow)
         positions.append(places.astype(np.int32))

@@ -1,8 +1,9 @@
-"""Rollouts: answers sampled from a model, judged by a function of yours, as a dataset that a policy learns from.
+"""Rollouts: answers sampled from a model, judged by a function of yours, as a dataset that a policy
+learns from.
 
-Each prompt becomes one document: a prefix tree of its answers, with their rewards, with what a policy must know of the
-sampler (temperature, whether an answer was cut, filters), and with the log-probability that the model gave each token
-at that temperature (the column `log_probabilities`).
+Each prompt becomes one document: a prefix tree of its answers, with their rewards, with what a
+policy must know of the sampler (temperature, whether an answer was cut, filters), and with the
+log-probability that the model gave each token at that temperature (the column `log_probabilities`).
 """
 
 import inspect
@@ -32,8 +33,9 @@ from penstock.models.own_code import check_signature, load_own_code
 from penstock.use.runs.opening import Opened, writer_of
 
 Reward = Callable[..., float]
-"""(record with the prompt, text of the answer) → its reward. A function with a parameter `finish_reason` is told by it
-why the answer ended: stop or length."""
+"""(record with the prompt, text of the answer) → its reward. A function with a parameter
+`finish_reason` is told by it why the answer ended: stop or length.
+"""
 FINISH_REASON = "finish_reason"
 AT_ONCE = 32
 """Answers that are written at the same time."""
@@ -58,8 +60,9 @@ class Rollouts:
 
     def __str__(self) -> str:
         return (
-            f"{self.prompts:,} prompts: mean reward {self.mean_reward:.3f}, {self.spread:,} with different rewards, "
-            f"{self.answer_tokens:.1f} tokens an answer, {100 * self.stopped:.0f} % ended by themselves"
+            f"{self.prompts:,} prompts: mean reward {self.mean_reward:.3f}, {self.spread:,} "
+            f"with different rewards, {self.answer_tokens:.1f} tokens an answer, "
+            f"{100 * self.stopped:.0f} % ended by themselves"
         )
 
 
@@ -77,12 +80,15 @@ def write_rollouts(
 
     Args:
         opened: The model.
-        records: Each with `prompt`, a text, or `messages`, a conversation that the model's chat template renders.
-        reward: The function, or its name (`module:function`, `path/to/file.py:function`); see `Reward`.
+        records: Each with `prompt`, a text, or `messages`, a conversation that the model's chat
+            template renders.
+        reward: The function, or its name (`module:function`, `path/to/file.py:function`); see
+            `Reward`.
         output: A new folder.
         samples: Answers to each prompt, with different draws.
-        sampling: How tokens are chosen; by default at temperature 1, of all tokens, as importance ratios assume. A
-            policy uses the temperature; filters are stored, and refused by default.
+        sampling: How tokens are chosen; by default at temperature 1, of all tokens, as importance
+            ratios assume. A policy uses the temperature; filters are stored, and refused by
+            default.
         progress: Show a bar.
 
     Raises:
@@ -91,11 +97,15 @@ def write_rollouts(
         OutputError: The folder is not empty, or cannot be written.
     """
     if samples < 2:
-        raise ConfigError(f"samples must be at least 2, as answers to a prompt are compared; got {samples}")
+        raise ConfigError(
+            f"samples must be at least 2, as answers to a prompt are compared; got {samples}"
+        )
     judge = load_own_code(reward, "reward")
     told = _is_told(judge)
     if sampling is not None and sampling.temperature == 0:
-        raise ConfigError("temperature is 0, so all answers to a prompt would be the same; give one above 0")
+        raise ConfigError(
+            "temperature is 0, so all answers to a prompt would be the same; give one above 0"
+        )
     base = replace(sampling or Sampling(), logprobs=0, tempered_logprobs=True)
     output = local_path(output, "the output of rollouts")
     if output.exists() and any(output.iterdir()):
@@ -105,14 +115,17 @@ def write_rollouts(
     if not prompts:
         raise RecordError("there are no prompts")
     engine = writer_of(opened, min(AT_ONCE, samples * len(prompts))).engine
-    # A model that cannot read trees learns from its answers, too: they are stored one after the other.
+    # A model that cannot read trees learns from its answers, too: they are stored one after the
+    # other.
     share = opened.model.requirements().trees is True
     made: list[TreeDocument] = []
     tokens = stopped = spread = 0
     total = 0.0
     examples: list[tuple[str, str, float]] = []
     together = max(1, 4 * AT_ONCE // samples)
-    with Progress("sampling", total=len(prompts) * samples, unit=" answers", enabled=progress) as bar:
+    with Progress(
+        "sampling", total=len(prompts) * samples, unit=" answers", enabled=progress
+    ) as bar:
         for begin in range(0, len(prompts), together):
             part = range(begin, min(begin + together, len(prompts)))
             asked = [prompts[number] for number in part for _ in range(samples)]
@@ -125,7 +138,9 @@ def write_rollouts(
             for place, number in enumerate(part):
                 group = written[place * samples : (place + 1) * samples]
                 rewards = [_judge(judge, given[number], one, told) for one in group]
-                made.append(_tree_of(prompts[number], group, rewards, base.temperature, share=share))
+                made.append(
+                    _tree_of(prompts[number], group, rewards, base.temperature, share=share)
+                )
                 total += sum(rewards)
                 spread += len(set(rewards)) > 1
                 tokens += sum(len(one.tokens) for one in group)
@@ -163,13 +178,21 @@ def _prompt_ids(opened: Opened, record: Mapping[str, Any], number: int) -> list[
         ids = [*opened.begin_ids, *opened.tokenizer.encode(record["prompt"]).tolist()]
     elif isinstance(record.get("messages"), Sequence):
         if opened.template is None:
-            raise RecordError(f"prompt {number}: has messages, but {opened.run.path} has no chat template; give texts")
+            raise RecordError(
+                f"prompt {number}: has messages, but {opened.run.path} has no chat template; "
+                "give texts"
+            )
         room = opened.context_length - 1
         ids = list(fit_chat(record["messages"], opened.template, opened.tokenizer, room=room).ids)
     else:
-        raise RecordError(f"prompt {number}: expected a text in 'prompt', or 'messages'; it has {', '.join(record)}")
+        raise RecordError(
+            f"prompt {number}: expected a text in 'prompt', or 'messages'; it has "
+            f"{', '.join(record)}"
+        )
     if not 0 < len(ids) < opened.context_length:
-        raise RecordError(f"prompt {number}: has {len(ids)} tokens; expected 1 to {opened.context_length - 1}")
+        raise RecordError(
+            f"prompt {number}: has {len(ids)} tokens; expected 1 to {opened.context_length - 1}"
+        )
     return ids
 
 
@@ -193,12 +216,19 @@ def _judge(judge: Any, record: Mapping[str, Any], answer: Generated, told: bool)
     text = answer.text
     found = judge(record, text, **({FINISH_REASON: answer.finish_reason} if told else {}))
     if not isinstance(found, int | float | np.number) or not math.isfinite(float(found)):
-        raise ConfigError(f"reward: gave {found!r:.60} for the answer {text!r:.60}; expected a finite number")
+        raise ConfigError(
+            f"reward: gave {found!r:.60} for the answer {text!r:.60}; expected a finite number"
+        )
     return float(found)
 
 
 def _tree_of(
-    prompt: list[int], group: Sequence[Generated], rewards: list[float], temperature: float, *, share: bool
+    prompt: list[int],
+    group: Sequence[Generated],
+    rewards: list[float],
+    temperature: float,
+    *,
+    share: bool,
 ) -> TreeDocument:
     zeros = [0.0] * len(prompt)
     return build_tree(
@@ -209,12 +239,19 @@ def _tree_of(
             TEMPERATURE: [temperature] * len(group),
             TRUNCATED: [float(one.finish_reason == "length") for one in group],
         },
-        columns={OLD_COLUMN: [np.array([*zeros, *(step.token for step in one.logprobs)], np.float32) for one in group]},
+        columns={
+            OLD_COLUMN: [
+                np.array([*zeros, *(step.token for step in one.logprobs)], np.float32)
+                for one in group
+            ]
+        },
         share=share,
     )
 
 
-def _write(opened: Opened, made: Sequence[TreeDocument], output: Path, sampling: Sampling) -> Dataset:
+def _write(
+    opened: Opened, made: Sequence[TreeDocument], output: Path, sampling: Sampling
+) -> Dataset:
     return write_dataset(
         output,
         [one.tokens for one in made],

@@ -1,4 +1,6 @@
-"""`Run`: a trained model in its folder, with methods to generate, evaluate, serve, export, plot and resume."""
+"""`Run`: a trained model in its folder, with methods to generate, evaluate, serve, export, plot and
+resume.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +15,21 @@ from penstock.learn.training.metrics import read_metrics
 from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
-from penstock.use.runs.actions import evaluate_run, export_run, sample_rollouts, serve, write_reply, write_texts
-from penstock.use.runs.keywords import EvaluateKeywords, GenerateKeywords, OpeningKeywords, ServeKeywords, TrainKeywords
+from penstock.use.runs.actions import (
+    evaluate_run,
+    export_run,
+    sample_rollouts,
+    serve,
+    write_reply,
+    write_texts,
+)
+from penstock.use.runs.keywords import (
+    EvaluateKeywords,
+    GenerateKeywords,
+    OpeningKeywords,
+    ServeKeywords,
+    TrainKeywords,
+)
 from penstock.use.runs.opening import Opened, load_opened
 from penstock.use.runs.starting import resume
 
@@ -39,23 +54,37 @@ class Run(RunFolder):
     """
 
     module: "torch.nn.Module | None" = field(default=None, compare=False)
-    """Your own torch module, into which the weights are loaded; None: the run describes its model."""
+    """Your own torch module, into which the weights are loaded; None: the run describes its
+    model.
+    """
     _opened: dict[Any, Opened] = field(default_factory=dict, compare=False, init=False)
 
     def __repr__(self) -> str:
         step = "a model of transformers" if self.step is None else f"{self.step:,} steps"
         length = "" if self.trained_length is None else f", rows of {self.trained_length:,}"
-        return f"Run({str(self.path)!r}: {step}{length}{', chats' if self.template is not None else ''})"
+        return (
+            f"Run({str(self.path)!r}: "
+            f"{step}{length}{', chats' if self.template is not None else ''})"
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows: where the run is, its last figures, and the curve of its loss."""
-        facts: list[tuple[str, object]] = [("folder", self.path), ("chats", "yes" if self.template else "no")]
+        facts: list[tuple[str, object]] = [
+            ("folder", self.path),
+            ("chats", "yes" if self.template else "no"),
+        ]
         if self.step is None:
             return card("Model in the Hugging Face layout", facts)
         steps = [record for record in self.metrics if "loss" in record]
-        facts += [("steps", f"{self.step:,}"), ("tokens in a row", self.trained_length or "unknown")]
+        facts += [
+            ("steps", f"{self.step:,}"),
+            ("tokens in a row", self.trained_length or "unknown"),
+        ]
         if steps:
-            facts += [("loss", f"{steps[-1]['loss']:.4f}"), ("learning rate", f"{steps[-1]['learning_rate']:.3g}")]
+            facts += [
+                ("loss", f"{steps[-1]['loss']:.4f}"),
+                ("learning rate", f"{steps[-1]['learning_rate']:.3g}"),
+            ]
         return card("Run", facts, curve([record["loss"] for record in steps], "loss of each step"))
 
     @property
@@ -78,7 +107,9 @@ class Run(RunFolder):
     @overload
     def generate(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> str: ...
     @overload
-    def generate(self, prompt: list[str] | tuple[str, ...], **settings: Unpack[GenerateKeywords]) -> list[str]: ...
+    def generate(
+        self, prompt: list[str] | tuple[str, ...], **settings: Unpack[GenerateKeywords]
+    ) -> list[str]: ...
     def generate(
         self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[GenerateKeywords]
     ) -> str | list[str]:
@@ -86,7 +117,8 @@ class Run(RunFolder):
 
         Args:
             prompt: One prompt, or several, which are generated together.
-            settings: See `Sampling` (temperature 0.8 by default), and context_length, device, threads.
+            settings: See `Sampling` (temperature 0.8 by default), and context_length, device,
+                threads.
 
         Returns:
             The text; for several prompts a list.
@@ -94,14 +126,19 @@ class Run(RunFolder):
         Raises:
             ConfigError: A setting is unknown or out of range, or a prompt fills the context.
         """
-        written = write_texts(self._open_model, [prompt] if isinstance(prompt, str) else prompt, dict(settings))
+        written = write_texts(
+            self._open_model, [prompt] if isinstance(prompt, str) else prompt, dict(settings)
+        )
         return written[0] if isinstance(prompt, str) else written
 
-    def chat(self, messages: str | Sequence[Mapping[str, Any]], **settings: Unpack[GenerateKeywords]) -> str:
+    def chat(
+        self, messages: str | Sequence[Mapping[str, Any]], **settings: Unpack[GenerateKeywords]
+    ) -> str:
         """The assistant's reply to a message, or to a conversation.
 
         Args:
-            messages: The user's message, or messages with role and content, the last one the user's.
+            messages: The user's message, or messages with role and content, the last one the
+                user's.
             settings: As for `generate`.
 
         Returns:
@@ -124,17 +161,19 @@ class Run(RunFolder):
         progress: bool = True,
         **settings: Unpack[GenerateKeywords],
     ) -> "Rollouts":
-        """Sample several answers to each prompt, judge them, and write them as a dataset for `training.policy`.
+        """Sample several answers to each prompt, judge them, and write them as a dataset for
+        `training.policy`.
 
         Args:
-            prompts: Texts; or records with `prompt` or `messages`, and what the reward needs besides.
-            reward: Function of (record, answer) that gives a number, or its name. With a parameter `finish_reason` it
-                is told why the answer ended: stop or length.
+            prompts: Texts; or records with `prompt` or `messages`, and what the reward needs
+                besides.
+            reward: Function of (record, answer) that gives a number, or its name. With a parameter
+                `finish_reason` it is told why the answer ended: stop or length.
             output: A new folder for the dataset.
             samples: Answers to each prompt.
             progress: Show progress.
-            settings: As for `generate`; temperature is 1 by default. A policy refuses answers that were filtered
-                (top_k, top_p, …) unless it is told to accept them.
+            settings: As for `generate`; temperature is 1 by default. A policy refuses answers that
+                were filtered (top_k, top_p, …) unless it is told to accept them.
 
         Returns:
             The dataset, the mean reward, and a few examples.
@@ -143,7 +182,9 @@ class Run(RunFolder):
             ConfigError: A setting is unknown or out of range, or a reward is no finite number.
             RecordError: A prompt is missing, or fills the context.
         """
-        return sample_rollouts(self._open_model, prompts, reward, output, samples, progress, dict(settings))
+        return sample_rollouts(
+            self._open_model, prompts, reward, output, samples, progress, dict(settings)
+        )
 
     def evaluate(
         self,
@@ -155,18 +196,22 @@ class Run(RunFolder):
         """Measure the model: its scores on tasks, and its loss on held-out data.
 
         Args:
-            what: Names of tasks (mmlu, gsm8k, humaneval, …, lm-eval:NAME), datasets' folders, sources, mixtures.
+            what: Names of tasks (mmlu, gsm8k, humaneval, …, lm-eval:NAME), datasets' folders,
+                sources, mixtures.
             output: Save answers and results.json in this folder, and continue from them.
             rows: Approximate number of rows to use of each dataset; None: all.
             settings: See `TaskSettings`, and context_length, device, threads.
 
         Returns:
-            `results`, the losses (by source, task and prediction head if there are several); `tasks`, the scores.
+            `results`, the losses (by source, task and prediction head if there are several);
+            `tasks`, the scores.
 
         Raises:
             ConfigError: There is no such task or dataset, or it does not fit the model.
         """
-        return evaluate_run(self._open_model, what, None if output is None else Path(output), rows, dict(settings))
+        return evaluate_run(
+            self._open_model, what, None if output is None else Path(output), rows, dict(settings)
+        )
 
     def serve(self, *, name: str | None = None, **settings: Unpack[ServeKeywords]) -> None:
         """Serve the model over the OpenAI API, until SIGTERM or Ctrl-C.
@@ -193,14 +238,15 @@ class Run(RunFolder):
 
         Args:
             output: A folder, new or empty.
-            context_length: Maximum number of tokens; None: that of the base, or, of a model without one, the
-                training length.
+            context_length: Maximum number of tokens; None: that of the base, or, of a model without
+                one, the training length.
             overwrite: Replace an earlier export in the folder; other files there are kept.
-            adapter: Write the LoRA alone, as peft and vLLM read it; its base too, unless the run began with hf:NAME.
+            adapter: Write the LoRA alone, as peft and vLLM read it; its base too, unless the run
+                began with hf:NAME.
 
         Raises:
-            OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or cannot be
-                written.
+            OutputError: The folder holds an earlier export and `overwrite` is false, or other
+                files, or cannot be written.
             ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA.
         """
         return export_run(self, Path(output), context_length, overwrite=overwrite, adapter=adapter)
@@ -218,10 +264,12 @@ class Run(RunFolder):
         """Draw loss, throughput, learning rate and evaluations.
 
         Args:
-            output: A page (.html) or a picture (.png, needs matplotlib); None: curves.html in the run's folder.
+            output: A page (.html) or a picture (.png, needs matplotlib); None: curves.html in the
+                run's folder.
             over: step, or tokens.
             compare: Other runs, or their folders, to draw on the same axes.
-            smoothing: Share of the horizontal axis after which a value weighs half in the smoothed curve; 0: none.
+            smoothing: Share of the horizontal axis after which a value weighs half in the smoothed
+                curve; 0: none.
             log_x: Logarithmic horizontal axis.
             log_y: Logarithmic vertical axes.
 
@@ -234,7 +282,8 @@ class Run(RunFolder):
             raise ConfigError(f"Run.plot: over is {over!r}; expected step or tokens")
         others = [run.path if isinstance(run, Run) else run for run in compare]
         view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
-        return plot_runs([self.path, *others], output or self.path / "curves.html", over=over, view=view)  # type: ignore[arg-type]
+        page = output or self.path / "curves.html"
+        return plot_runs([self.path, *others], page, over=over, view=view)  # type: ignore[arg-type]
 
     def resume(
         self,
@@ -248,7 +297,8 @@ class Run(RunFolder):
 
         Args:
             model: The model; needed if it was your own module. None: the run's model.
-            loader: The loader; needed if its sources had objects. None: made from the section `data` of the run.
+            loader: The loader; needed if its sources had objects. None: made from the section
+                `data` of the run.
             progress: Show progress.
             settings: Settings to change, such as steps; as for `ps.train`.
 
@@ -266,11 +316,12 @@ def open_run(path: str | Path, *, module: "torch.nn.Module | None" = None) -> Ru
 
     Args:
         path: The folder, or the name of a model on the Hugging Face hub.
-        module: Your own torch module, into which the run's weights are loaded; needed if the run names no code
-            that makes the module.
+        module: Your own torch module, into which the run's weights are loaded; needed if the run
+            names no code that makes the module.
 
     Raises:
-        FormatError: The folder is neither, or has no complete checkpoint yet; or the hub has nothing by that name.
+        FormatError: The folder is neither, or has no complete checkpoint yet; or the hub has
+            nothing by that name.
         CorruptionError: The run file is damaged.
         MissingExtraError: It is a name on the hub, and huggingface_hub is not installed.
     """

@@ -1,8 +1,10 @@
-"""The arguments of `ps.train` as an equivalent run file, plus the objects that a run file cannot hold.
+"""The arguments of `ps.train` as an equivalent run file, plus the objects that a run file cannot
+hold.
 
-Keyword arguments become values of a run file and pass the same checks, so both have the same meaning and the same
-errors. Objects (a model, a function of a script) are kept next to the values, by place; the run's folder lists them in
-the section `python`. Functions that can be imported are written as `module:function`, and need no object.
+Keyword arguments become values of a run file and pass the same checks, so both have the same
+meaning and the same errors. Objects (a model, a function of a script) are kept next to the values,
+by place; the run's folder lists them in the section `python`. Functions that can be imported are
+written as `module:function`, and need no object.
 """
 
 import re
@@ -29,7 +31,9 @@ from penstock.use.config.validation import KINDS, PRESETS, suggestion
 OBJECT = "given in Python"
 """Placeholder in a run file for an object."""
 SHORT = {"optimizer": (OptimizerSettings, "kind"), "schedule": (ScheduleSettings, "shape")}
-"""Sections of `training` with settings that may be given directly → (class, setting that a plain string sets)."""
+"""Sections of `training` with settings that may be given directly → (class, setting that a plain
+string sets).
+"""
 _PYTHON_NAMES = (
     (r"it is an option of the command line: --(\w+).*", r"did you mean \1?"),
     (r"training\.(?:optimizer|schedule)\.(?!kind|shape)(\w+)", r"\1"),
@@ -99,7 +103,9 @@ class _Teacher:
     """The teachers."""
 
 
-def training_section(given: Mapping[str, Any], call: str, also: Sequence[str] = ()) -> dict[str, Any]:
+def training_section(
+    given: Mapping[str, Any], call: str, also: Sequence[str] = ()
+) -> dict[str, Any]:
     """The section `training` that keyword arguments describe; values are unchanged.
 
     Args:
@@ -112,7 +118,12 @@ def training_section(given: Mapping[str, Any], call: str, also: Sequence[str] = 
     """
     section: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
-    homes = {name: part for part, (kind, own) in SHORT.items() for name in field_names(kind) if name != own}
+    homes = {
+        name: part
+        for part, (kind, own) in SHORT.items()
+        for name in field_names(kind)
+        if name != own
+    }
     for name, value in given.items():
         if name in homes:
             inner.setdefault(homes[name], {})[name] = value
@@ -135,7 +146,9 @@ def training_section(given: Mapping[str, Any], call: str, also: Sequence[str] = 
 def _meant(name: str, others: Sequence[str]) -> str:
     known = [*field_names(TrainSettings), *others]
     text = suggestion(model_of(RunSettings), model_of(TrainSettings), ("training", name))
-    if not text.startswith(("did you mean data", "did you mean model", "did you mean training", "it is")):
+    if not text.startswith(
+        ("did you mean data", "did you mean model", "did you mean training", "it is")
+    ):
         return did_you_mean(name, sorted(known))
     for key, python in _PYTHON_NAMES:
         text = re.sub(key, python, text)
@@ -151,7 +164,10 @@ def _as_section(part: str, value: Any) -> Any:
 def _evaluators(given: Any, call: str) -> dict[str, Any]:
     """Evaluators by name, each with the keys of a run file."""
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{call}: evaluators is {given!r}; expected a mapping, name → dataset, source or function")
+        raise ConfigError(
+            f"{call}: evaluators is {given!r}; expected a mapping, name → dataset, source or "
+            "function"
+        )
     return {name: _evaluator(one) for name, one in given.items()}
 
 
@@ -169,7 +185,9 @@ def _evaluator(one: Any) -> Any:
 
 def _without_changes(mixture: Mixture) -> Mixture:
     if mixture.changes:
-        raise ConfigError("evaluators: a mixture to evaluate on has no changes of shares; leave them out")
+        raise ConfigError(
+            "evaluators: a mixture to evaluate on has no changes of shares; leave them out"
+        )
     return mixture
 
 
@@ -180,7 +198,8 @@ def data_section(data: DataSettings, objects: dict[Place, Any]) -> dict[str, Any
 
 
 def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
-    """A value in the form of a run file; settings become mappings of the values that differ from the defaults.
+    """A value in the form of a run file; settings become mappings of the values that differ from
+    the defaults.
 
     Args:
         value: Settings, numbers, texts, lists, mappings, or an object.
@@ -202,7 +221,11 @@ def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
         return {str(name): plain(one, (*place, str(name)), objects) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one, (*place, number), objects) for number, one in enumerate(value)]
-    if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("penstock."):
+    if (
+        is_dataclass(value)
+        and not isinstance(value, type)
+        and type(value).__module__.startswith("penstock.")
+    ):
         return _plain_settings(value, place, objects)
     if place[-1:] == ("path",) and isinstance(
         path := getattr(value, "url", None) or getattr(value, "path", None), str | Path
@@ -215,11 +238,17 @@ def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
 
 
 def _plain_objective(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
-    """An objective, if a file gives exactly the same one back: states hold its repr, in which 3 is not 3.0."""
+    """An objective, if a file gives exactly the same one back: states hold its repr, in which 3 is
+    not 3.0.
+    """
     if type(value) in (Causal, *KINDS):
-        found = "causal" if value == Causal() else _preset(value) or _plain_settings(value, place, {})
+        found = (
+            "causal" if value == Causal() else _preset(value) or _plain_settings(value, place, {})
+        )
         try:
-            made = check(Document("objective", {"path": "data", "objective": found}, {}), Source).objective
+            made = check(
+                Document("objective", {"path": "data", "objective": found}, {}), Source
+            ).objective
         except ConfigError:
             made = None
         if repr(made) == repr(value):
@@ -236,8 +265,16 @@ def _preset(value: Any) -> dict[str, Any] | None:
         for modes in ({},) if name == "t5" else ({}, {"modes": None}):
             preset = make(**modes)
             if repr(getattr(value, "tasks", None)) == repr(preset.tasks):
-                names = [one.name for one in fields(value) if getattr(value, one.name) != getattr(preset, one.name)]
-                return {"preset": name, **modes, **{one: plain(getattr(value, one), (), {}) for one in names}}
+                names = [
+                    one.name
+                    for one in fields(value)
+                    if getattr(value, one.name) != getattr(preset, one.name)
+                ]
+                return {
+                    "preset": name,
+                    **modes,
+                    **{one: plain(getattr(value, one), (), {}) for one in names},
+                }
     return None
 
 
@@ -255,7 +292,10 @@ def described(given: Any) -> str:
     """Describe an object for readers of a run's folder; the same text in each process."""
     if callable(getattr(given, "parameters", None)):
         inner = getattr(given, "module", getattr(given, "inner", given))
-        return f"{type(inner).__name__}, {sum(weight.numel() for weight in given.parameters()):,} weights"
+        return (
+            f"{type(inner).__name__}, {sum(weight.numel() for weight in given.parameters()):,} "
+            "weights"
+        )
     name, module = getattr(given, "__qualname__", None), getattr(given, "__module__", "")
     if name is not None:
         return f"{name} of {module}"
@@ -282,7 +322,9 @@ def _put(holder: Any, place: Place, given: Any) -> Any:
     if isinstance(holder, Mapping):
         return {**holder, first: _put(holder[first], rest, given)}
     if isinstance(first, int):
-        return type(holder)(_put(one, rest, given) if number == first else one for number, one in enumerate(holder))
+        return type(holder)(
+            _put(one, rest, given) if number == first else one for number, one in enumerate(holder)
+        )
     return replace(holder, **{first: _put(getattr(holder, first), rest, given)})
 
 

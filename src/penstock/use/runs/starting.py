@@ -1,4 +1,6 @@
-"""Starts and resumes trainings from Python: arguments and objects become a run file's settings, and a trainer runs."""
+"""Starts and resumes trainings from Python: arguments and objects become a run file's settings, and
+a trainer runs.
+"""
 
 import os
 import sys
@@ -29,7 +31,14 @@ from penstock.use.config.models import check
 from penstock.use.config.run_file import PYTHON, DataSettings, RunSettings
 from penstock.use.runs.keywords import TrainKeywords
 from penstock.use.runs.opening import model_section
-from penstock.use.runs.run_document import OBJECT, RunDocument, check_names, data_section, plain, training_section
+from penstock.use.runs.run_document import (
+    OBJECT,
+    RunDocument,
+    check_names,
+    data_section,
+    plain,
+    training_section,
+)
 
 if TYPE_CHECKING:
     from penstock.learn.training import Trainer
@@ -37,12 +46,18 @@ if TYPE_CHECKING:
 
 Model = Any
 """A model of `ps.load_model` or `ps.build_model`, one of transformers, a torch module that meets
-`penstock.models.own_model.OwnModule`, `ModelSettings`, or a name: a run's folder, a folder or hub name of transformers,
-`module:function`; None with `continue_from`."""
+`penstock.models.own_model.OwnModule`, `ModelSettings`, or a name: a run's folder, a folder or hub
+name of transformers, `module:function`; None with `continue_from`.
+"""
 
 
 def resume(
-    run: RunFolder, module: Any, model: Model | None, loader: Loader | None, changes: Mapping[str, Any], progress: bool
+    run: RunFolder,
+    module: Any,
+    model: Model | None,
+    loader: Loader | None,
+    changes: Mapping[str, Any],
+    progress: bool,
 ) -> Any:
     """Resume a run; see `Run.resume`. `module` is the run's own torch module, if it has one.
 
@@ -50,22 +65,34 @@ def resume(
         The module that was trained, if it is the user's own.
     """
     if not (run.path / RUN_FILE).is_file():
-        raise ConfigError(f"{run.path}: is a model, not a run, so there is nothing to resume; train it with ps.train")
+        raise ConfigError(
+            f"{run.path}: is a model, not a run, so there is nothing to resume; train it with "
+            "ps.train"
+        )
     check_names("Run.resume", changes, TrainKeywords, "model", "loader", "progress")
     kept = read_document(run.path / RUN_FILE).values
     objects = kept.pop(PYTHON, None) or {}
     section = _merged(kept.get("training") or {}, training_section(changes, "Run.resume"))
-    missing = [name for name in objects if name.startswith("training.") and _at(section, name.split(".")[1:]) == OBJECT]
+    missing = [
+        name
+        for name in objects
+        if name.startswith("training.") and _at(section, name.split(".")[1:]) == OBJECT
+    ]
     if missing:
         raise ConfigError(
-            f"{run.path}: {missing[0]} was an object ({objects[missing[0]]}), which a run's folder cannot hold; give "
-            f"it again: run.resume({missing[0].split('.')[1]}=…)"
+            f"{run.path}: {missing[0]} was an object ({objects[missing[0]]}), which a run's "
+            f"folder cannot hold; give it again: run.resume({missing[0].split('.')[1]}=…)"
         )
     if loader is None and any(name.startswith("data") for name in objects):
-        raise ConfigError(f"{run.path}: its loader has objects, which a run's folder cannot hold; run.resume(loader=…)")
+        raise ConfigError(
+            f"{run.path}: its loader has objects, which a run's folder cannot hold; "
+            "run.resume(loader=…)"
+        )
     if model is None:
         model = _checkpointed(run, module) if "model" in objects else None
-    values: dict[str, Any] = {name: value for name, value in kept.items() if name not in ("training", "data", "model")}
+    values: dict[str, Any] = {
+        name: value for name, value in kept.items() if name not in ("training", "data", "model")
+    }
     found: dict[Place, Any] = {}
     values |= _model_values(model, found) if model is not None else {"model": kept.get("model")}
     data = _data_of(loader) if loader is not None else None
@@ -73,12 +100,16 @@ def resume(
     values["training"] = plain(section, ("training",), found)
     document = RunDocument(values=values, objects=found)
     if data is None:
-        data = check(Document(str(run.path / RUN_FILE), {"data": values["data"]}, {}), RunSettings).data
+        data = check(
+            Document(str(run.path / RUN_FILE), {"data": values["data"]}, {}), RunSettings
+        ).data
     return _start("Run.resume", document, data, loader, str(run.path), True, progress)
 
 
 def _checkpointed(run: RunFolder, module: Any) -> "LanguageModel":
-    """The checkpoint's model, for a run that was given its model as an object; the checkpoint describes it fully."""
+    """The checkpoint's model, for a run that was given its model as an object; the checkpoint
+    describes it fully.
+    """
     return load_model(run.model, module=module)
 
 
@@ -99,7 +130,9 @@ def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     merged = {**before}
     for name, value in changes.items():
         inner = before.get(name)
-        merged[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+        merged[name] = (
+            {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+        )
     return merged
 
 
@@ -136,7 +169,9 @@ def start(
         "training": plain(section, ("training",), objects),
         **({} if taught is None else {"teacher": plain(taught, ("teacher",), objects)}),
     }
-    return _start(call, RunDocument(values=values, objects=objects), data, loader, output, resume, progress)
+    return _start(
+        call, RunDocument(values=values, objects=objects), data, loader, output, resume, progress
+    )
 
 
 def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
@@ -160,18 +195,19 @@ def _data_of(loader: Any) -> DataSettings:
     """
     if not isinstance(loader, Loader):
         raise ConfigError(
-            f"loader: found {loader!r}, expected a ps.Loader, such as ps.Loader('data/web', sequence_length=1024, "
-            "rows_per_step=32)"
+            f"loader: found {loader!r}, expected a ps.Loader, such as ps.Loader('data/web', "
+            "sequence_length=1024, rows_per_step=32)"
         )
     if loader.start != BEGINNING:
         raise ConfigError(
-            "loader: begins at the place or the step of another (continue_from, first_step), which a run's folder "
-            "cannot hold; make it without, and give ps.train continue_from=RUN"
+            "loader: begins at the place or the step of another (continue_from, first_step), "
+            "which a run's folder cannot hold; make it without, and give ps.train "
+            "continue_from=RUN"
         )
     if loader.step:
         raise ConfigError(
-            f"loader: is at step {loader.step}, and a run begins at step 0 (or at its checkpoint); loader.seek(0), or "
-            "make another"
+            f"loader: is at step {loader.step}, and a run begins at step 0 (or at its "
+            "checkpoint); loader.seek(0), or make another"
         )
     needs = loader.requirements
     return DataSettings(
@@ -184,7 +220,9 @@ def _data_of(loader: Any) -> DataSettings:
 
 
 def _wanted(loader: Loader) -> InputRequirements | None:
-    """What the user requires of rows in addition to the model; None if the loader was made without requirements."""
+    """What the user requires of rows in addition to the model; None if the loader was made without
+    requirements.
+    """
     needs = loader.requirements
     return None if needs.asked_by.startswith("the default") else needs
 
@@ -202,18 +240,31 @@ def _start(
     from penstock.use.config.training import NOTHING, Given, make_trainer
 
     training = document.settings("training", TrainSettings, call)
-    teacher = document.settings("teacher", DistillationSettings, call) if "teacher" in document.values else None
-    with _torch_as_it_was(), Ranks(local_device(training.device), training.context_parallel) as ranks:
+    teacher = (
+        document.settings("teacher", DistillationSettings, call)
+        if "teacher" in document.values
+        else None
+    )
+    with (
+        _torch_as_it_was(),
+        Ranks(local_device(training.device), training.context_parallel) as ranks,
+    ):
         given = NOTHING
         if loader is not None:
             _check_place(loader, ranks)
             datasets = zip(data.sources, loader.datasets, strict=True)
-            data = replace(data, sources=[replace(source, path=dataset) for source, dataset in datasets])
+            data = replace(
+                data, sources=[replace(source, path=dataset) for source, dataset in datasets]
+            )
             given = Given(
-                requirements=_wanted(loader), companion=loader.companion, filling=loader.loader_settings.filling
+                requirements=_wanted(loader),
+                companion=loader.companion,
+                filling=loader.loader_settings.filling,
             )
         given = replace(given, model=document.objects.get(("model",)))
-        settings = RunSettings(data=data, model=_model_settings(document), training=training, teacher=teacher)
+        settings = RunSettings(
+            data=data, model=_model_settings(document), training=training, teacher=teacher
+        )
         say = speak if ranks.is_first and progress else silent
         trainer = make_trainer(
             settings,
@@ -234,7 +285,9 @@ def _model_settings(document: RunDocument) -> ModelSettings | str | None:
     found = document.values["model"]
     if not isinstance(found, dict):
         return found  # type: ignore[no-any-return]
-    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
+    values: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in found.items()
+    }
     return ModelSettings.of(values)
 
 
@@ -243,9 +296,10 @@ def _check_place(loader: Loader, ranks: "Ranks") -> None:
     if mine != theirs:
         cure = "ps.DataParallel.from_env()" if shared == 1 else f"({mine.rank}, {mine.size})"
         raise ConfigError(
-            f"loader: has the rows of rank {theirs.rank} of {theirs.size}, and this process is rank {mine.rank} of "
-            f"{mine.size}{'' if shared == 1 else f', as {shared} processes share each row'}; pass data_parallel={cure} "
-            "to ps.Loader"
+            f"loader: has the rows of rank {theirs.rank} of {theirs.size}, and this process "
+            f"is rank {mine.rank} of "
+            f"{mine.size}{'' if shared == 1 else f', as {shared} processes share each row'}; "
+            f"pass data_parallel={cure} to ps.Loader"
         )
 
 
@@ -264,7 +318,9 @@ def _torch_as_it_was() -> Iterator[None]:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
-def train_to_end(trainer: "Trainer", config: Mapping[str, Any], *, progress: bool = True) -> dict[str, Any]:
+def train_to_end(
+    trainer: "Trainer", config: Mapping[str, Any], *, progress: bool = True
+) -> dict[str, Any]:
     """Train, and write and show each step's record.
 
     Args:

@@ -27,20 +27,25 @@ def train(
 ) -> Run:
     """Train a model on a loader's rows, into a run's folder that `penstock` reads.
 
-    Under `torchrun` each process calls it with its own rank's loader (`data_parallel`). SIGTERM or Ctrl-C ends the run
-    after the current step, with a checkpoint; a second Ctrl-C ends it at once. A model object is trained in place.
+    Under `torchrun` each process calls it with its own rank's loader (`data_parallel`). SIGTERM or
+    Ctrl-C ends the run after the current step, with a checkpoint; a second Ctrl-C ends it at once.
+    A model object is trained in place.
 
     Args:
-        model: The model with its initial weights; see `Model`. None: that of the run in `continue_from`.
-        loader: Source of the rows, at its first step; the model's needs are added to its requirements.
+        model: The model with its initial weights; see `Model`. None: that of the run in
+            `continue_from`.
+        loader: Source of the rows, at its first step; the model's needs are added to its
+            requirements.
         output: The run's folder, new or to resume.
-        resume: Resume from the newest complete checkpoint of the folder; start a new run if there is none.
+        resume: Resume from the newest complete checkpoint of the folder; start a new run if there
+            is none.
         progress: Show progress.
-        settings: The section `training` of a run file, see `TrainSettings`. Settings of `optimizer` and `schedule`
-            may be given directly, such as learning_rate and warmup_steps.
+        settings: The section `training` of a run file, see `TrainSettings`. Settings of `optimizer`
+            and `schedule` may be given directly, such as learning_rate and warmup_steps.
 
     Raises:
-        ConfigError: An argument is unknown or out of range, or model, loader and settings do not fit together.
+        ConfigError: An argument is unknown or out of range, or model, loader and settings do not
+            fit together.
         IsolationError: Rows hold several documents, and the model would let them see each other.
         OutputError: The folder holds something else, or a run and `resume` is false.
         StateError: The run in the folder has another plan or model.
@@ -66,12 +71,14 @@ def distill(
     Args:
         model: As for `train`.
         loader: As for `train`; its datasets store their tokenizer.
-        teacher: A run's folder, a folder of transformers with its tokenizer, settings (`TeacherSettings`), or several.
+        teacher: A run's folder, a folder of transformers with its tokenizer, settings
+            (`TeacherSettings`), or several.
         loss: The loss for teachers without their own: kl, p_kl, h_kl, alm, uld, or `LossSettings`.
         output: The run's folder.
         resume: As for `train`.
         progress: As for `train`.
-        settings: Those of `train`, and of the section `teacher` of a run file (`DistillationSettings`).
+        settings: Those of `train`, and of the section `teacher` of a run file
+            (`DistillationSettings`).
 
     Raises:
         ConfigError: As for `train`, or a loss does not fit a teacher's tokenizer.
@@ -85,7 +92,9 @@ def distill(
     one = isinstance(teacher, str | Path | TeacherSettings | Mapping)
     listed: Sequence[Any] = [teacher] if one else list(teacher)  # type: ignore[arg-type]
     taught["teachers"] = [_teacher(each, loss) for each in listed]
-    section = training_section(given, "ps.distill", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER))
+    section = training_section(
+        given, "ps.distill", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER)
+    )
     module = start("ps.distill", model, loader, section, taught, output, resume, progress)
     return open_run(output, module=module)
 

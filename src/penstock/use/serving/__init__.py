@@ -8,7 +8,7 @@ model = ServedModel(
 )
 Server(model, ServeSettings(port=8000)).serve_until_stopped()
 ```
-"""
+"""  # noqa: E501
 
 from typing import TYPE_CHECKING
 

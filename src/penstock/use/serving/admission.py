@@ -1,11 +1,11 @@
 """Admission: the queue before the batch, and the sequences of one request up to their last token.
 
-Places in the batch are given in the order of arrival. A request takes a place for each of its sequences, all at once,
-and releases them one by one as sequences end. A request without places waits; if too many requests wait, or one waits
-too long, the client gets a 429 and may retry later.
+Places in the batch are given in the order of arrival. A request takes a place for each of its
+sequences, all at once, and releases them one by one as sequences end. A request without places
+waits; if too many requests wait, or one waits too long, the client gets a 429 and may retry later.
 
-A place is released when its sequence leaves the batch, not when a slow client has read the tokens. Unread tokens are
-bounded by the number of tokens requested.
+A place is released when its sequence leaves the batch, not when a slow client has read the tokens.
+Unread tokens are bounded by the number of tokens requested.
 """
 
 import asyncio
@@ -27,7 +27,11 @@ class Admission:
     """Places in the batch; used only by the event loop."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._free, self._limit, self._seconds = settings.sequences, settings.waiting, settings.waiting_seconds
+        self._free, self._limit, self._seconds = (
+            settings.sequences,
+            settings.waiting,
+            settings.waiting_seconds,
+        )
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._closed = False
 
@@ -108,11 +112,22 @@ class Admission:
 
 
 def _busy(why: str, seconds: float) -> Refusal:
-    return Refusal(429, f"the server is busy: {why}; retry later", code="queue_full", retry_after=min(seconds, 10))
+    return Refusal(
+        429,
+        f"the server is busy: {why}; retry later",
+        code="queue_full",
+        retry_after=min(seconds, 10),
+    )
 
 
 def _stopping() -> Refusal:
-    return Refusal(503, "the server is stopping; retry when it runs again", code="stopping", retry_after=10, close=True)
+    return Refusal(
+        503,
+        "the server is stopping; retry when it runs again",
+        code="stopping",
+        retry_after=10,
+        close=True,
+    )
 
 
 @final
@@ -128,7 +143,9 @@ class Ask:
     images: PromptImages | None = None
     """Of the only prompt; None: there are none."""
     scored: int | None = None
-    """Number of alternatives for the log-probabilities of the prompts' own tokens; None: they are not asked for."""
+    """Number of alternatives for the log-probabilities of the prompts' own tokens; None: they are
+    not asked for.
+    """
     writes: bool = True
     """False: only the prompts' own tokens are asked for."""
     schema: Compiled | None = None
@@ -176,7 +193,9 @@ class Generating:
         unused = self.ask.choices
         try:
             if self.ask.scored is not None:
-                self.scores = [await self._engine.score(prompt, self.ask.scored) for prompt in self.ask.prompts]
+                self.scores = [
+                    await self._engine.score(prompt, self.ask.scored) for prompt in self.ask.prompts
+                ]
             if self.ask.writes:
                 self._submit()
                 unused = 0

@@ -1,10 +1,11 @@
 """The application: its routes, their shared state, and the chat page.
 
-`/` the chat page · `/health` · `/metrics` · `/v1/models` · `/v1/completions` · `/v1/chat/completions` · `/v1/responses`
+`/` the chat page · `/health` · `/metrics` · `/v1/models` · `/v1/completions` ·
+`/v1/chat/completions` · `/v1/responses`
 
-The chat page is one document with its style and script inside; it uses only `/v1`. Texts of models and users become
-text nodes, never HTML. The page's content security policy allows only the script with the given hash, and only requests
-to its own server.
+The chat page is one document with its style and script inside; it uses only `/v1`. Texts of models
+and users become text nodes, never HTML. The page's content security policy allows only the script
+with the given hash, and only requests to its own server.
 """
 
 import asyncio
@@ -32,7 +33,13 @@ from penstock.use.serving.refusals import JsonResponse, Refusal, bad_request, in
 from penstock.use.serving.requests import ChatRequest, CompletionRequest, parse
 from penstock.use.serving.response_answers import ResponsesWriter
 from penstock.use.serving.response_requests import ResponsesRequest, parse_response, renamed
-from penstock.use.serving.responses import Answering, ChatWriter, CompletionWriter, Writer, unless_left
+from penstock.use.serving.responses import (
+    Answering,
+    ChatWriter,
+    CompletionWriter,
+    Writer,
+    unless_left,
+)
 from penstock.use.serving.served_model import ServedModel
 from penstock.use.serving.settings import ServeSettings
 from penstock.use.serving.token_texts import TokenTexts
@@ -47,8 +54,9 @@ def chat_page() -> tuple[str, str]:
     """The page, and its content security policy."""
     style, script = _asset("chat.css"), _asset("chat.js")
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
     return _asset("chat.html").replace("{{style}}", style).replace("{{script}}", script), policy
 
@@ -75,12 +83,22 @@ class Service:
 
     def __init__(self, model: ServedModel, settings: ServeSettings) -> None:
         self.model, self.settings = model, settings
-        self.engine, self.admission, self.metrics = EngineThread(model.engine), Admission(settings), Metrics()
-        self.metrics.watch("sequences_running", "Sequences in the batch.", lambda: self.engine.running)
-        self.metrics.watch("requests_waiting", "Requests in the queue.", lambda: self.admission.waiting)
+        self.engine, self.admission, self.metrics = (
+            EngineThread(model.engine),
+            Admission(settings),
+            Metrics(),
+        )
+        self.metrics.watch(
+            "sequences_running", "Sequences in the batch.", lambda: self.engine.running
+        )
+        self.metrics.watch(
+            "requests_waiting", "Requests in the queue.", lambda: self.admission.waiting
+        )
         self._names = TokenTexts(model.tokenizer)
         self._prompts = ThreadPoolExecutor(1, "penstock-prompts")
-        self.app = self._routes(FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None))
+        self.app = self._routes(
+            FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+        )
 
     def drain(self) -> None:
         """Refuse new and waiting requests; cut running replies after the grace period."""
@@ -99,7 +117,9 @@ class Service:
         app.add_api_route("/health", self._health, methods=["GET"], response_model=None)
         app.add_api_route("/metrics", self._metrics, methods=["GET"], response_model=None)
         app.add_api_route("/v1/models", self._models, methods=["GET"], response_model=None)
-        app.add_api_route("/v1/models/{name:path}", self._one_model, methods=["GET"], response_model=None)
+        app.add_api_route(
+            "/v1/models/{name:path}", self._one_model, methods=["GET"], response_model=None
+        )
         app.add_api_route("/v1/completions", self._complete, methods=["POST"], response_model=None)
         app.add_api_route("/v1/chat/completions", self._chat, methods=["POST"], response_model=None)
         app.add_api_route("/v1/responses", self._respond, methods=["POST"], response_model=None)
@@ -110,11 +130,15 @@ class Service:
 
     async def _page(self) -> Response:
         text, policy = chat_page()
-        return HTMLResponse(text, headers={"content-security-policy": policy, "cache-control": "no-cache"})
+        return HTMLResponse(
+            text, headers={"content-security-policy": policy, "cache-control": "no-cache"}
+        )
 
     async def _health(self) -> Response:
         state = "stopping" if self.admission.closed else "ready" if self.engine.alive else "failed"
-        return JsonResponse({"status": state, "model": self.model.name}, 200 if state == "ready" else 503)
+        return JsonResponse(
+            {"status": state, "model": self.model.name}, 200 if state == "ready" else 503
+        )
 
     async def _metrics(self) -> Response:
         return Response(self.metrics.text(), headers={"content-type": MEDIA_TYPE})
@@ -149,7 +173,9 @@ class Service:
             family = self._family(asked)
             most = None if asked.parallel_tool_calls else 1
             prompt = ask.prompts[0] if asked.return_token_ids else None
-            return ChatWriter(self.model.name, ask.tokens_dropped, family, asked.offered, most, prompt)
+            return ChatWriter(
+                self.model.name, ask.tokens_dropped, family, asked.offered, most, prompt
+            )
 
         return await self._answer(request, understand, writer)
 
@@ -162,12 +188,17 @@ class Service:
             except Refusal as refusal:
                 raise renamed(refusal) from None
             if ask.tokens_dropped and asked.truncation == "disabled":
-                message = f"the input is {ask.tokens_dropped:,} tokens too long; shorten it, or set truncation: auto"
+                message = (
+                    f"the input is {ask.tokens_dropped:,} tokens too long; shorten it, or set "
+                    "truncation: auto"
+                )
                 raise bad_request(message, "input", "context_length_exceeded")
             return asked, ask
 
         def writer(asked: ResponsesRequest, ask: Ask) -> ResponsesWriter:
-            return ResponsesWriter(self.model.name, asked, ask.tokens_dropped, self._family(asked.chat))
+            return ResponsesWriter(
+                self.model.name, asked, ask.tokens_dropped, self._family(asked.chat)
+            )
 
         return await self._answer(request, understand, writer)
 
@@ -189,7 +220,9 @@ class Service:
         loop = asyncio.get_running_loop()
         asked, ask = await loop.run_in_executor(self._prompts, understand, body)
         if ask.sampling.json_schema is not None:
-            compiled = await unless_left(request, self.model.compile(ask.sampling.json_schema, asked.schema_field))
+            compiled = await unless_left(
+                request, self.model.compile(ask.sampling.json_schema, asked.schema_field)
+            )
             ask = replace(ask, schema=compiled)
         generating = Generating(ask, self.engine, self.admission)
         answering = Answering(generating, writer(asked, ask), self._names, self.metrics)
@@ -205,8 +238,13 @@ class Service:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = {404: f"no such path: {request.url.path[:80]}", 405: f"{request.method} is not allowed for this path"}
-    refusal = Refusal(error.status_code, message.get(error.status_code, str(error.detail)), code="not_found")
+    message = {
+        404: f"no such path: {request.url.path[:80]}",
+        405: f"{request.method} is not allowed for this path",
+    }
+    refusal = Refusal(
+        error.status_code, message.get(error.status_code, str(error.detail)), code="not_found"
+    )
     return refusal.response()
 
 

@@ -1,8 +1,8 @@
 """The body of a request, read within limits of size and time.
 
-A body is refused if it has another content type, is too large or too slow, is not a JSON object, or holds invalid
-UTF-8, NaN or infinities, lone surrogates, nesting deeper than 200, numbers with thousands of digits, or anything after
-the object.
+A body is refused if it has another content type, is too large or too slow, is not a JSON object, or
+holds invalid UTF-8, NaN or infinities, lone surrogates, nesting deeper than 200, numbers with
+thousands of digits, or anything after the object.
 """
 
 import asyncio
@@ -27,7 +27,10 @@ async def read_object(request: Request, settings: ServeSettings, most: int) -> d
             body = await _read(request, most)
     except TimeoutError:
         raise Refusal(
-            408, f"the body did not arrive within {settings.body_seconds:g} s", code="body_too_slow", close=True
+            408,
+            f"the body did not arrive within {settings.body_seconds:g} s",
+            code="body_too_slow",
+            close=True,
         ) from None
     except ClientDisconnect:
         raise ClientLeft from None
@@ -36,7 +39,9 @@ async def read_object(request: Request, settings: ServeSettings, most: int) -> d
     except ValueError as error:
         raise Refusal(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise Refusal(400, f"the body is a JSON {json_kind(value)}, expected an object", code="invalid_json")
+        raise Refusal(
+            400, f"the body is a JSON {json_kind(value)}, expected an object", code="invalid_json"
+        )
     return value
 
 
@@ -54,7 +59,11 @@ def _check_headers(request: Request) -> None:
         )
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refusal(
-            415, "send the body uncompressed", param="content-encoding", code="unsupported_media_type", close=True
+            415,
+            "send the body uncompressed",
+            param="content-encoding",
+            code="unsupported_media_type",
+            close=True,
         )
 
 
@@ -71,4 +80,9 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> Refusal:
-    return Refusal(413, f"the body is larger than {limit:,} bytes; send less", code="body_too_large", close=True)
+    return Refusal(
+        413,
+        f"the body is larger than {limit:,} bytes; send less",
+        code="body_too_large",
+        close=True,
+    )

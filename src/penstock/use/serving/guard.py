@@ -1,12 +1,14 @@
-"""The middleware before all routes: access control, rate limits, security headers, and request counts.
+"""The middleware before all routes: access control, rate limits, security headers, and request
+counts.
 
-Without API keys the server is only for this machine, but a browser on it also shows pages of others. Such a page must
-not reach the server through a name that points to it (DNS rebinding), so Host must then be a loopback name. It cannot
-post to the server's address either, because only `application/json` is read and no CORS header is sent.
+Without API keys the server is only for this machine, but a browser on it also shows pages of
+others. Such a page must not reach the server through a name that points to it (DNS rebinding), so
+Host must then be a loopback name. It cannot post to the server's address either, because only
+`application/json` is read and no CORS header is sent.
 
-Each client has a token bucket and a maximum number of requests at a time. Clients without recent requests are
-forgotten, so memory does not grow with the number of addresses. Source: the bucket is Turner's leaky bucket as a meter
-(1986).
+Each client has a token bucket and a maximum number of requests at a time. Clients without recent
+requests are forgotten, so memory does not grow with the number of addresses. Source: the bucket is
+Turner's leaky bucket as a meter (1986).
 """
 
 import asyncio
@@ -27,12 +29,22 @@ from penstock.use.serving.settings import ServeSettings
 
 _MOST_CLIENTS = 4096
 """With more clients, those with full buckets are forgotten."""
-PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses")
+PATHS = (
+    "/",
+    "/health",
+    "/metrics",
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+)
 """Paths that are counted by name."""
 LEFT = 499
 """Code for counting requests of clients that left before the answer."""
 _LINGER = 1.0
-"""Seconds for reading the rest of a refused body; if the connection were closed at once, the answer could be lost."""
+"""Seconds for reading the rest of a refused body; if the connection were closed at once, the answer
+could be lost.
+"""
 SECURITY = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -45,7 +57,9 @@ SECURITY = {
 class Rates:
     """Token buckets and running requests by client; used only by the event loop."""
 
-    def __init__(self, settings: ServeSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: ServeSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._rate, self._burst = settings.requests_per_second, float(settings.burst)
         self._at_once, self._clock = settings.requests_per_client, clock
         self._buckets: dict[str, tuple[float, float]] = {}
@@ -97,10 +111,16 @@ class Rates:
                 del self._running[client]
 
     def _forget(self, now: float) -> None:
-        """Forget clients with full buckets; of the others, keep at most the more recent half of `_MOST_CLIENTS`."""
+        """Forget clients with full buckets; of the others, keep at most the more recent half of
+        `_MOST_CLIENTS`.
+        """
         full = self._burst / self._rate
-        kept = {client: bucket for client, bucket in self._buckets.items() if now - bucket[1] < full}
-        self._buckets = dict(sorted(kept.items(), key=lambda item: item[1][1])[-_MOST_CLIENTS // 2 :])
+        kept = {
+            client: bucket for client, bucket in self._buckets.items() if now - bucket[1] < full
+        }
+        self._buckets = dict(
+            sorted(kept.items(), key=lambda item: item[1][1])[-_MOST_CLIENTS // 2 :]
+        )
 
 
 @final
@@ -122,7 +142,9 @@ class Guard:
         async def tracked() -> Message:
             nonlocal body_read
             message = await receive()
-            body_read = body_read or message["type"] == "http.disconnect" or not message.get("more_body")
+            body_read = (
+                body_read or message["type"] == "http.disconnect" or not message.get("more_body")
+            )
             return message
 
         async def counted(message: Message) -> None:
@@ -156,7 +178,10 @@ class Guard:
         headers, path = Headers(scope=scope), scope["path"]
         if not self._settings.api_keys and not is_loopback_name(headers.get("host", "")):
             raise Refusal(
-                403, "Host does not name this machine; use http://127.0.0.1", param="host", code="host_not_allowed"
+                403,
+                "Host does not name this machine; use http://127.0.0.1",
+                param="host",
+                code="host_not_allowed",
             )
         if not path.startswith("/v1/") and path != "/metrics":
             return
@@ -166,7 +191,10 @@ class Guard:
         self._rates.take(client)
         if self._settings.api_keys and key is None:
             raise Refusal(
-                401, "no valid API key; send the header Authorization: Bearer KEY", code="invalid_api_key", close=True
+                401,
+                "no valid API key; send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                close=True,
             )
         while_running.enter_context(self._rates.one_more(client))
 

@@ -1,4 +1,6 @@
-"""Messages and tools of requests, with OpenAI's names; types are strict, and unknown fields are errors."""
+"""Messages and tools of requests, with OpenAI's names; types are strict, and unknown fields are
+errors.
+"""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -134,14 +136,20 @@ class Message(Strict):
     @classmethod
     def _without_content(cls, value: object) -> object:
         """A reply may have none, or null, such as one that only calls."""
-        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") is None:
+        if (
+            isinstance(value, dict)
+            and value.get("role") == "assistant"
+            and value.get("content") is None
+        ):
             return {**value, "content": []}
         return value
 
     @field_validator("content")
     @classmethod
     def _says_something(cls, content: list[Part], given: ValidationInfo) -> list[Part]:
-        """A user message must have text, an image or a sound; a system message or a reply may be empty."""
+        """A user message must have text, an image or a sound; a system message or a reply may be
+        empty.
+        """
         images = any(not isinstance(part, TextPart) for part in content)
         if given.data.get("role") == "user" and not images and not _text(content).strip():
             raise ValueError("the user's message is blank; give some text")
@@ -191,7 +199,9 @@ class Function(Strict):
 
     @field_validator("parameters")
     @classmethod
-    def _are_those_of_an_object(cls, parameters: dict[str, object] | None) -> dict[str, object] | None:
+    def _are_those_of_an_object(
+        cls, parameters: dict[str, object] | None
+    ) -> dict[str, object] | None:
         if parameters and parameters.get("type", "object") != "object":
             raise ValueError("the schema of a function's parameters must have type object")
         return parameters

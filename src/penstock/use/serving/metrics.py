@@ -27,11 +27,19 @@ class Metrics:
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.completion_tokens = self._counter("completion_tokens", "Tokens that were generated.")
-        self.dropped_tokens = self._counter("dropped_tokens", "Tokens of whole turns that did not fit the context.")
-        self.cancelled = self._counter("cancelled", "Requests that were cancelled during generation.")
+        self.dropped_tokens = self._counter(
+            "dropped_tokens", "Tokens of whole turns that did not fit the context."
+        )
+        self.cancelled = self._counter(
+            "cancelled", "Requests that were cancelled during generation."
+        )
         self.in_flight = self._gauge("requests_in_flight", "Requests that are being answered.")
-        self.request_seconds = self._histogram("request_seconds", "From a request to the end of its answer.")
-        self.first_token_seconds = self._histogram("first_token_seconds", "From a request to its first token.")
+        self.request_seconds = self._histogram(
+            "request_seconds", "From a request to the end of its answer."
+        )
+        self.first_token_seconds = self._histogram(
+            "first_token_seconds", "From a request to its first token."
+        )
 
     def watch(self, name: str, text: str, current: Callable[[], int]) -> None:
         """Add a gauge whose value is asked for when the metrics are read."""

@@ -2,7 +2,8 @@
 
     {"error": {"message": …, "type": …, "param": the field at fault or null, "code": …}}
 
-A refusal is an answer, not an error of the server, so it is not logged. Any other exception becomes a 500.
+A refusal is an answer, not an error of the server, so it is not logged. Any other exception becomes
+a 500.
 """
 
 import json
@@ -56,8 +57,12 @@ class Refusal(Exception):  # noqa: N818
     @property
     def body(self) -> Mapping[str, object]:
         """The JSON body."""
-        kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        kind = KINDS.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        return {
+            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        }
 
     def response(self) -> Response:
         """The HTTP response."""
@@ -76,7 +81,9 @@ class ClientLeft(Exception):  # noqa: N818
 
 def internal_error() -> Refusal:
     """The answer to an error of the server; it reveals nothing about the cause."""
-    return Refusal(500, "the server failed at this request; its log has the reason", code="internal_error")
+    return Refusal(
+        500, "the server failed at this request; its log has the reason", code="internal_error"
+    )
 
 
 @final
@@ -85,7 +92,9 @@ class JsonResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, content: object, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(json_bytes(content), status, headers)
 
 

@@ -1,9 +1,10 @@
 """The fields of requests for completions and chats.
 
-Fields have OpenAI's names, types and ranges; `top_k`, `min_p` and `min_tokens` are added. Three rules hold. A field
-that neither OpenAI nor we know is refused by name. A field of OpenAI that would change the answer, but is not
-supported, is accepted only with a value that has no effect. A field that never changes the answer (`user`, `metadata`,
-…) is accepted and ignored. null means that a field is left out. Types are strict: "0.5" is not a number.
+Fields have OpenAI's names, types and ranges; `top_k`, `min_p` and `min_tokens` are added. Three
+rules hold. A field that neither OpenAI nor we know is refused by name. A field of OpenAI that would
+change the answer, but is not supported, is accepted only with a value that has no effect. A field
+that never changes the answer (`user`, `metadata`, …) is accepted and ignored. null means that a
+field is left out. Types are strict: "0.5" is not a number.
 """
 
 import json
@@ -27,7 +28,15 @@ from penstock.use.serving.messages import MOST_TOOLS, Message, Strict, Tool, Too
 from penstock.use.serving.refusals import Refusal, bad_request
 
 IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
 )
 """Fields that never change an answer."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -46,9 +55,18 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Names that templates read and that are not variables of theirs."""
 KINDS = frozenset(
-    {"text", "image_url", "input_audio", "message", "function_call", "function_call_output", "input_text",
-     "output_text", "input_image"}
-)  # fmt: skip
+    {
+        "text",
+        "image_url",
+        "input_audio",
+        "message",
+        "function_call",
+        "function_call_output",
+        "input_text",
+        "output_text",
+        "input_image",
+    }
+)
 """Types of parts of messages, and of items."""
 MOST_BIASES, MOST_PROMPTS, MOST_STOPS, LONGEST_STOP = 1024, 128, 4, 256
 
@@ -63,15 +81,21 @@ def _stops(value: object) -> object:
 def _prompts(value: object) -> list[object]:
     """A text, texts, ids, or lists of ids → a list of prompts."""
     prompts = (
-        [value] if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None))) else value
+        [value]
+        if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None)))
+        else value
     )
     if not isinstance(prompts, list) or not prompts:
         raise ValueError("expected a text, token ids, or a list of either")
     if len(prompts) > MOST_PROMPTS:
         raise ValueError(f"{len(prompts):,} prompts, at most {MOST_PROMPTS} are allowed")
     for prompt in prompts:
-        if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt and all(map(_is_id, prompt))):
-            raise ValueError("expected prompts of text, or lists of token ids (whole numbers from 0)")
+        if not isinstance(prompt, str) and not (
+            isinstance(prompt, list) and prompt and all(map(_is_id, prompt))
+        ):
+            raise ValueError(
+                "expected prompts of text, or lists of token ids (whole numbers from 0)"
+            )
     return prompts
 
 
@@ -95,7 +119,9 @@ def _variables(value: dict[str, object]) -> dict[str, object]:
     """Variables of a chat template, without those that are fields of the request."""
     taken = next((name for name in value if name in OWN_VARIABLES), None)
     if taken is not None:
-        raise ValueError(f"{taken!r} is no variable of a template; give it as a field of the request")
+        raise ValueError(
+            f"{taken!r} is no variable of a template; give it as a field of the request"
+        )
     return value
 
 
@@ -158,9 +184,9 @@ class _Request(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] = 1.0
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = Field(
-        default_factory=dict
-    )
+    logit_bias: Annotated[
+        dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)
+    ] = Field(default_factory=dict)
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -169,7 +195,9 @@ class _Request(Strict):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int, logprobs: int | None, json_schema: str | None = None) -> Sampling:
+    def sampling(
+        self, max_tokens: int, logprobs: int | None, json_schema: str | None = None
+    ) -> Sampling:
         """The sampling for the engine; without a seed, a random one is used."""
         return Sampling(
             temperature=self.temperature,
@@ -208,7 +236,9 @@ class CompletionRequest(_Request):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0: only the prompt comes back, with `echo`."""
     echo: bool = False
-    """Give the prompt back before the text, with the log-probabilities of its tokens if these are asked for."""
+    """Give the prompt back before the text, with the log-probabilities of its tokens if these are
+    asked for.
+    """
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
@@ -224,7 +254,9 @@ class ChatRequest(_Request):
     parallel_tool_calls: bool = True
     """False: of several calls of a reply, only the first is given back."""
     response_format: ResponseFormat | None = None
-    chat_template_kwargs: Annotated[dict[str, object], AfterValidator(_variables)] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[dict[str, object], AfterValidator(_variables)] = Field(
+        default_factory=dict
+    )
     """Variables of the chat template, such as enable_thinking."""
     add_generation_prompt: bool = True
     """Begin the assistant's reply at the end of the prompt."""
@@ -248,7 +280,9 @@ class ChatRequest(_Request):
     @property
     def offered(self) -> list[dict[str, object]]:
         """The tools that the model may call, as chat templates expect them."""
-        return [] if self.tool_choice.type == "none" else [tool.for_template() for tool in self.tools]
+        return (
+            [] if self.tool_choice.type == "none" else [tool.for_template() for tool in self.tools]
+        )
 
     @property
     def callable(self) -> list[dict[str, object]]:
@@ -275,13 +309,23 @@ class ChatRequest(_Request):
     def _agree_on_chat(self) -> Self:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
-            raise ValueError("max_tokens and max_completion_tokens are the same setting; give one of them")
-        if self.offered and self.response_format is not None and self.response_format.schema_text is not None:
-            raise ValueError("tools and response_format exclude each other, as a call is no such JSON; give one")
+            raise ValueError(
+                "max_tokens and max_completion_tokens are the same setting; give one of them"
+            )
+        if (
+            self.offered
+            and self.response_format is not None
+            and self.response_format.schema_text is not None
+        ):
+            raise ValueError(
+                "tools and response_format exclude each other, as a call is no such JSON; give one"
+            )
         if self.tool_choice.type in ("required", "function") and not self.callable:
             raise ValueError("tool_choice wants a call, but tools has no such function; add it")
         if not self.callable and any(tool.function.strict for tool in self.tools):
-            raise ValueError("strict: true of a function is kept only if tool_choice wants a call; leave one out")
+            raise ValueError(
+                "strict: true of a function is kept only if tool_choice wants a call; leave one out"
+            )
         if len({tool.function.name for tool in self.tools}) < len(self.tools):
             raise ValueError("two tools have the same name")
         if self.top_logprobs is not None and not self.logprobs:
@@ -293,9 +337,13 @@ class ChatRequest(_Request):
     def _check_continued(self) -> None:
         last = self.messages[-1]
         if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
-            raise ValueError("continue_final_message and add_generation_prompt exclude each other; give one")
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other; give one"
+            )
         if last.role != "assistant" or last.tool_calls:
-            raise ValueError("continue_final_message needs a last message of the assistant, without tool_calls")
+            raise ValueError(
+                "continue_final_message needs a last message of the assistant, without tool_calls"
+            )
 
 
 Parsed = TypeVar("Parsed", bound=Strict)
@@ -314,12 +362,16 @@ def parse(
     """
     for name, value in body.items():
         if name in neutral and value is not None and value not in neutral[name]:
-            raise bad_request(f"{name} is not supported here; leave it out", name, "unsupported_value")
+            raise bad_request(
+                f"{name} is not supported here; leave it out", name, "unsupported_value"
+            )
     messages = body.get("messages")
     if isinstance(messages, list) and len(messages) > most_messages:
         message = f"{len(messages):,} messages, at most {most_messages} are allowed"
         raise bad_request(message, "messages", "too_many_messages")
-    given = {name: value for name, value in body.items() if name not in IGNORED and name not in neutral}
+    given = {
+        name: value for name, value in body.items() if name not in IGNORED and name not in neutral
+    }
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -331,7 +383,11 @@ def _refusal(error: ValidationError, body: dict[str, object]) -> Refusal:
     message = first["msg"].removeprefix("Value error, ")
     place = list(first["loc"])
     # pydantic adds the type by which it chose the kind of a part or an item.
-    place = [name for at, name in enumerate(place) if not (at and isinstance(place[at - 1], int) and name in KINDS)]
+    place = [
+        name
+        for at, name in enumerate(place)
+        if not (at and isinstance(place[at - 1], int) and name in KINDS)
+    ]
     path = ".".join(map(str, place))
     if message.startswith("unknown field"):
         name = message.split("'")[1]

@@ -1,7 +1,8 @@
 """Answers of `/v1/responses`: whole, or as the named events of OpenAI's Responses API.
 
-Source: OpenAI's API reference, "Responses" and "Streaming events". A stream ends with `response.completed` or
-`response.incomplete`; if the server must cut it, with `error`. `tokens_dropped` is our addition.
+Source: OpenAI's API reference, "Responses" and "Streaming events". A stream ends with
+`response.completed` or `response.incomplete`; if the server must cut it, with `error`.
+`tokens_dropped` is our addition.
 """
 
 import secrets
@@ -24,11 +25,19 @@ class ResponsesWriter:
     end = b""
     sends_all = False
 
-    def __init__(self, model: str, asked: ResponsesRequest, tokens_dropped: int, family: Family | None) -> None:
+    def __init__(
+        self, model: str, asked: ResponsesRequest, tokens_dropped: int, family: Family | None
+    ) -> None:
         """Args: `family`: how the model writes calls; None: nothing is taken for a call."""
         self._asked, self._dropped = asked, tokens_dropped
-        self._splitter = Splitter(family, asked.chat.offered, None if asked.parallel_tool_calls else 1)
-        self._head = {"id": f"resp_{secrets.token_hex(12)}", "object": "response", "created_at": int(time.time())}
+        self._splitter = Splitter(
+            family, asked.chat.offered, None if asked.parallel_tool_calls else 1
+        )
+        self._head = {
+            "id": f"resp_{secrets.token_hex(12)}",
+            "object": "response",
+            "created_at": int(time.time()),
+        }
         self._model, self._message_id = model, f"msg_{secrets.token_hex(12)}"
         self._sent, self._text, self._begun, self._reported = 0, "", False, 0
         self._output: list[Json] = []
@@ -40,7 +49,11 @@ class ResponsesWriter:
         [choice] = choices
         content = "".join(map(self._splitter.push, choice.texts))
         rest, calls = self._splitter.finish()
-        self._reason, self._text, self._logprobs = choice.finish_reason, content + rest, choice.logprobs
+        self._reason, self._text, self._logprobs = (
+            choice.finish_reason,
+            content + rest,
+            choice.logprobs,
+        )
         if self._text or not calls:
             self._output.append(self._message(self._status()))
         self._output += [_call_item(call, self._status()) for call in calls]
@@ -49,7 +62,9 @@ class ResponsesWriter:
     def opening(self, index: int) -> list[Json]:
         """The events before the first token."""
         started = self._response("in_progress", None)
-        return [self._event(f"response.{name}", response=started) for name in ("created", "in_progress")]
+        return [
+            self._event(f"response.{name}", response=started) for name in ("created", "in_progress")
+        ]
 
     def chunk(self, index: int, event: Event, logprobs: Json | None) -> list[Json]:
         """The events of a piece of text; at the end also those of calls."""
@@ -89,7 +104,12 @@ class ResponsesWriter:
         return "incomplete" if self._reason == "length" else "completed"
 
     def _part(self) -> Json:
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": as_chat(self._logprobs)}
+        return {
+            "type": "output_text",
+            "text": self._text,
+            "annotations": [],
+            "logprobs": as_chat(self._logprobs),
+        }
 
     def _message(self, status: str) -> Json:
         content = [] if status == "in_progress" else [self._part()]
@@ -108,10 +128,18 @@ class ResponsesWriter:
             return []
         events = [] if self._begun else self._begin_message()
         # Those of tokens that were held back come with the text.
-        new, self._logprobs = [*self._logprobs[self._reported :], *logprobs], [*self._logprobs, *logprobs]
+        new, self._logprobs = (
+            [*self._logprobs[self._reported :], *logprobs],
+            [*self._logprobs, *logprobs],
+        )
         self._reported = len(self._logprobs)
         self._text += text
-        return [*events, self._event("response.output_text.delta", **self._place, delta=text, logprobs=as_chat(new))]
+        return [
+            *events,
+            self._event(
+                "response.output_text.delta", **self._place, delta=text, logprobs=as_chat(new)
+            ),
+        ]
 
     @property
     def _place(self) -> Json:
@@ -121,7 +149,9 @@ class ResponsesWriter:
         self._begun = True
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         return [
-            self._event("response.output_item.added", output_index=0, item=self._message("in_progress")),
+            self._event(
+                "response.output_item.added", output_index=0, item=self._message("in_progress")
+            ),
             self._event("response.content_part.added", **self._place, part=part),
         ]
 
@@ -130,7 +160,9 @@ class ResponsesWriter:
         self._output.append(item)
         logprobs = as_chat(self._logprobs)
         return [
-            self._event("response.output_text.done", **self._place, text=self._text, logprobs=logprobs),
+            self._event(
+                "response.output_text.done", **self._place, text=self._text, logprobs=logprobs
+            ),
             self._event("response.content_part.done", **self._place, part=self._part()),
             self._event("response.output_item.done", output_index=0, item=item),
         ]
@@ -159,7 +191,9 @@ class ResponsesWriter:
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "metadata": {},
@@ -172,7 +206,10 @@ class ResponsesWriter:
             "temperature": chat.temperature,
             "text": text,
             "tool_choice": asked.tool_choice,
-            "tools": [{"description": None, "parameters": None, **tool.model_dump()} for tool in asked.tools],
+            "tools": [
+                {"description": None, "parameters": None, **tool.model_dump()}
+                for tool in asked.tools
+            ],
             "top_p": chat.top_p,
             "truncation": asked.truncation,
             "usage": None if usage is None else _usage(usage),
@@ -194,4 +231,10 @@ def _call_item(call: Call, status: str) -> Json:
     made = as_tool_call(call)
     function = made["function"]
     name = f"fc_{secrets.token_hex(12)}"
-    return {"id": name, "type": "function_call", "call_id": made["id"], **function, "status": status}
+    return {
+        "id": name,
+        "type": "function_call",
+        "call_id": made["id"],
+        **function,
+        "status": status,
+    }

@@ -1,8 +1,9 @@
-"""Requests of `/v1/responses`: OpenAI's Responses API for text and functions, as requests of a chat.
+"""Requests of `/v1/responses`: OpenAI's Responses API for text and functions, as requests of a
+chat.
 
-Items of `input` become messages of one conversation: `instructions` a system message, calls that follow a reply a part
-of it. The rules for fields are those of `requests.py`. Nothing is stored, so `previous_response_id` and `conversation`
-are refused: a client sends the whole conversation.
+Items of `input` become messages of one conversation: `instructions` a system message, calls that
+follow a reply a part of it. The rules for fields are those of `requests.py`. Nothing is stored, so
+`previous_response_id` and `conversation` are refused: a client sends the whole conversation.
 """
 
 import re
@@ -35,9 +36,19 @@ _NAMES = {
 }
 """Fields of a chat → those of a response."""
 _SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "min_tokens", "seed", "stop", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "logit_bias", "chat_template_kwargs",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "seed",
+    "stop",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "chat_template_kwargs",
+)
 """Fields that are those of a chat; of most OpenAI's API has only two here."""
 
 
@@ -111,7 +122,10 @@ def _items(value: object) -> object:
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
         return value
-    return [{"type": "message", **one} if isinstance(one, dict) and "role" in one else one for one in value]
+    return [
+        {"type": "message", **one} if isinstance(one, dict) and "role" in one else one
+        for one in value
+    ]
 
 
 Item = Annotated[MessageItem | CallItem | ResultItem, Field(discriminator="type")]
@@ -160,7 +174,9 @@ class ResponsesRequest(Strict):
     tool_choice: str | dict[str, object] = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(default_factory=list)
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
+        default_factory=list
+    )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     """auto: whole turns that do not fit are left out; disabled: they are refused."""
@@ -191,9 +207,15 @@ class ResponsesRequest(Strict):
         """
         messages = self._messages()
         body: dict[str, object] = {name: getattr(self, name) for name in _SAMPLING}
-        body |= {"model": self.model, "messages": messages, "max_completion_tokens": self.max_output_tokens}
+        body |= {
+            "model": self.model,
+            "messages": messages,
+            "max_completion_tokens": self.max_output_tokens,
+        }
         if self.tools:
-            functions = (tool.model_dump(exclude={"type"}, exclude_none=True) for tool in self.tools)
+            functions = (
+                tool.model_dump(exclude={"type"}, exclude_none=True) for tool in self.tools
+            )
             body["tools"] = [{"type": "function", "function": function} for function in functions]
         body["tool_choice"], body["parallel_tool_calls"] = self._choice(), self.parallel_tool_calls
         if self.text is not None and self.text.format is not None:
@@ -219,7 +241,9 @@ class ResponsesRequest(Strict):
                 content = "".join(part.text for part in item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             else:
-                messages.append({"role": item.role, "content": [_part(part) for part in item.content]})
+                messages.append(
+                    {"role": item.role, "content": [_part(part) for part in item.content]}
+                )
         return messages
 
 
@@ -271,7 +295,9 @@ def renamed(refusal: Refusal) -> Refusal:
     def name(text: str) -> str:
         # Items and messages are not numbered alike.
         text = re.sub(r"\bmessages\.\d+(\.[a-z_0-9.]*[a-z_0-9])?", "input", text)
-        return re.sub("|".join(rf"\b{name}\b" for name in _NAMES), lambda found: _NAMES[found[0]], text)
+        return re.sub(
+            "|".join(rf"\b{name}\b" for name in _NAMES), lambda found: _NAMES[found[0]], text
+        )
 
     param = None if refusal.param is None else name(refusal.param)
     return Refusal(refusal.status, name(str(refusal)), param=param, code=refusal.code)

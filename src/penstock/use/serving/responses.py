@@ -1,11 +1,13 @@
 """Answers in OpenAI's format: whole, or as server-sent events while they are generated.
 
-`tokens_dropped`, in answers to chats and in the first chunk of their streams, is our addition: the number of tokens of
-whole turns that did not fit the context. A client that leaves is noticed at any time, and its sequences are cancelled.
-If the server must cut a stream, it ends with an error event and without `[DONE]`, so no client takes it as complete.
+`tokens_dropped`, in answers to chats and in the first chunk of their streams, is our addition: the
+number of tokens of whole turns that did not fit the context. A client that leaves is noticed at any
+time, and its sequences are cancelled. If the server must cut a stream, it ends with an error event
+and without `[DONE]`, so no client takes it as complete.
 
-Sources: OpenAI's API reference, objects `text_completion`, `chat.completion`, `chat.completion.chunk`; a stream ends
-with `data: [DONE]`. Server-sent events: the HTML standard, section 9.2.
+Sources: OpenAI's API reference, objects `text_completion`, `chat.completion`,
+`chat.completion.chunk`; a stream ends with `data: [DONE]`. Server-sent events: the HTML standard,
+section 9.2.
 """
 
 import asyncio
@@ -26,7 +28,14 @@ from penstock.learn.generation import Event
 from penstock.learn.generation.tool_calls import Call, Family, Splitter, Tools
 from penstock.use.serving.admission import Cut, Generating
 from penstock.use.serving.metrics import Metrics
-from penstock.use.serving.refusals import ClientLeft, JsonResponse, Refusal, bad_request, internal_error, json_bytes
+from penstock.use.serving.refusals import (
+    ClientLeft,
+    JsonResponse,
+    Refusal,
+    bad_request,
+    internal_error,
+    json_bytes,
+)
 from penstock.use.serving.token_texts import Json, Offsets, TokenTexts, as_chat, as_completion
 
 _LETTERS = string.ascii_letters + string.digits
@@ -117,13 +126,20 @@ class ChatWriter(Chunks):
         most_calls: int | None = None,
         prompt: Sequence[int] | None = None,
     ) -> None:
-        """Args: `family`: how the model writes calls of `tools`; None: nothing is taken for a call; `prompt`: its ids,
-        if ids are given back.
+        """Args: `family`: how the model writes calls of `tools`; None: nothing is taken for a call;
+        `prompt`: its ids, if ids are given back.
         """
         self._prompt, self.sends_all = prompt, prompt is not None
-        self._dropped, self._new_splitter = tokens_dropped, lambda: Splitter(family, tools, most_calls)
+        self._dropped, self._new_splitter = (
+            tokens_dropped,
+            lambda: Splitter(family, tools, most_calls),
+        )
         self._splitters: defaultdict[int, Splitter] = defaultdict(self._new_splitter)
-        self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
 
     def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
         """A `chat.completion`."""
@@ -134,12 +150,29 @@ class ChatWriter(Chunks):
             rest, calls = splitter.finish()
             message: Json = {"role": "assistant", "content": content + rest, "refusal": None}
             if calls:
-                message |= {"content": message["content"] or None, "tool_calls": [as_tool_call(one) for one in calls]}
+                message |= {
+                    "content": message["content"] or None,
+                    "tool_calls": [as_tool_call(one) for one in calls],
+                }
             logprobs, reason = _of_chat(choice.logprobs), _reason(choice.finish_reason, calls)
             ids = {} if self._prompt is None else {"token_ids": choice.ids}
-            written.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason, **ids})
+            written.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": logprobs,
+                    "finish_reason": reason,
+                    **ids,
+                }
+            )
         head = {**self._head, "object": "chat.completion"}
-        return {**head, "choices": written, "usage": usage, "tokens_dropped": self._dropped, **self._prompt_ids()}
+        return {
+            **head,
+            "choices": written,
+            "usage": usage,
+            "tokens_dropped": self._dropped,
+            **self._prompt_ids(),
+        }
 
     def opening(self, index: int) -> list[Json]:
         """The chunk with the role, and `tokens_dropped`."""
@@ -156,7 +189,9 @@ class ChatWriter(Chunks):
             text += rest
         delta: Json = {"content": text} if text else {}
         if calls:
-            delta["tool_calls"] = [{"index": place, **as_tool_call(one)} for place, one in enumerate(calls)]
+            delta["tool_calls"] = [
+                {"index": place, **as_tool_call(one)} for place, one in enumerate(calls)
+            ]
         reason = _reason(event.finish_reason, calls)
         ids = [event.token] if self.sends_all else None
         return [self._chunk(index, delta, None if logprobs is None else [logprobs], reason, ids)]
@@ -176,7 +211,12 @@ class ChatWriter(Chunks):
         reason: str | None,
         ids: list[int] | None = None,
     ) -> Json:
-        choice: Json = {"index": index, "delta": delta, "logprobs": _of_chat(logprobs), "finish_reason": reason}
+        choice: Json = {
+            "index": index,
+            "delta": delta,
+            "logprobs": _of_chat(logprobs),
+            "finish_reason": reason,
+        }
         if ids is not None:
             choice["token_ids"] = ids
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
@@ -194,8 +234,9 @@ class CompletionWriter(Chunks):
         writes: bool = True,
         prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Args: `echo`: the text of each prompt, if it comes before its replies; `replies`: to each prompt; `writes`:
-        whether anything follows the prompts; `prompts`: ids of each, if ids are given back.
+        """Args: `echo`: the text of each prompt, if it comes before its replies; `replies`: to each
+        prompt; `writes`: whether anything follows the prompts; `prompts`: ids of each, if ids are
+        given back.
         """
         self._prompts, self.sends_all = prompts, prompts is not None
         self.echo, self._replies, self._writes = echo, replies, writes
@@ -213,11 +254,18 @@ class CompletionWriter(Chunks):
         written = []
         for index, choice in enumerate(choices):
             before = self._prompt(index)
-            reply = self._choice(index, "".join(choice.texts), choice.logprobs, choice.finish_reason or "length")
-            text, logprobs = before["text"] + reply["text"], _joined(before["logprobs"], reply["logprobs"])
+            reply = self._choice(
+                index, "".join(choice.texts), choice.logprobs, choice.finish_reason or "length"
+            )
+            text, logprobs = (
+                before["text"] + reply["text"],
+                _joined(before["logprobs"], reply["logprobs"]),
+            )
             if logprobs is not None:
                 # What a stop string cut off is not in the text.
-                logprobs["text_offset"] = [min(place, len(text)) for place in logprobs["text_offset"]]
+                logprobs["text_offset"] = [
+                    min(place, len(text)) for place in logprobs["text_offset"]
+                ]
             ids = {**self._ids(choice.ids), **self._prompt_ids(index)}
             written.append({**reply, "text": text, "logprobs": logprobs, **ids})
         return {**self._head, "choices": written, "usage": usage}
@@ -234,9 +282,14 @@ class CompletionWriter(Chunks):
         self._scored = list(prompts)
 
     def _prompt(self, index: int) -> Json:
-        """The prompt that comes before a choice, with log-probabilities of its tokens; empty without echo."""
+        """The prompt that comes before a choice, with log-probabilities of its tokens; empty
+        without echo.
+        """
         number = index // self._replies
-        text, tokens = self.echo[number] if self.echo else "", self._scored[number] if self._scored else []
+        text, tokens = (
+            self.echo[number] if self.echo else "",
+            self._scored[number] if self._scored else [],
+        )
         found = self._choice(index, text, tokens, None)
         self._offsets[index] = Offsets(len(text))
         return found
@@ -255,7 +308,11 @@ class CompletionWriter(Chunks):
         return {} if self._prompts is None else {"token_ids": list(ids)}
 
     def _prompt_ids(self, index: int) -> Json:
-        return {} if self._prompts is None else {"prompt_token_ids": list(self._prompts[index // self._replies])}
+        return (
+            {}
+            if self._prompts is None
+            else {"prompt_token_ids": list(self._prompts[index // self._replies])}
+        )
 
     def _choice(self, index: int, text: str, tokens: Sequence[Json], reason: str | None) -> Json:
         offsets = self._offsets.setdefault(index, Offsets())
@@ -274,7 +331,11 @@ def as_tool_call(call: Call) -> Json:
     """A call in the format of chats, with an id of its own."""
     # Nine letters and digits, which templates of Mistral insist on.
     made = "".join(secrets.choice(_LETTERS) for _ in range(9))
-    return {"id": made, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {
+        "id": made,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def _reason(reason: str | None, calls: Sequence[Call]) -> str | None:
@@ -289,8 +350,15 @@ def _of_chat(tokens: Sequence[Json] | None) -> dict[str, object] | None:
 class Answering:
     """The answer to one request while it is generated."""
 
-    def __init__(self, generating: Generating, writer: Writer, names: TokenTexts, metrics: Metrics) -> None:
-        self._generating, self._writer, self._names, self._metrics = generating, writer, names, metrics
+    def __init__(
+        self, generating: Generating, writer: Writer, names: TokenTexts, metrics: Metrics
+    ) -> None:
+        self._generating, self._writer, self._names, self._metrics = (
+            generating,
+            writer,
+            names,
+            metrics,
+        )
         self._choices = [Choice() for _ in range(generating.ask.choices)]
         self._begun = time.perf_counter()
 
@@ -358,7 +426,12 @@ class Answering:
 
     def _take_scores(self) -> None:
         if isinstance(self._writer, CompletionWriter):
-            asked = zip(self._generating.ask.prompts, self._generating.scores, self._writer.echo, strict=False)
+            asked = zip(
+                self._generating.ask.prompts,
+                self._generating.scores,
+                self._writer.echo,
+                strict=False,
+            )
             self._writer.scored([self._names.of_prompt(*each) for each in asked])
 
     def _usage(self) -> dict[str, object]:
@@ -406,7 +479,9 @@ def refusal_of(cut: Cut) -> Refusal:
         return bad_request(str(cut.error), None)
     if cut.error is not None:
         return internal_error()
-    return Refusal(503, "the server is stopping and cut the reply", code="stopping", retry_after=10, close=True)
+    return Refusal(
+        503, "the server is stopping and cut the reply", code="stopping", retry_after=10, close=True
+    )
 
 
 async def _left(request: Request) -> None:

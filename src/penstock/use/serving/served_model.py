@@ -52,7 +52,9 @@ class ServedModel:
     begin_ids: tuple[int, ...] | None = None
     """The ids before the text of a completion; None: as the tokenizer's own encoding has them."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """The model's own defaults of sampling, for what a request leaves out (`generation.settings.sampling_defaults`)."""
+    """The model's own defaults of sampling, for what a request leaves out
+    (`generation.settings.sampling_defaults`).
+    """
     images: ImageReader | None = None
     """Reads the images of messages; None: they are refused."""
     parameters: int | None = None
@@ -76,7 +78,10 @@ class ServedModel:
         """Refuse requests for another model."""
         if name != self.name:
             raise Refusal(
-                404, f"no model {name[:80]!r} here, only {self.name!r}", param="model", code="model_not_found"
+                404,
+                f"no model {name[:80]!r} here, only {self.name!r}",
+                param="model",
+                code="model_not_found",
             )
 
     def completion(self, request: CompletionRequest, settings: ServeSettings) -> Ask:
@@ -93,13 +98,15 @@ class ServedModel:
         longest = max(map(len, prompts))
         if longest + (1 if request.max_tokens is None else most) > self.context_length:
             raise bad_request(
-                f"the prompt has {longest:,} tokens and max_tokens is {most:,}, together more than the context of "
-                f"{self.context_length:,}; reduce one of them",
+                f"the prompt has {longest:,} tokens and max_tokens is {most:,}, together more "
+                f"than the context of {self.context_length:,}; reduce one of them",
                 "prompt" if longest >= self.context_length else "max_tokens",
                 "context_length_exceeded",
             )
         self._check_biases(request)
-        sampling = self._sampling(request, max(1, min(most, self.context_length - longest)), request.logprobs)
+        sampling = self._sampling(
+            request, max(1, min(most, self.context_length - longest)), request.logprobs
+        )
         return Ask(
             prompts=prompts,
             sampling=sampling,
@@ -113,14 +120,16 @@ class ServedModel:
         own = {
             name: value
             for name, value in self.sampling.items()
-            if name != "max_tokens" and (name not in request.model_fields_set or getattr(request, name) is None)
+            if name != "max_tokens"
+            and (name not in request.model_fields_set or getattr(request, name) is None)
         }
         return replace(request.sampling(*given), **own)
 
     def _check_biases(self, request: CompletionRequest | ChatRequest) -> None:
         if (largest := max(request.logit_bias, default=0)) >= self.tokenizer.vocab_size:
             raise bad_request(
-                f"logit_bias has id {largest}, but ids must be below {self.tokenizer.vocab_size}", "logit_bias"
+                f"logit_bias has id {largest}, but ids must be below {self.tokenizer.vocab_size}",
+                "logit_bias",
             )
 
     def echo(self, request: CompletionRequest, ask: Ask) -> list[str]:
@@ -131,14 +140,21 @@ class ServedModel:
         ]
 
     def chat(self, request: ChatRequest, settings: ServeSettings) -> Ask:
-        """The prompt of a conversation: as many whole turns as leave room for a quarter of the context or `max_tokens`.
+        """The prompt of a conversation: as many whole turns as leave room for a quarter of the
+        context or `max_tokens`.
 
         Raises:
             Refusal: 400: the template refuses the conversation, or the last turn alone is too long.
         """
         if self.template is None:
-            raise bad_request(f"{self.name} has no chat template; use /v1/completions", "model", "no_chat_template")
-        field_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+            raise bad_request(
+                f"{self.name} has no chat template; use /v1/completions",
+                "model",
+                "no_chat_template",
+            )
+        field_name = (
+            "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        )
         _check_numbers(1, request.n, request.most or 1, field_name, settings)
         quarter = max(1, self.context_length // 4)
         room = self.context_length - min(request.most or quarter, quarter)
@@ -148,7 +164,11 @@ class ServedModel:
         left = self.context_length - len(prompt.ids)
         sampling = self._sampling(
             request,
-            min(request.most or min(self.sampling.get("max_tokens", settings.max_tokens), settings.max_tokens), left),
+            min(
+                request.most
+                or min(self.sampling.get("max_tokens", settings.max_tokens), settings.max_tokens),
+                left,
+            ),
             (request.top_logprobs or 0) if request.logprobs else None,
             request.schema_text,
         )
@@ -163,7 +183,11 @@ class ServedModel:
     @cached_property
     def _grammars(self) -> Grammars:
         """The engine's own, so that it finds what is compiled here."""
-        return self.engine.grammars if isinstance(self.engine, Engine) else Grammars(self.tokenizer, ())
+        return (
+            self.engine.grammars
+            if isinstance(self.engine, Engine)
+            else Grammars(self.tokenizer, ())
+        )
 
     @cached_property
     def _compiling(self) -> asyncio.Semaphore:
@@ -180,28 +204,40 @@ class ServedModel:
             async with self._compiling, asyncio.timeout(COMPILE_SECONDS):
                 return await asyncio.wrap_future(_apart(lambda: self._grammars.compile(schema)))
         except TimeoutError:
-            message = f"json_schema: it takes longer than {COMPILE_SECONDS:g} s to compile; simplify it"
+            message = (
+                f"json_schema: it takes longer than {COMPILE_SECONDS:g} s to compile; simplify it"
+            )
             raise bad_request(f"{field_name}: {message}", field_name) from None
         except PenstockError as error:
             raise bad_request(f"{field_name}: {error}", field_name) from None
 
     def _check_format(self, request: ChatRequest) -> None:
         if request.offered and self.template is not None and "tools" not in self.template.source:
-            raise bad_request(f"the chat template of {self.name} has no place for tools", "tools", "no_tools")
+            raise bad_request(
+                f"the chat template of {self.name} has no place for tools", "tools", "no_tools"
+            )
         if request.schema_text is not None:
             try:
                 check_schema(request.schema_text)
             except PenstockError as error:
-                raise bad_request(f"{request.schema_field}: {error}", request.schema_field) from None
+                raise bad_request(
+                    f"{request.schema_field}: {error}", request.schema_field
+                ) from None
 
     def _prompt(self, request: ChatRequest, room: int, settings: ServeSettings) -> Prompt:
         assert self.template is not None
         count = sum(message.num_images for message in request.messages)
         if count and self.images is None:
-            raise bad_request(f"{self.name} reads no images or sounds", "messages", "images_not_supported")
+            raise bad_request(
+                f"{self.name} reads no images or sounds", "messages", "images_not_supported"
+            )
         if count > settings.images:
             nouns = f"{NOUNS[self.images.processor.medium]}s" if self.images else "images"
-            raise bad_request(f"{count} {nouns}, at most {settings.images} are allowed", "messages", "too_many_images")
+            raise bad_request(
+                f"{count} {nouns}, at most {settings.images} are allowed",
+                "messages",
+                "too_many_images",
+            )
         messages = [message.for_template() for message in request.messages]
         try:
             return fit_chat(
@@ -231,12 +267,17 @@ class ServedModel:
         if not ids:
             raise bad_request("prompt is empty; give some text", "prompt")
         if max(ids) >= self.tokenizer.vocab_size:
-            raise bad_request(f"prompt has id {max(ids)}, but ids must be below {self.tokenizer.vocab_size}", "prompt")
+            raise bad_request(
+                f"prompt has id {max(ids)}, but ids must be below {self.tokenizer.vocab_size}",
+                "prompt",
+            )
         return ids
 
 
 def _apart(call: Callable[[], Result]) -> Future[Result]:
-    """Call in a thread of its own; nothing can stop llguidance, so a schema may keep it for ever."""
+    """Call in a thread of its own; nothing can stop llguidance, so a schema may keep it for
+    ever.
+    """
     found: Future[Result] = Future()
 
     def run() -> None:
@@ -256,10 +297,17 @@ def _apart(call: Callable[[], Result]) -> Future[Result]:
     return found
 
 
-def _check_numbers(prompts: int, n: int, max_tokens: int, name: str, settings: ServeSettings) -> None:
+def _check_numbers(
+    prompts: int, n: int, max_tokens: int, name: str, settings: ServeSettings
+) -> None:
     most = min(settings.choices, settings.sequences)
     if prompts * n > most:
-        message = f"prompts × n = {prompts} × {n} = {prompts * n} replies, at most {most} are allowed in one request"
+        message = (
+            f"prompts × n = {prompts} × {n} = {prompts * n} replies, at most {most} are allowed "
+            "in one request"
+        )
         raise bad_request(message, "n" if n > 1 else "prompt", "too_many_choices")
     if max_tokens > settings.max_tokens:
-        raise bad_request(f"{name} is {max_tokens:,}, at most {settings.max_tokens:,} is allowed", name)
+        raise bad_request(
+            f"{name} is {max_tokens:,}, at most {settings.max_tokens:,} is allowed", name
+        )

@@ -1,10 +1,11 @@
-"""The server: runs the application until it is stopped, and closes connections that send headers slowly.
+"""The server: runs the application until it is stopped, and closes connections that send headers
+slowly.
 
-On SIGTERM or Ctrl-C, new connections are refused, requests in the queue get a 503, and running replies are cut after
-`grace_seconds`. A second Ctrl-C ends the server at once.
+On SIGTERM or Ctrl-C, new connections are refused, requests in the queue get a 503, and running
+replies are cut after `grace_seconds`. A second Ctrl-C ends the server at once.
 
-uvicorn times out a connection between two requests, but not while a request's headers arrive slowly;
-`bounded_protocol` adds that. Source: RFC 9112, section 9.5, on timeouts of connections.
+uvicorn times out a connection between two requests, but not while a request's headers arrive
+slowly; `bounded_protocol` adds that. Source: RFC 9112, section 9.5, on timeouts of connections.
 """
 
 import socket
@@ -28,7 +29,9 @@ HEADERS = 1 << 15
 
 
 def bounded_protocol(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, but a connection is closed if the headers of a request take longer than this to arrive."""
+    """uvicorn's protocol, but a connection is closed if the headers of a request take longer than
+    this to arrive.
+    """
 
     class Bounded(H11Protocol):
         """A connection."""
@@ -48,7 +51,9 @@ def bounded_protocol(seconds: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def _watch(self) -> None:
-            """Start the clock at the connection or the first byte; stop it when the headers are complete."""
+            """Start the clock at the connection or the first byte; stop it when the headers are
+            complete.
+            """
             if not self._is_between_requests():
                 self._forget()
             elif self._deadline is None:
@@ -81,7 +86,11 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, model: ServedModel, settings: ServeSettings, *, on_ready: Callable[[str], None] | None = None
+        self,
+        model: ServedModel,
+        settings: ServeSettings,
+        *,
+        on_ready: Callable[[str], None] | None = None,
     ) -> None:
         """Bind the port.
 
@@ -138,16 +147,21 @@ class Server(uvicorn.Server):
 def _bind(settings: ServeSettings) -> socket.socket:
     where = f"{settings.host}:{settings.port}"
     try:
-        family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM
+        )[0]
         bound = socket.socket(family, kind)
     except OSError as error:
         raise ConfigError(
-            f"serve.host: {where} is not a valid address ({error.strerror}); give an address of this machine"
+            f"serve.host: {where} is not a valid address ({error.strerror}); give an address "
+            "of this machine"
         ) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ConfigError(f"cannot listen on {where}: {error.strerror}; set another port or host") from None
+        raise ConfigError(
+            f"cannot listen on {where}: {error.strerror}; set another port or host"
+        ) from None
     return bound

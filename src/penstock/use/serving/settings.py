@@ -1,8 +1,8 @@
 """Settings of a server: its address, API keys and limits. Imports nothing heavy.
 
-Each limit protects one thing: the body limit protects memory; batch and queue keep waiting short for all; the rate
-limits keep one client from slowing down the others. A client that exceeds a limit gets a 4xx that names it and says
-when to retry.
+Each limit protects one thing: the body limit protects memory; batch and queue keep waiting short
+for all; the rate limits keep one client from slowing down the others. A client that exceeds a limit
+gets a 4xx that names it and says when to retry.
 """
 
 import ipaddress
@@ -26,7 +26,9 @@ class ServeSettings:
     port: int = 8000
     """0: a free port."""
     api_keys: tuple[str, ...] = ()
-    """Keys that give access to `/v1` and `/metrics`; empty: everyone who reaches the address has access."""
+    """Keys that give access to `/v1` and `/metrics`; empty: everyone who reaches the address has
+    access.
+    """
 
     sequences: int = 16
     """Number of sequences that are generated at the same time; a request with n choices takes n."""
@@ -48,7 +50,9 @@ class ServeSettings:
     images: int = 16
     """Maximum images of a conversation."""
     image_folder: str | None = None
-    """Folder with images that clients may name by path; None: they send all images in data URLs. URLs are refused."""
+    """Folder with images that clients may name by path; None: they send all images in data URLs.
+    URLs are refused.
+    """
     body_seconds: float = 10.0
     """Maximum time for sending the headers of a request, and then for its body."""
     messages: int = 256
@@ -63,16 +67,22 @@ class ServeSettings:
     def __post_init__(self) -> None:
         for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
             least = 0 if name in _MAY_BE_ZERO else 1
-            if isinstance(value, int | float) and value < least and not (name in _SECONDS and value > 0):
+            if (
+                isinstance(value, int | float)
+                and value < least
+                and not (name in _SECONDS and value > 0)
+            ):
                 raise ConfigError(f"serve.{name} must be at least {least}, got {value}")
         if self.port > 65535:
             raise ConfigError(f"serve.port must be at most 65535, got {self.port}")
         if any(not key.strip() or not key.isascii() for key in self.api_keys):
-            raise ConfigError("serve.api_keys has a key that is empty or not ASCII; give another one")
+            raise ConfigError(
+                "serve.api_keys has a key that is empty or not ASCII; give another one"
+            )
         if not self.is_loopback and not self.api_keys:
             raise ConfigError(
-                f"serve.host is {self.host}, which others can reach, but there is no API key; set api_keys (--api-key) "
-                "or PENSTOCK_API_KEY, or listen on 127.0.0.1"
+                f"serve.host is {self.host}, which others can reach, but there is no API key; "
+                "set api_keys (--api-key) or PENSTOCK_API_KEY, or listen on 127.0.0.1"
             )
 
     @property

@@ -1,7 +1,8 @@
 """Texts and log-probabilities of tokens in OpenAI's formats, and where each token's text begins.
 
-A token's text may be a part of a character, or no part of the answer's text: a BOS before a prompt, a stop id, the
-space that SentencePiece puts before a text. So places are counted in the bytes that tokens add to the text.
+A token's text may be a part of a character, or no part of the answer's text: a BOS before a prompt,
+a stop id, the space that SentencePiece puts before a text. So places are counted in the bytes that
+tokens add to the text.
 """
 
 import codecs
@@ -18,23 +19,37 @@ SAID = "said"
 
 @final
 class TokenTexts:
-    """The texts of tokens, or the names of control tokens, with log-probabilities in OpenAI's format."""
+    """The texts of tokens, or the names of control tokens, with log-probabilities in OpenAI's
+    format.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._table = tokenizer.byte_table
         self._names = {token: text.encode() for text, token in tokenizer.special_tokens.items()}
 
     def logprobs_of(self, event: Event) -> Json | None:
-        """An event's log-probabilities in the format of chats, and `SAID`; None if they were not requested."""
+        """An event's log-probabilities in the format of chats, and `SAID`; None if they were not
+        requested.
+        """
         if event.logprobs is None:
             return None
         stops = event.finish_reason == "stop" and event.token in self._names
-        return {**self._of(event.token, event.logprobs), SAID: b"" if stops else self._spelled(event.token)}
+        return {
+            **self._of(event.token, event.logprobs),
+            SAID: b"" if stops else self._spelled(event.token),
+        }
 
-    def of_prompt(self, ids: Sequence[int], scores: Sequence[LogProbabilities], text: str) -> list[Json]:
-        """Those of a prompt's tokens; the first has none. `text`: the prompt's, as it comes back."""
+    def of_prompt(
+        self, ids: Sequence[int], scores: Sequence[LogProbabilities], text: str
+    ) -> list[Json]:
+        """Those of a prompt's tokens; the first has none. `text`: the prompt's, as it comes
+        back.
+        """
         first = {**self._token(ids[0], 0.0), "logprob": None, "top_logprobs": None}
-        found = [first, *(self._of(token, score) for token, score in zip(ids[1:], scores, strict=True))]
+        found = [
+            first,
+            *(self._of(token, score) for token, score in zip(ids[1:], scores, strict=True)),
+        ]
         return [{**one, SAID: said} for one, said in zip(found, self._said(ids, text), strict=True)]
 
     def _said(self, ids: Sequence[int], text: str) -> Iterator[bytes]:
@@ -44,7 +59,8 @@ class TokenTexts:
         if whole.endswith(due):
             before = len(whole) - len(due)
         else:
-            # The tokenizer changes texts, such as to lower case: only a BOS is known to come before it.
+            # The tokenizer changes texts, such as to lower case: only a BOS is known to come before
+            # it.
             first = self._names.get(ids[0], b"")
             before = 0 if due.startswith(first) else len(first)
         for one in spelled:
@@ -58,16 +74,24 @@ class TokenTexts:
     def _token(self, token: int, value: float) -> Json:
         spelled = self._spelled(token)
         # OpenAI uses -9999 for almost impossible tokens, because JSON has no infinity.
-        return {"token": spelled.decode("utf-8", "replace"), "logprob": max(value, -9999.0), "bytes": list(spelled)}
+        return {
+            "token": spelled.decode("utf-8", "replace"),
+            "logprob": max(value, -9999.0),
+            "bytes": list(spelled),
+        }
 
     def _spelled(self, token: int) -> bytes:
         # A model may have more embedding rows than the tokenizer has ids.
-        return self._names.get(token, b"") or (self._table[token] if token < len(self._table) else b"")
+        return self._names.get(token, b"") or (
+            self._table[token] if token < len(self._table) else b""
+        )
 
 
 @final
 class Offsets:
-    """Where tokens begin in a text, in characters; a token within a character is where that begins."""
+    """Where tokens begin in a text, in characters; a token within a character is where that
+    begins.
+    """
 
     def __init__(self, at: int = 0) -> None:
         self._at, self._decoder = at, codecs.getincrementaldecoder("utf-8")("replace")
@@ -85,7 +109,9 @@ def as_chat(tokens: Sequence[Json]) -> list[Json]:
 
 
 def as_completion(tokens: Sequence[Json], offsets: Offsets, most: int | None = None) -> Json:
-    """Log-probabilities in the format of completions; `most`: length of the text, if it is known."""
+    """Log-probabilities in the format of completions; `most`: length of the text, if it is
+    known.
+    """
     places = [offsets.next(token[SAID]) for token in tokens]
     return {
         "tokens": [token["token"] for token in tokens],
@@ -96,5 +122,9 @@ def as_completion(tokens: Sequence[Json], offsets: Offsets, most: int | None = N
 
 
 def _alternatives(tokens: Sequence[Json] | None) -> Json | None:
-    """Text → log-probability; of tokens that look alike, such as parts of characters, the likeliest."""
-    return None if tokens is None else {token["token"]: token["logprob"] for token in reversed(tokens)}
+    """Text → log-probability; of tokens that look alike, such as parts of characters, the
+    likeliest.
+    """
+    return (
+        None if tokens is None else {token["token"]: token["logprob"] for token in reversed(tokens)}
+    )

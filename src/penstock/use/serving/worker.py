@@ -1,8 +1,9 @@
-"""The thread that runs the engine, and its exchange with the event loop, in which neither waits for the other.
+"""The thread that runs the engine, and its exchange with the event loop, in which neither waits for
+the other.
 
-Orders come through a queue and are carried out between two steps, so a cancelled sequence leaves the batch within one
-step. The events of a step go to the event loop in one call. The last event of each sequence is `Ended`, however it
-ends.
+Orders come through a queue and are carried out between two steps, so a cancelled sequence leaves
+the batch within one step. The events of a step go to the event loop in one call. The last event of
+each sequence is `Ended`, however it ends.
 """
 
 import asyncio
@@ -20,10 +21,17 @@ _log = logging.getLogger("penstock.serving")
 
 
 class BatchEngine(Protocol):
-    """Interface of an engine for serving, such as `penstock.generation.Engine`; it belongs to one thread."""
+    """Interface of an engine for serving, such as `penstock.generation.Engine`; it belongs to one
+    thread.
+    """
 
     def submit(
-        self, prompt: Sequence[int], sampling: Sampling, *, choice: int, images: PromptImages | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        choice: int,
+        images: PromptImages | None = None,
     ) -> int:
         """Add a sequence, which joins at the next step; returns its number."""
 
@@ -31,10 +39,14 @@ class BatchEngine(Protocol):
         """Remove a sequence; nothing happens if it has ended."""
 
     def score(self, prompt: Sequence[int], most: int) -> Sequence[LogProbabilities]:
-        """Log-probabilities of a prompt's tokens but the first, with this number of alternatives."""
+        """Log-probabilities of a prompt's tokens but the first, with this number of
+        alternatives.
+        """
 
     def step(self) -> Sequence[Event]:
-        """Generate a token for each running sequence; a sequence's last event has a finish_reason."""
+        """Generate a token for each running sequence; a sequence's last event has a
+        finish_reason.
+        """
 
 
 @final
@@ -43,7 +55,9 @@ class Ended:
     """A sequence has left the batch."""
 
     error: BaseException | None = None
-    """Cause of an early end: the engine's error, or a ConfigError if its own settings are at fault."""
+    """Cause of an early end: the engine's error, or a ConfigError if its own settings are at
+    fault.
+    """
 
 
 @final
@@ -168,7 +182,12 @@ class EngineThread:
         self._send(events)
 
     def _add(
-        self, ticket: Ticket, prompt: Sequence[int], sampling: Sampling, choice: int, images: PromptImages | None
+        self,
+        ticket: Ticket,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        choice: int,
+        images: PromptImages | None,
     ) -> None:
         given = {} if images is None else {"images": images}
         try:
@@ -179,7 +198,9 @@ class EngineThread:
             return
         self._running[ticket.sequence] = ticket
 
-    def _score(self, found: "asyncio.Future[Sequence[LogProbabilities]]", prompt: Sequence[int], most: int) -> None:
+    def _score(
+        self, found: "asyncio.Future[Sequence[LogProbabilities]]", prompt: Sequence[int], most: int
+    ) -> None:
         # The client may have left while this waited.
         if found.done():
             return
@@ -207,7 +228,9 @@ class EngineThread:
         self._open = False
 
     def _fail(self, error: BaseException | None) -> None:
-        """End all sequences because of an error or because the server stops; the engine stays usable."""
+        """End all sequences because of an error or because the server stops; the engine stays
+        usable.
+        """
         tickets = list(self._running.values())
         self._running.clear()
         for ticket in tickets:

@@ -1,4 +1,6 @@
-"""A corpus of another program's format, read where it lies: its documents, and the table over its files."""
+"""A corpus of another program's format, read where it lies: its documents, and the table over its
+files.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +22,9 @@ from penstock.data.stores.files import checksum
 class InPlaceCorpus:
     """Documents of a Megatron or `.npy` corpus; made by `open_megatron` and `open_npy`.
 
-    These formats have no checksums and no loss weights: every token except a document's first is trained, and damage to
-    tokens cannot be detected. The fingerprint covers the files' sizes, the borders of all documents and a sample of the
-    tokens.
+    These formats have no checksums and no loss weights: every token except a document's first is
+    trained, and damage to tokens cannot be detected. The fingerprint covers the files' sizes, the
+    borders of all documents and a sample of the tokens.
 
     Args:
         kind: Name of the format.
@@ -70,7 +72,9 @@ class InPlaceCorpus:
 
     @property
     def framed(self) -> tuple[bool, bool]:
-        """Whether all documents begin with BOS (these formats do not say), and whether all end with EOS."""
+        """Whether all documents begin with BOS (these formats do not say), and whether all end with
+        EOS.
+        """
         return False, self._ends_with_eos
 
     @property
@@ -95,7 +99,9 @@ class InPlaceCorpus:
     def _read(self, document: int) -> Document:
         tokens = self.table.read(document, document + 1).values
         shard = self.table.locate(document)[0]
-        origin = Origin(file=str(self.table.paths[shard]), line=document - int(self.table.shard_starts[shard]))
+        origin = Origin(
+            file=str(self.table.paths[shard]), line=document - int(self.table.shard_starts[shard])
+        )
         return Document(tokens=tokens, loss_weights=np.ones(len(tokens), np.float32), origin=origin)
 
 
@@ -115,7 +121,8 @@ def in_place_table(
     Args:
         paths: The files.
         tokens: Their bytes, uint8 each.
-        offsets: Where each document of each file begins: int64 in units of `offset_bytes`, any alignment.
+        offsets: Where each document of each file begins: int64 in units of `offset_bytes`, any
+            alignment.
         lengths: uint32 [N, 1], of all files.
         documents: Number of documents in each file.
         token_bytes: 2 or 4.
@@ -124,7 +131,9 @@ def in_place_table(
     """
     addresses = np.array([address_of(data) for data in tokens], np.uint64)
     batches = np.zeros(len(paths), k.BATCH)
-    batches["token_offsets"] = np.array([address_of(array) for array in offsets], np.uint64) - addresses
+    batches["token_offsets"] = (
+        np.array([address_of(array) for array in offsets], np.uint64) - addresses
+    )
     batches["tokens"] = begin
     return DocumentTable(
         num_documents=sum(documents),
@@ -147,7 +156,9 @@ def in_place_table(
 
 
 def sample_checksum(data: Array) -> int:
-    """Checksum of a file's first and last 64 kB and of 64 blocks of 4 kB between: enough to distinguish corpora."""
+    """Checksum of a file's first and last 64 kB and of 64 blocks of 4 kB between: enough to
+    distinguish corpora.
+    """
     if len(data) <= 2**19:
         return checksum(data)
     starts = np.linspace(0, len(data) - 4096, 66, dtype=np.int64)[1:-1]

@@ -1,13 +1,14 @@
 """Reads Megatron's `.bin` and `.idx` in place.
 
-The index begins with a magic number of 9 bytes, a version (uint64, 1), the code of the token type (uint8), the number
-of sequences and the number of document borders (uint64 each). Then come lengths of sequences (int32, in tokens),
-positions of sequences in the `.bin` (int64, in bytes), and borders of documents (int64, in sequences, from 0 to the
-number of sequences). Multimodal data also have modes of sequences (int8), which are refused. Source:
-`megatron/core/datasets/indexed_dataset.py` of megatron-core 0.16.
+The index begins with a magic number of 9 bytes, a version (uint64, 1), the code of the token type
+(uint8), the number of sequences and the number of document borders (uint64 each). Then come lengths
+of sequences (int32, in tokens), positions of sequences in the `.bin` (int64, in bytes), and borders
+of documents (int64, in sequences, from 0 to the number of sequences). Multimodal data also have
+modes of sequences (int8), which are refused. Source: `megatron/core/datasets/indexed_dataset.py` of
+megatron-core 0.16.
 
-Opening reads the index once and keeps 4 bytes per document (the lengths, because their address in the file is not a
-multiple of 4), or 12 bytes if documents consist of several sequences.
+Opening reads the index once and keeps 4 bytes per document (the lengths, because their address in
+the file is not a multiple of 4), or 12 bytes if documents consist of several sequences.
 """
 
 import hashlib
@@ -28,7 +29,16 @@ from penstock.data.stores.files import checksum, map_file, unreadable
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+TYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float64",
+    7: "float32",
+    8: "uint16",
+}
 """Code → type of tokens."""
 READABLE = {"uint16": 2, "int16": 2, "int32": 4}
 """Supported type → bytes per token."""
@@ -55,7 +65,8 @@ class MegatronIndex:
         """Map an index.
 
         Raises:
-            FormatError: It is missing, not an index, of another version, multimodal, or of another type.
+            FormatError: It is missing, not an index, of another version, multimodal, or of another
+                type.
             CorruptionError: It is cut short.
         """
         data = _map(path)
@@ -69,16 +80,23 @@ class MegatronIndex:
             raise FormatError(f"{path}: tokens are {token_type}; readable: {', '.join(READABLE)}")
         size = HEADER.size + 12 * sequences + 8 * borders
         if len(data) == size + sequences > size:
-            raise FormatError(f"{path}: multimodal (it has a mode for each sequence); only text can be read")
+            raise FormatError(
+                f"{path}: multimodal (it has a mode for each sequence); only text can be read"
+            )
         if len(data) != size or borders < 1:
             raise CorruptionError(
-                f"{path}: {len(data)} bytes, expected {size} for {sequences} sequences and {borders} borders of "
-                "documents; copy it again"
+                f"{path}: {len(data)} bytes, expected {size} for {sequences} sequences and "
+                f"{borders} borders of documents; copy it again"
             )
         edges = np.cumsum([HEADER.size, 4 * sequences, 8 * sequences, 8 * borders])
-        parts = (data[a:b].view(kind) for a, b, kind in zip(edges, edges[1:], ("<i4", "<i8", "<i8"), strict=False))
+        parts = (
+            data[a:b].view(kind)
+            for a, b, kind in zip(edges, edges[1:], ("<i4", "<i8", "<i8"), strict=False)
+        )
         lengths, pointers, starts = parts
-        return cls(path=path, token_type=token_type, lengths=lengths, pointers=pointers, borders=starts)
+        return cls(
+            path=path, token_type=token_type, lengths=lengths, pointers=pointers, borders=starts
+        )
 
     def check(self, num_bytes: int) -> None:
         """Check the whole index against a `.bin` of `num_bytes`.
@@ -87,16 +105,19 @@ class MegatronIndex:
             CorruptionError: A sequence or a document is not where it should be.
         """
         size = READABLE[self.token_type]
-        sequence, border = check.check_sequences(self.lengths, self.pointers, self.borders, size, num_bytes)
+        sequence, border = check.check_sequences(
+            self.lengths, self.pointers, self.borders, size, num_bytes
+        )
         if sequence >= 0:
             raise CorruptionError(
                 f"{self.path}: sequence {sequence} of {self.lengths[sequence]} tokens at byte "
-                f"{self.pointers[sequence]}: does not follow the one before, or leaves the .bin of {num_bytes} bytes"
+                f"{self.pointers[sequence]}: does not follow the one before, or leaves the "
+                f".bin of {num_bytes} bytes"
             )
         if border >= 0:
             raise CorruptionError(
-                f"{self.path}: border {border} of documents is {self.borders[border]}; borders must increase from 0 to "
-                f"{len(self.lengths)}, the number of sequences"
+                f"{self.path}: border {border} of documents is {self.borders[border]}; "
+                f"borders must increase from 0 to {len(self.lengths)}, the number of sequences"
             )
 
 
@@ -105,11 +126,13 @@ def open_megatron(prefix: str | Path, eos_id: int | None = None) -> InPlaceCorpu
 
     Args:
         prefix: Path without its ending; `.bin` or `.idx` is accepted too.
-        eos_id: The token that ends every document (append-eod), which the format does not record. Objectives then
-            keep it at the end; without it, it is a token like any other. Checked on a sample of the documents.
+        eos_id: The token that ends every document (append-eod), which the format does not record.
+            Objectives then keep it at the end; without it, it is a token like any other. Checked on
+            a sample of the documents.
 
     Raises:
-        FormatError: Not such a corpus, or of an unsupported kind, or a document does not end with `eos_id`.
+        FormatError: Not such a corpus, or of an unsupported kind, or a document does not end with
+            `eos_id`.
         CorruptionError: The files do not match each other, or are cut short.
     """
     prefix = megatron_prefix(local_path(prefix, "a Megatron corpus"))
@@ -129,10 +152,20 @@ def open_megatron(prefix: str | Path, eos_id: int | None = None) -> InPlaceCorpu
         token_bytes=READABLE[index.token_type],
         offset_bytes=1,
     )
-    content = (index.token_type, len(data), *(checksum(part) for part in (lengths, offsets)), sample_checksum(data))
+    content = (
+        index.token_type,
+        len(data),
+        *(checksum(part) for part in (lengths, offsets)),
+        sample_checksum(data),
+    )
     fingerprint = hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
     corpus = InPlaceCorpus(
-        "Megatron", prefix.name, table, fingerprint, (open_megatron, (prefix, eos_id)), ends_with_eos=eos_id is not None
+        "Megatron",
+        prefix.name,
+        table,
+        fingerprint,
+        (open_megatron, (prefix, eos_id)),
+        ends_with_eos=eos_id is not None,
     )
     if eos_id is not None:
         _check_ends(corpus, eos_id)
@@ -147,8 +180,8 @@ def _check_ends(corpus: InPlaceCorpus, eos_id: int) -> None:
         tokens = corpus[document].tokens
         if len(tokens) and int(tokens[-1]) != eos_id:
             raise FormatError(
-                f"{corpus.path}: document {document} ends with token {int(tokens[-1])}, not with eos_id {eos_id}; "
-                "leave eos_id out, or give the right one"
+                f"{corpus.path}: document {document} ends with token {int(tokens[-1])}, not "
+                f"with eos_id {eos_id}; leave eos_id out, or give the right one"
             )
 
 
@@ -175,5 +208,6 @@ def _map(path: Path) -> Any:
         if limit_cure(error):
             raise unreadable(path, error) from None
         raise FormatError(
-            f"{path}: cannot read: {error.strerror or error}; a Megatron corpus is a .bin and an .idx"
+            f"{path}: cannot read: {error.strerror or error}; a Megatron corpus is a .bin and "
+            "an .idx"
         ) from None

@@ -1,4 +1,6 @@
-"""The format of a shard on disk: its layout, manifest, kernels, trees, columns and records of images."""
+"""The format of a shard on disk: its layout, manifest, kernels, trees, columns and records of
+images.
+"""
 
 from penstock.core.lazy_imports import public_names
 

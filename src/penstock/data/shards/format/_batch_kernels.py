@@ -1,4 +1,6 @@
-"""What is computed of the documents of a batch as it is written: checksums, lengths and sums of loss weights."""
+"""What is computed of the documents of a batch as it is written: checksums, lengths and sums of
+loss weights.
+"""
 
 import numpy as np
 
@@ -30,10 +32,10 @@ def checksum_batch(tokens, token_bytes, offsets, starts, spans, checksums):
         tokens: uint64, address of the tokens.
         token_bytes: 2 or 4.
         offsets: int64 [n + 1], of the documents, in tokens.
-        starts: int64 [n + 1], of each document's words in `checksums`: one word per chunk, and one more if the dataset
-            has spans.
-        spans: (valid bool [n], offsets int64 [n + 1], addresses uint64 [3] of begins, ends, weights); `valid` is empty
-            if the dataset has no spans.
+        starts: int64 [n + 1], of each document's words in `checksums`: one word per chunk, and one
+            more if the dataset has spans.
+        spans: (valid bool [n], offsets int64 [n + 1], addresses uint64 [3] of begins, ends,
+            weights); `valid` is empty if the dataset has no spans.
         checksums: uint64 [starts[n]], written.
     """
     valid, span_offsets, columns = spans
@@ -54,10 +56,12 @@ def checksum_batch(tokens, token_bytes, offsets, starts, spans, checksums):
 
 @inline_kernel
 def spans_summary(begins, ends, weights, num_tokens):
-    """Summary of a document's spans: uint32 [k], uint32 [k], float32 [k], int64 → (state, trained, weight sum).
+    """Summary of a document's spans: uint32 [k], uint32 [k], float32 [k], int64 → (state, trained,
+    weight sum).
 
-    `state` is 0 for sound spans with weights 0 and 1 only, 1 for sound spans with other weights, 2 for spans that are
-    out of order, empty, outside the document, or have a weight that is not finite. The first token is never trained.
+    `state` is 0 for sound spans with weights 0 and 1 only, 1 for sound spans with other weights, 2
+    for spans that are out of order, empty, outside the document, or have a weight that is not
+    finite. The first token is never trained.
     """
     state, trained, total, last = 0, np.int64(0), 0.0, np.int64(0)
     for k in range(len(begins)):
@@ -96,7 +100,9 @@ def summarise_batch(offsets, valid, span_offsets, begins, ends, weights, lengths
         trained, total = max(num_tokens - 1, 0), np.float64(max(num_tokens - 1, 0))
         if len(valid) > 0 and valid[i]:
             low, high = span_offsets[i], span_offsets[i + 1]
-            state, trained, total = spans_summary(begins[low:high], ends[low:high], weights[low:high], num_tokens)
+            state, trained, total = spans_summary(
+                begins[low:high], ends[low:high], weights[low:high], num_tokens
+            )
             if state == 2:
                 return i, False
             fractional |= state == 1

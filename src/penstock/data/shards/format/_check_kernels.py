@@ -1,5 +1,7 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs, no-check-untyped-defs
-"""Kernels that check whole batches and foreign corpora, for `penstock verify`, and find the ends of documents."""
+"""Kernels that check whole batches and foreign corpora, for `penstock verify`, and find the ends of
+documents.
+"""
 
 import numpy as np
 
@@ -36,13 +38,14 @@ def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
     Args:
         shard: uint64, address of the shard.
         size: uint64, bytes of its mapping.
-        line: uint64, address of the batch's line in the batch table, which `wrong_batch` has accepted.
+        line: uint64, address of the batch's line in the batch table, which `wrong_batch` has
+            accepted.
         layout: (token_bytes int64, has_spans bool, vocab_size int64).
         lengths: uint32 [n, 2], of the batch's documents, from the lengths file.
         faults: uint8 [n], written: `OK` or what is wrong with each document.
         weight_sums: float64 [n], written: sum of the loss weights over tokens[1:].
-        seen: int64 [5], updated: whether a loss weight is neither 0 nor 1; lowest and highest first id, lowest and
-            highest last id.
+        seen: int64 [5], updated: whether a loss weight is neither 0 nor 1; lowest and highest first
+            id, lowest and highest last id.
     """
     token_bytes, has_spans, _ = layout
     batch = batch_at(line)
@@ -73,7 +76,11 @@ def check_batch(shard, size, line, layout, lengths, faults, weight_sums, seen):
             address = shard + batch.tokens + np.uint64(begin) * np.uint64(token_bytes)
             for side, place in ((1, np.int64(0)), (3, length - 1)):
                 at = address + np.uint64(place) * np.uint64(token_bytes)
-                token = np.int64(view_u16(at, 1)[0]) if token_bytes == 2 else np.int64(view_u32(at, 1)[0])
+                token = (
+                    np.int64(view_u16(at, 1)[0])
+                    if token_bytes == 2
+                    else np.int64(view_u32(at, 1)[0])
+                )
                 seen[side] = min(seen[side], token)
                 seen[side + 1] = max(seen[side + 1], token)
 
@@ -117,7 +124,9 @@ def one_sequence_each(documents):
 
 @kernel
 def document_sums(lengths, documents, sums):
-    """Tokens of documents made of several sequences: int32 [n], int64 [d + 1] borders, int64 [d] written."""
+    """Tokens of documents made of several sequences: int32 [n], int64 [d + 1] borders, int64 [d]
+    written.
+    """
     for i in range(len(sums)):
         total = np.int64(0)
         for sequence in range(documents[i], documents[i + 1]):
@@ -152,7 +161,9 @@ def find_ends(tokens, last_id, ends):
 
 @kernel
 def first_outside(tokens, vocab_size):
-    """Position of the first token that is not below `vocab_size`, or −1: uint16 or uint32 [tokens], int64."""
+    """Position of the first token that is not below `vocab_size`, or −1: uint16 or uint32 [tokens],
+    int64.
+    """
     for i in range(len(tokens)):
         if np.int64(tokens[i]) >= vocab_size:
             return i
@@ -161,11 +172,13 @@ def first_outside(tokens, vocab_size):
 
 @kernel
 def wrong_tokens(places, batches, layout, lengths, first, last):
-    """The first of the documents [first, last) whose tokens or spans differ from their checksums, or −1.
+    """The first of the documents [first, last) whose tokens or spans differ from their checksums,
+    or −1.
 
     Args:
         places, batches: As in `_kernels.wrong_document`.
-        layout: (token_bytes int64, has_spans bool, spans_only bool: check spans rather than tokens).
+        layout: (token_bytes int64, has_spans bool, spans_only bool: check spans rather than
+            tokens).
         lengths: uint32 [N, 2].
     """
     shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch = places

@@ -1,7 +1,8 @@
-"""Kernels of columns: checksums of documents' columns, and the copy of pieces into rows, checked as they are read.
+"""Kernels of columns: checksums of documents' columns, and the copy of pieces into rows, checked as
+they are read.
 
-A column of a document is checked in chunks of `CHUNK_TOKENS` values, as its tokens are. Addresses and counts come from
-an `ExtraTable`, which has checked that they are inside the mapped file.
+A column of a document is checked in chunks of `CHUNK_TOKENS` values, as its tokens are. Addresses
+and counts come from an `ExtraTable`, which has checked that they are inside the mapped file.
 """
 
 import numpy as np
@@ -32,7 +33,9 @@ def column_checksum(address, column, chunk, count):
         count: Values in the chunk, at most `CHUNK_TOKENS`.
     """
     begin = address + np.uint64(chunk * CHUNK_TOKENS) * _4
-    key = (np.uint64(column) << _COLUMN_SHIFT) ^ (np.uint64(chunk) << _CHUNK_SHIFT) ^ np.uint64(count)
+    key = (
+        (np.uint64(column) << _COLUMN_SHIFT) ^ (np.uint64(chunk) << _CHUNK_SHIFT) ^ np.uint64(count)
+    )
     return mix(sum_words(begin, np.uint64(count) * _4), key)
 
 
@@ -52,7 +55,9 @@ def checksum_columns(addresses, offsets, starts, words):
         for column in range(len(addresses)):
             begin = addresses[column] + np.uint64(offsets[document]) * _4
             for chunk in range(num_chunks(size)):
-                words[at] = column_checksum(begin, column, chunk, min(size - chunk * CHUNK_TOKENS, CHUNK_TOKENS))
+                words[at] = column_checksum(
+                    begin, column, chunk, min(size - chunk * CHUNK_TOKENS, CHUNK_TOKENS)
+                )
                 at += 1
 
 
@@ -61,7 +66,8 @@ def find_column(lists, row, extra, stored):
     """Address of the values of a list, or 0 where its length is not `stored`.
 
     Args:
-        lists: int64 [2, extras], addresses of the offsets of one batch, and how many values each has; then rows.
+        lists: int64 [2, extras], addresses of the offsets of one batch, and how many values each
+            has; then rows.
         row: Row of the document in its batch.
         extra: Which list.
         stored: The length that it must have.
@@ -102,7 +108,18 @@ def blank_columns(pieces, row_starts, slots, known, fills, addresses):
 
 @kernel
 def copy_columns(
-    pieces, row_starts, slots, source, tables, starts, first_batches, per_batch, lengths, wanted, first, addresses
+    pieces,
+    row_starts,
+    slots,
+    source,
+    tables,
+    starts,
+    first_batches,
+    per_batch,
+    lengths,
+    wanted,
+    first,
+    addresses,
 ):
     """Copy the columns of the pieces of one source to their slots.
 
@@ -111,12 +128,14 @@ def copy_columns(
         row_starts: int64 [rows + 1].
         slots: Slots of a row.
         source: Pieces of other sources are left alone.
-        tables: int64 [batches, 3, extras]: addresses of offsets, numbers of values, numbers of rows.
+        tables: int64 [batches, 3, extras]: addresses of offsets, numbers of values, numbers of
+            rows.
         starts: int64 [shards + 1], first document of each shard.
         first_batches: int64 [shards + 1].
         per_batch: Documents of a batch.
         lengths: uint32 [documents, ...], tokens of each document.
-        wanted: int64 [columns]: which column of the dataset each is; −1: the dataset does not have it.
+        wanted: int64 [columns]: which column of the dataset each is; −1: the dataset does not have
+            it.
         first: Number of the first column among the extras; the checksums stand behind the columns.
         addresses: uint64 [columns], of arrays of [rows, slots] 32-bit numbers, written.
 
@@ -151,7 +170,9 @@ def copy_columns(
                 address = values + np.uint64(offset) * _4
                 known = view_u64(words + np.uint64(8 * wanted[c] * chunks), chunks)
                 if count:
-                    for chunk in range(begin // CHUNK_TOKENS, (begin + count - 1) // CHUNK_TOKENS + 1):
+                    for chunk in range(
+                        begin // CHUNK_TOKENS, (begin + count - 1) // CHUNK_TOKENS + 1
+                    ):
                         size = min(stored - chunk * CHUNK_TOKENS, CHUNK_TOKENS)
                         if known[chunk] != column_checksum(address, wanted[c], chunk, size):
                             return BAD_COLUMN, p

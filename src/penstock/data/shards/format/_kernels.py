@@ -1,20 +1,30 @@
 """Checksums of documents and their places in shards: compiled, without the GIL, on raw addresses.
 
-A document's tokens are checked in chunks of `CHUNK_TOKENS`. The checksum of a chunk is the sum of its 32-bit words,
-each multiplied by its own odd 32-bit constant, modulo 2^64, then mixed with the chunk's length and number. A change
-within one word always changes the sum (a non-zero difference below 2^32 times an odd constant below 2^32 is not 0
-modulo 2^64), and mixing is one-to-one. So such a change is always found, and any other with probability 1 − 2^-64. A
-checksum does not protect against forgery.
+A document's tokens are checked in chunks of `CHUNK_TOKENS`. The checksum of a chunk is the sum of
+its 32-bit words, each multiplied by its own odd 32-bit constant, modulo 2^64, then mixed with the
+chunk's length and number. A change within one word always changes the sum (a non-zero difference
+below 2^32 times an odd constant below 2^32 is not 0 modulo 2^64), and mixing is one-to-one. So such
+a change is always found, and any other with probability 1 − 2^-64. A checksum does not protect
+against forgery.
 
-Callers pass addresses of mappings that they keep alive, and a batch table that `wrong_batch` has accepted (or one that
-we made). Everything that shards and lengths contain is checked against the mapping before it is used: a shard may come
-from a stranger, and checksums detect damage only. All arithmetic is unsigned, because Numba turns int64 with uint64
-into float64.
+Callers pass addresses of mappings that they keep alive, and a batch table that `wrong_batch` has
+accepted (or one that we made). Everything that shards and lengths contain is checked against the
+mapping before it is used: a shard may come from a stranger, and checksums detect damage only. All
+arithmetic is unsigned, because Numba turns int64 with uint64 into float64.
 """
 
 import numpy as np
 
-from penstock.core.compiled import inline_kernel, kernel, view_i64, view_u8, view_u16, view_u32, view_u64, viewer
+from penstock.core.compiled import (
+    inline_kernel,
+    kernel,
+    view_i64,
+    view_u8,
+    view_u16,
+    view_u32,
+    view_u64,
+    viewer,
+)
 from penstock.core.randomness import mix
 from penstock.data.stores._kernels import MULTIPLIERS, sum_words
 
@@ -23,11 +33,17 @@ CHUNK_TOKENS = 256
 
 BATCH = np.dtype(
     [
-        ("token_offsets", "<u8"),  # of documents, int64 [rows + 1], in tokens (foreign corpora: in units of their own)
+        (
+            "token_offsets",
+            "<u8",
+        ),  # of documents, int64 [rows + 1], in tokens (foreign corpora: in units of their own)
         ("tokens", "<u8"),  # uint16 or uint32
         ("checksum_offsets", "<u8"),  # of documents, int64 [rows + 1], in checksums
         ("checksums", "<u8"),  # uint64
-        ("span_bitmap", "<u8"),  # a bit for each document, set where it has a list of spans; 0: all have one
+        (
+            "span_bitmap",
+            "<u8",
+        ),  # a bit for each document, set where it has a list of spans; 0: all have one
         ("span_offsets", "<u8"),  # of documents, int64 [rows + 1], in spans
         ("span_begins", "<u8"),  # uint32, tokens of the document
         ("span_ends", "<u8"),  # uint32, tokens of the document
@@ -35,19 +51,29 @@ BATCH = np.dtype(
     ],
     align=True,
 )
-"""A line of the batch table: where the buffers of a batch begin, in bytes from the shard's address, modulo 2^64; part
-of the format. Without checksums only the first two are used."""
+"""A line of the batch table: where the buffers of a batch begin, in bytes from the shard's address,
+modulo 2^64; part of the format. Without checksums only the first two are used.
+"""
 
 _FIELDS: tuple[str, ...] = BATCH.names or ()
 _IN_FILE = tuple(
     _FIELDS.index(name)
     for name in (
-        "token_offsets", "tokens", "span_bitmap", "span_offsets", "span_begins", "span_ends", "span_weights",
-        "checksum_offsets", "checksums",
+        "token_offsets",
+        "tokens",
+        "span_bitmap",
+        "span_offsets",
+        "span_begins",
+        "span_ends",
+        "span_weights",
+        "checksum_offsets",
+        "checksums",
     )
-)  # fmt: skip
+)
 """The fields of `BATCH`, by number, in the order in which their buffers lie in a shard."""
-_OFFSETS = tuple(_FIELDS.index(name) for name in ("token_offsets", "checksum_offsets", "span_offsets"))
+_OFFSETS = tuple(
+    _FIELDS.index(name) for name in ("token_offsets", "checksum_offsets", "span_offsets")
+)
 _OF_SPANS = tuple(number for number, name in enumerate(_FIELDS) if name.startswith("span_"))
 _BITMAP, _CHECKSUM_OFFSETS = _FIELDS.index("span_bitmap"), _FIELDS.index("checksum_offsets")
 _LINE_BYTES, _LINE_WORDS = np.uint64(BATCH.itemsize), len(_FIELDS)
@@ -59,14 +85,24 @@ DOCUMENTS_PER_BATCH = 1024
 """Documents in every batch of a shard but its last; part of the format."""
 
 RUN_DOCUMENTS = 256
-"""Documents of a run, counted from the first of a dataset: block shuffle keeps them together, and a store is read in
-runs."""
+"""Documents of a run, counted from the first of a dataset: block shuffle keeps them together, and a
+store is read in runs.
+"""
 
 _0, _1, _2, _3, _7, _8, _16 = (np.uint64(number) for number in (0, 1, 2, 3, 7, 8, 16))
 _CHUNK = np.uint64(CHUNK_TOKENS)
 _SPAN_KEY = np.uint64(0x5350414E53)
 _NULL_SPANS = np.uint64(0x4E554C4C)
-OK, BAD_LENGTH, BAD_TOKENS, BAD_SPANS, BAD_TOKEN_ID, BAD_SPAN_ORDER, BAD_TRAINED, BAD_CHECKSUM_COUNT = range(8)
+(
+    OK,
+    BAD_LENGTH,
+    BAD_TOKENS,
+    BAD_SPANS,
+    BAD_TOKEN_ID,
+    BAD_SPAN_ORDER,
+    BAD_TRAINED,
+    BAD_CHECKSUM_COUNT,
+) = range(8)
 """What can be wrong with a document."""
 
 _view_batches = viewer(BATCH)
@@ -111,7 +147,11 @@ def spans_checksum(begins, ends, weights, count):
         uint64.
     """
     key = _SPAN_KEY
-    begin_words, end_words, weight_words = view_u32(begins, count), view_u32(ends, count), view_u32(weights, count)
+    begin_words, end_words, weight_words = (
+        view_u32(begins, count),
+        view_u32(ends, count),
+        view_u32(weights, count),
+    )
     block = np.uint64(SPANS_PER_BLOCK)
     for first in range(_0, count, block):
         total = _0
@@ -136,8 +176,10 @@ def locate(document, shard_starts, shard_first_batch, documents_per_batch):
 
     Args:
         document: int64, its number in the dataset.
-        shard_starts: int64 [shards + 1], first document of each shard, then the number of documents.
-        shard_first_batch: int64 [shards + 1], first batch of each shard, then the number of batches.
+        shard_starts: int64 [shards + 1], first document of each shard, then the number of
+            documents.
+        shard_first_batch: int64 [shards + 1], first batch of each shard, then the number of
+            batches.
         documents_per_batch: int64, in every batch except a shard's last.
 
     Returns:
@@ -168,7 +210,9 @@ def line_of(batches, batch):
 
 @inline_kernel
 def offsets_of(offsets, row):
-    """Two consecutive offsets of a row (int64), int64 each, from those of its batch at an address (uint64)."""
+    """Two consecutive offsets of a row (int64), int64 each, from those of its batch at an address
+    (uint64).
+    """
     pair = view_i64(offsets + (np.uint64(row) << _3), 2)
     return pair[0], pair[1]
 
@@ -195,18 +239,26 @@ def values_of(offsets, row, size, begin, end, item_bytes):
         item_bytes: Bytes of one value.
 
     Returns:
-        (first value, number of values or −1 if the offsets decrease or leave the buffer), int64 each.
+        (first value, number of values or −1 if the offsets decrease or leave the buffer), int64
+        each.
     """
     first, last = offsets_of(offsets, row)
     room = np.int64(end) - np.int64(begin)
     # The second comparison keeps the product from overflowing.
-    inside = first >= 0 and first <= last and last <= np.int64(size) and last * np.int64(item_bytes) <= room
+    inside = (
+        first >= 0
+        and first <= last
+        and last <= np.int64(size)
+        and last * np.int64(item_bytes) <= room
+    )
     return first, last - first if inside else np.int64(-1)
 
 
 @inline_kernel
 def tokens_of(shard, size, line, row, token_bytes, has_spans):
-    """(first token, number of tokens or −1) of a row; batches never share tokens: each ends before the next buffer."""
+    """(first token, number of tokens or −1) of a row; batches never share tokens: each ends before
+    the next buffer.
+    """
     batch = batch_at(line)
     end = batch.span_offsets if has_spans else batch.checksum_offsets
     # 0 means no buffer (a batch of empty documents): the file's head is at 0.
@@ -294,7 +346,10 @@ def spans_are_right(shard, size, line, row, length, stored):
         return count == 0 and stored == null_spans_checksum()
     batch, skip = batch_at(line), shard + (np.uint64(first) << _2)
     found = spans_checksum(
-        batch.span_begins + skip, batch.span_ends + skip, batch.span_weights + skip, np.uint64(count)
+        batch.span_begins + skip,
+        batch.span_ends + skip,
+        batch.span_weights + skip,
+        np.uint64(count),
     )
     return found == stored
 
@@ -303,8 +358,9 @@ def spans_are_right(shard, size, line, row, length, stored):
 def wrong_batch(batches, documents, size, has_spans):
     """The first batch of a shard with buffers that are not in order inside the shard, or −1.
 
-    Checks what the rest of this file relies on: every array of offsets, the bitmap of spans and the origins are
-    completely inside the shard, values begin inside it, and no two buffers begin at the same place.
+    Checks what the rest of this file relies on: every array of offsets, the bitmap of spans and the
+    origins are completely inside the shard, values begin inside it, and no two buffers begin at the
+    same place.
 
     Args:
         batches: `BATCH` [b], the shard's part of the batch table.
@@ -328,7 +384,9 @@ def wrong_batch(batches, documents, size, has_spans):
             end += origins if field == _CHECKSUM_OFFSETS else _0
             if place < end or place > size or place & _7 != _0:
                 return number
-            end = place + (offsets if holds_offsets else ((rows + _7) >> _3) if field == _BITMAP else _1)
+            end = place + (
+                offsets if holds_offsets else ((rows + _7) >> _3) if field == _BITMAP else _1
+            )
         if end > size:
             return number
     return -1
@@ -336,11 +394,12 @@ def wrong_batch(batches, documents, size, has_spans):
 
 @kernel
 def wrong_document(places, batches, layout, lengths, first, last):
-    """The first of the documents [first, last) without as many tokens in its file as its length says, or −1.
+    """The first of the documents [first, last) without as many tokens in its file as its length
+    says, or −1.
 
     Args:
-        places: (shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch) of the
-            `DocumentTable`.
+        places: (shard_starts, shard_first_batch, shard_addresses, shard_bytes, documents_per_batch)
+            of the `DocumentTable`.
         batches: uint64, address of the batch table.
         layout: (token_bytes int64, offset_bytes int64, has_checksums bool, has_spans bool).
         lengths: uint32 or int32 [N, 1 or 2].
@@ -408,7 +467,9 @@ def read_documents(places, batches, layout, vocab_size, first, offsets, tokens):
         line = line_of(batches, batch)
         length = offsets[i + 1] - offsets[i]
         if has_checksums:
-            fault = check_document(shard, size, line, row, (token_bytes, has_spans, vocab_size), length)
+            fault = check_document(
+                shard, size, line, row, (token_bytes, has_spans, vocab_size), length
+            )
             if fault != OK:
                 return fault, first + i
             begin = tokens_of(shard, size, line, row, token_bytes, has_spans)[0]

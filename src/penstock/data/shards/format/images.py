@@ -1,8 +1,8 @@
 """Images of documents: which tokens stand for each, and its bytes in a file next to the shard.
 
-A shard `part.arrow` with images has `part.assets`: the original bytes of its images end to end, each image once,
-followed by its name. A document lists its images as records (`IMAGE`), with a checksum of each; the bytes of an image
-are checked by its digest whenever they are read.
+A shard `part.arrow` with images has `part.assets`: the original bytes of its images end to end,
+each image once, followed by its name. A document lists its images as records (`IMAGE`), with a
+checksum of each; the bytes of an image are checked by its digest whenever they are read.
 """
 
 import functools
@@ -18,24 +18,43 @@ import numpy as np
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.ragged import Ragged
 from penstock.data.shards.format.layout import TOKENIZER_FILES
-from penstock.data.stores.files import checksum, output_errors, read_json, sync, unreadable, write_json
+from penstock.data.stores.files import (
+    checksum,
+    output_errors,
+    read_json,
+    sync,
+    unreadable,
+    write_json,
+)
 from penstock.media.loading import DIGEST_BYTES, digest_of, read_reference
 
 IMAGE = np.dtype(
     [
-        ("begin", "<u4"), ("end", "<u4"), ("slots", "<u4"), ("patches", "<u4"), ("height", "<u4"), ("width", "<u4"),
-        ("size", "<u4"), ("name_size", "<u2"), ("is_reference", "<u2"), ("offset", "<u8"),
-        ("digest", "u1", DIGEST_BYTES), ("checksum", "<u8"),
+        ("begin", "<u4"),
+        ("end", "<u4"),
+        ("slots", "<u4"),
+        ("patches", "<u4"),
+        ("height", "<u4"),
+        ("width", "<u4"),
+        ("size", "<u4"),
+        ("name_size", "<u2"),
+        ("is_reference", "<u2"),
+        ("offset", "<u8"),
+        ("digest", "u1", DIGEST_BYTES),
+        ("checksum", "<u8"),
     ]
-)  # fmt: skip
+)
 """An image of a document, as it is stored."""
 WORDS = IMAGE.itemsize // 4
 ASSETS = ".assets"
 MEDIA, PROCESSOR_FOLDER = "media.json", "processor"
 PROCESSOR_FILES = (
-    "patch_processor.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    "patch_processor.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
     *TOKENIZER_FILES,
-)  # fmt: skip
+)
 """Files of a processor of images, which has a tokenizer of its own; as `TOKENIZER_FILES`."""
 _LONGEST_NAME = 1000
 
@@ -58,7 +77,9 @@ class ImageOf:
     digest: bytes
     """Of its original bytes; see `penstock.media.loading.digest_of`."""
     read: Callable[[], bytes]
-    """Its original bytes; raises CorruptionError or RecordError where they are not what they were."""
+    """Its original bytes; raises CorruptionError or RecordError where they are not what they
+    were.
+    """
     origin: str | Callable[[], str] = ""
     """Path or URL that it came from, as far as that is known, or what finds it; see `name`."""
     reference: bytes | None = None
@@ -92,7 +113,9 @@ class MediaInfo:
     """Which images were accepted, and how they become RGB (`penstock.media.ImageSettings`)."""
 
     def save(self, folder: Path) -> tuple[str, ...]:
-        """Write it to a dataset's folder; returns the name of the file, for `finish_dataset` to seal."""
+        """Write it to a dataset's folder; returns the name of the file, for `finish_dataset` to
+        seal.
+        """
         write_json(
             folder / MEDIA,
             {
@@ -115,7 +138,9 @@ class MediaInfo:
         try:
             return cls(**found)
         except TypeError as error:
-            raise CorruptionError(f"{folder / MEDIA}: damaged: {error}; copy it again, or prepare again") from None
+            raise CorruptionError(
+                f"{folder / MEDIA}: damaged: {error}; copy it again, or prepare again"
+            ) from None
 
 
 def assets_path(shard: Path) -> Path:
@@ -158,10 +183,13 @@ class AssetWriter:
             records = np.zeros(len(of_document), IMAGE)
             at = 0
             for record, image in zip(records, of_document, strict=True):
-                if not at <= image.begin < image.end <= length or not 0 < image.slots <= image.end - image.begin:
+                if (
+                    not at <= image.begin < image.end <= length
+                    or not 0 < image.slots <= image.end - image.begin
+                ):
                     raise ConfigError(
-                        f"document {number}: an image with tokens {image.begin} to {image.end} of {length}, "
-                        f"{image.slots} of them slots"
+                        f"document {number}: an image with tokens {image.begin} to "
+                        f"{image.end} of {length}, {image.slots} of them slots"
                     )
                 at = image.end
                 record["offset"], record["size"], record["name_size"] = self._store(image)
@@ -227,13 +255,16 @@ def records_of(words: Any, length: int) -> Any:
     return records
 
 
-def image_of(record: Any, shard: Path, near: tuple[str, Callable[[int, int], bytes]] | None = None) -> ImageOf:
+def image_of(
+    record: Any, shard: Path, near: tuple[str, Callable[[int, int], bytes]] | None = None
+) -> ImageOf:
     """An image of a document from its record.
 
     Args:
         record: Of `records_of`.
         shard: The shard's file.
-        near: URL of the file next to the shard, and (first byte, number) → bytes of it; None: it is here.
+        near: URL of the file next to the shard, and (first byte, number) → bytes of it; None: it is
+            here.
     """
     is_reference = bool(record["is_reference"])
     begin, size, name_size = (int(record[name]) for name in ("offset", "size", "name_size"))
@@ -260,11 +291,16 @@ def image_of(record: Any, shard: Path, near: tuple[str, Callable[[int, int], byt
             content, where = stored, str(path) if near is None else near[0]
         if digest_of(content) != digest:
             what = "is not the one that was prepared" if is_reference else "differs from its digest"
-            raise CorruptionError(f"{where}: the image {digest.hex()} {what}; restore the file, or prepare again")
+            raise CorruptionError(
+                f"{where}: the image {digest.hex()} {what}; restore the file, or prepare again"
+            )
         return content
 
     return ImageOf(
-        **{name: int(record[name]) for name in ("begin", "end", "slots", "patches", "height", "width")},
+        **{
+            name: int(record[name])
+            for name in ("begin", "end", "slots", "patches", "height", "width")
+        },
         digest=digest,
         read=read,
         origin=name() if near is None else name,
@@ -283,12 +319,16 @@ def _stored(path: Path, begin: int, size: int) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from None
     if len(found) != size:
-        raise CorruptionError(f"{path}: ends before byte {begin + size}; copy it again, or prepare again")
+        raise CorruptionError(
+            f"{path}: ends before byte {begin + size}; copy it again, or prepare again"
+        )
     return found
 
 
 def portable(records: object) -> bytes:
-    """What of image records does not depend on the division into shards, for the fingerprint of a dataset."""
+    """What of image records does not depend on the division into shards, for the fingerprint of a
+    dataset.
+    """
     kept = np.array(records)
     for name in ("offset", "checksum", "name_size"):
         kept[name] = 0

@@ -1,9 +1,9 @@
 """The columns of a shard file and the places of their buffers, read without trusting the file.
 
-A shard is an Arrow IPC file. Arrow's own reader follows whatever a file says, and a forged one can crash it. The reader
-here reads the footer and the head of each record batch, which are flatbuffers, checks every reference that it follows,
-and touches nothing else. It supports what our shards use: no dictionaries, no compression. Source: Arrow's
-`format/File.fbs`, `Message.fbs`, `Schema.fbs`.
+A shard is an Arrow IPC file. Arrow's own reader follows whatever a file says, and a forged one can
+crash it. The reader here reads the footer and the head of each record batch, which are flatbuffers,
+checks every reference that it follows, and touches nothing else. It supports what our shards use:
+no dictionaries, no compression. Source: Arrow's `format/File.fbs`, `Message.fbs`, `Schema.fbs`.
 """
 
 import struct
@@ -27,22 +27,37 @@ _PAIR = np.dtype([("pair", "<i8", (2,))])
 _MAX_SCHEMA = 2**16
 """Maximum bytes of the schema message; ours take about one thousand."""
 _MAX_FIELDS, _MAX_DEPTH = 64, 4
-"""Maximum number of fields in a group, and of nested levels: a shard has fewer; a forged one may repeat references."""
+"""Maximum number of fields in a group, and of nested levels: a shard has fewer; a forged one may
+repeat references.
+"""
 
 TOKENIZER_FOLDER = "tokenizer"
 """Folder of a dataset with the tokenizer that made it."""
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt",
-    "tekken.json", "chat_template.jinja",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+    "chat_template.jinja",
+)
 """Files of a tokenizer that are asked for where a store cannot list."""
 
 SPAN = np.dtype([("begin", "<u4"), ("end", "<u4"), ("loss_weight", "<f4")])
 """A half-open range of a document's tokens, and their loss weight."""
 
-# Arrays of a shard, children after their parent, with the number of buffers of each: a validity bitmap, then offsets or
-# values.
-_TOKENS, _SPANS, _ORIGIN, _CHECKSUMS, _TEXT, _LIST = (2, 2), (2, 1, 2, 2, 2), (1, 2, 2), (2, 2), (3,), (2, 2)
+# Arrays of a shard, children after their parent, with the number of buffers of each: a validity
+# bitmap, then offsets or values.
+_TOKENS, _SPANS, _ORIGIN, _CHECKSUMS, _TEXT, _LIST = (
+    (2, 2),
+    (2, 1, 2, 2, 2),
+    (1, 2, 2),
+    (2, 2),
+    (3,),
+    (2, 2),
+)
 
 TREE, IMAGES, COLUMN_CHECKSUMS = "tree", "images", "column_checksums"
 _OWN_FIELDS = {"tokens", "spans", "origin", "checksums", "text", TREE, IMAGES, COLUMN_CHECKSUMS}
@@ -64,11 +79,16 @@ class Column:
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name in _OWN_FIELDS:
             raise ConfigError(
-                f"a column's name must be a word other than {', '.join(sorted(_OWN_FIELDS))}; got {self.name!r}"
+                f"a column's name must be a word other than {', '.join(sorted(_OWN_FIELDS))}; "
+                f"got {self.name!r}"
             )
         if self.dtype not in ("float32", "int32"):
-            raise ConfigError(f"column {self.name!r}: dtype must be float32 or int32, got {self.dtype!r}")
-        if self.dtype == "int32" and not (self.fill == int(self.fill) and -(2**31) <= self.fill < 2**31):
+            raise ConfigError(
+                f"column {self.name!r}: dtype must be float32 or int32, got {self.dtype!r}"
+            )
+        if self.dtype == "int32" and not (
+            self.fill == int(self.fill) and -(2**31) <= self.fill < 2**31
+        ):
             raise ConfigError(f"column {self.name!r}: fill must be an int32, got {self.fill}")
 
 
@@ -107,14 +127,20 @@ def _read(data: Array, schema: pa.Schema) -> list[BatchPlaces]:
     if not 0 < size <= len(data) - 10:
         raise ValueError(f"a footer of {size} bytes")
     footer = _Table.root(data[len(data) - 10 - size : len(data) - 10].tobytes())
-    expected, first = _columns_of(schema.serialize().to_pybytes()), _columns_of(data[8 : 8 + _MAX_SCHEMA].tobytes())
+    expected, first = (
+        _columns_of(schema.serialize().to_pybytes()),
+        _columns_of(data[8 : 8 + _MAX_SCHEMA].tobytes()),
+    )
     found = _columns(footer.table(1))
     if found != expected or first != expected:
         names = ([column[0] for column in columns] for columns in (found, expected))
         raise ValueError("columns are {}, expected {}".format(*names))
     if len(footer.structs(2, "V24")):
         raise ValueError("it has dictionaries")
-    return [_batch(data, offset, head, body) for offset, head, _, body in footer.structs(3, _BLOCK).tolist()]
+    return [
+        _batch(data, offset, head, body)
+        for offset, head, _, body in footer.structs(3, _BLOCK).tolist()
+    ]
 
 
 def _batch(data: Array, offset: int, head: int, body: int) -> BatchPlaces:
@@ -130,7 +156,9 @@ def _batch(data: Array, offset: int, head: int, body: int) -> BatchPlaces:
     nodes, buffers = (batch.structs(field, _PAIR)["pair"] for field in (1, 2))
     if (buffers < 0).any() or (buffers > body).any() or (buffers.sum(1) > body).any():
         raise ValueError(f"a buffer of the batch at byte {offset} leaves it")
-    return BatchPlaces(rows=batch.number(0, "<q"), nodes=nodes, buffers=buffers + np.array([offset + head, 0]))
+    return BatchPlaces(
+        rows=batch.number(0, "<q"), nodes=nodes, buffers=buffers + np.array([offset + head, 0])
+    )
 
 
 def _message(data: bytes) -> bytes:
@@ -166,7 +194,13 @@ def _field(field: "_Table", depth: int) -> tuple[Any, ...]:
     elif kind == _FLOAT:
         details = (field.table(3).number(0, "<h"),)
     encoded = field.place(4) is not None
-    return field.text(0), kind, details, encoded, _fields(field, 5, depth - 1) if field.place(5) is not None else []
+    return (
+        field.text(0),
+        kind,
+        details,
+        encoded,
+        _fields(field, 5, depth - 1) if field.place(5) is not None else [],
+    )
 
 
 @final
@@ -211,7 +245,8 @@ class _Table:
         begin = self._target(field)
         count = len(self.structs(field, "<u4"))
         return [
-            _Table(self.data, at + _number(self.data, "<I", at)) for at in range(begin + 4, begin + 4 + 4 * count, 4)
+            _Table(self.data, at + _number(self.data, "<I", at))
+            for at in range(begin + 4, begin + 4 + 4 * count, 4)
         ]
 
     def _target(self, field: int) -> int:
@@ -234,12 +269,16 @@ class ShardLayout:
     """What all shards of a dataset have in common."""
 
     vocab_size: int
-    """One more than the highest token id; tokens take two bytes each up to 65,536 ids, otherwise four."""
+    """One more than the highest token id; tokens take two bytes each up to 65,536 ids, otherwise
+    four.
+    """
     has_spans: bool = False
     has_text: bool = False
     columns: tuple[Column, ...] = ()
     has_trees: bool = False
-    """Whether documents may be prefix trees, or have paths with values (`penstock.data.shards.format.trees`)."""
+    """Whether documents may be prefix trees, or have paths with values
+    (`penstock.data.shards.format.trees`).
+    """
     has_images: bool = False
     """Whether documents may have images (`penstock.data.shards.format.images`)."""
 
@@ -248,7 +287,10 @@ class ShardLayout:
             raise ConfigError(f"vocab_size must be between 1 and 2^32, got {self.vocab_size}")
         names = [column.name for column in self.columns]
         if len(set(names)) < len(names) or len(names) > MAX_COLUMNS:
-            raise ConfigError(f"columns must have different names and be at most {MAX_COLUMNS}, got {', '.join(names)}")
+            raise ConfigError(
+                f"columns must have different names and be at most {MAX_COLUMNS}, got "
+                f"{', '.join(names)}"
+            )
         if self.has_trees and not self.has_spans:
             raise ConfigError("a dataset with trees has loss weights: has_trees needs has_spans")
 
@@ -264,7 +306,9 @@ class ShardLayout:
 
     @property
     def extras(self) -> tuple[tuple[str, str], ...]:
-        """(name, dtype) of the lists behind the texts: trees, images, columns, checksums of columns."""
+        """(name, dtype) of the lists behind the texts: trees, images, columns, checksums of
+        columns.
+        """
         trees = [(TREE, "uint32")] if self.has_trees else []
         images = [(IMAGES, "uint32")] if self.has_images else []
         columns = [(column.name, column.dtype) for column in self.columns]
@@ -279,7 +323,10 @@ def schema_of(layout: ShardLayout) -> pa.Schema:
     fields += [("origin", pa.struct([("file", pa.int32()), ("line", pa.int64())]))]
     fields += [("checksums", pa.large_list(pa.uint64()))]
     fields += [("text", pa.large_string())] if layout.has_text else []
-    return pa.schema(fields + [(name, pa.large_list(pa.from_numpy_dtype(dtype))) for name, dtype in layout.extras])
+    return pa.schema(
+        fields
+        + [(name, pa.large_list(pa.from_numpy_dtype(dtype))) for name, dtype in layout.extras]
+    )
 
 
 def large_list(offsets: Array, values: pa.Array, valid: Array | None = None) -> pa.LargeListArray:
@@ -294,7 +341,9 @@ def large_list(offsets: Array, values: pa.Array, valid: Array | None = None) -> 
     if valid is not None and not valid.all():
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
     buffers = [bitmap, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(pa.large_list(values.type), len(offsets) - 1, buffers, children=[values])
+    return pa.Array.from_buffers(
+        pa.large_list(values.type), len(offsets) - 1, buffers, children=[values]
+    )
 
 
 def batch_positions(data: Array, layout: ShardLayout, documents: int) -> Array:
@@ -312,9 +361,14 @@ def batch_positions(data: Array, layout: ShardLayout, documents: int) -> Array:
         FormatError: The file is not such a shard.
     """
     batches = read_places(data, schema_of(layout))
-    expected = [min(k.DOCUMENTS_PER_BATCH, documents - at) for at in range(0, documents, k.DOCUMENTS_PER_BATCH)]
+    expected = [
+        min(k.DOCUMENTS_PER_BATCH, documents - at)
+        for at in range(0, documents, k.DOCUMENTS_PER_BATCH)
+    ]
     if [batch.rows for batch in batches] != expected:
-        raise FormatError(f"its batches are not those of {documents:,} documents; was the Arrow library changed?")
+        raise FormatError(
+            f"its batches are not those of {documents:,} documents; was the Arrow library changed?"
+        )
     table = np.zeros(len(batches), k.BATCH)
     for number, batch in enumerate(batches):
         _read_line(data, layout, batch, table[number : number + 1])
@@ -328,26 +382,55 @@ def _read_line(data: Array, layout: ShardLayout, batch: BatchPlaces, line: Array
         FormatError: They are not those of our format.
     """
     spans = _SPANS if layout.has_spans else ()
-    arrays = [*_TOKENS, *spans, *_ORIGIN, *_CHECKSUMS, *(_TEXT if layout.has_text else ()), *_LIST * len(layout.extras)]
+    arrays = [
+        *_TOKENS,
+        *spans,
+        *_ORIGIN,
+        *_CHECKSUMS,
+        *(_TEXT if layout.has_text else ()),
+        *_LIST * len(layout.extras),
+    ]
     if len(batch.nodes) != len(arrays) or len(batch.buffers) != sum(arrays):
         raise FormatError(f"a batch of {len(batch.nodes)} arrays, expected {len(arrays)}")
     nulls, rows = batch.nodes[:, 1].tolist(), batch.rows
-    tops = [0, *([2] if spans else []), 2 + len(spans), 5 + len(spans), *([7 + len(spans)] if layout.has_text else [])]
+    tops = [
+        0,
+        *([2] if spans else []),
+        2 + len(spans),
+        5 + len(spans),
+        *([7 + len(spans)] if layout.has_text else []),
+    ]
     tops += range(7 + len(spans) + layout.has_text, len(arrays), len(_LIST))
-    if rows < 1 or (batch.nodes[tops, 0] != rows).any() or any(nulls[:2] + nulls[2 + bool(spans) :]):
-        raise FormatError(f"a batch of {rows} documents with columns of other lengths, or with nulls")
+    if (
+        rows < 1
+        or (batch.nodes[tops, 0] != rows).any()
+        or any(nulls[:2] + nulls[2 + bool(spans) :])
+    ):
+        raise FormatError(
+            f"a batch of {rows} documents with columns of other lengths, or with nulls"
+        )
     places = np.where(batch.buffers[:, 1] > 0, batch.buffers[:, 0], 0).tolist()
     line["token_offsets"], line["tokens"] = places[1], places[3]
     if spans:
         line["span_bitmap"], line["span_offsets"] = places[4] if nulls[2] else 0, places[5]
-        line["span_begins"], line["span_ends"], line["span_weights"] = places[8], places[10], places[12]
+        line["span_begins"], line["span_ends"], line["span_weights"] = (
+            places[8],
+            places[10],
+            places[12],
+        )
     origin = 4 + sum(spans)
     line["checksum_offsets"], line["checksums"] = places[origin + 6], places[origin + 8]
-    found = [places[origin + 2], places[origin + 4], *([places[origin + 10]] if layout.has_text else [])]
+    found = [
+        places[origin + 2],
+        places[origin + 4],
+        *([places[origin + 10]] if layout.has_text else []),
+    ]
     if k.wrong_batch(line, rows, len(data), layout.has_spans) >= 0:
         raise FormatError("buffers are not in order; was the Arrow library changed?")
     if found != other_places(data, line[0], rows)[: len(found)]:
-        raise FormatError("origins and texts are not where this format puts them; was the Arrow library changed?")
+        raise FormatError(
+            "origins and texts are not where this format puts them; was the Arrow library changed?"
+        )
     if layout.extras:
         first = origin + 9 + (_TEXT[0] if layout.has_text else 0)
         lists = [(places[at + 1], places[at + 3]) for at in range(first, sum(arrays), sum(_LIST))]
@@ -355,15 +438,19 @@ def _read_line(data: Array, layout: ShardLayout, batch: BatchPlaces, line: Array
         if [begin for begin, _ in lists] != expected or any(
             values not in (0, begin + 8 * (rows + 1)) for begin, values in lists
         ):
-            raise FormatError("trees and columns are not where this format puts them; was the Arrow library changed?")
+            raise FormatError(
+                "trees and columns are not where this format puts them; was the Arrow library "
+                "changed?"
+            )
 
 
 def other_places(data: Array, line: np.void, rows: int) -> list[int]:
-    """Positions in a batch that its table does not list: origin files (int32), origin lines (int64), offsets of texts.
+    """Positions in a batch that its table does not list: origin files (int32), origin lines
+    (int64), offsets of texts.
 
-    Columns are in the order of the schema, buffers follow each other at multiples of 8, and only spans can be null. So
-    origins come just before the offsets of checksums, and texts just after the checksums. No metadata needs to be read,
-    which may be damaged.
+    Columns are in the order of the schema, buffers follow each other at multiples of 8, and only
+    spans can be null. So origins come just before the offsets of checksums, and texts just after
+    the checksums. No metadata needs to be read, which may be damaged.
 
     Args:
         data: uint8 [bytes], the mapped shard.
@@ -378,12 +465,15 @@ def other_places(data: Array, line: np.void, rows: int) -> list[int]:
     count = int(data[offsets + 8 * rows : offsets + 8 * rows + 8].view(np.int64)[0])
     texts = words + 8 * count if words else offsets + 8 * (rows + 1)
     if count < 0 or texts > len(data):
-        raise CorruptionError(f"{count} checksums in a batch, but the file ends before; copy it or prepare it again")
+        raise CorruptionError(
+            f"{count} checksums in a batch, but the file ends before; copy it or prepare it again"
+        )
     return [lines - (4 * rows + 7) // 8 * 8, lines, texts]
 
 
 def extra_places(data: Array, line: np.void, rows: int, layout: ShardLayout) -> list[int]:
-    """Positions in a batch of the offsets of `layout.extras`, whose values follow them; found as in `other_places`.
+    """Positions in a batch of the offsets of `layout.extras`, whose values follow them; found as in
+    `other_places`.
 
     Raises:
         CorruptionError: One would leave the file.
@@ -396,7 +486,9 @@ def extra_places(data: Array, line: np.void, rows: int, layout: ShardLayout) -> 
         place += 8 * (rows + 1)
         count = int(data[place - 8 : place].view(np.int64)[0]) if place <= len(data) else -1
         if not 0 <= count * size <= len(data) - place:
-            raise CorruptionError(f"a column of {count} values, but the file ends before; copy it or prepare it again")
+            raise CorruptionError(
+                f"a column of {count} values, but the file ends before; copy it or prepare it again"
+            )
         place += -(-count * size // 8) * 8
     return found[layout.has_text :]
 

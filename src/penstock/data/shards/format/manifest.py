@@ -2,9 +2,9 @@
 
 The manifest is written last, so a folder with a manifest is complete.
 
-A dataset of chats contains the template that rendered it and the tokens that end a generation: `chat.json` and
-`chat_template.jinja`, sealed by the manifest's checksums. A copy of the template is in the `tokenizer` folder, where
-transformers looks for it. Export and serving read both.
+A dataset of chats contains the template that rendered it and the tokens that end a generation:
+`chat.json` and `chat_template.jinja`, sealed by the manifest's checksums. A copy of the template is
+in the `tokenizer` folder, where transformers looks for it. Export and serving read both.
 """
 
 import hashlib
@@ -21,7 +21,14 @@ from penstock.core.formats import DATASET
 from penstock.core.json_records import record_of
 from penstock.data.shards.format._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.layout import TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.stores.files import check_regular, is_plain_name, read_json, unreadable, write_json, write_text
+from penstock.data.stores.files import (
+    check_regular,
+    is_plain_name,
+    read_json,
+    unreadable,
+    write_json,
+    write_text,
+)
 from penstock.tokenizers import Tokenizer
 
 MANIFEST, FILES = "manifest.json", "files.json"
@@ -86,7 +93,9 @@ class ShardInfo:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedSource:
-    """A file of the input that could not be read completely, or at all; what was read is in the dataset."""
+    """A file of the input that could not be read completely, or at all; what was read is in the
+    dataset.
+    """
 
     file: str
     line: int
@@ -128,17 +137,25 @@ class Manifest:
     checksums: dict[str, int]
     """Name → checksum of each file other than shards."""
     damaged: tuple[DamagedSource, ...] = ()
-    """Damaged files of the input, if preparing continued despite them; left out of the JSON if there are none."""
+    """Damaged files of the input, if preparing continued despite them; left out of the JSON if
+    there are none.
+    """
     duplicates: dict[str, int] = field(default_factory=dict)
-    """File of the input → documents that were left out because an earlier document is the same; as `damaged`."""
+    """File of the input → documents that were left out because an earlier document is the same; as
+    `damaged`.
+    """
     columns: tuple[Column, ...] = ()
     """Numbers of each token; as `damaged`."""
     path_values: tuple[str, ...] | None = None
-    """Names of the values of paths, if documents may be prefix trees; None: they are not. As `damaged`."""
+    """Names of the values of paths, if documents may be prefix trees; None: they are not. As
+    `damaged`.
+    """
     has_images: bool = False
     """Whether documents may have images. As `damaged`."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Settings of the sampler that wrote the answers of rollouts, as far as they change what is drawn; as `damaged`."""
+    """Settings of the sampler that wrote the answers of rollouts, as far as they change what is
+    drawn; as `damaged`.
+    """
 
     @property
     def layout(self) -> ShardLayout:
@@ -186,11 +203,15 @@ class Manifest:
 
     @classmethod
     def _checked(cls, value: dict[str, Any], folder: str) -> Self:
-        DATASET.check(value, f"{folder}/{MANIFEST}", cure="prepare the data with `penstock prepare`")
+        DATASET.check(
+            value, f"{folder}/{MANIFEST}", cure="prepare the data with `penstock prepare`"
+        )
         try:
             return cls._from_json(value)
         except (ValueError, ConfigError, RecursionError) as error:
-            raise CorruptionError(f"{folder}/{MANIFEST}: damaged: {error}; copy it again, or prepare again") from None
+            raise CorruptionError(
+                f"{folder}/{MANIFEST}: damaged: {error}; copy it again, or prepare again"
+            ) from None
 
     @classmethod
     def _from_json(cls, value: dict[str, Any]) -> Self:
@@ -208,7 +229,9 @@ class Manifest:
             "sampling": {},
         }
         if isinstance(shards := value.get("shards"), list):
-            value["shards"] = [{"assets": 0, **one} if isinstance(one, dict) else one for one in shards]
+            value["shards"] = [
+                {"assets": 0, **one} if isinstance(one, dict) else one for one in shards
+            ]
         manifest = record_of(cls, {**usual, **value})
         _ = manifest.layout
         for fault in manifest._contradictions():
@@ -241,7 +264,10 @@ class Manifest:
             yield f"files is {self.files}"
         for number, one in enumerate(self.damaged):
             if one.line < 0 or not 0 <= one.unread_bytes <= one.size_bytes:
-                yield f"damaged[{number}]: {one.unread_bytes} of {one.size_bytes} bytes unread from line {one.line}"
+                yield (
+                    f"damaged[{number}]: {one.unread_bytes} of {one.size_bytes} bytes unread from "
+                    f"line {one.line}"
+                )
         for name, count in self.duplicates.items():
             if count < 1:
                 yield f"duplicates[{name!r}] is {count}"
@@ -253,7 +279,9 @@ class Manifest:
         if wrong := next((name for name in names if not is_plain_name(name)), None):
             yield f"{wrong!r} is not the name of a file in this folder"
         needed = {LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if self.fractional_weights else [])}
-        needed |= {f"{shard.file.removesuffix('.arrow')}.assets" for shard in self.shards if shard.assets}
+        needed |= {
+            f"{shard.file.removesuffix('.arrow')}.assets" for shard in self.shards if shard.assets
+        }
         if missing := needed - set(self.checksums):
             yield f"checksums: that of {min(missing)} is missing"
 
@@ -270,17 +298,28 @@ def _shard_contradictions(shard: ShardInfo, vocab_size: int, token_bytes: int) -
     if not shard.file.endswith(".arrow"):
         yield f"file is {shard.file!r}, expected a name that ends in .arrow"
     if shard.documents < 1 or shard.batches != -(-shard.documents // DOCUMENTS_PER_BATCH):
-        yield f"batches is {shard.batches} for {shard.documents} documents, expected {DOCUMENTS_PER_BATCH} in each"
+        yield (
+            f"batches is {shard.batches} for {shard.documents} documents, expected "
+            f"{DOCUMENTS_PER_BATCH} in each"
+        )
     if shard.documents * LEAST_BYTES > shard.bytes:
         yield f"documents is {shard.documents}, for which {shard.bytes} bytes have no room"
     room = shard.bytes // token_bytes
-    for name, most in (("tokens", room), ("trained_tokens", shard.tokens), ("longest", min(shard.tokens, 2**32 - 1))):
+    for name, most in (
+        ("tokens", room),
+        ("trained_tokens", shard.tokens),
+        ("longest", min(shard.tokens, 2**32 - 1)),
+    ):
         if not 0 <= getattr(shard, name) <= most:
             yield f"{name} is {getattr(shard, name)}, at most {most} is possible"
     for name in ("text_bytes", "assets"):
         if getattr(shard, name) < 0:
             yield f"{name} is {getattr(shard, name)}"
-    if len(shard.histogram) != HISTOGRAM_BINS or min(shard.histogram) < 0 or sum(shard.histogram) != shard.documents:
+    if (
+        len(shard.histogram) != HISTOGRAM_BINS
+        or min(shard.histogram) < 0
+        or sum(shard.histogram) != shard.documents
+    ):
         yield f"histogram does not count {shard.documents} documents in {HISTOGRAM_BINS} bins"
     if any(not -1 <= token < vocab_size for token in shard.ends):
         yield f"ends is {shard.ends}, outside the vocabulary of {vocab_size}"
@@ -319,8 +358,8 @@ def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         if any(Path(f"{folder}{ending}").is_file() for ending in ("", ".idx")):
             raise FormatError(
-                f"{folder}: not a folder that `penstock prepare` made; open_dataset opens a Megatron prefix or an .npy "
-                "file"
+                f"{folder}: not a folder that `penstock prepare` made; open_dataset opens a "
+                "Megatron prefix or an .npy file"
             )
         raise FormatError(f"{folder}: no such folder; give a folder that `penstock prepare` made")
     if not path.is_file():
@@ -330,10 +369,12 @@ def _read(folder: Path) -> dict[str, Any]:
         try:
             check_unlocked(folder, folder.joinpath(*PREPARING), doing="preparing")
         except OutputError as error:
-            raise FormatError(f"{folder}: not a dataset yet: {str(error).removeprefix(f'{folder}: ')}") from None
+            raise FormatError(
+                f"{folder}: not a dataset yet: {str(error).removeprefix(f'{folder}: ')}"
+            ) from None
         raise FormatError(
-            f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the folder is something else; "
-            "run the same `penstock prepare` again to continue"
+            f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the "
+            "folder is something else; run the same `penstock prepare` again to continue"
         )
     value = read_json(path)
     if not isinstance(value, dict):
@@ -391,8 +432,12 @@ class ChatInfo:
         check_regular(folder / CHAT_TEMPLATE)
         try:
             template = (folder / CHAT_TEMPLATE).read_bytes().decode()
-            return record_of(cls, {**value, "template": template} if isinstance(value, dict) else value)
+            return record_of(
+                cls, {**value, "template": template} if isinstance(value, dict) else value
+            )
         except OSError as error:
             raise unreadable(folder / CHAT_TEMPLATE, error) from None
         except ValueError as error:
-            raise CorruptionError(f"{folder / CHAT}: {error}; copy it again, or prepare again") from None
+            raise CorruptionError(
+                f"{folder / CHAT}: {error}; copy it again, or prepare again"
+            ) from None

@@ -1,18 +1,21 @@
-"""Documents that are prefix trees: token sequences (paths) whose common beginnings are stored, and trained on, once.
+"""Documents that are prefix trees: token sequences (paths) whose common beginnings are stored, and
+trained on, once.
 
     paths 1 2 3 4 5 and 1 2 3 6 7   →   tokens 1 2 3 4 5 | 3 6 7,   branches (begin 0, fork 0), (begin 5, fork 2)
 
-A slot is a token with its target, and two paths share a slot if they agree in all slots up to it; the end of a path
-agrees with any target. So the parent ends one token before the fork, and each branch begins with that token, which is
-moved and not copied: next to the original, a copy would be seen twice. Depth first, a tree is a list of branches, each
-with consecutive slots: the target of slot i is token i + 1 of the same branch, and positions go up by 1 in a branch.
-The loss weight of token i + 1 is that of slot i; the first token of a branch is nobody's target there.
+A slot is a token with its target, and two paths share a slot if they agree in all slots up to it;
+the end of a path agrees with any target. So the parent ends one token before the fork, and each
+branch begins with that token, which is moved and not copied: next to the original, a copy would be
+seen twice. Depth first, a tree is a list of branches, each with consecutive slots: the target of
+slot i is token i + 1 of the same branch, and positions go up by 1 in a branch. The loss weight of
+token i + 1 is that of slot i; the first token of a branch is nobody's target there.
 
 A query at slot q sees a key at slot k if k ≤ q < reach[k]: the end of the subtree of k's node.
 
-Stored is one list of 32-bit words for each document: counts (`UNITS`); the branches; the paths; the values of paths,
-two words each; a checksum. An ordinary document without values of its own has no words.
-"""
+Stored is one list of 32-bit words for each document: counts (`UNITS`); the branches; the paths; the
+values of paths, two words each; a checksum. An ordinary document without values of its own has no
+words.
+"""  # noqa: E501
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +30,16 @@ from penstock.core.ragged import Ragged
 from penstock.data.stores.files import checksum
 
 RANK, LABEL = "rank", "label"
-"""Values of a path that count: `rank`, 0 the best, makes pairs of a better and a worse path; `label`, 1 or 0, says
-whether an answer is good (KTO); below 0 it is a mismatched answer, which is not trained."""
+"""Values of a path that count: `rank`, 0 the best, makes pairs of a better and a worse path;
+`label`, 1 or 0, says whether an answer is good (KTO); below 0 it is a mismatched answer, which is
+not trained.
+"""
 REWARD, ADVANTAGE = "reward", "advantage"
 """Values of a sampled answer; a policy learns from one of them."""
 TEMPERATURE, TRUNCATED = "temperature", "truncated"
-"""More values of a sampled answer: the temperature of the sampler, and 1 where `max_tokens` or the context cut it."""
+"""More values of a sampled answer: the temperature of the sampler, and 1 where `max_tokens` or the
+context cut it.
+"""
 _HEAD, _TAIL = 5, 2
 _BRANCH, _PATH = 3, 2
 MAX_PATHS = 2**16
@@ -45,7 +52,9 @@ class Tree:
     """The branches and paths of one document. B branches, P paths, K values of a path."""
 
     branches: Annotated[Int64, "branches 3"]
-    """[B, 3] first slot; position of that slot in its paths (0: a root); the branch that it forks from, −1: none."""
+    """[B, 3] first slot; position of that slot in its paths (0: a root); the branch that it forks
+    from, −1: none.
+    """
     paths: Annotated[Int64, "paths 2"]
     """[P, 2] the branch in which a path ends, and its tokens."""
     values: Annotated[Float64, "paths values"]
@@ -79,7 +88,10 @@ class Tree:
                 # Slots of the parent up to the fork, and the token that was moved.
                 last = forks[parent] + ends[parent] - begins[parent] - 1 if parent < number else -1
                 if parent not in chain or not forks[parent] < fork <= min(chain[parent], last):
-                    return f"branch {number} forks from branch {parent} at position {fork}, which is not depth first"
+                    return (
+                        f"branch {number} forks from branch {parent} at position {fork}, which is "
+                        "not depth first"
+                    )
                 chain = {one: limit for one, limit in chain.items() if one <= parent}
                 chain[parent] = fork
             chain[number] = 2**62
@@ -90,14 +102,18 @@ class Tree:
             most = forks[branch] + ends[branch] - begins[branch]
             if not forks[branch] < length <= most:
                 return (
-                    f"path {number} of {length} tokens does not end in its branch, which has {forks[branch]} to {most}"
+                    f"path {number} of {length} tokens does not end in its branch, which has "
+                    f"{forks[branch]} to {most}"
                 )
             covered[branch] = max(covered[branch], length)
         for branch, length in enumerate(covered):
             if length != forks[branch] + ends[branch] - begins[branch]:
                 return f"no path goes to the end of branch {branch}"
         if self.values.shape != (len(self.paths), len(self.names)):
-            return f"values are {list(self.values.shape)}, expected {[len(self.paths), len(self.names)]}"
+            return (
+                f"values are {list(self.values.shape)}, expected "
+                f"{[len(self.paths), len(self.names)]}"
+            )
         return None
 
     @property
@@ -140,7 +156,8 @@ class Tree:
         """Nodes of the tree: stretches of slots that the same paths share.
 
         Returns:
-            First slot of each node; the end of each node's subtree; and the position of every slot in its paths.
+            First slot of each node; the end of each node's subtree; and the position of every slot
+            in its paths.
         """
         begins, forks, parents = self.branches.T.tolist()
         ends = [*begins[1:], num_tokens]
@@ -182,7 +199,9 @@ class Tree:
         begins, forks, parents = self.branches.T.tolist()
         ends = [*begins[1:], num_tokens]
         found = []
-        for branch, (begin, end, fork, parent) in enumerate(zip(begins, ends, forks, parents, strict=True)):
+        for branch, (begin, end, fork, parent) in enumerate(
+            zip(begins, ends, forks, parents, strict=True)
+        ):
             paths = np.flatnonzero(self.paths[:, 0] == branch).tolist()
             labels = [", ".join([f"path {path}", *self._values_of(path)]) for path in paths]
             found.append(BranchView(begin, end, fork, parent, "; ".join(labels)))
@@ -194,22 +213,34 @@ class Tree:
 
     def words(self) -> Annotated[UInt32, "words"]:
         """What is stored; see above."""
-        counts = [len(self.branches), len(self.paths), self.num_pairs, self.num_examples, self.path_tokens]
+        counts = [
+            len(self.branches),
+            len(self.paths),
+            self.num_pairs,
+            self.num_examples,
+            self.path_tokens,
+        ]
         branches = self.branches.copy()
         branches[:, 2] += 1
         numbers = np.concatenate([counts, branches.ravel(), self.paths.ravel()]).astype(np.uint32)
-        content = np.concatenate([numbers, np.ascontiguousarray(self.values, "<f8").reshape(-1).view(np.uint32)])
+        content = np.concatenate(
+            [numbers, np.ascontiguousarray(self.values, "<f8").reshape(-1).view(np.uint32)]
+        )
         return np.concatenate([content, np.array([checksum(content)], "<u8").view(np.uint32)])
 
     @classmethod
-    def of_words(cls, words: Annotated[UInt32, "words"], names: tuple[str, ...], num_tokens: int) -> Self:
+    def of_words(
+        cls, words: Annotated[UInt32, "words"], names: tuple[str, ...], num_tokens: int
+    ) -> Self:
         """The tree of a document of `num_tokens` tokens, from what is stored.
 
         Raises:
             CorruptionError: It is not what was written.
         """
         content = np.ascontiguousarray(words[:-_TAIL])
-        if len(words) < _HEAD + _TAIL or checksum(content) != int(np.ascontiguousarray(words[-_TAIL:]).view("<u8")[0]):
+        if len(words) < _HEAD + _TAIL or checksum(content) != int(
+            np.ascontiguousarray(words[-_TAIL:]).view("<u8")[0]
+        ):
             raise CorruptionError("its tree differs from its checksum")
         num_branches, num_paths = content[:2].tolist()
         at = _HEAD + _BRANCH * num_branches
@@ -248,7 +279,11 @@ class BranchView(NamedTuple):
     """The paths that end in it, with their values."""
 
     def __str__(self) -> str:
-        where = f"from position {self.position} of branch {self.parent}" if self.parent >= 0 else "from the beginning"
+        where = (
+            f"from position {self.position} of branch {self.parent}"
+            if self.parent >= 0
+            else "from the beginning"
+        )
         return f"slots {self.begin}–{self.end - 1} {where}: {self.label or 'no path ends here'}"
 
 
@@ -257,13 +292,16 @@ UNITS = ("branches", "paths", "pairs", "examples", "path_tokens")
 
 
 def pairs_of(ranks: Annotated[Float64, "paths"]) -> Annotated[Int64, "pairs 2"]:
-    """[pairs, 2] (better, worse): every two paths of different rank; equal and missing ranks (NaN) make none."""
+    """[pairs, 2] (better, worse): every two paths of different rank; equal and missing ranks (NaN)
+    make none.
+    """
     better, worse = np.nonzero(ranks[:, None] < ranks[None, :])
     return np.stack([better, worse], axis=1)
 
 
 def odd_weight(weights: Array, times: Array) -> float | None:
-    """A loss weight of a token that is neither 0 nor 1, which losses of whole answers cannot read; None: there is none.
+    """A loss weight of a token that is neither 0 nor 1, which losses of whole answers cannot read;
+    None: there is none.
 
     Args:
         weights: [n] stored weights of tokens.
@@ -299,16 +337,19 @@ def build_tree(
     Args:
         paths: Token ids of each path; none is empty.
         loss_weights: Weight of each token of each path as a target; None: 1.
-        values: Name → a number for each path, such as `rank`, `label`, `advantage`, `reward`, `temperature` or
-            `truncated`.
-        columns: Name → a number for each token of each path. Tokens with different numbers are not shared.
-        shared_weights: The weight of a shared target: the sum over its paths, or (`once`) the largest.
+        values: Name → a number for each path, such as `rank`, `label`, `advantage`, `reward`,
+            `temperature` or `truncated`.
+        columns: Name → a number for each token of each path. Tokens with different numbers are not
+            shared.
+        shared_weights: The weight of a shared target: the sum over its paths, or (`once`) the
+            largest.
         share: False: nothing is shared, and each path is a branch of its own.
-        trained_alike: Paths do not share a target that is trained (its weight is not 0) in one but not in the other,
-            as sums over paths need it. False: they may.
+        trained_alike: Paths do not share a target that is trained (its weight is not 0) in one but
+            not in the other, as sums over paths need it. False: they may.
 
     Returns:
-        The document. A path that ends where another goes on has no slot of its own; equal paths have the same slots.
+        The document. A path that ends where another goes on has no slot of its own; equal paths
+        have the same slots.
 
     Raises:
         ConfigError: There are no paths, one is empty, or the arrays do not fit each other.
@@ -321,12 +362,17 @@ def build_tree(
         weights = [np.ones(len(ids), np.float32) for ids in sequences]
     else:
         weights = _parallel("loss_weights", loss_weights, sequences, np.float32)
-    extra = {name: _parallel(f"column {name!r}", rows, sequences, None) for name, rows in (columns or {}).items()}
+    extra = {
+        name: _parallel(f"column {name!r}", rows, sequences, None)
+        for name, rows in (columns or {}).items()
+    }
     names = tuple(values or {})
     table = np.empty((count, len(names)))
     for at, name in enumerate(names):
         if len((values or {})[name]) != count:
-            raise ConfigError(f"value {name!r}: {len((values or {})[name])} numbers for {count} paths")
+            raise ConfigError(
+                f"value {name!r}: {len((values or {})[name])} numbers for {count} paths"
+            )
         table[:, at] = (values or {})[name]
 
     # Paths that end inside another go last, so that they find it.
@@ -337,10 +383,13 @@ def build_tree(
                 alike = [(extra[name][one], extra[name][other]) for name in extra]
                 if trained_alike:
                     alike.append((weights[one] != 0, weights[other] != 0))
-                shared[one, other] = shared[other, one] = _shared_slots(sequences[one], sequences[other], alike)
+                shared[one, other] = shared[other, one] = _shared_slots(
+                    sequences[one], sequences[other], alike
+                )
     lengths = [len(ids) for ids in sequences]
     inside = [
-        any(shared[one, other] == lengths[one] < lengths[other] for other in range(count)) for one in range(count)
+        any(shared[one, other] == lengths[one] < lengths[other] for other in range(count))
+        for one in range(count)
     ]
     grown = _Growth(lengths, shared)
     for one in sorted(range(count), key=lambda one: (inside[one], one)):
@@ -350,7 +399,9 @@ def build_tree(
     forks = [grown.forks[branch] for branch in order]
 
     def stored(rows: Sequence[Array]) -> Array:
-        return np.concatenate([rows[owner][fork:] for owner, fork in zip(owners, forks, strict=True)])
+        return np.concatenate(
+            [rows[owner][fork:] for owner, fork in zip(owners, forks, strict=True)]
+        )
 
     number_of = {branch: number for number, branch in enumerate(order)}
     tree = Tree(
@@ -362,7 +413,8 @@ def build_tree(
     tokens = stored(sequences)
     out = np.zeros(len(tokens), np.float32)
     for one in range(count):
-        # The weight of token t belongs to the slot before it, so it stands behind that slot, in the same branch.
+        # The weight of token t belongs to the slot before it, so it stands behind that slot, in the
+        # same branch.
         places = tree.slots(one)[:-1] + 1
         if shared_weights == "once":
             np.maximum.at(out, places, weights[one][1:])
@@ -372,7 +424,9 @@ def build_tree(
 
 
 class _Growth:
-    """A tree while paths are added: each forks from an earlier one with which it shares most slots."""
+    """A tree while paths are added: each forks from an earlier one with which it shares most
+    slots.
+    """
 
     def __init__(self, lengths: Sequence[int], shared: Annotated[Int64, "paths paths"]) -> None:
         self._lengths, self._shared = lengths, shared
@@ -385,7 +439,9 @@ class _Growth:
 
     def add(self, one: int) -> None:
         """Add a path."""
-        near = max(self.ends_in, key=lambda other: (int(self._shared[one, other]), -other), default=None)
+        near = max(
+            self.ends_in, key=lambda other: (int(self._shared[one, other]), -other), default=None
+        )
         common = 0 if near is None else int(self._shared[one, near])
         branch = -1
         if near is not None and common:
@@ -448,13 +504,17 @@ def _ids(number: int, path: object) -> Annotated[Int64, "tokens"]:
     return array.astype(np.int64)
 
 
-def _parallel(what: str, rows: Sequence[Any], sequences: Sequence[Array], dtype: Any) -> list[Array]:
+def _parallel(
+    what: str, rows: Sequence[Any], sequences: Sequence[Array], dtype: Any
+) -> list[Array]:
     if len(rows) != len(sequences):
         raise ConfigError(f"{what}: {len(rows)} lists for {len(sequences)} paths")
     arrays = [np.asarray(row, dtype) for row in rows]
     for number, (row, ids) in enumerate(zip(arrays, sequences, strict=True)):
         if row.shape != ids.shape:
-            raise ConfigError(f"{what}: {len(row)} numbers for the {len(ids)} tokens of path {number}")
+            raise ConfigError(
+                f"{what}: {len(row)} numbers for the {len(ids)} tokens of path {number}"
+            )
     return arrays
 
 

@@ -1,4 +1,6 @@
-"""Datasets in object stores: their tables, lengths and documents come to this machine as they are needed."""
+"""Datasets in object stores: their tables, lengths and documents come to this machine as they are
+needed.
+"""
 
 from penstock.core.lazy_imports import public_names
 

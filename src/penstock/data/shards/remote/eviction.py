@@ -1,4 +1,6 @@
-"""Gives back the units of a remote dataset that were used least recently, so that it stays within its budget."""
+"""Gives back the units of a remote dataset that were used least recently, so that it stays within
+its budget.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, final
@@ -43,7 +45,9 @@ class Eviction:
         """Maximum bytes on the disk; None: no limit."""
 
     def reserve(self, size: int) -> bool:
-        """Account for a unit that will be brought, if it fits once old ones are given back; whether it does."""
+        """Account for a unit that will be brought, if it fits once old ones are given back; whether
+        it does.
+        """
         looks = 0
         while not self._record.account(size, begun=1, limit=self._limit):
             if not self._oldest:
@@ -89,7 +93,9 @@ class Eviction:
                 record.free(one)
 
     def _kept_pages(self, unit: int, pages: Sequence[Range], locked: list[int]) -> list[Range]:
-        """Pages of neighbouring units that must stay; absent ones are locked, so that nobody brings them now."""
+        """Pages of neighbouring units that must stay; absent ones are locked, so that nobody brings
+        them now.
+        """
         kept: list[Range] = []
         record = self._record
         for other in self._units.neighbours(unit).tolist():
@@ -98,7 +104,11 @@ class Eviction:
                 theirs = self._pages_if_near(other, pages)
                 if not theirs:
                     continue
-            if record.states[other] == ABSENT and self._states[other] == NOT_HERE and record.own(other):
+            if (
+                record.states[other] == ABSENT
+                and self._states[other] == NOT_HERE
+                and record.own(other)
+            ):
                 locked.append(other)
                 if record.states[other] == ABSENT:
                     continue
@@ -112,7 +122,9 @@ class Eviction:
         if parts.has_more and self._record.states[other] != ABSENT:
             theirs = self._shards.pages(other)
         else:
-            theirs = [Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in parts.places]
+            theirs = [
+                Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in parts.places
+            ]
         shared = any(
             one.shard == mine.shard and one.begin < mine.end and mine.begin < one.end
             for one in theirs

@@ -15,7 +15,8 @@ Units = Annotated[Int64, "units"]
 
 @final
 class JoinedResidency:
-    """The holders of the parts of a joined corpus, as one: units are numbered through, part after part.
+    """The holders of the parts of a joined corpus, as one: units are numbered through, part after
+    part.
 
     Args:
         starts: First document of each part, and the number of all.
@@ -24,7 +25,9 @@ class JoinedResidency:
 
     def __init__(self, starts: Sequence[int], parts: Sequence[Holder | None]) -> None:
         self._starts, self.parts = np.array(starts, np.int64), parts
-        self._firsts = np.cumsum([0, *(0 if part is None else len(part) for part in parts)], dtype=np.int64)
+        self._firsts = np.cumsum(
+            [0, *(0 if part is None else len(part) for part in parts)], dtype=np.int64
+        )
 
     @property
     def stored(self) -> list[Stored]:
@@ -53,8 +56,12 @@ class JoinedResidency:
     def is_remote(self, documents: Annotated[Int64, "documents"]) -> Annotated[Bool, "documents"]:
         """As in `Residency`."""
         some = np.zeros(1, np.int64)
-        remote = np.array([part is not None and bool(part.is_remote(some)[0]) for part in self.parts])
-        found: Annotated[Bool, "documents"] = remote[np.searchsorted(self._starts, documents, side="right") - 1]
+        remote = np.array(
+            [part is not None and bool(part.is_remote(some)[0]) for part in self.parts]
+        )
+        found: Annotated[Bool, "documents"] = remote[
+            np.searchsorted(self._starts, documents, side="right") - 1
+        ]
         return found
 
     @contextmanager
@@ -81,7 +88,9 @@ class JoinedResidency:
         """As in `Residency`."""
         found = [np.empty(0, np.int64)]
         for number, part in enumerate(self.parts):
-            first, last = (np.clip([begin, end], *self._starts[number : number + 2]) - self._starts[number]).tolist()
+            first, last = (
+                np.clip([begin, end], *self._starts[number : number + 2]) - self._starts[number]
+            ).tolist()
             if part is None or first == last:
                 continue
             units = part.hold_all(first, last, kinds)

@@ -1,12 +1,14 @@
-"""Brings ranges of the lengths and weight sums of a large remote dataset to this machine, before anything reads them.
+"""Brings ranges of the lengths and weight sums of a large remote dataset to this machine, before
+anything reads them.
 
-The tables lie in the cache folder as sparse files of their full size. A range of some thousand documents is requested,
-checked against its checksum, written into its place, and then noted as present (`unit_record`), for all processes that
-share the cache; what a killed process had begun counts as absent. Nothing is given back: all of it takes 8 bytes a
-document (16 where loss weights are fractional), which `cache_bytes` does not count.
+The tables lie in the cache folder as sparse files of their full size. A range of some thousand
+documents is requested, checked against its checksum, written into its place, and then noted as
+present (`unit_record`), for all processes that share the cache; what a killed process had begun
+counts as absent. Nothing is given back: all of it takes 8 bytes a document (16 where loss weights
+are fractional), which `cache_bytes` does not count.
 
-Ranges that lie side by side come in one request. Many processes that need all ranges share the work: what one is
-bringing, another leaves out, and waits for at the end.
+Ranges that lie side by side come in one request. Many processes that need all ranges share the
+work: what one is bringing, another leaves out, and waits for at the end.
 """
 
 import os
@@ -49,7 +51,9 @@ RangeNumbers = Annotated[Int64, "ranges"]
 
 
 def lazy_tables(manifest: Manifest) -> dict[str, int]:
-    """Name → bytes of the tables of a remote dataset that come in ranges; none where it has no checksums of ranges."""
+    """Name → bytes of the tables of a remote dataset that come in ranges; none where it has no
+    checksums of ranges.
+    """
     if RANGE_CHECKSUMS not in manifest.checksums:
         return {}
     names = [LENGTHS, *([WEIGHT_SUMS] if manifest.fractional_weights else [])]
@@ -59,7 +63,8 @@ def lazy_tables(manifest: Manifest) -> dict[str, int]:
 def open_tables(
     store: Store, kept: Path, folder: Path, manifest: Manifest, stamps: dict[str, str]
 ) -> tuple[LazyNumbers, LazyNumbers | None]:
-    """Lengths and weight sums (None: all weights are 0 or 1) of a remote dataset with `lazy_tables`.
+    """Lengths and weight sums (None: all weights are 0 or 1) of a remote dataset with
+    `lazy_tables`.
 
     Args:
         store: Where it is.
@@ -73,17 +78,20 @@ def open_tables(
         OutputError: The cache cannot be written.
     """
     names = list(lazy_tables(manifest))
-    words = map_numbers(folder / RANGE_CHECKSUMS, "<u8", ((folder / RANGE_CHECKSUMS).stat().st_size // 8,))
+    words = map_numbers(
+        folder / RANGE_CHECKSUMS, "<u8", ((folder / RANGE_CHECKSUMS).stat().st_size // 8,)
+    )
     if checksum(words) != manifest.checksums[RANGE_CHECKSUMS]:
         raise CorruptionError(
-            f"{folder / RANGE_CHECKSUMS}: differs from its checksum; remove {kept}, and it is fetched again"
+            f"{folder / RANGE_CHECKSUMS}: differs from its checksum; remove {kept}, and it is "
+            "fetched again"
         )
     size = int(words[0]) if len(words) else 0
     count = -(-manifest.documents // size) if size else 0
     if not size or len(words) != 1 + count * len(names):
         raise CorruptionError(
-            f"{store.where(RANGE_CHECKSUMS)}: {len(words)} words do not fit {manifest.documents:,} documents; prepare "
-            "the dataset again"
+            f"{store.where(RANGE_CHECKSUMS)}: {len(words)} words do not fit "
+            f"{manifest.documents:,} documents; prepare the dataset again"
         )
     tables = kept / "lengths"
     with cache_errors(store.url, tables):
@@ -96,7 +104,9 @@ def open_tables(
         LENGTHS: ("<u4", (manifest.documents, 2)), WEIGHT_SUMS: ("<f8", (manifest.documents,)),
     }  # fmt: skip
     arrays = {name: map_numbers(tables / name, *shapes[name]) for name in names}
-    ranges = StoredRanges(store, tables, manifest, arrays, words[1:].reshape(len(names), count), size, stamps)
+    ranges = StoredRanges(
+        store, tables, manifest, arrays, words[1:].reshape(len(names), count), size, stamps
+    )
     found = [LazyNumbers(array, ranges) for array in arrays.values()]
     return found[0], found[1] if len(found) > 1 else None
 
@@ -126,9 +136,17 @@ class StoredRanges:
         stamps: dict[str, str],
     ) -> None:
         self.size, self.here = size, np.zeros(sums.shape[1], np.uint8)
-        self._store, self._folder, self._arrays, self._sums, self._stamps = store, folder, arrays, sums, stamps
+        self._store, self._folder, self._arrays, self._sums, self._stamps = (
+            store,
+            folder,
+            arrays,
+            sums,
+            stamps,
+        )
         self._documents, self._per_batch = manifest.documents, manifest.documents_per_batch
-        self._starts = np.cumsum([0, *(shard.documents for shard in manifest.shards)], dtype=np.int64)
+        self._starts = np.cumsum(
+            [0, *(shard.documents for shard in manifest.shards)], dtype=np.int64
+        )
         with cache_errors(store.url, folder):
             self._record = UnitRecord(folder, len(self.here))
         self._record.join(lambda _: 0)
@@ -148,7 +166,9 @@ class StoredRanges:
 
     def need(self, begins: Documents, ends: Documents) -> None:
         """As in `Ranges`."""
-        if len(absent := self._absent(begins, ends)) and len(coming := self._start(absent, is_urgent=True)):
+        if len(absent := self._absent(begins, ends)) and len(
+            coming := self._start(absent, is_urgent=True)
+        ):
             self._wait(coming)
 
     def has(self, begin: int, end: int) -> bool:
@@ -168,7 +188,9 @@ class StoredRanges:
         return absent
 
     def _whole_batches(self, begins: Documents, ends: Documents) -> tuple[Documents, Documents]:
-        """Documents, extended to whole record batches: where the tokens of one lie follows from all of a batch."""
+        """Documents, extended to whole record batches: where the tokens of one lie follows from all
+        of a batch.
+        """
         some = ends > begins
         begins, lasts = begins[some], ends[some] - 1
         shards = np.searchsorted(self._starts, begins, side="right") - 1
@@ -180,7 +202,9 @@ class StoredRanges:
     # Bringing.
 
     def _adopt(self, ranges: RangeNumbers) -> None:
-        """Note what other processes, or earlier ones, have brought; what is damaged by now has to come again."""
+        """Note what other processes, or earlier ones, have brought; what is damaged by now has to
+        come again.
+        """
         self._forget_parent()
         found = ranges[(self.here[ranges] == 0) & (self._record.states[ranges] == PRESENT)]
         if len(found) and len(found := found[self._are_sound(found)]):
@@ -190,7 +214,8 @@ class StoredRanges:
                 self.here[found] = 1
 
     def _start(self, ranges: RangeNumbers, *, is_urgent: bool) -> RangeNumbers:
-        """Begin to bring ranges that are neither here nor on their way; returns those that are not here yet.
+        """Begin to bring ranges that are neither here nor on their way; returns those that are not
+        here yet.
 
         What is urgent goes before what is only wanted.
         """
@@ -201,7 +226,9 @@ class StoredRanges:
             self._coming[missing] = 1
             for number in missing.tolist() if self._errors else ():
                 self._errors.pop(number, None)
-            self._wanted.extend(runs_of(missing, max(REQUEST_BYTES // (DOCUMENT_BYTES * self.size), 1)))
+            self._wanted.extend(
+                runs_of(missing, max(REQUEST_BYTES // (DOCUMENT_BYTES * self.size), 1))
+            )
             if is_urgent and self._wanted:
                 marks = np.zeros(len(self.here), np.bool_)
                 marks[ranges] = True
@@ -217,7 +244,9 @@ class StoredRanges:
         # One of the processes that wait shows it.
         shown = size >= SHOWN_BYTES and self._record.own(len(self.here) + 2)
         try:
-            with Progress(f"fetching lengths of {self._store.url}", total=size, unit="B", enabled=shown) as bar:
+            with Progress(
+                f"fetching lengths of {self._store.url}", total=size, unit="B", enabled=shown
+            ) as bar:
                 with self._changed:
                     while coming := int(self._coming[ranges].sum()):
                         bar.advance(size - size * coming // len(ranges) - bar.done)
@@ -241,7 +270,9 @@ class StoredRanges:
             self._coming[:] = 0
 
     def _begin(self) -> None:
-        """Give the threads as much as they have room for: at the end of the interpreter, the rest is never begun."""
+        """Give the threads as much as they have room for: at the end of the interpreter, the rest
+        is never begun.
+        """
         while True:
             with self._changed:
                 if self._needed and self._running < THREADS:
@@ -253,7 +284,9 @@ class StoredRanges:
                 self._running += 1
             try:
                 self._threads.submit(self._bring, group)
-            except RuntimeError as error:  # the interpreter ends; whoever waits must not wait for ever
+            except (
+                RuntimeError
+            ) as error:  # the interpreter ends; whoever waits must not wait for ever
                 self._end(group, error)
 
     def _bring(self, group: RangeNumbers) -> None:
@@ -295,7 +328,8 @@ class StoredRanges:
     def _is_present(self, number: int) -> bool:
         """Whether a range that this process has locked is present, and what was prepared.
 
-        An end of the machine may have lost bytes that were not on the disk, and anything else may have damaged them.
+        An end of the machine may have lost bytes that were not on the disk, and anything else may
+        have damaged them.
         """
         states = self._record.states
         if states[number] != ABSENT:
@@ -308,7 +342,9 @@ class StoredRanges:
         for array, sums in zip(self._arrays.values(), self._sums, strict=True):
             data = array.view(np.uint8).reshape(-1)
             place, width = np.uint64(address_of(data)), np.int64(self.size * DOCUMENT_BYTES)
-            check.compare_ranges(place, np.int64(len(data)), width, ranges, np.ascontiguousarray(sums), sound)
+            check.compare_ranges(
+                place, np.int64(len(data)), width, ranges, np.ascontiguousarray(sums), sound
+            )
         return sound
 
     def _fetch(self, part: RangeNumbers) -> None:
@@ -318,7 +354,10 @@ class StoredRanges:
             begin = first * self.size * DOCUMENT_BYTES
             end = min(last * self.size, self._documents) * DOCUMENT_BYTES
             data = self._sound(name, begin, end, sums[first:last])
-            with cache_errors(self._store.url, self._folder), open(self._folder / name, "r+b", 0) as file:
+            with (
+                cache_errors(self._store.url, self._folder),
+                open(self._folder / name, "r+b", 0) as file,
+            ):
                 write_at(file.fileno(), begin, data)
         self._record.states[part] = PRESENT
 
@@ -336,15 +375,17 @@ class StoredRanges:
                 document = begin // DOCUMENT_BYTES + int(wrong[0]) * self.size
                 raise CorruptionError(
                     f"{self._store.where(name)}: what it says of documents {document:,} to "
-                    f"{min(document + self.size, self._documents) - 1:,} is not what was prepared: it differs from its "
-                    "checksum; upload the dataset again (`penstock copy`)"
+                    f"{min(document + self.size, self._documents) - 1:,} is not what was "
+                    "prepared: it differs from its checksum; upload the dataset again "
+                    "(`penstock copy`)"
                 )
         return data
 
 
 @final
 class JoinedRanges:
-    """The lengths and weight sums of a joined corpus of which a part comes in ranges: copied in ranges, too.
+    """The lengths and weight sums of a joined corpus of which a part comes in ranges: copied in
+    ranges, too.
 
     Args:
         parts: Lengths and weight sums of each part: arrays, or `LazyNumbers`.
@@ -352,7 +393,9 @@ class JoinedRanges:
         sums: Weight sums of all, to be written; None: all weights are 0 or 1.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Any]], lengths: Array, sums: Array | None) -> None:
+    def __init__(
+        self, parts: Sequence[tuple[Any, Any]], lengths: Array, sums: Array | None
+    ) -> None:
         self._parts, self._lengths, self._sums = parts, lengths, sums
         self._starts = np.cumsum([0, *(len(part) for part, _ in parts)], dtype=np.int64)
         self._size, self._lock = RANGE_DOCUMENTS, threading.Lock()
@@ -378,7 +421,9 @@ class JoinedRanges:
             low, high = self._starts[number : number + 2].tolist()
             mine = (begins < high) & (ends > low)
             if isinstance(part, LazyNumbers) and mine.any():
-                part.ranges.want(np.maximum(begins[mine], low) - low, np.minimum(ends[mine], high) - low)
+                part.ranges.want(
+                    np.maximum(begins[mine], low) - low, np.minimum(ends[mine], high) - low
+                )
 
     def need(self, begins: Documents, ends: Documents) -> None:
         """As in `Ranges`."""
@@ -391,7 +436,10 @@ class JoinedRanges:
             # Of all parts at the same time; of many ranges, one part alone fills the line.
             self.want(firsts, np.minimum(firsts + self._size, len(self._lengths)))
         for group in runs_of(ranges, len(ranges)):
-            self._copy(int(group[0]) * self._size, min((int(group[-1]) + 1) * self._size, len(self._lengths)))
+            self._copy(
+                int(group[0]) * self._size,
+                min((int(group[-1]) + 1) * self._size, len(self._lengths)),
+            )
             with self._lock:
                 self._here[group] = 1
 
@@ -405,22 +453,33 @@ class JoinedRanges:
             found = lengths[first - low : last - low]
             self._lengths[first:last] = found
             if self._sums is not None:
-                self._sums[first:last] = found[:, 1] if sums is None else sums[first - low : last - low]
+                self._sums[first:last] = (
+                    found[:, 1] if sums is None else sums[first - low : last - low]
+                )
 
 
 def join_numbers(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Lengths and weight sums of several tables, end to end: copied at once, or in ranges where a part is lazy.
+    """Lengths and weight sums of several tables, end to end: copied at once, or in ranges where a
+    part is lazy.
 
     Args:
         parts: Lengths and weight sums (None: all weights are 0 or 1) of each.
     """
     fractional = any(sums is not None for _, sums in parts)
     if not any(isinstance(lengths, LazyNumbers) for lengths, _ in parts):
-        sums = [lengths[:, 1].astype(np.float64) if sums is None else sums for lengths, sums in parts if fractional]
-        return np.concatenate([lengths for lengths, _ in parts]), np.concatenate(sums) if fractional else None
+        sums = [
+            lengths[:, 1].astype(np.float64) if sums is None else sums
+            for lengths, sums in parts
+            if fractional
+        ]
+        return np.concatenate([lengths for lengths, _ in parts]), np.concatenate(
+            sums
+        ) if fractional else None
     documents = sum(len(lengths) for lengths, _ in parts)
     # Pages that nothing is copied to take no memory.
     joined = np.empty((documents, parts[0][0].shape[1]), parts[0][0].dtype)
     joined_sums = np.empty(documents) if fractional else None
     ranges = JoinedRanges(parts, joined, joined_sums)
-    return LazyNumbers(joined, ranges), None if joined_sums is None else LazyNumbers(joined_sums, ranges)
+    return LazyNumbers(joined, ranges), None if joined_sums is None else LazyNumbers(
+        joined_sums, ranges
+    )

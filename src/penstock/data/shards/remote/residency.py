@@ -1,15 +1,18 @@
-"""Brings the units of a remote dataset to this machine, keeps them while they are read, and gives back what is old.
+"""Brings the units of a remote dataset to this machine, keeps them while they are read, and gives
+back what is old.
 
-The shards lie in the cache folder as sparse files of their full size, which are mapped once. A unit is requested by
-ranges, written into its place, checked against its checksums, and then noted as present (`unit_record`): what a killed
-process had begun counts as absent. Beyond the budget, the units that were used least recently go: their pages become
-holes, so that the disk shrinks although the files stay mapped. A unit that is wanted or read by any process stays.
+The shards lie in the cache folder as sparse files of their full size, which are mapped once. A unit
+is requested by ranges, written into its place, checked against its checksums, and then noted as
+present (`unit_record`): what a killed process had begun counts as absent. Beyond the budget, the
+units that were used least recently go: their pages become holes, so that the disk shrinks although
+the files stay mapped. A unit that is wanted or read by any process stays.
 
-Reading ahead (`want`) waits for room; reading (`hold`) never does, and exceeds the budget rather than wait for itself.
+Reading ahead (`want`) waits for room; reading (`hold`) never does, and exceeds the budget rather
+than wait for itself.
 
-What the cache holds may be damaged. Tokens and spans have checksums that are compared whenever they are read, and are
-fetched again where they differ (`renew`). Of origins, texts and columns, the checksum of what was fetched is kept, and
-compared before this process reads them first.
+What the cache holds may be damaged. Tokens and spans have checksums that are compared whenever they
+are read, and are fetched again where they differ (`renew`). Of origins, texts and columns, the
+checksum of what was fetched is kept, and compared before this process reads them first.
 """
 
 import logging
@@ -30,7 +33,13 @@ from penstock.data.shards.remote.sparse_shards import SparseShards
 from penstock.data.shards.remote.units import PAGE, Made, Range, UnitMap, joined_requests
 from penstock.data.shards.tables.holder import EXTRAS, SPANS, TOKENS
 from penstock.data.shards.tables.table import DocumentTable
-from penstock.data.stores.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end, result_of, wait_for
+from penstock.data.stores.daemons import (
+    LOOK_SECONDS,
+    DaemonPool,
+    refuse_at_end,
+    result_of,
+    wait_for,
+)
 from penstock.data.stores.store import Store
 from penstock.data.stores.unit_record import (
     ABSENT,
@@ -57,7 +66,8 @@ class Residency:
 
     Args:
         store: Where the dataset is.
-        folder: Its cache folder; `folder / units` and `folder / locks` are shared with other processes.
+        folder: Its cache folder; `folder / units` and `folder / locks` are shared with other
+            processes.
         shards: The folder with the sparse shards.
         table: Its document table, over the sparse shards.
         units: What they are.
@@ -65,7 +75,13 @@ class Residency:
     """
 
     def __init__(
-        self, store: Store, folder: Path, shards: Path, table: DocumentTable, units: UnitMap, stamps: dict[str, str]
+        self,
+        store: Store,
+        folder: Path,
+        shards: Path,
+        table: DocumentTable,
+        units: UnitMap,
+        stamps: dict[str, str],
     ) -> None:
         self.store, self.folder, self.units = store, folder, units
         self._table, self._stamps = table, stamps
@@ -74,7 +90,9 @@ class Residency:
             self._record = UnitRecord(folder, len(units))
             self._sums = map_sums(folder, len(units))
         # Units share bytes and pages, but never take more than this.
-        self._record.join(self._shards.size, most=4 * int(table.shard_bytes.sum()) + 32 * PAGE * len(units))
+        self._record.join(
+            self._shards.size, most=4 * int(table.shard_bytes.sum()) + 32 * PAGE * len(units)
+        )
         self._sound = np.zeros(len(units), np.bool_)
         self._sound[: units.self_checked] = True
         self._before = store.bytes, store.requests
@@ -122,17 +140,26 @@ class Residency:
 
     @property
     def size(self) -> int:
-        """Bytes of the dataset's units that are on this machine, or on their way, for all processes."""
+        """Bytes of the dataset's units that are on this machine, or on their way, for all
+        processes.
+        """
         return self._record.used
 
     @property
     def run_bytes(self) -> int:
-        """Mean bytes on the disk that a run of documents takes alone, with its spans and columns; of up to 64 runs."""
-        runs = {self.units.runs * number // 64 for number in range(64)} if self.units.runs else set()
+        """Mean bytes on the disk that a run of documents takes alone, with its spans and columns;
+        of up to 64 runs.
+        """
+        runs = (
+            {self.units.runs * number // 64 for number in range(64)} if self.units.runs else set()
+        )
         kinds = (TOKENS, SPANS, EXTRAS)
         self.units.need_lengths(np.array(sorted(runs), np.int64))
         sizes = [
-            sum(self.units.size(unit) for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist())
+            sum(
+                self.units.size(unit)
+                for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist()
+            )
             for run in runs
         ]
         return -(-sum(sizes) // max(len(sizes), 1))
@@ -148,7 +175,9 @@ class Residency:
         return np.ones(len(documents), np.bool_)
 
     def file_near(self, document: int, suffix: str) -> tuple[str, Callable[[int, int], bytes]]:
-        """The URL of the file with a suffix next to a document's shard, and what reads it; nothing of it is kept."""
+        """The URL of the file with a suffix next to a document's shard, and what reads it; nothing
+        of it is kept.
+        """
         name = os.path.splitext(self._shards.names[self._table.locate(document)[0]])[0] + suffix
 
         def read(begin: int, size: int) -> bytes:
@@ -167,11 +196,13 @@ class Residency:
             self.release(units)
 
     def want(self, units: Units, may_wait: Callable[[], bool] | None = None) -> None:
-        """Begin to bring units, in this order; each stays until it is released as often as it was wanted.
+        """Begin to bring units, in this order; each stays until it is released as often as it was
+        wanted.
 
         Args:
             units: Their numbers.
-            may_wait: Asked while there is no room: False brings the unit nevertheless. None: never wait.
+            may_wait: Asked while there is no room: False brings the unit nevertheless. None: never
+                wait.
         """
         self.units.need_lengths(units[self._mine[units] == NOT_HERE])
         if (window := self._shards.window) is not None:
@@ -189,7 +220,11 @@ class Residency:
                     continue
                 if self._record.states[unit] == ABSENT:
                     reserved = self.units.size(unit)
-                    while not (is_reserved := self._eviction.reserve(reserved)) and may_wait is not None and may_wait():
+                    while (
+                        not (is_reserved := self._eviction.reserve(reserved))
+                        and may_wait is not None
+                        and may_wait()
+                    ):
                         self._changed.wait(LOOK_SECONDS)
                     if self._mine[unit] != NOT_HERE:  # another thread wanted it meanwhile
                         if is_reserved:
@@ -246,18 +281,21 @@ class Residency:
             window.release(self._shards.shards_of(units))
 
     def hold_all(self, begin: int, end: int, kinds: Sequence[int]) -> Units | None:
-        """Hold some kinds of units of documents [begin, end) with a few locks, if all of them are here already.
+        """Hold some kinds of units of documents [begin, end) with a few locks, if all of them are
+        here already.
 
         Returns:
-            What the caller must release, once; None: some are not here, what is here exceeds the budget, or there are
-            too many shards to have all of them mapped.
+            What the caller must release, once; None: some are not here, what is here exceeds the
+            budget, or there are too many shards to have all of them mapped.
         """
         record = self._record
         if self._shards.window is not None:
             return None
         with self._changed:
             ranges = self.units.ranges(begin, end, kinds)
-            if (self.budget is not None and record.used > self.budget) or not self._all_here(ranges):
+            if (self.budget is not None and record.used > self.budget) or not self._all_here(
+                ranges
+            ):
                 return None
             locked = [one for one in ranges if record.share_all(*one)]
             # Before they were locked, another process may have given one back.
@@ -275,12 +313,17 @@ class Residency:
         """Whether units are present, and no thread of this process is about to lock one."""
         states, mine, sound = self._record.states, self._mine, self._sound
         return all(
-            (states[a:b] == PRESENT).all() and (mine[a:b] != COMING).all() and sound[a:b].all() for a, b in ranges
+            (states[a:b] == PRESENT).all() and (mine[a:b] != COMING).all() and sound[a:b].all()
+            for a, b in ranges
         )
 
     def renew(self, units: Units, error: CorruptionError) -> None:
-        """As in `Holder`: the same bytes are written over the damaged ones, so whoever reads them meanwhile is safe."""
-        damaged = [unit for unit in units.tolist() if self._shards.wrong_document(unit) >= 0] or units.tolist()
+        """As in `Holder`: the same bytes are written over the damaged ones, so whoever reads them
+        meanwhile is safe.
+        """
+        damaged = [
+            unit for unit in units.tolist() if self._shards.wrong_document(unit) >= 0
+        ] or units.tolist()
         self._say_damaged(error)
         for coming in [self._pool(0).submit(self._load, unit) for unit in damaged]:
             result_of(coming)
@@ -289,22 +332,34 @@ class Residency:
         """The first of many damaged copies is worth a warning."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
-        _log.log(level, "%s: copies in %s are damaged, and are fetched again: %s", self.store.url, self.folder, what)
+        _log.log(
+            level,
+            "%s: copies in %s are damaged, and are fetched again: %s",
+            self.store.url,
+            self.folder,
+            what,
+        )
 
     def explained(self, units: Units, error: CorruptionError) -> CorruptionError:
         """As in `Holder`."""
         return CorruptionError(
-            f"{error}; its copies in the cache {self.folder} were fetched again, and are as {self.store.url} has them: "
-            f"if `penstock verify {self.store.url}` finds that sound, remove the folder"
+            f"{error}; its copies in the cache {self.folder} were fetched again, and are as "
+            f"{self.store.url} has them: if `penstock verify {self.store.url}` finds that "
+            "sound, remove the folder"
         )
 
     def forget(self, names: Sequence[str]) -> None:
         """What shards held that were missing or cut has to be fetched again."""
         record, starts = self._record, self._table.shard_starts
-        for shard in [self._shards.names.index(name) for name in names if name in self._shards.names]:
-            for first, last in self.units.ranges(int(starts[shard]), int(starts[shard + 1]), range(4)):
+        for shard in [
+            self._shards.names.index(name) for name in names if name in self._shards.names
+        ]:
+            for first, last in self.units.ranges(
+                int(starts[shard]), int(starts[shard + 1]), range(4)
+            ):
                 for unit in (first + np.flatnonzero(record.states[first:last] == PRESENT)).tolist():
-                    # What another process reads stays: its old file is whole; here, it is renewed when it is read.
+                    # What another process reads stays: its old file is whole; here, it is renewed
+                    # when it is read.
                     if record.own(unit):
                         record.states[unit] = UNSURE
                         record.free(unit)
@@ -312,10 +367,15 @@ class Residency:
     # Bringing.
 
     def _pool(self, which: int) -> DaemonPool:
-        """The threads that bring units, or those that wait for requests; threads do not survive a fork."""
+        """The threads that bring units, or those that wait for requests; threads do not survive a
+        fork.
+        """
         if not self._pools or self._process != os.getpid():
             self._process = os.getpid()
-            self._pools = [DaemonPool(THREADS, "penstock-units"), DaemonPool(THREADS, "penstock-ranges")]
+            self._pools = [
+                DaemonPool(THREADS, "penstock-units"),
+                DaemonPool(THREADS, "penstock-ranges"),
+            ]
         return self._pools[which]
 
     def _bring(self, unit: int, reserved: int) -> None:
@@ -355,7 +415,9 @@ class Residency:
         self._give_up(reserved)
 
     def _check_first(self, unit: int) -> None:
-        """Before this process first reads a unit that has no checksums of its own: it must be what was fetched."""
+        """Before this process first reads a unit that has no checksums of its own: it must be what
+        was fetched.
+        """
         if not self._sound[unit] and self._shards.checksum(unit) != self._sums[unit]:
             self._say_damaged("what it holds besides tokens is not what was fetched")
             try:
@@ -416,9 +478,10 @@ class Residency:
             if last:
                 shard = self._shards.names[self._table.locate(wrong)[0]]
                 raise CorruptionError(
-                    f"{self.store.where(shard)}: document {wrong} is not what was prepared: its bytes differ from "
-                    f"their checksums, also when they are fetched again into the cache {self.folder}; upload the "
-                    f"dataset again (`penstock verify {self.store.url}` lists all faults)"
+                    f"{self.store.where(shard)}: document {wrong} is not what was prepared: "
+                    "its bytes differ from their checksums, also when they are fetched again "
+                    f"into the cache {self.folder}; upload the dataset again (`penstock "
+                    f"verify {self.store.url}` lists all faults)"
                 )
         if unit >= self.units.self_checked:
             self._sums[unit] = self._shards.checksum(unit)
@@ -437,7 +500,9 @@ class Residency:
         self._shards.write([*pieces, *made])
 
     def _bodies(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """The bytes of ranges, requested at the same time, unless other units keep all threads busy anyway."""
+        """The bytes of ranges, requested at the same time, unless other units keep all threads busy
+        anyway.
+        """
         if self._coming > THREADS:
             return [self._request(one) for one in ranges]
         others = [self._pool(1).submit(self._request, one) for one in ranges[1:]]

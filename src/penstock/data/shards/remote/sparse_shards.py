@@ -1,4 +1,5 @@
-"""The sparse files of a remote dataset's shards on this machine: units are written, compared, measured and punched out.
+"""The sparse files of a remote dataset's shards on this machine: units are written, compared,
+measured and punched out.
 
 It knows nothing of threads, locks or other processes: `residency` says which unit may be touched.
 """
@@ -37,7 +38,9 @@ class SparseShards:
         units: What they consist of.
     """
 
-    def __init__(self, url: str, cache: Path, folder: Path, table: DocumentTable, units: UnitMap) -> None:
+    def __init__(
+        self, url: str, cache: Path, folder: Path, table: DocumentTable, units: UnitMap
+    ) -> None:
         self._url, self._cache, self._table, self._units = url, cache, table, units
         self.names = [os.path.basename(path) for path in map(str, table.paths)]
         """Of the shards, in the store and here."""
@@ -77,7 +80,9 @@ class SparseShards:
                     os.close(handle)
 
     def later(self, unit: int) -> list[Range]:
-        """Ranges of a unit whose places are read from what is here of it; its shards must be mapped."""
+        """Ranges of a unit whose places are read from what is here of it; its shards must be
+        mapped.
+        """
         return self._units.later(unit, self._table.mappings)
 
     def checksum(self, unit: int) -> int:
@@ -110,7 +115,9 @@ class SparseShards:
         return page_bytes(self.pages(unit))
 
     def punch(self, pages: Sequence[Range]) -> None:
-        """Give back the disk space of pages, if the file system does that; else warn, and try no more."""
+        """Give back the disk space of pages, if the file system does that; else warn, and try no
+        more.
+        """
         for one in pages:
             if not punch(self.paths[one.shard], one.begin * PAGE, one.end * PAGE):
                 self.punches = False

@@ -1,15 +1,18 @@
 """Opens a dataset in an object store: tables come first and are kept, shards become sparse files.
 
-Two round trips: the manifest and the list of files; then lengths, batch table, files and tokenizer, in parallel.
-Nothing else is read until a document is needed (`residency`). The tables are kept in a cache folder of this URL and
-manifest, so an opening after the first takes one round trip, and what was fetched of the shards is not fetched again.
-A file of the store that is not the one that was opened before is an error.
+Two round trips: the manifest and the list of files; then lengths, batch table, files and tokenizer,
+in parallel. Nothing else is read until a document is needed (`residency`). The tables are kept in a
+cache folder of this URL and manifest, so an opening after the first takes one round trip, and what
+was fetched of the shards is not fetched again. A file of the store that is not the one that was
+opened before is an error.
 
-Each opening checks what the cache holds: tables and other small files against the manifest's checksums, or against
-those of what was fetched; shards by their size. What is damaged or missing is fetched again, once.
+Each opening checks what the cache holds: tables and other small files against the manifest's
+checksums, or against those of what was fetched; shards by their size. What is damaged or missing is
+fetched again, once.
 
-The lengths take 8 bytes a document on this machine. Those of a dataset with checksums of ranges are sparse files, too,
-and come before they are read (`length_ranges`); others are fetched as a whole at the first opening.
+The lengths take 8 bytes a document on this machine. Those of a dataset with checksums of ranges are
+sparse files, too, and come before they are read (`length_ranges`); others are fetched as a whole at
+the first opening.
 """
 
 import errno
@@ -27,12 +30,25 @@ from typing import Any, final
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import base_name, cache_folder
 from penstock.core.urls import url_key
-from penstock.data.shards.format.images import ASSETS, PROCESSOR_FILES, PROCESSOR_FOLDER, assets_path
+from penstock.data.shards.format.images import (
+    ASSETS,
+    PROCESSOR_FILES,
+    PROCESSOR_FOLDER,
+    assets_path,
+)
 from penstock.data.shards.format.layout import TOKENIZER_FILES, TOKENIZER_FOLDER
 from penstock.data.shards.format.manifest import MANIFEST, Manifest
 from penstock.data.shards.remote.length_ranges import lazy_tables
 from penstock.data.stores.daemons import DaemonPool, result_of
-from penstock.data.stores.files import check_size, checksum, make_way, map_file, read_json, write_file, write_json
+from penstock.data.stores.files import (
+    check_size,
+    checksum,
+    make_way,
+    map_file,
+    read_json,
+    write_file,
+    write_json,
+)
 from penstock.data.stores.store import Store, StoredFile
 from penstock.data.stores.transfer import fetch_file
 from penstock.data.stores.unit_record import cache_errors
@@ -60,7 +76,8 @@ class RemoteFolder:
 
 
 def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | None) -> RemoteFolder:
-    """Have a folder with everything of a remote dataset but the bytes of its shards, which are sparse files.
+    """Have a folder with everything of a remote dataset but the bytes of its shards, which are
+    sparse files.
 
     Args:
         url: The dataset's folder in a store.
@@ -74,17 +91,25 @@ def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | No
     """
     store = Store(url)
     with DaemonPool(2) as pool:
-        listing = pool.submit(store.listing, [f"{TOKENIZER_FOLDER}/{name}" for name in TOKENIZER_FILES])
+        listing = pool.submit(
+            store.listing, [f"{TOKENIZER_FOLDER}/{name}" for name in TOKENIZER_FILES]
+        )
         reading = pool.submit(store.read_if_there, MANIFEST)
         content, listed = result_of(reading), result_of(listing)
     if content is None:
         raise FormatError(_not_a_dataset(store, listed))
     manifest = Manifest.parse(content, store.url)
     if not store.lists:
-        processor = [f"{PROCESSOR_FOLDER}/{name}" for name in PROCESSOR_FILES if manifest.has_images]
-        listed |= store.listing([*manifest.checksums, *(shard.file for shard in manifest.shards), *processor])
+        processor = [
+            f"{PROCESSOR_FOLDER}/{name}" for name in PROCESSOR_FILES if manifest.has_images
+        ]
+        listed |= store.listing(
+            [*manifest.checksums, *(shard.file for shard in manifest.shards), *processor]
+        )
     _check_listed(store, manifest, listed)
-    digest = hashlib.blake2b(f"{url_key(store.address.full)}\n".encode() + content, digest_size=12).hexdigest()
+    digest = hashlib.blake2b(
+        f"{url_key(store.address.full)}\n".encode() + content, digest_size=12
+    ).hexdigest()
     kept = cache_folder(cache) / f"{base_name(store.url)}-{digest}"
     folder = kept / "data" / base_name(store.url)
     with cache_errors(store.url, kept):
@@ -98,11 +123,18 @@ def fetch_tables(url: str | os.PathLike[str], cache: str | os.PathLike[str] | No
                 _write_note(kept, store, manifest, stamps, sums)
             _refuse_replaced(store, kept, manifest, listed, stamps)
     if note and lost:
-        _log.warning("%s: %s in %s: damaged or removed, fetched again", store.url, ", ".join(lost[:3]), folder)
+        _log.warning(
+            "%s: %s in %s: damaged or removed, fetched again",
+            store.url,
+            ", ".join(lost[:3]),
+            folder,
+        )
     return RemoteFolder(store=store, kept=kept, folder=folder, stamps=stamps, lost=tuple(lost))
 
 
-def _write_note(kept: Path, store: Store, manifest: Manifest, stamps: dict[str, str], sums: dict[str, int]) -> None:
+def _write_note(
+    kept: Path, store: Store, manifest: Manifest, stamps: dict[str, str], sums: dict[str, int]
+) -> None:
     """Note that all tables are here, with what is in the manifest for none of the files."""
     make_way(kept / _NOTE)
     note = {"url": store.url, "fingerprint": manifest.fingerprint, "stamps": stamps, "sums": sums}
@@ -112,7 +144,8 @@ def _write_note(kept: Path, store: Store, manifest: Manifest, stamps: dict[str, 
 def _read_note(kept: Path) -> dict[str, Any] | None:
     """What was noted of an opening; None: none was finished, or the note is damaged.
 
-    Notes of earlier versions have no checksums, and files that the manifest has none of are fetched again.
+    Notes of earlier versions have no checksums, and files that the manifest has none of are fetched
+    again.
     """
     try:
         found = read_json(kept / _NOTE)
@@ -120,7 +153,10 @@ def _read_note(kept: Path) -> dict[str, Any] | None:
         if "sums" in found and seal != _seal(found):
             return None
         stamps = {str(name): str(stamp) for name, stamp in found["stamps"].items()}
-        return {"stamps": stamps, "sums": {name: int(one) for name, one in found.get("sums", {}).items()}}
+        return {
+            "stamps": stamps,
+            "sums": {name: int(one) for name, one in found.get("sums", {}).items()},
+        }
     except (CorruptionError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -133,10 +169,14 @@ def _not_a_dataset(store: Store, listed: Mapping[str, StoredFile]) -> str:
     splits = [name for name in ("train", "validation") if f"{name}/{MANIFEST}" in listed]
     if splits:
         return f"{store.url}: holds {' and '.join(splits)}; give {store.url}/{splits[0]}"
-    found = "no such folder" if not listed else f"no {MANIFEST}, so its upload did not finish, or it is something else"
+    found = (
+        "no such folder"
+        if not listed
+        else f"no {MANIFEST}, so its upload did not finish, or it is something else"
+    )
     return (
-        f"{store.url}: not a dataset: {found}; give the URL of a folder that `penstock prepare` made, or copy it there "
-        "again (`penstock copy`)"
+        f"{store.url}: not a dataset: {found}; give the URL of a folder that `penstock "
+        "prepare` made, or copy it there again (`penstock copy`)"
     )
 
 
@@ -148,12 +188,14 @@ def _check_listed(store: Store, manifest: Manifest, listed: Mapping[str, StoredF
     }.items():
         if name not in listed:
             what = "is missing" if store.lists else "is missing, or may not be read"
-            raise CorruptionError(f"{store.where(name)}: the file {what}; upload it again (`penstock copy`)")
+            raise CorruptionError(
+                f"{store.where(name)}: the file {what}; upload it again (`penstock copy`)"
+            )
         size = listed[name].size
         if expected is not None and size not in (None, expected):
             raise CorruptionError(
-                f"{store.where(name)}: {size} bytes, expected {expected}: it was replaced or cut; upload it again "
-                "(`penstock copy`)"
+                f"{store.where(name)}: {size} bytes, expected {expected}: it was replaced or "
+                "cut; upload it again (`penstock copy`)"
             )
 
 
@@ -165,36 +207,55 @@ def _complete(
     listed: Mapping[str, StoredFile],
     note: dict[str, Any] | None,
 ) -> dict[str, int]:
-    """Have all files of the dataset here as they are in the store, but of the shards only the sizes; the manifest last.
+    """Have all files of the dataset here as they are in the store, but of the shards only the
+    sizes; the manifest last.
 
     Returns:
         The checksums of the files that the manifest has none of.
     """
     lazy, folder = lazy_tables(manifest), kept / "data" / base_name(store.url)
-    sealed = {name: one for name, one in manifest.checksums.items() if not name.endswith(ASSETS) and name not in lazy}
+    sealed = {
+        name: one
+        for name, one in manifest.checksums.items()
+        if not name.endswith(ASSETS) and name not in lazy
+    }
     sums = dict(note["sums"]) if note else {}
-    others = [name for name in listed if name not in {*sealed, *lazy, MANIFEST} and _is_wanted(name)]
+    others = [
+        name for name in listed if name not in {*sealed, *lazy, MANIFEST} and _is_wanted(name)
+    ]
     whole = [name for name in lazy if (folder / name).exists()]
     if not all(_is_sound(folder / name, manifest.checksums[name]) for name in whole):
-        # Earlier versions have fetched lengths as a whole; if they are damaged, they come in ranges.
+        # Earlier versions have fetched lengths as a whole; if they are damaged, they come in
+        # ranges.
         for name in whole:
             (folder / name).unlink()
     expected: dict[str, int | None] = {**sealed, **{name: sums.get(name) for name in others}}
     came = missing = [name for name, one in expected.items() if not _is_sound(folder / name, one)]
     if note and missing:
-        _log.warning("%s: %s in %s: damaged or removed, fetched again", store.url, ", ".join(missing[:3]), folder)
+        _log.warning(
+            "%s: %s in %s: damaged or removed, fetched again",
+            store.url,
+            ", ".join(missing[:3]),
+            folder,
+        )
     for last in (False, True):
         _fetch(store, folder, missing, listed)
-        missing = [name for name in missing if name in sealed and not _is_sound(folder / name, sealed[name])]
+        missing = [
+            name
+            for name in missing
+            if name in sealed and not _is_sound(folder / name, sealed[name])
+        ]
         if missing and last:
             raise CorruptionError(
-                f"{store.where(missing[0])}: differs from its checksum, also when it was fetched again into {kept}; "
-                "upload it again (`penstock copy`)"
+                f"{store.where(missing[0])}: differs from its checksum, also when it was "
+                f"fetched again into {kept}; upload it again (`penstock copy`)"
             )
     if not _has_content(folder / MANIFEST, content):
         make_way(folder / MANIFEST)
         write_file(folder / MANIFEST, content)
-    return {name: checksum(map_file(folder / name)) if name in came else sums[name] for name in others}
+    return {
+        name: checksum(map_file(folder / name)) if name in came else sums[name] for name in others
+    }
 
 
 def _fetch(store: Store, folder: Path, names: list[str], listed: Mapping[str, StoredFile]) -> None:
@@ -203,17 +264,24 @@ def _fetch(store: Store, folder: Path, names: list[str], listed: Mapping[str, St
         make_way(folder / name)
     with DaemonPool(_READERS) as pool:
         coming = [
-            pool.submit(fetch_file, store, name, listed[name].size, folder / name, listed[name].stamp) for name in names
+            pool.submit(
+                fetch_file, store, name, listed[name].size, folder / name, listed[name].stamp
+            )
+            for name in names
         ]
         for name, one in zip(names, coming, strict=True):
             if not result_of(one):
-                raise CorruptionError(f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)")
+                raise CorruptionError(
+                    f"{store.where(name)}: the file is missing; upload it again (`penstock copy`)"
+                )
 
 
 def _is_sound(path: Path, expected: int | None) -> bool:
     """Whether a file of the cache has a checksum (None: it was never fetched)."""
     try:
-        return expected is not None and not path.is_symlink() and checksum(map_file(path)) == expected
+        return (
+            expected is not None and not path.is_symlink() and checksum(map_file(path)) == expected
+        )
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -227,7 +295,8 @@ def _has_content(path: Path, content: bytes) -> bool:
 
 
 def _shards_in_place(folder: Path, manifest: Manifest) -> list[str]:
-    """Have a sparse file of full size for each shard; returns those that were missing, cut, or something else.
+    """Have a sparse file of full size for each shard; returns those that were missing, cut, or
+    something else.
 
     Another process may have mapped an old file, so that is removed, not cut.
     """
@@ -246,20 +315,27 @@ def _shards_in_place(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _ranged(manifest: Manifest) -> dict[str, int]:
-    """The files that are read by ranges, with their bytes: shards, their images, and lengths of large datasets."""
+    """The files that are read by ranges, with their bytes: shards, their images, and lengths of
+    large datasets.
+    """
     return _shards(manifest) | lazy_tables(manifest)
 
 
 def _shards(manifest: Manifest) -> dict[str, int]:
     """The shards and the files of their images, with their bytes."""
     found = {one.file: one.bytes for one in manifest.shards}
-    return found | {assets_path(Path(one.file)).name: one.assets for one in manifest.shards if one.assets}
+    return found | {
+        assets_path(Path(one.file)).name: one.assets for one in manifest.shards if one.assets
+    }
 
 
 def _is_wanted(name: str) -> bool:
     """Whether a file that has no checksum is one of a dataset: reports, and the tokenizer."""
     above, _, last = name.rpartition("/")
-    return (not above and last.endswith((".json", ".jinja"))) or above in (TOKENIZER_FOLDER, PROCESSOR_FOLDER)
+    return (not above and last.endswith((".json", ".jinja"))) or above in (
+        TOKENIZER_FOLDER,
+        PROCESSOR_FOLDER,
+    )
 
 
 def _listed_stamps(manifest: Manifest, listed: Mapping[str, StoredFile]) -> dict[str, str]:
@@ -267,7 +343,11 @@ def _listed_stamps(manifest: Manifest, listed: Mapping[str, StoredFile]) -> dict
 
 
 def _refuse_replaced(
-    store: Store, kept: Path, manifest: Manifest, listed: Mapping[str, StoredFile], stamps: Mapping[str, str]
+    store: Store,
+    kept: Path,
+    manifest: Manifest,
+    listed: Mapping[str, StoredFile],
+    stamps: Mapping[str, str],
 ) -> None:
     """The stamps of the shards must be those of the first opening.
 
@@ -278,8 +358,9 @@ def _refuse_replaced(
         before, now = stamps.get(name, ""), listed[name].stamp if name in listed else ""
         if before and now and before != now:
             raise CorruptionError(
-                f"{store.where(name)}: was replaced since {kept} was begun ({before} then, {now} now), but the "
-                f"manifest was not; restore it, or remove {kept} if its content is the same"
+                f"{store.where(name)}: was replaced since {kept} was begun ({before} then, "
+                f"{now} now), but the manifest was not; restore it, or remove {kept} if its "
+                "content is the same"
             )
 
 

@@ -1,9 +1,10 @@
 """What of a remote dataset is fetched together: units, and the byte ranges of shards that they are.
 
-Tokens come in runs of 256 documents, counted from the dataset's first, as block shuffle counts them. A run's tokens are
-one range of each record batch that it touches, and so are its checksums; both follow from the lengths. So do the
-offsets of tokens and checksums: they are made here, not fetched. Other things are units of their own, fetched only
-where they are needed: spans and columns of a batch of 1,024 documents, origins and texts of a run.
+Tokens come in runs of 256 documents, counted from the dataset's first, as block shuffle counts
+them. A run's tokens are one range of each record batch that it touches, and so are its checksums;
+both follow from the lengths. So do the offsets of tokens and checksums: they are made here, not
+fetched. Other things are units of their own, fetched only where they are needed: spans and columns
+of a batch of 1,024 documents, origins and texts of a run.
 
 Units share pages of a file at their borders. A page is given back when no unit on it is present.
 """
@@ -52,7 +53,9 @@ class Unit:
     fetched: tuple[Range, ...]
     made: tuple[Made, ...]
     has_more: bool
-    """Whether it has texts, or lists behind texts, whose places are read from what was fetched (`UnitMap.later`)."""
+    """Whether it has texts, or lists behind texts, whose places are read from what was fetched
+    (`UnitMap.later`).
+    """
 
     @property
     def places(self) -> list[Range]:
@@ -109,15 +112,21 @@ class UnitMap:
 
     @property
     def self_checked(self) -> int:
-        """Number of units that have checksums in the shard, those of tokens and spans; they are the first ones."""
+        """Number of units that have checksums in the shard, those of tokens and spans; they are the
+        first ones.
+        """
         return int(self._firsts[ORIGINS])
 
-    def of(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> Annotated[Int64, "units"]:
+    def of(
+        self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]
+    ) -> Annotated[Int64, "units"]:
         """The units of some kinds that hold documents, rising."""
         found = []
         runs = batches = None
         for kind in kinds:
-            if (kind == SPANS and not self._layout.has_spans) or (kind == EXTRAS and not self._layout.extras):
+            if (kind == SPANS and not self._layout.has_spans) or (
+                kind == EXTRAS and not self._layout.extras
+            ):
                 continue
             if kind in (TOKENS, ORIGINS):
                 runs = np.unique(documents // RUN_DOCUMENTS) if runs is None else runs
@@ -128,7 +137,9 @@ class UnitMap:
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def ranges(self, begin: int, end: int, kinds: Sequence[int]) -> list[tuple[int, int]]:
-        """The units of some kinds that hold documents [begin, end), as ranges of numbers; those of `of`."""
+        """The units of some kinds that hold documents [begin, end), as ranges of numbers; those of
+        `of`.
+        """
         ends = np.array([begin, end - 1])
         found = [self.of(ends, [kind]) for kind in kinds] if begin < end else []
         return [(int(units[0]), int(units[-1]) + 1) for units in found if units.size]
@@ -154,21 +165,34 @@ class UnitMap:
         table = self._table
         shard = int(np.searchsorted(table.shard_first_batch, batch, side="right")) - 1
         begin = (
-            int(table.shard_starts[shard]) + (batch - int(table.shard_first_batch[shard])) * table.documents_per_batch
+            int(table.shard_starts[shard])
+            + (batch - int(table.shard_first_batch[shard])) * table.documents_per_batch
         )
-        return shard, begin, min(table.documents_per_batch, int(table.shard_starts[shard + 1]) - begin)
+        return (
+            shard,
+            begin,
+            min(table.documents_per_batch, int(table.shard_starts[shard + 1]) - begin),
+        )
 
     def need_lengths(self, units: Annotated[Int64, "units"]) -> None:
-        """Have the lengths that tell where units lie, of all at once; without it, each unit fetches its own."""
-        if isinstance(self._table.lengths, LazyNumbers) and len(units := units[~self._has_lengths[units]]):
+        """Have the lengths that tell where units lie, of all at once; without it, each unit fetches
+        its own.
+        """
+        if isinstance(self._table.lengths, LazyNumbers) and len(
+            units := units[~self._has_lengths[units]]
+        ):
             begins, ends = np.array([self._whole_batches(unit) for unit in units.tolist()]).T
             self._table.lengths.ranges.need(begins, ends)
             self._has_lengths[units] = True
 
     def has_lengths(self, unit: int) -> bool:
-        """Whether the lengths that tell where a unit lies are on this machine; if not, nobody has brought the unit."""
+        """Whether the lengths that tell where a unit lies are on this machine; if not, nobody has
+        brought the unit.
+        """
         lengths = self._table.lengths
-        return not isinstance(lengths, LazyNumbers) or lengths.ranges.has(*self._whole_batches(unit))
+        return not isinstance(lengths, LazyNumbers) or lengths.ranges.has(
+            *self._whole_batches(unit)
+        )
 
     def _whole_batches(self, unit: int) -> tuple[int, int]:
         """First and last (exclusive) document of the batches with documents of a unit."""
@@ -204,7 +228,11 @@ class UnitMap:
                 if kind == ORIGINS:
                     self._origins(segment, texts, fetched)
                 elif self._layout.has_text:
-                    fetched.append(Range(segment.shard, texts + 8 * segment.rows, texts + 8 * (segment.rows + 1)))
+                    fetched.append(
+                        Range(
+                            segment.shard, texts + 8 * segment.rows, texts + 8 * (segment.rows + 1)
+                        )
+                    )
                 else:
                     fetched.append(Range(segment.shard, texts, self._batch_end(segment)))
         return Unit(
@@ -214,7 +242,9 @@ class UnitMap:
         )
 
     def later(self, unit: int, mappings: Sequence[Array]) -> list[Range]:
-        """The rest of a unit with texts, once its `fetched` is in the mapped shards: their places are read there."""
+        """The rest of a unit with texts, once its `fetched` is in the mapped shards: their places
+        are read there.
+        """
         if not self.unit(unit).has_more:
             return []
         kind, found = self.kind(unit), []
@@ -224,7 +254,8 @@ class UnitMap:
             size = len(data) - values
             if kind == ORIGINS:
                 begin, end = (
-                    int(data[texts + 8 * row :][:8].view(np.int64)[0]) for row in (segment.first, segment.last)
+                    int(data[texts + 8 * row :][:8].view(np.int64)[0])
+                    for row in (segment.first, segment.last)
                 )
                 begin, end = max(min(begin, size), 0), max(min(end, size), 0)
                 found.append(Range(segment.shard, values + begin, values + max(begin, end)))
@@ -239,9 +270,17 @@ class UnitMap:
         line, size = self._table.batches[segment.batch], self._table.token_bytes
         for place, offsets, width in (("tokens", tokens, size), ("checksums", words, 8)):
             if begin := int(line[place]):
-                fetched.append(Range(shard, begin + width * int(offsets[first]), begin + width * int(offsets[last])))
+                fetched.append(
+                    Range(
+                        shard,
+                        begin + width * int(offsets[first]),
+                        begin + width * int(offsets[last]),
+                    )
+                )
         for place, offsets in (("token_offsets", tokens), ("checksum_offsets", words)):
-            made.append(Made(shard, int(line[place]) + 8 * first, offsets[first : last + 1].tobytes()))
+            made.append(
+                Made(shard, int(line[place]) + 8 * first, offsets[first : last + 1].tobytes())
+            )
 
     def _spans(self, segment: _Segment, fetched: list[Range], made: list[Made]) -> None:
         line = self._table.batches[segment.batch]
@@ -249,7 +288,10 @@ class UnitMap:
         fetched.append(Range(segment.shard, begin, self._origin_places(segment)[0]))
         if words := int(line["checksums"]):
             fetched.append(Range(segment.shard, words, words + 8 * int(segment.words[-1])))
-        for place, offsets in (("token_offsets", segment.tokens), ("checksum_offsets", segment.words)):
+        for place, offsets in (
+            ("token_offsets", segment.tokens),
+            ("checksum_offsets", segment.words),
+        ):
             made.append(Made(segment.shard, int(line[place]), offsets.tobytes()))
 
     def _origins(self, segment: _Segment, texts: int, fetched: list[Range]) -> None:
@@ -263,7 +305,9 @@ class UnitMap:
             fetched.append(Range(shard, texts + 8 * first, texts + 8 * (last + 1)))
 
     def _make_checksum_end(self, segment: _Segment, made: list[Made]) -> None:
-        """The number of checksums of a batch, which tells where texts are (`layout.other_places`)."""
+        """The number of checksums of a batch, which tells where texts are
+        (`layout.other_places`).
+        """
         place = int(self._table.batches[segment.batch]["checksum_offsets"]) + 8 * segment.rows
         made.append(Made(segment.shard, place, segment.words[-1:].tobytes()))
 
@@ -276,7 +320,11 @@ class UnitMap:
         """Where what follows the checksums of a batch begins, as in `layout.other_places`."""
         line = self._table.batches[segment.batch]
         words = int(line["checksums"])
-        return words + 8 * int(segment.words[-1]) if words else int(line["checksum_offsets"]) + 8 * (segment.rows + 1)
+        return (
+            words + 8 * int(segment.words[-1])
+            if words
+            else int(line["checksum_offsets"]) + 8 * (segment.rows + 1)
+        )
 
     def _batch_end(self, segment: _Segment) -> int:
         """An upper bound of the bytes of a batch."""
@@ -286,7 +334,9 @@ class UnitMap:
         return int(self._table.shard_bytes[segment.shard])
 
     def pages(self, unit: int, mappings: Sequence[Array]) -> list[Range]:
-        """The pages that a unit lies on, as ranges of page numbers; of a present unit, if it has texts."""
+        """The pages that a unit lies on, as ranges of page numbers; of a present unit, if it has
+        texts.
+        """
         return _pages_of([*self.unit(unit).places, *self.later(unit, mappings)])
 
     def size(self, unit: int) -> int:
@@ -294,7 +344,9 @@ class UnitMap:
         return page_bytes(_pages_of(self.unit(unit).places))
 
     def neighbours(self, unit: int) -> Annotated[Int64, "units"]:
-        """Units that may share a page with a unit: those of its batches, and of the batch before and after."""
+        """Units that may share a page with a unit: those of its batches, and of the batch before
+        and after.
+        """
         begin, end = self.documents(unit)
         first = max(self._table.locate(begin)[1] - 1, 0)
         last = min(self._table.locate(end - 1)[1] + 1, len(self._table.batches) - 1)
@@ -337,7 +389,9 @@ def _cut(one: Range, keep: Range) -> Iterator[Range]:
 
 
 def joined_requests(ranges: Sequence[Range], gap: int) -> list[tuple[Range, list[Range]]]:
-    """Requests for some ranges, each with the ranges that it brings; those that are nearer than `gap` come together."""
+    """Requests for some ranges, each with the ranges that it brings; those that are nearer than
+    `gap` come together.
+    """
     found: list[tuple[Range, list[Range]]] = []
     for one in sorted(ranges):
         if found and found[-1][0].shard == one.shard and one.begin - found[-1][0].end <= gap:

@@ -1,4 +1,6 @@
-"""What leads to documents: the table of where their bytes are, lengths, mappings, and the protocols of datasets."""
+"""What leads to documents: the table of where their bytes are, lengths, mappings, and the protocols
+of datasets.
+"""
 
 from penstock.core.lazy_imports import public_names
 

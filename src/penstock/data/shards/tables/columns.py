@@ -1,7 +1,8 @@
-"""Columns and trees of a dataset: lists behind the texts of each batch, found once, and read by document.
+"""Columns and trees of a dataset: lists behind the texts of each batch, found once, and read by
+document.
 
-A column is a number for each token of each document (float32 or int32), with a checksum for every 256 of them. Making
-the table reads a few numbers of each batch of 1,024 documents.
+A column is a number for each token of each document (float32 or int32), with a checksum for every
+256 of them. Making the table reads a few numbers of each batch of 1,024 documents.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,9 @@ class ExtraTable:
         CorruptionError: A list would leave its file.
     """
 
-    def __init__(self, table: DocumentTable, layout: ShardLayout, path_values: tuple[str, ...]) -> None:
+    def __init__(
+        self, table: DocumentTable, layout: ShardLayout, path_values: tuple[str, ...]
+    ) -> None:
         self._table, self.columns, self.path_values = table, layout.columns, path_values
         self.has_trees, self.has_images = layout.has_trees, layout.has_images
         self._first, self._layout = layout.first_column, layout
@@ -67,14 +70,19 @@ class ExtraTable:
             data, address = table.mappings[shard], address_of(table.mappings[shard])
             documents = int(table.shard_starts[shard + 1] - table.shard_starts[shard])
             begin = int(table.shard_first_batch[shard])
-            rows = min(table.documents_per_batch, documents - (batch - begin) * table.documents_per_batch)
+            rows = min(
+                table.documents_per_batch, documents - (batch - begin) * table.documents_per_batch
+            )
             try:
                 places = extra_places(data, table.batches[batch], rows, self._layout)
             except CorruptionError as error:
-                raise CorruptionError(f"{table.paths[shard]}: batch {batch - begin}: {error}") from None
+                raise CorruptionError(
+                    f"{table.paths[shard]}: batch {batch - begin}: {error}"
+                ) from None
             self._lists[batch, 0] = [place + address for place in places]
             self._lists[batch, 1] = [
-                int(data[place + 8 * rows : place + 8 * rows + 8].view(np.int64)[0]) for place in places
+                int(data[place + 8 * rows : place + 8 * rows + 8].view(np.int64)[0])
+                for place in places
             ]
             self._lists[batch, 2] = rows
         self._found[batches] = True
@@ -88,7 +96,9 @@ class ExtraTable:
         with self._table.held(documents, (EXTRAS,)):
             shards = np.searchsorted(self._table.shard_starts, documents, side="right") - 1
             local = documents - self._table.shard_starts[shards]
-            batches = np.unique(self._table.shard_first_batch[shards] + local // self._table.documents_per_batch)
+            batches = np.unique(
+                self._table.shard_first_batch[shards] + local // self._table.documents_per_batch
+            )
             self._find(batches[~self._found[batches]])
             yield
 
@@ -144,7 +154,9 @@ class ExtraTable:
             begin, end = table.shard_starts[shard : shard + 2].tolist()
             # Of a remote dataset, some batches at a time.
             for first in range(begin, end, _TOGETHER * table.documents_per_batch):
-                documents = np.arange(first, min(first + _TOGETHER * table.documents_per_batch, end))
+                documents = np.arange(
+                    first, min(first + _TOGETHER * table.documents_per_batch, end)
+                )
                 with self._held(documents):
                     self._add_patches(found, shard, first, int(documents[-1]) + 1, number)
         return found
@@ -201,7 +213,8 @@ class ExtraTable:
             row_starts: First piece of each row.
             slots: Slots of a row.
             source: Number of the source that has this dataset.
-            wanted: Number of each column here, from `numbers_of`; those that the dataset lacks are left alone.
+            wanted: Number of each column here, from `numbers_of`; those that the dataset lacks are
+                left alone.
             addresses: Where each column's array of [rows, slots] 32-bit numbers begins.
 
         Raises:
@@ -213,11 +226,23 @@ class ExtraTable:
         lengths = for_kernel(table.lengths, documents)
         with self._held(documents):
             fault, piece = ck.copy_columns(
-                pieces, row_starts, slots, source, self._lists, table.shard_starts, table.shard_first_batch,
-                table.documents_per_batch, lengths, wanted, self._first, addresses,
-            )  # fmt: skip
+                pieces,
+                row_starts,
+                slots,
+                source,
+                self._lists,
+                table.shard_starts,
+                table.shard_first_batch,
+                table.documents_per_batch,
+                lengths,
+                wanted,
+                self._first,
+                addresses,
+            )
         if fault != k.OK:
-            raise self._fault(int(pieces[piece, ck.DOCUMENT]), "its columns differ from their checksums")
+            raise self._fault(
+                int(pieces[piece, ck.DOCUMENT]), "its columns differ from their checksums"
+            )
 
     def read(self, document: int) -> dict[str, Array]:
         """Name → numbers of all tokens of a document."""
@@ -227,10 +252,14 @@ class ExtraTable:
         if self.columns:
             addresses = np.array([address_of(one) for one in out], np.uint64)
             self.copy(whole, np.array([0, 1]), count, 0, np.arange(len(self.columns)), addresses)
-        return {column.name: values.view(column.dtype) for column, values in zip(self.columns, out, strict=True)}
+        return {
+            column.name: values.view(column.dtype)
+            for column, values in zip(self.columns, out, strict=True)
+        }
 
     def _fault(self, document: int, what: str) -> CorruptionError:
         return CorruptionError(
-            f"{self._table.paths[self._table.locate(document)[0]]}: document {document}: {what}; copy the file again, "
-            "or prepare again; `penstock verify` lists all faults"
+            f"{self._table.paths[self._table.locate(document)[0]]}: document {document}: "
+            f"{what}; copy the file again, or prepare again; `penstock verify` lists all "
+            "faults"
         )

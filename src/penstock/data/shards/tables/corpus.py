@@ -1,4 +1,6 @@
-"""The protocol of all datasets that rows can be made of, whatever their format, and what it takes to be one."""
+"""The protocol of all datasets that rows can be made of, whatever their format, and what it takes
+to be one.
+"""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,8 @@ def documents_at(corpus: _Documents, index: int | slice) -> Document | list[Docu
     """One document, or a list of those of a slice: the `__getitem__` of each corpus.
 
     Raises:
-        CorruptionError: They are not what was written; names the shard. Foreign corpora have no checksums.
+        CorruptionError: They are not what was written; names the shard. Foreign corpora have no
+            checksums.
         IndexError: There is no such document; iterating ends by it.
         ConfigError: The index is neither a whole number nor a slice.
     """
@@ -41,14 +44,18 @@ def documents_at(corpus: _Documents, index: int | slice) -> Document | list[Docu
     try:
         number = operator.index(index)
     except TypeError:
-        raise ConfigError(f"documents have numbers: expected a whole number or a slice, got {index!r}") from None
+        raise ConfigError(
+            f"documents have numbers: expected a whole number or a slice, got {index!r}"
+        ) from None
     if not -count <= number < count:
         raise IndexError(f"document {number} of {count}")
     return corpus._read(number % count)
 
 
 class Corpus(Protocol):
-    """Documents that rows can be made of: a prepared `Dataset`, a foreign corpus in place, or several as one."""
+    """Documents that rows can be made of: a prepared `Dataset`, a foreign corpus in place, or
+    several as one.
+    """
 
     @property
     def name(self) -> str:
@@ -127,7 +134,9 @@ class Corpus(Protocol):
 
     @property
     def framed(self) -> tuple[bool, bool]:
-        """Whether all documents begin with BOS, and whether all end with EOS, as far as is known."""
+        """Whether all documents begin with BOS, and whether all end with EOS, as far as is
+        known.
+        """
 
     def __len__(self) -> int: ...
 

@@ -29,7 +29,9 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Document:
-    """One document of a dataset. Two are equal when all their fields are; they cannot be hashed, as arrays cannot."""
+    """One document of a dataset. Two are equal when all their fields are; they cannot be hashed, as
+    arrays cannot.
+    """
 
     tokens: Annotated[UInt32, "tokens"]
     loss_weights: Annotated[Float32, "tokens"]
@@ -52,7 +54,10 @@ class Document:
         )  # fmt: skip
         arrays += tuple((mine, other.columns.get(name, ())) for name, mine in self.columns.items())
         trees = [None if one.tree is None else one.tree.words().tolist() for one in (self, other)]
-        same = all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in arrays) and trees[0] == trees[1]
+        same = (
+            all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in arrays)
+            and trees[0] == trees[1]
+        )
         return (
             same
             and self.columns.keys() == other.columns.keys()
@@ -66,10 +71,15 @@ class Document:
         text = "" if self.text is None else f", text of {len(self.text)} characters"
         tree = "" if self.tree is None else f", {self.tree!r}"
         columns = f", columns {', '.join(self.columns)}" if self.columns else ""
-        return f"Document({self.origin}, {len(self.tokens)} tokens, {trained} with loss weight{text}{columns}{tree})"
+        return (
+            f"Document({self.origin}, {len(self.tokens)} tokens, {trained} with loss "
+            f"weight{text}{columns}{tree})"
+        )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: where it is from, what is trained as a strip, and its raw text where that is kept."""
+        """What a notebook shows: where it is from, what is trained as a strip, and its raw text
+        where that is kept.
+        """
         used = len(self.tokens)
         facts = [
             ("from", self.origin),
@@ -98,7 +108,10 @@ def loss_weights_at(data: Array, line: Array, row: int, length: int) -> Array:
     weights = np.zeros(length, np.float32)
     first, last = numbers_at(data, int(line["span_offsets"]), np.int64, row, 2).tolist()
     fields = (("span_begins", np.uint32), ("span_ends", np.uint32), ("span_weights", np.float32))
-    spans = [numbers_at(data, int(line[name]), dtype, first, last - first).tolist() for name, dtype in fields]
+    spans = [
+        numbers_at(data, int(line[name]), dtype, first, last - first).tolist()
+        for name, dtype in fields
+    ]
     for begin, end, weight in zip(*spans, strict=True):
         weights[begin:end] = weight
     return weights

@@ -1,10 +1,13 @@
-"""Numbers of documents (lengths, sums of loss weights) that come in ranges, before anything reads them.
+"""Numbers of documents (lengths, sums of loss weights) that come in ranges, before anything reads
+them.
 
-0 is a valid length, so a place that was not fetched must never be read as one. A `DocumentTable` of a large remote
-dataset therefore holds `LazyNumbers` where others hold an array: it is indexed like an array, and fetches first what an
-index names. Kernels do not take it; `for_kernel` gives them the array once their documents are there.
+0 is a valid length, so a place that was not fetched must never be read as one. A `DocumentTable` of
+a large remote dataset therefore holds `LazyNumbers` where others hold an array: it is indexed like
+an array, and fetches first what an index names. Kernels do not take it; `for_kernel` gives them the
+array once their documents are there.
 
-`range_checksums` makes what such ranges are checked against: a file next to the lengths of a large dataset.
+`range_checksums` makes what such ranges are checked against: a file next to the lengths of a large
+dataset.
 """
 
 from collections.abc import Sequence
@@ -39,7 +42,9 @@ class Ranges(Protocol):
         """Whether documents `begin` … `end` − 1 are on this machine, whoever brought them."""
 
     def want(self, begins: Documents, ends: Documents) -> None:
-        """Begin to bring documents begins[i] … ends[i] − 1, with those that the same record batches hold."""
+        """Begin to bring documents begins[i] … ends[i] − 1, with those that the same record batches
+        hold.
+        """
 
     def need(self, begins: Documents, ends: Documents) -> None:
         """Have documents begins[i] … ends[i] − 1 here.
@@ -79,7 +84,9 @@ class LazyNumbers:
 
     @property
     def places(self) -> tuple[np.uint64, np.uint64]:
-        """Address of the first row, and bytes from one to the next, for kernels: rows that are not here are zeros."""
+        """Address of the first row, and bytes from one to the next, for kernels: rows that are not
+        here are zeros.
+        """
         return np.uint64(address_of(self._array)), np.uint64(self._array.strides[0])
 
     def for_kernel(self, documents: Documents) -> Array:
@@ -112,7 +119,11 @@ def _named(key: object, count: int) -> tuple[Documents, Documents]:
     if key is None or key is Ellipsis:
         return np.array([0]), np.array([count])
     documents = np.asarray(key)
-    documents = np.flatnonzero(documents) if documents.dtype == np.bool_ else documents.ravel().astype(np.int64)
+    documents = (
+        np.flatnonzero(documents)
+        if documents.dtype == np.bool_
+        else documents.ravel().astype(np.int64)
+    )
     # What is out of range is the array's own error.
     documents = np.where(documents < 0, documents + count, documents)
     documents = documents[(documents >= 0) & (documents < count)]
@@ -120,11 +131,15 @@ def _named(key: object, count: int) -> tuple[Documents, Documents]:
 
 
 def ranges_of(begins: Documents, ends: Documents, size: int) -> Annotated[Int64, "ranges"]:
-    """Numbers of the ranges of `size` documents that hold documents begins[i] … ends[i] − 1, rising."""
+    """Numbers of the ranges of `size` documents that hold documents begins[i] … ends[i] − 1,
+    rising.
+    """
     some = ends > begins
     first, last = begins[some] // size, (ends[some] - 1) // size
     wide = np.flatnonzero(last > first + 1).tolist()
-    found: Int64 = np.unique(np.concatenate([first, last, *(np.arange(first[i] + 1, last[i]) for i in wide)]))
+    found: Int64 = np.unique(
+        np.concatenate([first, last, *(np.arange(first[i] + 1, last[i]) for i in wide)])
+    )
     return found
 
 
@@ -136,7 +151,9 @@ def runs_of(ranges: Annotated[Int64, "ranges"], most: int) -> list[Annotated[Int
     return [part[begin : begin + most] for part in parts for begin in range(0, len(part), most)]
 
 
-def range_checksums(tables: Sequence[Annotated[Bytes, "bytes"]], size: int) -> Annotated[UInt64, "words"]:
+def range_checksums(
+    tables: Sequence[Annotated[Bytes, "bytes"]], size: int
+) -> Annotated[UInt64, "words"]:
     """What the ranges of some tables are checked against.
 
     Args:
@@ -147,5 +164,9 @@ def range_checksums(tables: Sequence[Annotated[Bytes, "bytes"]], size: int) -> A
         Documents of a range, then the checksum of each range of the first table, of the second, ….
     """
     width = size * DOCUMENT_BYTES
-    sums = [checksum(data[begin : begin + width]) for data in tables for begin in range(0, len(data), width)]
+    sums = [
+        checksum(data[begin : begin + width])
+        for data in tables
+        for begin in range(0, len(data), width)
+    ]
     return np.array([size, *sums], np.uint64)

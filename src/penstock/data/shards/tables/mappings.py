@@ -1,10 +1,12 @@
-"""Maps shards on demand where a process may not have a mapping for each of them: the least recently used ones leave.
+"""Maps shards on demand where a process may not have a mapping for each of them: the least recently
+used ones leave.
 
-Linux allows a process some 65,000 mappings (vm.max_map_count). While there is room, all shards of a dataset are mapped
-when it is opened, and nothing here costs anything. Beyond half of the limit, address space for all shards of a dataset
-is reserved at once, which is one mapping and takes no memory, and a shard is mapped into its place when it is read. So
-its address is known from the beginning, and stays. A shard may be read only while it is held (`Holder`), and what is
-held stays mapped; of the others, all datasets of a process together keep an eighth of the limit.
+Linux allows a process some 65,000 mappings (vm.max_map_count). While there is room, all shards of a
+dataset are mapped when it is opened, and nothing here costs anything. Beyond half of the limit,
+address space for all shards of a dataset is reserved at once, which is one mapping and takes no
+memory, and a shard is mapped into its place when it is read. So its address is known from the
+beginning, and stays. A shard may be read only while it is held (`Holder`), and what is held stays
+mapped; of the others, all datasets of a process together keep an eighth of the limit.
 """
 
 import ctypes
@@ -30,8 +32,10 @@ from penstock.data.stores.daemons import LOOK_SECONDS, refuse_at_end
 from penstock.data.stores.files import FAILED, check_size, libc, map_file, unreadable
 
 _ALL_SHARE, _SOME_SHARE = 2, 8
-"""Files that are mapped when they are opened take at most this part of the limit of mappings; shards that are mapped on
-demand, this one: each may need two, one for itself and one for the gap to the next."""
+"""Files that are mapped when they are opened take at most this part of the limit of mappings;
+shards that are mapped on demand, this one: each may need two, one for itself and one for the gap to
+the next.
+"""
 _ROOM = 64
 """Mappings that are given up at once, where the system refuses one more."""
 _FIXED = 0x10
@@ -40,7 +44,9 @@ _FIXED = 0x10
 Shards = Annotated[Int64, "shards"]
 
 
-def map_shards(folder: Path, names: Sequence[str], sizes: Sequence[int], *, is_cache: bool) -> "Sequence[Array]":
+def map_shards(
+    folder: Path, names: Sequence[str], sizes: Sequence[int], *, is_cache: bool
+) -> "Sequence[Array]":
     """The bytes of each shard: arrays, all mapped, or `MappedShards` if there are too many.
 
     Args:
@@ -53,7 +59,9 @@ def map_shards(folder: Path, names: Sequence[str], sizes: Sequence[int], *, is_c
         CorruptionError: A file is missing, a link, or has another size.
         ConfigError: The system refuses, because of a limit; names it.
     """
-    stamps = np.array([_stamp(folder, name, size) for name, size in zip(names, sizes, strict=True)], np.int64)
+    stamps = np.array(
+        [_stamp(folder, name, size) for name, size in zip(names, sizes, strict=True)], np.int64
+    )
     if len(mapped) + len(names) <= mapping_limit() // _ALL_SHARE:
         try:
             return [map_file(folder / name) for name in names]
@@ -91,7 +99,9 @@ class _Pool:
         """Shards that are held."""
         self.datasets: dict[int, weakref.ref[MappedShards]] = {}
         self.left: deque[tuple[int, int]] = deque()
-        """(dataset, shards that it held) of those that are gone. Their collection may happen while this is locked."""
+        """(dataset, shards that it held) of those that are gone. Their collection may happen while
+        this is locked.
+        """
 
     def forget_left(self) -> None:
         """Forget datasets that are gone."""
@@ -103,7 +113,9 @@ class _Pool:
                 del self.idle[key]
 
     def give_up(self, keep: int) -> bool:
-        """Unmap what was used least recently until at most `keep` are left that nobody holds; whether there was any."""
+        """Unmap what was used least recently until at most `keep` are left that nobody holds;
+        whether there was any.
+        """
         found = False
         while len(self.idle) > max(keep, 0):
             (number, shard), _ = self.idle.popitem(last=False)
@@ -138,7 +150,12 @@ class _View:
 
     def __init__(self, owner: "MappedShards", address: int, size: int) -> None:
         self._owner = owner
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, True)}
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (address, True),
+        }
 
 
 @final
@@ -149,14 +166,19 @@ class MappedShards(Sequence[Array]):
         folder: Its folder.
         names: Files in it.
         sizes: Bytes of each.
-        stamps: int64 [shards, 2] number and time of each file, which it must keep; None: they may change.
+        stamps: int64 [shards, 2] number and time of each file, which it must keep; None: they may
+            change.
 
     Raises:
         ConfigError: The system has no room for the addresses.
     """
 
     def __init__(
-        self, folder: Path, names: Sequence[str], sizes: Sequence[int], stamps: Annotated[Int64, "shards 2"] | None
+        self,
+        folder: Path,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        stamps: Annotated[Int64, "shards 2"] | None,
     ) -> None:
         self._folder, self._names, self._stamps = folder, names, stamps
         self.sizes = np.array(sizes, np.int64)
@@ -166,12 +188,12 @@ class MappedShards(Sequence[Array]):
         begin = _map(0, max(total, mmap.PAGESIZE), None)
         if begin is None:
             raise ConfigError(
-                f"{folder}: no address space for {total:,} bytes of {len(names):,} shards; raise the limit of this "
-                "process's memory (ulimit -v)"
+                f"{folder}: no address space for {total:,} bytes of {len(names):,} shards; "
+                "raise the limit of this process's memory (ulimit -v)"
             )
-        self.addresses: Annotated[UInt64, "shards"] = np.uint64(begin) + (ends - pages * mmap.PAGESIZE).astype(
-            np.uint64
-        )
+        self.addresses: Annotated[UInt64, "shards"] = np.uint64(begin) + (
+            ends - pages * mmap.PAGESIZE
+        ).astype(np.uint64)
         self._pins = np.zeros(len(names), np.int64)
         self._files: dict[int, _Mapped] = {}
         self._held = [0]
@@ -196,7 +218,8 @@ class MappedShards(Sequence[Array]):
         return np.asarray(_View(self, int(self.addresses[number]), int(self.sizes[number])))
 
     def want(self, shards: Shards, may_wait: Callable[[], bool] | None = None) -> None:
-        """Have shards mapped, until each is released as often as it was wanted; they may be given several times.
+        """Have shards mapped, until each is released as often as it was wanted; they may be given
+        several times.
 
         Args:
             shards: Their numbers.
@@ -210,7 +233,11 @@ class MappedShards(Sequence[Array]):
         most = mapping_limit() // _SOME_SHARE
         with _pool.changed:
             _pool.forget_left()
-            while _pool.held + int((self._pins[shards] == 0).sum()) > most and may_wait is not None and may_wait():
+            while (
+                _pool.held + int((self._pins[shards] == 0).sum()) > most
+                and may_wait is not None
+                and may_wait()
+            ):
                 _pool.changed.wait(LOOK_SECONDS)
                 refuse_at_end()
             new = shards[self._pins[shards] == 0].tolist()
@@ -225,7 +252,9 @@ class MappedShards(Sequence[Array]):
                 raise
 
     def release(self, shards: Shards) -> None:
-        """Let shards go that were wanted, as often as they are given; they stay mapped while there is room."""
+        """Let shards go that were wanted, as often as they are given; they stay mapped while there
+        is room.
+        """
         with _pool.changed:
             self._unpin(*np.unique(shards, return_counts=True))
             _pool.give_up(mapping_limit() // _SOME_SHARE - _pool.held)
@@ -281,32 +310,44 @@ class MappedShards(Sequence[Array]):
         mapped.add(self._files[shard])
 
     def _check(self, path: str, shard: int, status: os.stat_result) -> None:
-        """The file must be the one that was there when the dataset was opened: mapped, it would have stayed that."""
+        """The file must be the one that was there when the dataset was opened: mapped, it would
+        have stayed that.
+        """
         is_same = stat.S_ISREG(status.st_mode) and status.st_size == self.sizes[shard]
         if self._stamps is not None:
             number = status.st_ino - (1 << 64 if status.st_ino >> 63 else 0)
             is_same &= (number, status.st_mtime_ns) == tuple(self._stamps[shard].tolist())
         if not is_same:
             raise CorruptionError(
-                f"{path}: was changed or replaced since the dataset was opened, which has too many shards "
-                f"({len(self):,}) to have all of them mapped; open it again, and write other data to another folder"
+                f"{path}: was changed or replaced since the dataset was opened, which has too "
+                f"many shards ({len(self):,}) to have all of them mapped; open it again, and "
+                "write other data to another folder"
             )
 
     def _unmap(self, shard: int) -> None:
         """Give a shard's mapping up; its place stays reserved. Under the lock."""
         del self._files[shard]
         if _map(int(self.addresses[shard]), int(self.sizes[shard]), None) is None:
-            raise ConfigError(f"{self._folder}: a mapping cannot be given up: {os.strerror(ctypes.get_errno())}")
+            raise ConfigError(
+                f"{self._folder}: a mapping cannot be given up: {os.strerror(ctypes.get_errno())}"
+            )
 
 
 def _map(address: int, size: int, handle: int | None) -> int | None:
-    """Map a file to an address (0: any), or reserve a place where nothing can be read; the address, or None."""
+    """Map a file to an address (0: any), or reserve a place where nothing can be read; the address,
+    or None.
+    """
     if handle is None:
         kind, access = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0
     else:
         kind, access = mmap.MAP_SHARED, mmap.PROT_READ
     found = libc.mmap(
-        address or None, size, access, kind | (_FIXED if address else 0), -1 if handle is None else handle, 0
+        address or None,
+        size,
+        access,
+        kind | (_FIXED if address else 0),
+        -1 if handle is None else handle,
+        0,
     )
     return None if found is None or found == FAILED else int(found)
 
@@ -355,7 +396,9 @@ def joined_mappings(parts: Sequence[Sequence[Array]]) -> Sequence[Array]:
     return Parts([(part, range(len(part))) for part in parts])
 
 
-def addresses_of(mappings: Sequence[Array]) -> tuple[Annotated[UInt64, "shards"], Annotated[UInt64, "shards"]]:
+def addresses_of(
+    mappings: Sequence[Array],
+) -> tuple[Annotated[UInt64, "shards"], Annotated[UInt64, "shards"]]:
     """Address and bytes of each mapping."""
     if isinstance(mappings, MappedShards):
         return mappings.addresses, mappings.sizes.astype(np.uint64)
@@ -424,7 +467,9 @@ class ShardHolder:
 
 
 def shards_of(spans: Sequence[tuple[int, int]], starts: Annotated[Int64, "shards+1"]) -> Shards:
-    """The shards of spans of documents [begin, end), each as often as a span has documents in it."""
+    """The shards of spans of documents [begin, end), each as often as a span has documents in
+    it.
+    """
     found = [np.empty(0, np.int64)]
     for begin, end in spans:
         first, last = np.searchsorted(starts, [begin, max(end - 1, begin)], side="right").tolist()

@@ -1,4 +1,6 @@
-"""The table of where the bytes of documents lie, which the plan and the fill read instead of objects."""
+"""The table of where the bytes of documents lie, which the plan and the fill read instead of
+objects.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,18 +38,22 @@ _TOGETHER = 1 << 10
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentTable:
-    """Numbers and mapped arrays that lead to every document of a dataset; it holds the mappings alive.
+    """Numbers and mapped arrays that lead to every document of a dataset; it holds the mappings
+    alive.
 
-    Document i of shard s is row `r` of batch `b`, where `local = i - shard_starts[s]`,
-    `b = shard_first_batch[s] + local // documents_per_batch`, `r = local % documents_per_batch`. Its tokens begin at
-    `shard_addresses[s] + batches[b].tokens + offsets[r] * offset_bytes`, `offsets` (int64) at
-    `shard_addresses[s] + batches[b].token_offsets`; all modulo 2^64, so a table may point into several files.
+    Document i of shard s is row `r` of batch `b`, where `local = i - shard_starts[s]`, `b =
+    shard_first_batch[s] + local // documents_per_batch`, `r = local % documents_per_batch`. Its
+    tokens begin at `shard_addresses[s] + batches[b].tokens + offsets[r] * offset_bytes`, `offsets`
+    (int64) at `shard_addresses[s] + batches[b].token_offsets`; all modulo 2^64, so a table may
+    point into several files.
     """
 
     num_documents: int
     lengths: Annotated[UInt32, "documents columns"] | LazyNumbers
-    """[N, 2] tokens, trained tokens; [N, 1] where every token but the first is trained. Of a large remote dataset they
-    come when they are indexed; kernels take them from `penstock.data.shards.tables.lengths.for_kernel`."""
+    """[N, 2] tokens, trained tokens; [N, 1] where every token but the first is trained. Of a large
+    remote dataset they come when they are indexed; kernels take them from
+    `penstock.data.shards.tables.lengths.for_kernel`.
+    """
     weight_sums: Annotated[Float64, "documents"] | LazyNumbers | None
     """[N] sum of loss weights over tokens[1:]; None when all weights are 0 or 1. As `lengths`."""
     token_bytes: int
@@ -68,16 +74,23 @@ class DocumentTable:
     has_checksums: bool
     has_spans: bool
     vocab_size: int | None
-    """One more than the highest id that a token may have; None where that is not known, and for foreign corpora."""
+    """One more than the highest id that a token may have; None where that is not known, and for
+    foreign corpora.
+    """
     paths: Sequence[Path | str]
     """The shards' files [S], for messages; URLs of a remote dataset."""
     mappings: Sequence[Array]
-    """What the addresses point into; the first S are the shards. Some may be mapped only while they are held."""
+    """What the addresses point into; the first S are the shards. Some may be mapped only while they
+    are held.
+    """
     holder: "Holder | None" = None
-    """Brings documents to this machine, and has them mapped; None: all are there. Bytes of a shard may be read only
-    while they are held."""
+    """Brings documents to this machine, and has them mapped; None: all are there. Bytes of a shard
+    may be read only while they are held.
+    """
 
-    def held(self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]) -> AbstractContextManager[None]:
+    def held(
+        self, documents: Annotated[Int64, "documents"], kinds: Sequence[int]
+    ) -> AbstractContextManager[None]:
         """Have some kinds of units of documents on this machine while the block runs.
 
         Raises:
@@ -87,9 +100,13 @@ class DocumentTable:
         return nullcontext() if holder is None else holder.held(holder.find(documents, kinds))
 
     def with_held(
-        self, documents: Annotated[Int64, "documents"], kinds: Sequence[int], read: Callable[[], Result]
+        self,
+        documents: Annotated[Int64, "documents"],
+        kinds: Sequence[int],
+        read: Callable[[], Result],
     ) -> Result:
-        """What `read` returns while kinds of units of documents are held; damaged copies are fetched again, once.
+        """What `read` returns while kinds of units of documents are held; damaged copies are
+        fetched again, once.
 
         Raises:
             StoreError, CorruptionError, OutputError: They cannot be brought; names the URL.
@@ -128,33 +145,44 @@ class DocumentTable:
         return None
 
     def _check_lengths_held(self, documents: Annotated[Int64, "documents"]) -> None:
-        self._refuse(k.BAD_LENGTH, k.wrong_length(*self.kernel_view, for_kernel(self.lengths, documents), documents))
+        self._refuse(
+            k.BAD_LENGTH,
+            k.wrong_length(*self.kernel_view, for_kernel(self.lengths, documents), documents),
+        )
 
     @property
     def kernel_view(self) -> tuple[Any, Any, Any]:
         """What the kernels need to find a document."""
         places = (
-            self.shard_starts, self.shard_first_batch, self.shard_addresses, self.shard_bytes, self.documents_per_batch,
-        )  # fmt: skip
+            self.shard_starts,
+            self.shard_first_batch,
+            self.shard_addresses,
+            self.shard_bytes,
+            self.documents_per_batch,
+        )
         layout = (self.token_bytes, self.offset_bytes, self.has_checksums, self.has_spans)
         return places, np.uint64(address_of(self.batches)), layout
 
     def _refuse(self, fault: int, document: int) -> None:
         if document >= 0:
             raise CorruptionError(
-                f"{self.paths[self.locate(document)[0]]}: document {document}: {FAULTS[fault]}; copy the file again, "
-                "or prepare again; `penstock verify` lists all faults"
+                f"{self.paths[self.locate(document)[0]]}: document {document}: "
+                f"{FAULTS[fault]}; copy the file again, or prepare again; `penstock verify` "
+                "lists all faults"
             )
 
     def read(self, first: int, last: int) -> Ragged:
         """The tokens of documents `first` to `last`, uint32, checked as far as the format allows.
 
-        Lengths are checked first, so memory for more tokens than the shards hold is never asked for.
+        Lengths are checked first, so memory for more tokens than the shards hold is never asked
+        for.
 
         Raises:
             CorruptionError: They are not what was written; names the file and the document.
         """
-        return self.with_held(np.arange(first, last), (TOKENS, SPANS), lambda: self._read_held(first, last))
+        return self.with_held(
+            np.arange(first, last), (TOKENS, SPANS), lambda: self._read_held(first, last)
+        )
 
     def _read_held(self, first: int, last: int) -> Ragged:
         lengths = for_kernel(self.lengths, np.arange(first, last))

@@ -1,7 +1,7 @@
 """A finished shard without some of its documents: written again, in place of the old one.
 
-The result is byte for byte what `ShardWriter` makes of the remaining documents. If this is killed, either the old shard
-is there, or the new one without valid side files, which counts as missing.
+The result is byte for byte what `ShardWriter` makes of the remaining documents. If this is killed,
+either the old shard is there, or the new one without valid side files, which counts as missing.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,13 @@ from penstock.data.stores.files import output_errors
 
 
 def drop_documents(
-    folder: Path, name: str, layout: ShardLayout, dropped: Array, *, text_bytes: int, path_values: tuple[str, ...] = ()
+    folder: Path,
+    name: str,
+    layout: ShardLayout,
+    dropped: Array,
+    *,
+    text_bytes: int,
+    path_values: tuple[str, ...] = (),
 ) -> ShardInfo | None:
     """Write a shard of an unfinished dataset again without some documents.
 
@@ -84,7 +90,11 @@ def _chosen(batch: pa.RecordBatch, keep: Array) -> pa.RecordBatch:
 
 
 def _write(
-    writer: ShardWriter, batch: pa.RecordBatch, path: Path, text_bytes: int, path_values: tuple[str, ...]
+    writer: ShardWriter,
+    batch: pa.RecordBatch,
+    path: Path,
+    text_bytes: int,
+    path_values: tuple[str, ...],
 ) -> None:
     layout = writer.layout
     tokens = _rows(batch["tokens"])
@@ -101,7 +111,8 @@ def _write(
         words = _rows(batch[IMAGES])
         assert words.lengths.max(initial=0) % WORDS == 0
         images = [
-            [image_of(record, path) for record in records_of(words[row], length)] for row, length in enumerate(lengths)
+            [image_of(record, path) for record in records_of(words[row], length)]
+            for row, length in enumerate(lengths)
         ]
     writer.write(
         tokens,

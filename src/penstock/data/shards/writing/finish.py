@@ -1,4 +1,6 @@
-"""Makes a dataset from finished shards: joins their side files, fingerprints the content, writes the manifest last."""
+"""Makes a dataset from finished shards: joins their side files, fingerprints the content, writes
+the manifest last.
+"""
 
 import hashlib
 import json
@@ -15,7 +17,13 @@ from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, OutputError
 from penstock.data.shards.format._kernels import BATCH, DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.images import IMAGE, assets_path, portable
-from penstock.data.shards.format.layout import COLUMN_CHECKSUMS, IMAGES, TREE, ShardLayout, extra_places
+from penstock.data.shards.format.layout import (
+    COLUMN_CHECKSUMS,
+    IMAGES,
+    TREE,
+    ShardLayout,
+    extra_places,
+)
 from penstock.data.shards.format.manifest import (
     BATCHES,
     FILES,
@@ -46,7 +54,9 @@ from penstock.data.stores.files import (
 )
 
 LAZY_DOCUMENTS = 1 << 22
-"""From more documents on, ranges of the lengths get checksums, so that a remote dataset opens without all of them."""
+"""From more documents on, ranges of the lengths get checksums, so that a remote dataset opens
+without all of them.
+"""
 UNFINISHED = "unfinished"
 """Folder of the side files inside the dataset's folder; removed when the dataset is finished."""
 
@@ -93,7 +103,9 @@ def describe_shard(
     )
 
 
-def save_sides(folder: Path, info: ShardInfo, lengths: Array, batches: Array, weight_sums: Sequence[Array]) -> None:
+def save_sides(
+    folder: Path, info: ShardInfo, lengths: Array, batches: Array, weight_sums: Sequence[Array]
+) -> None:
     """Write the side files of a shard; the JSON that marks it as finished comes last."""
     sides = folder / UNFINISHED
     with output_errors(sides):
@@ -109,7 +121,9 @@ def save_sides(folder: Path, info: ShardInfo, lengths: Array, batches: Array, we
 def load_shard(folder: Path, name: str) -> ShardInfo | None:
     """A finished shard of an unfinished dataset; None if it must be written (again)."""
     try:
-        info = shard_from_json(json.loads((Path(folder) / UNFINISHED / f"{name}.json").read_bytes()))
+        info = shard_from_json(
+            json.loads((Path(folder) / UNFINISHED / f"{name}.json").read_bytes())
+        )
         complete = has_files(Path(folder) / name, info)
         for side, size in _side_bytes(info).items():
             check_size(Path(folder) / UNFINISHED / f"{name}.{side}", size)
@@ -166,11 +180,13 @@ def finish_dataset(
 ) -> Manifest:
     """Join finished shards into a dataset.
 
-    The manifest is renamed into place when everything else is on the disk; if killed before that, call it again with
-    the same shards. Reads the shards' checksums (1.6 % of their bytes) for the fingerprint.
+    The manifest is renamed into place when everything else is on the disk; if killed before that,
+    call it again with the same shards. Reads the shards' checksums (1.6 % of their bytes) for the
+    fingerprint.
 
     Args:
-        folder: The dataset's folder, with the shards, or stubs of those that are in a store, and their side files.
+        folder: The dataset's folder, with the shards, or stubs of those that are in a store, and
+            their side files.
         shards: Results of `ShardWriter.finish` or `load_shard`, in the order of the dataset.
         layout: The layout of all shards.
         tokenizer: The tokenizer of the ids.
@@ -178,7 +194,8 @@ def finish_dataset(
         files: Names of the origin files, which the shards' origins index.
         sealed: Names of further files in the folder; the manifest records their checksums.
         damaged: Files of the input that could not be read completely.
-        duplicates: File of the input → its documents that are left out, because an earlier document is the same.
+        duplicates: File of the input → its documents that are left out, because an earlier document
+            is the same.
         path_values: Names of the values of paths, if the layout has trees.
         sampling: Settings of the sampler of rollouts, as JSON holds them.
 
@@ -189,7 +206,8 @@ def finish_dataset(
     folder = Path(folder)
     if layout.vocab_size != tokenizer.vocab_size:
         raise ConfigError(
-            f"the shards have a vocabulary of {layout.vocab_size}, the tokenizer of {tokenizer.vocab_size}"
+            f"the shards have a vocabulary of {layout.vocab_size}, the tokenizer of "
+            f"{tokenizer.vocab_size}"
         )
     kept = [shard for shard in shards if shard.documents]
     fractional = any(shard.fractional_weights for shard in kept)
@@ -200,16 +218,29 @@ def finish_dataset(
         if fractional:
             _join_sides(folder / WEIGHT_SUMS, kept, side_weight_sums)
         else:
-            (folder / WEIGHT_SUMS).unlink(missing_ok=True)  # from an earlier attempt with other shards
+            (folder / WEIGHT_SUMS).unlink(
+                missing_ok=True
+            )  # from an earlier attempt with other shards
         fingerprint = content_fingerprint(
-            ((_pieces(folder, shard, layout), side_lengths(folder, shard)) for shard in kept), layout
+            ((_pieces(folder, shard, layout), side_lengths(folder, shard)) for shard in kept),
+            layout,
         )
     except FileNotFoundError as error:
-        raise OutputError(f"{error.filename}: missing, so the dataset cannot be finished; prepare again") from None
+        raise OutputError(
+            f"{error.filename}: missing, so the dataset cannot be finished; prepare again"
+        ) from None
     ranged = sum(shard.documents for shard in kept) > LAZY_DOCUMENTS
-    _write_range_checksums(folder, [LENGTHS, *([WEIGHT_SUMS] if fractional else [])] if ranged else [])
+    _write_range_checksums(
+        folder, [LENGTHS, *([WEIGHT_SUMS] if fractional else [])] if ranged else []
+    )
     write_json(folder / FILES, list(files))
-    names = [LENGTHS, BATCHES, FILES, *([WEIGHT_SUMS] if fractional else []), *([RANGE_CHECKSUMS] if ranged else [])]
+    names = [
+        LENGTHS,
+        BATCHES,
+        FILES,
+        *([WEIGHT_SUMS] if fractional else []),
+        *([RANGE_CHECKSUMS] if ranged else []),
+    ]
     checksums = {name: checksum(map_file(folder / name)) for name in [*names, *sealed]}
     checksums |= dict(_asset_checksum(folder / shard.file) for shard in kept if shard.assets)
     manifest = Manifest(
@@ -249,15 +280,23 @@ def finish_dataset(
 
 
 def _write_range_checksums(folder: Path, names: Sequence[str]) -> None:
-    """Write the checksums of ranges of some tables; without tables, remove those of an earlier attempt."""
+    """Write the checksums of ranges of some tables; without tables, remove those of an earlier
+    attempt.
+    """
     if not names:
         (folder / RANGE_CHECKSUMS).unlink(missing_ok=True)
         return
-    write_file(folder / RANGE_CHECKSUMS, range_checksums([map_file(folder / name) for name in names], RANGE_DOCUMENTS))
+    write_file(
+        folder / RANGE_CHECKSUMS,
+        range_checksums([map_file(folder / name) for name in names], RANGE_DOCUMENTS),
+    )
 
 
-def content_fingerprint(shards: Iterable[tuple[Iterable[tuple[int, Any]], Array]], layout: ShardLayout) -> str:
-    """A hash of all tokens and loss weights, by their checksums, in order; independent of shards and batches.
+def content_fingerprint(
+    shards: Iterable[tuple[Iterable[tuple[int, Any]], Array]], layout: ShardLayout
+) -> str:
+    """A hash of all tokens and loss weights, by their checksums, in order; independent of shards
+    and batches.
 
     Args:
         shards: (`fingerprint_pieces`, lengths uint32 [documents, 2]) of each.
@@ -284,8 +323,8 @@ def content_fingerprint(shards: Iterable[tuple[Iterable[tuple[int, Any]], Array]
 def fingerprint_pieces(
     data: Array, batches: Array, lengths: Array, layout: ShardLayout, *, first: int | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """The bytes of a shard that its dataset's fingerprint hashes: (0, checksums of tokens and loss weights), or (1,
-    trees, images and checksums of columns).
+    """The bytes of a shard that its dataset's fingerprint hashes: (0, checksums of tokens and loss
+    weights), or (1, trees, images and checksums of columns).
 
     Args:
         data: The shard, uint8 [bytes].
@@ -302,7 +341,9 @@ def fingerprint_pieces(
             return
         total = int(data[int(line["checksum_offsets"]) :][: 8 * (used + 1)].view("<i8")[-1])
         yield 0, data[int(line["checksums"]) :][: 8 * total].data
-        for (name, dtype), place in zip(layout.extras, extra_places(data, line, rows, layout), strict=True):
+        for (name, dtype), place in zip(
+            layout.extras, extra_places(data, line, rows, layout), strict=True
+        ):
             # All of what was written, independent of batches.
             if name in (TREE, IMAGES, COLUMN_CHECKSUMS):
                 begin = place + 8 * (rows + 1)
@@ -315,7 +356,9 @@ def _pieces(folder: Path, shard: ShardInfo, layout: ShardLayout) -> Iterable[tup
     path = folder / shard.file
     if not path.is_file():
         return fingerprint_of(path)
-    return fingerprint_pieces(map_file(path), side_batches(folder, shard), side_lengths(folder, shard), layout)
+    return fingerprint_pieces(
+        map_file(path), side_batches(folder, shard), side_lengths(folder, shard), layout
+    )
 
 
 def _asset_checksum(shard: Path) -> tuple[str, int]:
@@ -326,7 +369,9 @@ def _asset_checksum(shard: Path) -> tuple[str, int]:
     return path.name, checksum(map_file(path))
 
 
-def _join_sides(path: Path, shards: Sequence[ShardInfo], part: Callable[[Path, ShardInfo], Array]) -> None:
+def _join_sides(
+    path: Path, shards: Sequence[ShardInfo], part: Callable[[Path, ShardInfo], Array]
+) -> None:
     """Write the side files of all shards end to end, forced to the disk, then renamed."""
     partial = path.with_name(path.name + ".partial")
     with output_errors(path), open(partial, "wb") as file:

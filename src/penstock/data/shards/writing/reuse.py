@@ -1,8 +1,8 @@
 """Reuses finished shards: moves them to another dataset, or reopens a finished dataset.
 
-Shards are linked, not copied, if the file system supports it. A shard is the same in every dataset with the same
-settings, except for the numbers of its origin files, which depend on the other files. If these differ, the shard is
-checked and copied with other numbers.
+Shards are linked, not copied, if the file system supports it. A shard is the same in every dataset
+with the same settings, except for the numbers of its origin files, which depend on the other files.
+If these differ, the shard is checked and copied with other numbers.
 """
 
 import errno
@@ -22,7 +22,14 @@ from penstock.core.errors import CorruptionError, FormatError
 from penstock.data.shards.format._kernels import BATCH, DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.images import assets_path
 from penstock.data.shards.format.layout import other_places
-from penstock.data.shards.format.manifest import BATCHES, LENGTHS, MANIFEST, WEIGHT_SUMS, Manifest, ShardInfo
+from penstock.data.shards.format.manifest import (
+    BATCHES,
+    LENGTHS,
+    MANIFEST,
+    WEIGHT_SUMS,
+    Manifest,
+    ShardInfo,
+)
 from penstock.data.shards.writing.finish import (
     has_files,
     load_shard,
@@ -32,7 +39,14 @@ from penstock.data.shards.writing.finish import (
     side_weight_sums,
 )
 from penstock.data.shards.writing.stubs import stub_path
-from penstock.data.stores.files import checksum, map_file, map_numbers, output_errors, sync, write_file
+from penstock.data.stores.files import (
+    checksum,
+    map_file,
+    map_numbers,
+    output_errors,
+    sync,
+    write_file,
+)
 
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
@@ -41,11 +55,12 @@ _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS
 class ShardStore:
     """The shards of a folder with a finished or unfinished dataset.
 
-    A finished dataset with a damaged manifest, lengths, batch table or sums counts as empty: reused shards get new
-    checksums, which would hide the damage.
+    A finished dataset with a damaged manifest, lengths, batch table or sums counts as empty: reused
+    shards get new checksums, which would hide the damage.
 
     Args:
-        folder: Nothing is written to it. The lengths of a finished dataset are read once, for their checksum.
+        folder: Nothing is written to it. The lengths of a finished dataset are read once, for their
+            checksum.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,8 +103,8 @@ class ShardStore:
             files: Number of each origin file here → its number in the other dataset.
 
         Returns:
-            Whether the other dataset has it now; False if it is missing or damaged here, or is in a store and would
-            need another name or other numbers.
+            Whether the other dataset has it now; False if it is missing or damaged here, or is in a
+            store and would need another name or other numbers.
 
         Raises:
             OutputError: The other folder cannot be written.
@@ -121,17 +136,23 @@ class ShardStore:
         """Lengths, batch table and weight sums of a shard that `find` returned."""
         if info.file not in self._places:
             folder = self._folder
-            return side_lengths(folder, info), side_batches(folder, info), side_weight_sums(folder, info)
+            return (
+                side_lengths(folder, info),
+                side_batches(folder, info),
+                side_weight_sums(folder, info),
+            )
         (_, first, batch), (lengths, batches, sums) = self._places[info.file], self._joined
         rows = slice(first, first + info.documents)
         return lengths[rows], batches[batch : batch + info.batches], sums[rows].astype(np.float64)
 
 
 def reopen_dataset(folder: Path) -> None:
-    """Turn a finished dataset back into an unfinished one, so that its shards may change, until `finish_dataset`.
+    """Turn a finished dataset back into an unfinished one, so that its shards may change, until
+    `finish_dataset`.
 
-    The shards get their side files back, and the manifest is removed. A missing or damaged shard gets none, and must be
-    written again. Without a manifest, nothing is done; so if killed meanwhile, call it again.
+    The shards get their side files back, and the manifest is removed. A missing or damaged shard
+    gets none, and must be written again. Without a manifest, nothing is done; so if killed
+    meanwhile, call it again.
 
     Raises:
         OutputError: The folder cannot be written.
@@ -158,12 +179,18 @@ def _joined_sides(folder: Path, manifest: Manifest) -> tuple[Array, Array, Array
     def load(name: str, dtype: DTypeLike, *shape: int) -> Array:
         found = map_numbers(folder / name, dtype, shape)
         if checksum(found) != manifest.checksums[name]:
-            raise CorruptionError(f"{folder / name}: its checksum differs; copy it again, or prepare again")
+            raise CorruptionError(
+                f"{folder / name}: its checksum differs; copy it again, or prepare again"
+            )
         return found
 
     lengths = load(LENGTHS, "<u4", manifest.documents, 2)
     batches = load(BATCHES, BATCH, sum(shard.batches for shard in manifest.shards))
-    sums = load(WEIGHT_SUMS, "<f8", manifest.documents) if manifest.fractional_weights else lengths[:, 1]
+    sums = (
+        load(WEIGHT_SUMS, "<f8", manifest.documents)
+        if manifest.fractional_weights
+        else lengths[:, 1]
+    )
     return lengths, batches, sums
 
 
@@ -181,7 +208,9 @@ def _link(source: Path, target: Path) -> None:
             os.replace(partial, target)
 
 
-def _renumbered(path: Path, info: ShardInfo, batches: Array, files: Mapping[int, int]) -> Array | None:
+def _renumbered(
+    path: Path, info: ShardInfo, batches: Array, files: Mapping[int, int]
+) -> Array | None:
     """The bytes of a shard with other numbers of origin files; None if the shard is damaged."""
     data = np.array(map_file(path))
     if checksum(data) != info.checksum:

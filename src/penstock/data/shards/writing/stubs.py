@@ -1,8 +1,10 @@
-"""Stubs of shards: while a dataset is made, each stands in its folder for a shard that is in a store already.
+"""Stubs of shards: while a dataset is made, each stands in its folder for a shard that is in a
+store already.
 
-`part.arrow.stored` is a line of JSON, then what the fingerprint of the dataset needs of the shard: the checksums of its
-tokens (2 % of its bytes for long documents), its trees, its records of images, and the checksums of its columns. A stub
-belongs to one version of an object: if another object takes its place, the stub stands for nothing any more.
+`part.arrow.stored` is a line of JSON, then what the fingerprint of the dataset needs of the shard:
+the checksums of its tokens (2 % of its bytes for long documents), its trees, its records of images,
+and the checksums of its columns. A stub belongs to one version of an object: if another object
+takes its place, the stub stands for nothing any more.
 """
 
 import json
@@ -58,7 +60,9 @@ def stub_path(shard: Path) -> Path:
     return shard.with_name(f"{shard.name}{ENDING}")
 
 
-def upload_shard(store: Store, name: str, path: Path, info: ShardInfo, words: bytes, extras: bytes) -> bytes:
+def upload_shard(
+    store: Store, name: str, path: Path, info: ShardInfo, words: bytes, extras: bytes
+) -> bytes:
     """Put a shard and its images into a store.
 
     Args:
@@ -96,7 +100,9 @@ def load_stub(shard: Path) -> Stub | None:
             line = file.readline()
             value = json.loads(line)
             whole = stub_path(shard).stat().st_size == len(line) + value["words"] + value["extras"]
-        files = {key: StoredFile(**value[key]) if value[key] else None for key in ("shard", "assets")}
+        files = {
+            key: StoredFile(**value[key]) if value[key] else None for key in ("shard", "assets")
+        }
         return Stub(**{**value, **files}) if whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,9 +1,11 @@
-"""Writes one shard: blocks of documents are checked, cut into batches, and written as an Arrow IPC file.
+"""Writes one shard: blocks of documents are checked, cut into batches, and written as an Arrow IPC
+file.
 
-There is no Python object per document. The shard gets its name only when it is complete and on the disk. Its side files
-(lengths, batch table, weight sums, and last a JSON that marks it as finished) stay next to it until `finish_dataset`
-joins them. So a preparation that is killed at any moment continues after the finished shards. The bytes of a shard
-depend on its documents alone, not on the blocks in which they came.
+There is no Python object per document. The shard gets its name only when it is complete and on the
+disk. Its side files (lengths, batch table, weight sums, and last a JSON that marks it as finished)
+stay next to it until `finish_dataset` joins them. So a preparation that is killed at any moment
+continues after the finished shards. The bytes of a shard depend on its documents alone, not on the
+blocks in which they came.
 """
 
 import os
@@ -22,7 +24,11 @@ from penstock.core.arrow import from_numpy
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
-from penstock.data.shards.format._batch_kernels import checksum_batch, checksum_counts, summarise_batch
+from penstock.data.shards.format._batch_kernels import (
+    checksum_batch,
+    checksum_counts,
+    summarise_batch,
+)
 from penstock.data.shards.format._kernels import DOCUMENTS_PER_BATCH
 from penstock.data.shards.format.images import AssetWriter, ImageOf
 from penstock.data.shards.format.layout import (
@@ -48,7 +54,9 @@ class SpanBlock:
     spans: Ragged
     """Values of dtype `SPAN`, one row per document."""
     valid: Bool
-    """bool [documents]: False: the document has no list, so all its weights are 1; its row is empty."""
+    """bool [documents]: False: the document has no list, so all its weights are 1; its row is
+    empty.
+    """
 
 
 def spans_of(weights: Ragged) -> SpanBlock:
@@ -92,19 +100,29 @@ class Block:
         """Documents `begin` to `end`; values are views."""
         spans = self.spans
         if spans is not None:
-            spans = SpanBlock(spans=slice_rows(spans.spans, begin, end), valid=spans.valid[begin:end])
+            spans = SpanBlock(
+                spans=slice_rows(spans.spans, begin, end), valid=spans.valid[begin:end]
+            )
         texts = None if self.texts is None else self.texts[begin:end]
         extras = tuple(slice_rows(rows, begin, end) for rows in self.extras)
         tokens = slice_rows(self.tokens, begin, end)
         return Block(tokens, spans, self.files[begin:end], self.lines[begin:end], texts, extras)
 
     def span_arrays(self) -> tuple[Array, Array, tuple[Array, Array, Array]]:
-        """(valid bool [n], offsets int64 [n + 1], (begins, ends, weights)); empty if the layout has no spans."""
+        """(valid bool [n], offsets int64 [n + 1], (begins, ends, weights)); empty if the layout has
+        no spans.
+        """
         if self.spans is None:
             valid, offsets, values = np.empty(0, np.bool_), np.zeros(1, np.int64), np.empty(0, SPAN)
         else:
-            valid, offsets, values = self.spans.valid, self.spans.spans.offsets, self.spans.spans.values
-        begins, ends, weights = (np.ascontiguousarray(values[name]) for name in ("begin", "end", "loss_weight"))
+            valid, offsets, values = (
+                self.spans.valid,
+                self.spans.spans.offsets,
+                self.spans.spans.values,
+            )
+        begins, ends, weights = (
+            np.ascontiguousarray(values[name]) for name in ("begin", "end", "loss_weight")
+        )
         return np.ascontiguousarray(valid), offsets, (begins, ends, weights)
 
 
@@ -131,18 +149,29 @@ def accept_block(
         none = Ragged(np.empty(0, SPAN), np.zeros(count + 1, np.int64))
         spans = SpanBlock(spans=none, valid=np.zeros(count, np.bool_))
     elif spans is not None:
-        rows = Ragged(np.asarray(spans.spans.values, SPAN), np.ascontiguousarray(spans.spans.offsets, np.int64))
+        rows = Ragged(
+            np.asarray(spans.spans.values, SPAN),
+            np.ascontiguousarray(spans.spans.offsets, np.int64),
+        )
         spans = SpanBlock(spans=rows, valid=np.ascontiguousarray(spans.valid, np.bool_))
-    origins = np.full(count, files, np.int32) if isinstance(files, (int, np.integer)) else np.asarray(files, np.int32)
+    origins = (
+        np.full(count, files, np.int32)
+        if isinstance(files, (int, np.integer))
+        else np.asarray(files, np.int32)
+    )
     accepted = _accept_tokens(layout, tokens)
     extras = _accept_extras(layout, accepted, trees, images, columns or {})
-    block = Block(accepted, spans, origins, np.asarray(lines, np.int64), _accept_texts(texts), extras)
+    block = Block(
+        accepted, spans, origins, np.asarray(lines, np.int64), _accept_texts(texts), extras
+    )
     sizes = {"tokens": count, "files": len(origins), "lines": len(block.lines)}
     if spans is not None:
         _check_rows(spans.spans, "spans")
         sizes |= {"spans": len(spans.spans), "valid": len(spans.valid)}
         if spans.spans.lengths[~spans.valid[: len(spans.spans)]].any():
-            raise ConfigError("a document that is marked as having no spans (valid is False) has some")
+            raise ConfigError(
+                "a document that is marked as having no spans (valid is False) has some"
+            )
     if block.texts is not None:
         sizes["texts"] = len(block.texts)
     if len(set(sizes.values())) > 1:
@@ -155,12 +184,15 @@ def _accept_tokens(layout: ShardLayout, tokens: Ragged) -> Ragged:
     values = np.ascontiguousarray(tokens.values)
     if len(values) and (int(values.max()) >= layout.vocab_size or int(values.min()) < 0):
         raise ConfigError(
-            f"token ids from {values.min()} to {values.max()}, but the vocabulary has 0 to {layout.vocab_size - 1}; "
-            "was another tokenizer used?"
+            f"token ids from {values.min()} to {values.max()}, but the vocabulary has 0 to "
+            f"{layout.vocab_size - 1}; was another tokenizer used?"
         )
     if int(tokens.lengths.max(initial=0)) >= 2**32:
         raise ConfigError(f"a document of {tokens.lengths.max()} tokens; at most 2^32 - 1")
-    return Ragged(values.astype(layout.token_dtype, copy=False), np.ascontiguousarray(tokens.offsets, np.int64))
+    return Ragged(
+        values.astype(layout.token_dtype, copy=False),
+        np.ascontiguousarray(tokens.offsets, np.int64),
+    )
 
 
 def _accept_extras(
@@ -173,24 +205,45 @@ def _accept_extras(
     """Words of trees, of images, then columns, in the order of the layout."""
     if (images is None) == layout.has_images:
         raise ConfigError(f"images are given or missing, contrary to the layout {layout}")
-    if (trees is None) == layout.has_trees or set(columns) != {column.name for column in layout.columns}:
+    if (trees is None) == layout.has_trees or set(columns) != {
+        column.name for column in layout.columns
+    }:
         raise ConfigError(
-            f"trees or columns ({', '.join(columns) or 'none'}) are given or missing, contrary to the layout {layout}"
+            f"trees or columns ({', '.join(columns) or 'none'}) are given or missing, "
+            f"contrary to the layout {layout}"
         )
     extras = [] if trees is None else [tree_words(trees, tokens.lengths.tolist())]
     extras += [] if images is None else [images]
     for column in layout.columns:
         rows = columns[column.name]
         _check_rows(rows, f"column {column.name!r}")
-        if len(rows) != len(tokens) or (wrong := np.flatnonzero(rows.lengths != tokens.lengths)).size:
+        if (
+            len(rows) != len(tokens)
+            or (wrong := np.flatnonzero(rows.lengths != tokens.lengths)).size
+        ):
             at = int(wrong[0]) if len(rows) == len(tokens) else min(len(rows), len(tokens))
-            found = f"{rows.lengths[at]} numbers for {tokens.lengths[at]} tokens" if at < len(rows) else "is missing"
-            raise ConfigError(f"column {column.name!r}: document {at}: {found}; give a number for each token")
+            found = (
+                f"{rows.lengths[at]} numbers for {tokens.lengths[at]} tokens"
+                if at < len(rows)
+                else "is missing"
+            )
+            raise ConfigError(
+                f"column {column.name!r}: document {at}: {found}; give a number for each token"
+            )
         values = np.asarray(rows.values)
         if values.dtype.kind not in "fiu" or (column.dtype == "int32" and values.dtype.kind == "f"):
-            raise ConfigError(f"column {column.name!r} holds {values.dtype}, expected {column.dtype}")
-        if column.dtype == "int32" and values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
-            raise ConfigError(f"column {column.name!r} holds {values.min()} to {values.max()}, which do not fit int32")
+            raise ConfigError(
+                f"column {column.name!r} holds {values.dtype}, expected {column.dtype}"
+            )
+        if (
+            column.dtype == "int32"
+            and values.size
+            and not -(2**31) <= values.min() <= values.max() < 2**31
+        ):
+            raise ConfigError(
+                f"column {column.name!r} holds {values.min()} to {values.max()}, which do not "
+                "fit int32"
+            )
         extras.append(Ragged(values.astype(column.dtype), rows.offsets))
     return tuple(extras)
 
@@ -206,7 +259,9 @@ def _accept_texts(texts: pa.Array | None) -> pa.Array | None:
 def _check_rows(rows: Ragged, name: str) -> None:
     ends = rows.offsets
     if not len(ends) or ends[0] != 0 or ends[-1] != len(rows.values) or (np.diff(ends) < 0).any():
-        raise ConfigError(f"offsets of {name} must increase from 0 to {len(rows.values)}, the number of values")
+        raise ConfigError(
+            f"offsets of {name} must increase from 0 to {len(rows.values)}, the number of values"
+        )
 
 
 def slice_rows(rows: Ragged, begin: int, end: int) -> Ragged:
@@ -216,7 +271,9 @@ def slice_rows(rows: Ragged, begin: int, end: int) -> Ragged:
 
 
 def join_blocks(blocks: Sequence[Block], room: Callable[[int], Array]) -> Block:
-    """Join blocks into one; `room(n)` returns an array for n tokens, which must not belong to any of the blocks."""
+    """Join blocks into one; `room(n)` returns an array for n tokens, which must not belong to any
+    of the blocks.
+    """
     if len(blocks) == 1:
         return blocks[0]
     parts = [block.spans for block in blocks if block.spans is not None]
@@ -226,12 +283,18 @@ def join_blocks(blocks: Sequence[Block], room: Callable[[int], Array]) -> Block:
         spans = SpanBlock(spans=rows, valid=np.concatenate([part.valid for part in parts]))
     texts = None if blocks[0].texts is None else pa.concat_arrays([block.texts for block in blocks])
     return Block(
-        _join_rows([block.tokens for block in blocks], room(sum(len(block.tokens.values) for block in blocks))),
+        _join_rows(
+            [block.tokens for block in blocks],
+            room(sum(len(block.tokens.values) for block in blocks)),
+        ),
         spans,
         np.concatenate([block.files for block in blocks]),
         np.concatenate([block.lines for block in blocks]),
         texts,
-        tuple(_join_rows(parts, None) for parts in zip(*(block.extras for block in blocks), strict=True)),
+        tuple(
+            _join_rows(parts, None)
+            for parts in zip(*(block.extras for block in blocks), strict=True)
+        ),
     )
 
 
@@ -284,7 +347,10 @@ class ShardWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._sink is not None:
             self._sink.close()
@@ -319,20 +385,24 @@ class ShardWriter:
             lines: Line or row of each document in its file, int64 [documents].
             spans: Loss weights, if the layout has them; None: all weights are 1.
             texts: Arrow string array [documents], if the layout has text.
-            text_bytes: UTF-8 bytes that the tokens represent, for the manifest; counted if `texts` are given.
+            text_bytes: UTF-8 bytes that the tokens represent, for the manifest; counted if `texts`
+                are given.
             trees: The tree of each document, if the layout has them; None: an ordinary document.
             columns: Numbers of each token, one row per document, for each column of the layout.
-            images: Those of each document, in order, if the layout has them; their bytes are stored at once.
+            images: Those of each document, in order, if the layout has them; their bytes are stored
+                at once.
 
         Raises:
-            ConfigError: Arrays do not fit each other or the layout, tokens are outside the vocabulary, or spans are out
-                of order or outside their document.
+            ConfigError: Arrays do not fit each other or the layout, tokens are outside the
+                vocabulary, or spans are out of order or outside their document.
             OutputError: The disk is full, or the folder was removed.
         """
         words = None
         if images is not None and self._assets is not None:
             words = self._assets.add(images, tokens.lengths.tolist())
-        self._waiting.append(accept_block(self.layout, tokens, files, lines, spans, texts, trees, columns, words))
+        self._waiting.append(
+            accept_block(self.layout, tokens, files, lines, spans, texts, trees, columns, words)
+        )
         self._text_bytes += text_bytes if texts is None else _bytes_of(texts)
         if sum(map(len, self._waiting)) < DOCUMENTS_PER_BATCH:
             return
@@ -357,7 +427,8 @@ class ShardWriter:
             sync(self._partial)
             assets = self._assets.finish() if self._assets is not None else 0
             info, lengths, batches = self._describe(map_file(self._partial), assets)
-            # Otherwise written pages would push out those being read; reusing their memory is also cheaper.
+            # Otherwise written pages would push out those being read; reusing their memory is also
+            # cheaper.
             release_pages(self._partial)
             os.replace(self._partial, self.path)
             sync(self.path.parent)
@@ -366,7 +437,9 @@ class ShardWriter:
         return info
 
     def _describe(self, data: Array, assets: int) -> tuple[ShardInfo, Array, Array]:
-        """The description of the finished shard with these bytes, its lengths, and its batch table."""
+        """The description of the finished shard with these bytes, its lengths, and its batch
+        table.
+        """
         lengths = np.concatenate(self._lengths)
         batches = batch_positions(data, self.layout, len(lengths))
         first, last = (ids.pop() if len(ids) == 1 else -1 for ids in self._ends)
@@ -383,7 +456,9 @@ class ShardWriter:
         return info, lengths, batches
 
     def _room(self, size: int) -> Array:
-        """An array that holds no waiting block: two alternate, because new memory costs more than the copy."""
+        """An array that holds no waiting block: two alternate, because new memory costs more than
+        the copy.
+        """
         self._rooms.reverse()
         if len(self._rooms[0]) < size:
             self._rooms[0] = np.empty(size + size // 2, self.layout.token_dtype)
@@ -400,7 +475,9 @@ class ShardWriter:
             "text": block.texts if block.texts is None else _without_rest(block.texts),
         }
         if block.spans is not None:
-            values = pa.StructArray.from_arrays([from_numpy(part) for part in spans], names=list(SPAN.names or ()))
+            values = pa.StructArray.from_arrays(
+                [from_numpy(part) for part in spans], names=list(SPAN.names or ())
+            )
             columns["spans"] = large_list(offsets, values, valid)
         names = [name for name, _ in self.layout.extras if name != COLUMN_CHECKSUMS]
         for name, rows in zip(names, block.extras, strict=True):
@@ -408,22 +485,32 @@ class ShardWriter:
         if self.layout.columns:
             words = column_checksums(block.tokens.offsets, block.extras[self.layout.first_column :])
             columns[COLUMN_CHECKSUMS] = large_list(words.offsets, from_numpy(words.values))
-        batch = pa.record_batch([columns[field.name] for field in self._schema], schema=self._schema)
+        batch = pa.record_batch(
+            [columns[field.name] for field in self._schema], schema=self._schema
+        )
         with output_errors(self.path):
             self._file.write_batch(batch)
         self._documents += len(block)
 
-    def _summarise(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> None:
+    def _summarise(
+        self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]
+    ) -> None:
         """Count the tokens and trained tokens of a batch, and check its spans."""
         lengths, weight_sums = np.empty((len(block), 2), np.uint32), np.empty(len(block))
-        wrong, fractional = summarise_batch(block.tokens.offsets, valid, offsets, *spans, lengths, weight_sums)
+        wrong, fractional = summarise_batch(
+            block.tokens.offsets, valid, offsets, *spans, lengths, weight_sums
+        )
         if wrong >= 0:
             listed = [part[offsets[wrong] : offsets[wrong + 1]].tolist() for part in spans]
-            place = f"document {self._documents + wrong} (file {block.files[wrong]}, line {block.lines[wrong]})"
+            place = (
+                f"document {self._documents + wrong} (file {block.files[wrong]}, line "
+                f"{block.lines[wrong]})"
+            )
             raise ConfigError(
-                f"{self.path}: {place} has {block.tokens.lengths[wrong]} tokens and spans (begin, end, weight) "
-                f"{list(zip(*listed, strict=True))}; they must be in order, not overlap, be inside the document, not "
-                "empty, and have finite weights"
+                f"{self.path}: {place} has {block.tokens.lengths[wrong]} tokens and spans "
+                f"(begin, end, weight) {list(zip(*listed, strict=True))}; they must be in "
+                "order, not overlap, be inside the document, not empty, and have finite "
+                "weights"
             )
         self._note_ends(block.tokens)
         self._lengths.append(lengths)
@@ -439,7 +526,9 @@ class ShardWriter:
                 found = tokens.values[places]
                 ids.update({int(found.min()), int(found.max())})
 
-    def _checksums(self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]) -> pa.Array:
+    def _checksums(
+        self, block: Block, valid: Array, offsets: Array, spans: tuple[Array, Array, Array]
+    ) -> pa.Array:
         """The checksums column of a batch."""
         tokens = block.tokens
         starts = np.zeros(len(block) + 1, np.int64)
@@ -448,12 +537,21 @@ class ShardWriter:
         words = np.empty(starts[-1], np.uint64)
         addresses = np.array([address_of(part) for part in spans], np.uint64)
         address = np.uint64(address_of(tokens.values))
-        checksum_batch(address, tokens.values.itemsize, tokens.offsets, starts, (valid, offsets, addresses), words)
+        checksum_batch(
+            address,
+            tokens.values.itemsize,
+            tokens.offsets,
+            starts,
+            (valid, offsets, addresses),
+            words,
+        )
         return large_list(starts, from_numpy(words))
 
 
 def _without_rest(texts: pa.Array) -> pa.Array:
-    """The same texts with buffers of their own size: Arrow writes up to 63 bytes behind those of a slice."""
+    """The same texts with buffers of their own size: Arrow writes up to 63 bytes behind those of a
+    slice.
+    """
     _, places, values = texts.buffers()
     offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)

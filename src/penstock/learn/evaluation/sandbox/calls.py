@@ -1,8 +1,9 @@
 """The two ends of the pipe between tests and the tested solution, which runs in its own process.
 
-The tests' process asks the solution's process to call a function with arguments. The solution's process has nothing
-else: no test, no expected value, no verdict to change. Its answers are read as plain values (`values`). An object of
-the solution's own class stays in its process; the tests get a handle, which they can pass back as an argument.
+The tests' process asks the solution's process to call a function with arguments. The solution's
+process has nothing else: no test, no expected value, no verdict to change. Its answers are read as
+plain values (`values`). An object of the solution's own class stays in its process; the tests get a
+handle, which they can pass back as an argument.
 
 Part of the script that runs in the sandbox, so it imports little.
 """
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from penstock.learn.evaluation.sandbox.values import decode, encode  # the script has them before this module
+    from penstock.learn.evaluation.sandbox.values import (
+        decode,
+        encode,
+    )  # the script has them before this module
 
 _HEAD = 8
 _READ = 1 << 20
@@ -36,7 +40,9 @@ class Ended(BaseException):
 
 
 class Channel:
-    """Messages over two pipes. A message is some texts, each after its length in bytes, and an empty text."""
+    """Messages over two pipes. A message is some texts, each after its length in bytes, and an
+    empty text.
+    """
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -48,7 +54,9 @@ class Channel:
         self._send(b"")
 
     def receive(self, seconds: "float | None" = None) -> "Iterator[str]":
-        """The texts of the next message; raises Ended, or TimeoutError if a text takes longer than `seconds`."""
+        """The texts of the next message; raises Ended, or TimeoutError if a text takes longer than
+        `seconds`.
+        """
         while text := self._receive(None if seconds is None else time.monotonic() + seconds):
             yield text.decode()
 
@@ -119,8 +127,8 @@ class Function:
 class Handle:
     """An object of the solution's own class, which stays in the solution's process.
 
-    It can be passed as an argument, and its attributes can be read and set: tests build trees of such objects. It does
-    not count as an answer.
+    It can be passed as an argument, and its attributes can be read and set: tests build trees of
+    such objects. It does not count as an answer.
     """
 
     def __init__(self, asked: Asked, content: "list[Any]") -> None:
@@ -137,9 +145,13 @@ class Handle:
 
     def _refuse(self, *_: object) -> "Any":
         kind = self.__dict__["_kind"]
-        raise AssertionError(f"an answer has the type {kind}; expected plain values: numbers, texts, lists, …")
+        raise AssertionError(
+            f"an answer has the type {kind}; expected plain values: numbers, texts, lists, …"
+        )
 
-    __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __bool__ = __len__ = __iter__ = _refuse
+    __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __bool__ = __len__ = (
+        __iter__
+    ) = _refuse
     __repr__ = __str__ = lambda self: f"<{self.__dict__['_kind']}>"
 
 
@@ -154,12 +166,14 @@ def _as_handle(value: "Any") -> "Any":
 
 
 def serve(channel: Channel, source: str, report: "Callable[[BaseException], bytes]") -> None:
-    """The solution's end: run its code as `__main__`, then answer requests until one fails or the tests end.
+    """The solution's end: run its code as `__main__`, then answer requests until one fails or the
+    tests end.
 
-    Requests are `["call", name, arguments, named]`, `["get", object, name]` and `["set", object, name, value]`; an
-    answer is a value, or `{"error": report}`.
+    Requests are `["call", name, arguments, named]`, `["get", object, name]` and `["set", object,
+    name, value]`; an answer is a value, or `{"error": report}`.
     """
-    # A fresh __main__, so that code that looks up its own module finds the solution, not this script.
+    # A fresh __main__, so that code that looks up its own module finds the solution, not this
+    # script.
     module = sys.modules["__main__"] = type(sys)("__main__")
     objects: list[Any] = []
 

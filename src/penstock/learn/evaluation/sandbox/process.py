@@ -1,7 +1,8 @@
 """One program in the sandbox: its limits, its start, and its outcome.
 
-While it runs, its output is read and limited, and the memory of all its processes is measured every 50 ms. If it
-exceeds its time or memory, all its processes are killed. When `run` returns, no process, folder or descriptor is left.
+While it runs, its output is read and limited, and the memory of all its processes is measured every
+50 ms. If it exceeds its time or memory, all its processes are killed. When `run` returns, no
+process, folder or descriptor is left.
 """
 
 import os
@@ -19,8 +20,9 @@ from typing import Literal, final
 from penstock.core.errors import ConfigError
 
 Verdict = Literal["passed", "failed", "timeout", "memory", "crashed"]
-"""`passed`: ran to its end; `failed`: an exception, or it ended early; `timeout`: wall or CPU time; `memory`: out of
-memory; `crashed`: a signal ended it."""
+"""`passed`: ran to its end; `failed`: an exception, or it ended early; `timeout`: wall or CPU time;
+`memory`: out of memory; `crashed`: a signal ended it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +34,26 @@ class Limits:
     cpu_seconds: int = 10
     """CPU time of each of its processes."""
     memory_bytes: int = 1 << 30
-    """Address space of each of its processes, and memory in use by all together, measured 20 times a second."""
+    """Address space of each of its processes, and memory in use by all together, measured 20 times
+    a second.
+    """
     output_bytes: int = 64 << 10
     """Bytes of standard output and error together that are kept; the rest is read and dropped."""
     processes: int = 16
     """Processes and threads at any time, including the first."""
     disk_bytes: int = 16 << 20
-    """Size of its temporary folder, which is in memory, and of any file in it. Empty files and folders are not counted:
-    the kernel's memory for them, about 1 KB each, is limited only by time."""
+    """Size of its temporary folder, which is in memory, and of any file in it. Empty files and
+    folders are not counted: the kernel's memory for them, about 1 KB each, is limited only by time.
+    """
     files: int = 64
     """File descriptors of each process."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
             if not getattr(self, limit.name) > 0:
-                raise ConfigError(f"sandbox: {limit.name} must be above 0, got {getattr(self, limit.name)}")
+                raise ConfigError(
+                    f"sandbox: {limit.name} must be above 0, got {getattr(self, limit.name)}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,9 @@ class Outcome:
 
     verdict: Verdict
     detail: str = ""
-    """Why it did not pass: the exception and its line, the signal, the limit. The program may have written it."""
+    """Why it did not pass: the exception and its line, the signal, the limit. The program may have
+    written it.
+    """
     output: str = ""
     """Its standard output and error, cut at `Limits.output_bytes`."""
     seconds: float = 0.0
@@ -84,7 +93,9 @@ class Start:
     command: Callable[[Sequence[str]], Sequence[str]]
     """From the runner's arguments to the command line."""
     user: int = -1
-    """The user that the runner becomes, an even number; a solution becomes the next one. −1: no change."""
+    """The user that the runner becomes, an even number; a solution becomes the next one. −1: no
+    change.
+    """
     processes: int
     """The limit on processes that the runner sets; −1: none."""
     paths: Sequence[str] = ()
@@ -165,7 +176,9 @@ class _Watch:
         handle = os.pidfd_open(process.pid)
         try:
             with selectors.DefaultSelector() as selector:
-                selector.register(process.stdout, selectors.EVENT_READ, (self.output, self.limits.output_bytes))
+                selector.register(
+                    process.stdout, selectors.EVENT_READ, (self.output, self.limits.output_bytes)
+                )
                 selector.register(channel, selectors.EVENT_READ, (self.report, _REPORT_BYTES))
                 selector.register(handle, selectors.EVENT_READ, None)
                 self._loop(selector, process.pid)
@@ -174,22 +187,35 @@ class _Watch:
         return self
 
     def _loop(self, selector: selectors.BaseSelector, pid: int) -> None:
-        deadline, look, ending = self.begun + self.limits.wall_seconds, self.begun + _LOOK_EVERY, False
+        deadline, look, ending = (
+            self.begun + self.limits.wall_seconds,
+            self.begun + _LOOK_EVERY,
+            False,
+        )
         while selector.get_map():
             now = time.monotonic()
             if not ending:
                 if now >= deadline:
-                    self.stopped = ("timeout", f"more than {self.limits.wall_seconds:g} s of wall time")
+                    self.stopped = (
+                        "timeout",
+                        f"more than {self.limits.wall_seconds:g} s of wall time",
+                    )
                 elif now >= look:
                     look = now + _LOOK_EVERY
                     if _resident_bytes(pid) > self.limits.memory_bytes:
-                        self.stopped = ("memory", f"more than {self.limits.memory_bytes} bytes in use")
+                        self.stopped = (
+                            "memory",
+                            f"more than {self.limits.memory_bytes} bytes in use",
+                        )
                 if self.stopped is not None:
                     ending, deadline = True, now + _SECONDS_TO_DIE
                     self.kill()
             elif now >= deadline:
-                return  # a process that survived the kill holds the pipe: only possible without a sandbox
-            for key, _ in selector.select(max((deadline if ending else min(deadline, look)) - now, 0.0)):
+                # A process that survived the kill holds the pipe: only possible without a sandbox.
+                return
+            for key, _ in selector.select(
+                max((deadline if ending else min(deadline, look)) - now, 0.0)
+            ):
                 if key.data is not None:
                     _take(selector, key)
                     continue

@@ -1,11 +1,11 @@
 """Plain values as text: the messages between tests and a solution, which run in two processes.
 
-The texts are JSON. A type that JSON lacks is an object with one key, the type's name: `{"tuple": [1, 2]}`. Whatever a
-text holds, reading makes only values of the types in `_MAKERS` and runs no code of the sender. So the reader may
-compare them: `==` of these types is Python's own.
+The texts are JSON. A type that JSON lacks is an object with one key, the type's name: `{"tuple":
+[1, 2]}`. Whatever a text holds, reading makes only values of the types in `_MAKERS` and runs no
+code of the sender. So the reader may compare them: `==` of these types is Python's own.
 
-A long list takes several texts, and rows with few different strings or integers are sent as indices into a table: some
-answers in EvalPlus have a hundred million items.
+A long list takes several texts, and rows with few different strings or integers are sent as indices
+into a table: some answers in EvalPlus have a hundred million items.
 
 Part of the script that runs in the sandbox, so it imports little.
 """
@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
 _TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _SEQUENCES: "dict[Any, str]" = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
-_DICTIONARIES = {("builtins", "dict"), *(("collections", name) for name in ("Counter", "OrderedDict", "defaultdict"))}
-_VIEWS: "dict[Any, str]" = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+_DICTIONARIES = {
+    ("builtins", "dict"),
+    *(("collections", name) for name in ("Counter", "OrderedDict", "defaultdict")),
+}
+_VIEWS: "dict[Any, str]" = {
+    type({}.keys()): "keys",
+    type({}.values()): "values",
+    type({}.items()): "items",
+}
 _LARGE = 1 << 63
 _TOGETHER = 1 << 13
 """Items of a long list in one text."""

@@ -1,7 +1,9 @@
-"""An axolotl configuration as a run file and the commands that prepare its data; every key is accounted for.
+"""An axolotl configuration as a run file and the commands that prepare its data; every key is
+accounted for.
 
-What maps exactly is written; so is what axolotl takes by default where our default differs (betas, weight decay, seed).
-For what does not map, a note says why and what to do. Source: the configuration classes and trainers of axolotl 0.19.
+What maps exactly is written; so is what axolotl takes by default where our default differs (betas,
+weight decay, seed). For what does not map, a note says why and what to do. Source: the
+configuration classes and trainers of axolotl 0.19.
 """
 
 import shlex
@@ -22,9 +24,15 @@ from penstock.use.config.axolotl.training import PREFERENCES, read_evaluation, r
 from penstock.use.config.document import read_document
 
 OF_ANSWERS = (
-    "rl_beta", "dpo_beta", "orpo_alpha", "simpo_gamma", "cpo_alpha", "dpo_label_smoothing", "dpo_loss_type",
+    "rl_beta",
+    "dpo_beta",
+    "orpo_alpha",
+    "simpo_gamma",
+    "cpo_alpha",
+    "dpo_label_smoothing",
+    "dpo_loss_type",
     "dpo_loss_weights",
-)  # fmt: skip
+)
 """Keys about learning from answers."""
 KERNEL_PLUGINS = ("liger", "cut_cross_entropy", "LigerPlugin", "CutCrossEntropyPlugin")
 
@@ -50,15 +58,22 @@ class Imported:
             ConfigError: It would not be read as what it is.
         """
         said = [
-            f"Made by `penstock import-config {source}` of an axolotl configuration.", "", *self.commands, "",
+            f"Made by `penstock import-config {source}` of an axolotl configuration.",
+            "",
+            *self.commands,
+            "",
             *report(self.notes, (*LOUD, "mapped", "no effect")),
-        ]  # fmt: skip
+        ]
         # No value may end its comment and go on as a section.
-        comments = "\n".join(f"# {line}".rstrip() for long in said for line in wrapped(visible(long), 116))
+        comments = "\n".join(
+            f"# {line}".rstrip() for long in said for line in wrapped(visible(long), 116)
+        )
         body = write_yaml(dict(self.run), "the run file", width=110)
         whole = f"{comments}\n\n{body}"
         if parse_yaml(whole, "the run file")[1] != parse_yaml(body, "the run file")[1]:
-            raise ConfigError(f"{source}: a value of it breaks out of the comments of the run file; remove it")
+            raise ConfigError(
+                f"{source}: a value of it breaks out of the comments of the run file; remove it"
+            )
         return whole
 
 
@@ -71,22 +86,28 @@ def import_axolotl(
         path: Its YAML file.
         run_file: Where the result will be written, for the commands.
         ranks: Number of processes that train, which decides how many rows a step has.
-        steps: Optimizer steps of the whole run, if known: with them, shares of a run and of an epoch become steps.
+        steps: Optimizer steps of the whole run, if known: with them, shares of a run and of an
+            epoch become steps.
 
     Raises:
-        ConfigError: The file cannot be read, is not one of axolotl's, or a value has the wrong kind.
+        ConfigError: The file cannot be read, is not one of axolotl's, or a value has the wrong
+            kind.
     """
     values = read_document(path).values
     file = str(path)
     if "base_model" not in values or not ({"datasets", "pretraining_dataset"} & set(values)):
-        raise ConfigError(f"{path}: expected an axolotl configuration, with base_model and datasets")
+        raise ConfigError(
+            f"{path}: expected an axolotl configuration, with base_model and datasets"
+        )
     keys = Keys(values, file)
     try:
         return _translate(keys, run_file, ranks, steps)
     except ConfigError:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-        raise ConfigError(f"{path}: {keys.asked[-1]}: the value does not have the form that axolotl expects") from error
+        raise ConfigError(
+            f"{path}: {keys.asked[-1]}: the value does not have the form that axolotl expects"
+        ) from error
 
 
 def _translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Imported:
@@ -137,8 +158,9 @@ def _method(keys: Keys) -> str:
     rl = str(keys.get("rl", "") or "")
     if rl and rl not in PREFERENCES:
         raise ConfigError(
-            f"{keys.file}: rl: {rl} samples answers while it trains, which no single run file does; sample and judge "
-            "with `penstock rollouts`, then train with training.policy, round by round"
+            f"{keys.file}: rl: {rl} samples answers while it trains, which no single run file "
+            "does; sample and judge with `penstock rollouts`, then train with "
+            "training.policy, round by round"
         )
     return rl
 
@@ -147,7 +169,9 @@ def _datasets(keys: Keys) -> tuple[list[Prepared], list[Prepared]]:
     """Datasets to train on, and those that are held out."""
     asked = str(keys.get("excess_length_strategy", "drop"))
     # A tree of answers is never cut.
-    excess = "drop" if keys.get("rl") else {"truncate": "truncate", "raise": "error"}.get(asked, "drop")
+    excess = (
+        "drop" if keys.get("rl") else {"truncate": "truncate", "raise": "error"}.get(asked, "drop")
+    )
     keys.mapped("excess_length_strategy", f"too_long of the sources: {excess}")
     taken: set[str] = set()
     found: dict[str, list[Prepared]] = {}
@@ -160,7 +184,9 @@ def _datasets(keys: Keys) -> tuple[list[Prepared], list[Prepared]]:
         for number, entry in enumerate(given):
             if isinstance(entry, str):
                 entry = {"path": entry, "type": "pretrain"}
-            refuse_wrong_kind(entry, dict, f"{name}.{number}", keys.file, "a mapping with path and type")
+            refuse_wrong_kind(
+                entry, dict, f"{name}.{number}", keys.file, "a mapping with path and type"
+            )
             if name == "pretraining_dataset":
                 entry = {"type": "pretrain", **entry}
             inside = keys.inside(entry, f"{name}.{number}")
@@ -174,14 +200,27 @@ def _datasets(keys: Keys) -> tuple[list[Prepared], list[Prepared]]:
 
 def _of_prompts(keys: Keys) -> None:
     """Keys about prompts that no dataset has asked for."""
-    for name in ("train_on_inputs", "chat_template", "chat_template_jinja", "chat_template_kwargs", "role_boundaries"):
+    for name in (
+        "train_on_inputs",
+        "chat_template",
+        "chat_template_jinja",
+        "chat_template_kwargs",
+        "role_boundaries",
+    ):
         if name not in keys.noted and keys.get(name) is not None:
-            keys.note(name, "no effect", "no dataset asks for it: each has a prompt or template of its own")
+            keys.note(
+                name,
+                "no effect",
+                "no dataset asks for it: each has a prompt or template of its own",
+            )
     if keys.get("eot_tokens") is not None:
         keys.note(
-            "eot_tokens", "differs", "terminators are found in what the template writes; chat.train_on_eot says "
-            "whether they are trained; look at them with `penstock inspect`", shown=True,
-        )  # fmt: skip
+            "eot_tokens",
+            "differs",
+            "terminators are found in what the template writes; chat.train_on_eot says "
+            "whether they are trained; look at them with `penstock inspect`",
+            shown=True,
+        )
 
 
 def _length_of_run(keys: Keys) -> None:
@@ -200,20 +239,31 @@ def _loader(keys: Keys, ranks: int, rl: str) -> dict[str, Any]:
     shared = keys.whole("context_parallel_size") or keys.whole("sequence_parallel_degree") or 1
     named = keys.whole("world_size")
     if named is not None:
-        keys.note("world_size", "differs", f"the number of processes comes from --ranks, which is {ranks}", shown=True)
+        keys.note(
+            "world_size",
+            "differs",
+            f"the number of processes comes from --ranks, which is {ranks}",
+            shown=True,
+        )
     if ranks % shared:
         raise ConfigError(
-            f"{keys.file}: context_parallel_size {shared} does not divide the {ranks} processes; set --ranks"
+            f"{keys.file}: context_parallel_size {shared} does not divide the {ranks} "
+            "processes; set --ranks"
         )
     rows = micro * accumulation * (ranks // shared)
     for name in ("micro_batch_size", "gradient_accumulation_steps", "batch_size"):
         keys.mapped(
             name,
-            f"data.loader.rows_per_step: {micro} × {accumulation} × {ranks // shared} groups (--ranks {ranks})",
+            f"data.loader.rows_per_step: {micro} × {accumulation} × {ranks // shared} groups "
+            f"(--ranks {ranks})",
         )
     keys.mapped("sequence_len", "data.loader.sequence_length")
     keys.mapped("seed", "data.loader.seed and training.seed; draws differ")
-    loader = {"sequence_length": keys.whole("sequence_len", 512), "rows_per_step": rows, "seed": keys.whole("seed", 42)}
+    loader = {
+        "sequence_length": keys.whole("sequence_len", 512),
+        "rows_per_step": rows,
+        "seed": keys.whole("seed", 42),
+    }
     return {**loader, **_packing(keys, rl)}
 
 
@@ -226,27 +276,39 @@ def _packing(keys: Keys, rl: str) -> dict[str, Any]:
             if keys.get(name) is not None:
                 keys.note(name, "no effect", "sample_packing is off")
         keys.note(
-            "sample_packing", "mapped", "data.loader.packing: none, a document a row, so a step has as many documents; "
-            "best_fit fills rows and is faster: then lower rows_per_step", shown=True,
-        )  # fmt: skip
+            "sample_packing",
+            "mapped",
+            "data.loader.packing: none, a document a row, so a step has as many documents; "
+            "best_fit fills rows and is faster: then lower rows_per_step",
+            shown=True,
+        )
         return {"packing": "none"}
     if keys.get("pretraining_sample_concatenation"):
         keys.mapped("pretraining_sample_concatenation", "data.loader.packing: concat")
         keys.mapped("sample_packing", "data.loader.packing: concat")
         return {"packing": "concat"}
     keys.get("pretraining_sample_concatenation")
-    keys.mapped("sample_packing", "data.loader.packing: best_fit, the default, which fills rows at least as well")
+    keys.mapped(
+        "sample_packing",
+        "data.loader.packing: best_fit, the default, which fills rows at least as well",
+    )
     if keys.get("sample_packing_sequentially"):
         keys.mapped("sample_packing_sequentially", "data.loader.packing: next_fit")
         return {"packing": "next_fit"}
     return {}
 
 
-def _data_section(keys: Keys, data: Sequence[Prepared], loader: Mapping[str, Any], share: float) -> dict[str, Any]:
+def _data_section(
+    keys: Keys, data: Sequence[Prepared], loader: Mapping[str, Any], share: float
+) -> dict[str, Any]:
     """Sources with their order and epochs."""
     keys.mapped("dataset_exact_deduplication", "--drop-duplicates, of each dataset")
     ordered = bool(keys.get("curriculum_sampling")) and keys.get("shuffle_merged_datasets") is False
-    for name in ("shuffle_merged_datasets", "shuffle_before_merging_datasets", "curriculum_sampling"):
+    for name in (
+        "shuffle_merged_datasets",
+        "shuffle_before_merging_datasets",
+        "curriculum_sampling",
+    ):
         if keys.get(name) is not None:
             keys.note(
                 name,
@@ -258,7 +320,9 @@ def _data_section(keys: Keys, data: Sequence[Prepared], loader: Mapping[str, Any
     # One corpus has one template; documents of several sources are blended by their tokens.
     groups: dict[tuple[str, str], list[str]] = {}
     for one in data:
-        groups.setdefault((one.too_long, str(one.chat.get("template"))), []).append(f"data/{one.name}{folder}")
+        groups.setdefault((one.too_long, str(one.chat.get("template"))), []).append(
+            f"data/{one.name}{folder}"
+        )
     sources: list[dict[str, Any]] = []
     for (too_long, _), paths in groups.items():
         source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
@@ -282,15 +346,22 @@ def _data_section(keys: Keys, data: Sequence[Prepared], loader: Mapping[str, Any
 
 
 def _common_chat(data: Sequence[Prepared]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Chat settings that all datasets of conversations share, and dataset → those in which it differs."""
+    """Chat settings that all datasets of conversations share, and dataset → those in which it
+    differs.
+    """
     chats = {one.name: one.chat for one in data if one.chat}
     if not chats:
         return {}, {}
     first = next(iter(chats.values()))
-    common = {key: value for key, value in first.items() if all(chat.get(key) == value for chat in chats.values())}
+    common = {
+        key: value
+        for key, value in first.items()
+        if all(chat.get(key) == value for chat in chats.values())
+    }
     common.setdefault("template", "auto")
     own = {
-        name: {key: value for key, value in chat.items() if common.get(key) != value} for name, chat in chats.items()
+        name: {key: value for key, value in chat.items() if common.get(key) != value}
+        for name, chat in chats.items()
     }
     return common, own
 
@@ -303,9 +374,13 @@ def _tokenizer(keys: Keys, base: str) -> tuple[str, list[str]]:
     if not tokens:
         return tokenizer, []
     keys.note(
-        "tokens", "differs", "penstock tokenizer add makes a new tokenizer, and training gives the model rows for "
-        "them, which begin as the mean of the others; with LoRA, set training.lora.train_embeddings", shown=True,
-    )  # fmt: skip
+        "tokens",
+        "differs",
+        "penstock tokenizer add makes a new tokenizer, and training gives the model rows for "
+        "them, which begin as the mean of the others; with LoRA, set "
+        "training.lora.train_embeddings",
+        shown=True,
+    )
     added = " ".join(f"--token {quoted(one)}" for one in tokens)
     return "tokenizer", [f"penstock tokenizer add {quoted(tokenizer)} {added} -o tokenizer"]
 
@@ -330,7 +405,11 @@ def _prepare(
         words += ["--transform", f"{module}:{one.prompt[0]}"]
     if share:
         words += ["--validation", f"{share:g}"]
-    return ("PYTHONPATH=. " if one.prompt is not None else "") + "penstock prepare " + " ".join(map(quoted, words))
+    return (
+        ("PYTHONPATH=. " if one.prompt is not None else "")
+        + "penstock prepare "
+        + " ".join(map(quoted, words))
+    )
 
 
 def quoted(word: str) -> str:
@@ -338,7 +417,9 @@ def quoted(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     escapes = {"\\": "\\\\", "'": "\\'"}
-    return "$'" + "".join(escapes.get(c) or (c if c.isprintable() else _escape(c)) for c in word) + "'"
+    return (
+        "$'" + "".join(escapes.get(c) or (c if c.isprintable() else _escape(c)) for c in word) + "'"
+    )
 
 
 def _escape(character: str) -> str:
@@ -355,7 +436,11 @@ def _special_tokens(keys: Keys) -> None:
     """A padding token changes nothing."""
     tokens = keys.get("special_tokens")
     if isinstance(tokens, Mapping) and set(tokens) <= {"pad_token", "unk_token"}:
-        keys.note("special_tokens", "no effect", "padding is neither trained nor attended to, whatever its token")
+        keys.note(
+            "special_tokens",
+            "no effect",
+            "padding is neither trained nor attended to, whatever its token",
+        )
 
 
 def _plugins(keys: Keys) -> None:

@@ -1,8 +1,9 @@
-"""The datasets of an axolotl configuration: the commands that prepare them, and the settings of their chats.
+"""The datasets of an axolotl configuration: the commands that prepare them, and the settings of
+their chats.
 
-A dataset of conversations keeps axolotl's own names of mask settings, which are ours too. A dataset with a fixed prompt
-(alpaca, a format of the user's) becomes text with ranges of characters that are trained, by a Python function that is
-written next to the run file. `completion` is plain text.
+A dataset of conversations keeps axolotl's own names of mask settings, which are ours too. A dataset
+with a fixed prompt (alpaca, a format of the user's) becomes text with ranges of characters that are
+trained, by a Python function that is written next to the run file. `completion` is plain text.
 """
 
 import re
@@ -17,10 +18,17 @@ from penstock.core.urls import has_secrets, shown_url
 from penstock.use.config.axolotl.notes import Keys
 
 TEMPLATES = {
-    "chatml": "chatml", "llama3": "llama3", "gemma": "gemma", "phi_3": "phi_3", "mistral_v1": "mistral_v1",
-}  # fmt: skip
+    "chatml": "chatml",
+    "llama3": "llama3",
+    "gemma": "gemma",
+    "phi_3": "phi_3",
+    "mistral_v1": "mistral_v1",
+}
 """axolotl's name of a chat template → ours, of those that come with the package."""
-ALPACA = ("### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n", "{system}\n\n")
+ALPACA = (
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
+    "{system}\n\n",
+)
 CHAT = ("USER: {instruction}\n{input}\nASSISTANT:", "SYSTEM: {system}\n")
 CHATML = (
     "<|im_start|>user\n{instruction}\n{input}<|im_end|>\n<|im_start|>assistant\n",
@@ -28,8 +36,8 @@ CHATML = (
 )
 _TASK = "Below is an instruction that describes a task"
 _WITH_INPUT = (
-    f"{_TASK}, paired with an input that provides further context. Write a response that appropriately completes the "
-    "request."
+    f"{_TASK}, paired with an input that provides further context. Write a response that "
+    "appropriately completes the request."
 )
 _NO_INPUT = f"{_TASK}. Write a response that appropriately completes the request."
 PROMPTS: Mapping[str, tuple[tuple[str, str], str, str]] = {
@@ -39,33 +47,60 @@ PROMPTS: Mapping[str, tuple[tuple[str, str], str, str]] = {
     "alpaca:chatml": (CHATML, _WITH_INPUT, _NO_INPUT),
     "alpaca_chat.load_no_prompt": (CHAT, "", ""),
 }
-"""Type of a dataset → the formats of its prompt and its system text, and the system texts with and without an input."""
+"""Type of a dataset → the formats of its prompt and its system text, and the system texts with and
+without an input.
+"""
 PREFERENCE_FIELDS: Mapping[str, Mapping[str, str]] = {
-    "default": {}, "intel": {}, "ultra": {}, "prompt_pairs": {}, "argilla_chat": {}, "icr": {"prompt": "input"},
+    "default": {},
+    "intel": {},
+    "ultra": {},
+    "prompt_pairs": {},
+    "argilla_chat": {},
+    "icr": {"prompt": "input"},
     "argilla": {"chosen": "chosen_response", "rejected": "rejected_response"},
-}  # fmt: skip
-"""Kind of preference records, the last part of its type → the fields that have other names there."""
+}
+"""Kind of preference records, the last part of its type → the fields that have other names
+there.
+"""
 _FILE = re.compile(r"\.(jsonl?|ndjson|parquet|arrow|txt|csv|md)(\.(gz|zst|xz|bz2|lz4))?$")
 """End of a file's name; a name without it may be one on the Hub."""
 LABEL_FIELDS: Mapping[str, Mapping[str, str]] = {
-    "argilla": {"prompt": "instruction"}, "argilla_chat": {}, "intel": {"prompt": "question"}, "prompt_pairs": {},
+    "argilla": {"prompt": "instruction"},
+    "argilla_chat": {},
+    "intel": {"prompt": "question"},
+    "prompt_pairs": {},
     "ultra": {},
-}  # fmt: skip
+}
 """The same for records with one labelled answer."""
 CHAT_KEYS = (
-    "field_messages", "field_system", "field_tools", "message_field_training", "message_field_training_detail",
-    "roles", "roles_to_train", "train_on_eos", "train_on_eot", "drop_system_message", "split_thinking",
-)  # fmt: skip
+    "field_messages",
+    "field_system",
+    "field_tools",
+    "message_field_training",
+    "message_field_training_detail",
+    "roles",
+    "roles_to_train",
+    "train_on_eos",
+    "train_on_eot",
+    "drop_system_message",
+    "split_thinking",
+)
 """Keys of a dataset that are chat settings of ours under the same names."""
 NO_EFFECT = {
     "trust_remote_code": "no code of a repository is run",
     "preprocess_shards": "files are prepared in parts anyway",
 }
 UNSUPPORTED = {
-    "name": "a Hub dataset's configuration cannot be chosen by name: give its files (data_files, or edit the command)",
-    "revision": "a Hub dataset is read at its newest state: download the revision and give its files",
+    "name": (
+        "a Hub dataset's configuration cannot be chosen by name: give its files (data_files, or "
+        "edit the command)"
+    ),
+    "revision": (
+        "a Hub dataset is read at its newest state: download the revision and give its files"
+    ),
     "input_transform": "give a function of your own: penstock prepare --transform module:function",
-    "shards": "give part of the files instead", "shards_idx": "give part of the files instead",
+    "shards": "give part of the files instead",
+    "shards_idx": "give part of the files instead",
     "conversation": "axolotl 0.19 reads chat_template instead",
     "logprobs_field": "prepare the teacher's outputs with penstock distill cache",
     "temperature": "see the loss of a teacher (teacher.teachers.0.loss.temperature)",
@@ -76,7 +111,7 @@ UNSUPPORTED = {
     "train_on_last_step_only": "reward models have no head here",
     "field_human": "axolotl 0.19 does not read it; use message_property_mappings",
     "field_model": "axolotl 0.19 does not read it; use message_property_mappings",
-}  # fmt: skip
+}
 
 
 @final
@@ -100,7 +135,8 @@ def read_dataset(keys: Keys, general: Keys, taken: set[str], *, excess: str) -> 
 
     Args:
         keys: The entry.
-        general: The whole configuration, of which an entry takes the chat template and `train_on_inputs`.
+        general: The whole configuration, of which an entry takes the chat template and
+            `train_on_inputs`.
         taken: Names of datasets so far; the new one is added.
         excess: `too_long` of documents that are not plain text.
     """
@@ -127,9 +163,12 @@ def read_dataset(keys: Keys, general: Keys, taken: set[str], *, excess: str) -> 
         _fixed_prompt(keys, general, prepared, str(kind))
     else:
         keys.note(
-            "type", "unsupported", "records are read as conversations of any known layout: look at them with "
-            "`penstock inspect`, or write a function for penstock prepare --transform", shown=True,
-        )  # fmt: skip
+            "type",
+            "unsupported",
+            "records are read as conversations of any known layout: look at them with "
+            "`penstock inspect`, or write a function for penstock prepare --transform",
+            shown=True,
+        )
         prepared.chat = _chat(keys, general)
     keys.rest(NO_EFFECT, UNSUPPORTED)
     return prepared
@@ -148,13 +187,25 @@ def _name(path: str, taken: set[str]) -> str:
 
 
 def _source(keys: Keys, path: str) -> str:
-    """What `penstock prepare` reads: a file, folder or URL; a Hub name becomes hf://datasets/NAME."""
+    """What `penstock prepare` reads: a file, folder or URL; a Hub name becomes
+    hf://datasets/NAME.
+    """
     files = keys.get("data_files")
     files = [files] if isinstance(files, str) else files
     split = keys.get("split")
-    local = "://" in path or path.startswith((".", "/", "~")) or Path(path).exists() or bool(_FILE.search(path))
+    local = (
+        "://" in path
+        or path.startswith((".", "/", "~"))
+        or Path(path).exists()
+        or bool(_FILE.search(path))
+    )
     if split is not None and str(split) != "train":
-        keys.note("split", "decide", "name the files of this split in the penstock prepare command", shown=True)
+        keys.note(
+            "split",
+            "decide",
+            "name the files of this split in the penstock prepare command",
+            shown=True,
+        )
     elif split is not None:
         keys.note(
             "split",
@@ -166,20 +217,32 @@ def _source(keys: Keys, path: str) -> str:
         return _shown(keys, base)
     if local and _FILE.search(path):
         return " ".join(_shown(keys, str(one)) for one in files)
-    return " ".join(_shown(keys, one if "://" in one else f"{base}/{one}") for one in map(str, files))
+    return " ".join(
+        _shown(keys, one if "://" in one else f"{base}/{one}") for one in map(str, files)
+    )
 
 
 def _shown(keys: Keys, url: str) -> str:
     """A path or URL for a command that is written down."""
     if not has_secrets(url):
         return url
-    cure = "add the user info or the signature of its URL to the penstock prepare command: secrets are not written down"
+    cure = (
+        "add the user info or the signature of its URL to the penstock prepare command: secrets "
+        "are not written down"
+    )
     keys.note("path", "decide", cure)
     return shown_url(url)
 
 
 def _take_format(keys: Keys, prepared: Prepared) -> None:
-    formats = {"json": "jsonl", "jsonl": "jsonl", "parquet": "parquet", "arrow": "arrow", "text": "text", "csv": "csv"}
+    formats = {
+        "json": "jsonl",
+        "jsonl": "jsonl",
+        "parquet": "parquet",
+        "arrow": "arrow",
+        "text": "text",
+        "csv": "csv",
+    }
     kind = keys.get("ds_type")
     if kind is None:
         return
@@ -187,7 +250,9 @@ def _take_format(keys: Keys, prepared: Prepared) -> None:
         prepared.options += ["--format", formats[str(kind)]]
         keys.mapped("ds_type", "--format")
     else:
-        keys.note("ds_type", "unsupported", "convert the files to JSON lines or Parquet", shown=True)
+        keys.note(
+            "ds_type", "unsupported", "convert the files to JSON lines or Parquet", shown=True
+        )
 
 
 def _plain_text(keys: Keys, prepared: Prepared) -> None:
@@ -258,9 +323,12 @@ def _template(keys: Keys, general: Keys) -> str:
         )
         return "auto"
     asked.note(
-        "chat_template", "decide", "the tokenizer's own template is taken (auto): for this one save axolotl's .jinja "
-        "file and set chat.template to it", shown=True,
-    )  # fmt: skip
+        "chat_template",
+        "decide",
+        "the tokenizer's own template is taken (auto): for this one save axolotl's .jinja "
+        "file and set chat.template to it",
+        shown=True,
+    )
     return "auto"
 
 
@@ -282,28 +350,46 @@ def _own_format(keys: Keys, own: Keys, general: Keys, prepared: Prepared) -> Non
     """A prompt that the user wrote into the configuration."""
     turn = str(own.get("format", "{instruction} {input} "))
     text = str(own.get("system_prompt", ""))
-    fields = {name: str(own.get(f"field_{name}", name)) for name in ("instruction", "input", "output", "system")}
+    fields = {
+        name: str(own.get(f"field_{name}", name))
+        for name in ("instruction", "input", "output", "system")
+    }
     _as_text(
-        prepared, general,
+        prepared,
+        general,
         {
-            "turn": turn, "turn_without_input": str(own.get("no_input_format", "{instruction} ")),
-            "system": str(own.get("system_format", "{system}")), "text": text, "text_without_input": text,
+            "turn": turn,
+            "turn_without_input": str(own.get("no_input_format", "{instruction} ")),
+            "system": str(own.get("system_format", "{system}")),
+            "text": text,
+            "text_without_input": text,
         },
         fields,
-    )  # fmt: skip
+    )
     keys.mapped("type", "--transform, the same prompt and mask")
     own.rest({}, {})
 
 
 def _as_text(
-    prepared: Prepared, general: Keys, form: Mapping[str, str], fields: Mapping[str, str] | None = None
+    prepared: Prepared,
+    general: Keys,
+    form: Mapping[str, str],
+    fields: Mapping[str, str] | None = None,
 ) -> None:
     # A prompt of axolotl's own reads no system message.
-    fields = fields or {"instruction": "instruction", "input": "input", "output": "output", "system": ""}
+    fields = fields or {
+        "instruction": "instruction",
+        "input": "input",
+        "output": "output",
+        "system": "",
+    }
     trains_prompt = bool(general.get("train_on_inputs", False))
     general.mapped("train_on_inputs", "--weights-field, ranges of characters")
     function = re.sub(r"\W", "_", prepared.name)
-    prepared.prompt = (f"text_of_{function}", {**form, "fields": dict(fields), "trains_prompt": trains_prompt})
+    prepared.prompt = (
+        f"text_of_{function}",
+        {**form, "fields": dict(fields), "trains_prompt": trains_prompt},
+    )
     prepared.options += ["--text-field", fields["output"], "--weights-field", "loss_weights"]
     for name in filter(None, (fields["instruction"], fields["input"], fields["system"])):
         prepared.options += ["--column", name]
@@ -325,7 +411,12 @@ def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: Any) -> Non
             chat["field_system"] = system
             own.mapped("field_system", "chat.field_system")
         formats = "the chat template writes the prompt instead: see it with `penstock inspect`"
-        own.rest({}, dict.fromkeys(("prompt_format", "chosen_format", "rejected_format", "completion_format"), formats))
+        own.rest(
+            {},
+            dict.fromkeys(
+                ("prompt_format", "chosen_format", "rejected_format", "completion_format"), formats
+            ),
+        )
         family = "own"
     else:
         family, _, form = str(kind).partition(".")
@@ -336,7 +427,8 @@ def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: Any) -> Non
             keys.note(
                 "type",
                 "decide",
-                "records are read by their fields: look at them with `penstock inspect`, and set chat.fields",
+                "records are read by their fields: look at them with `penstock inspect`, and "
+                "set chat.fields",
                 shown=True,
             )
         else:
@@ -354,7 +446,9 @@ def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: Any) -> Non
 
 
 def transform_code(prepared: Sequence[Prepared], file: str) -> str | None:
-    """A Python module with a function for each dataset that has a fixed prompt; None if none has."""
+    """A Python module with a function for each dataset that has a fixed prompt; None if none
+    has.
+    """
     asked = [one.prompt for one in prepared if one.prompt is not None]
     if not asked:
         return None
@@ -391,4 +485,4 @@ def _filled(form, parts):
         return form
     at, name = place
     return form[:at] + parts[name] + _filled(form[at + len(name) :], parts)
-'''
+'''  # noqa: E501

@@ -1,7 +1,7 @@
 """Reads another library's configuration key by key, so that no key is left without an answer.
 
-`Keys` hands out values and remembers which were asked for. What became of each key is a `Note`; those that nobody asked
-for are found at the end.
+`Keys` hands out values and remembers which were asked for. What became of each key is a `Note`;
+those that nobody asked for are found at the end.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,9 +77,14 @@ class Keys:
         except OverflowError:
             made = inf
         except (TypeError, ValueError):
-            raise ConfigError(f"{self.file}: {self.where}{name} is {found!r}; expected a number") from None
+            raise ConfigError(
+                f"{self.file}: {self.where}{name} is {found!r}; expected a number"
+            ) from None
         if made is not None and not isfinite(made):
-            raise ConfigError(f"{self.file}: {self.where}{name} is {found!r:.50}; expected a number below infinity")
+            raise ConfigError(
+                f"{self.file}: {self.where}{name} is {found!r:.50}; expected a number below "
+                "infinity"
+            )
         return made
 
     def whole(self, name: str, default: int | None = None) -> int | None:
@@ -90,14 +95,20 @@ class Keys:
         """
         found = self.number(name, default)
         if found is not None and found != int(found):
-            raise ConfigError(f"{self.file}: {self.where}{name} is {found!r}; expected a whole number")
+            raise ConfigError(
+                f"{self.file}: {self.where}{name} is {found!r}; expected a whole number"
+            )
         return None if found is None else int(found)
 
     def note(self, name: str, fate: Fate, text: str, *, shown: bool = False) -> None:
         """Say what became of a key; with `shown`, also its value."""
         self.seen.add(name)
         self.noted.add(name)
-        value = f": {_short(self.values.get(name))}" if shown and self.values.get(name) is not None else ""
+        value = (
+            f": {_short(self.values.get(name))}"
+            if shown and self.values.get(name) is not None
+            else ""
+        )
         if (note := Note(f"{self.where}{name}{value}", fate, text)) not in self.notes:
             self.notes.append(note)
 
@@ -126,7 +137,10 @@ class Keys:
                 self.note(name, "unsupported", unsupported[name], shown=True)
             else:
                 self.note(
-                    name, "unknown", "no key of this name is known; check its spelling, or see its plugin", shown=True
+                    name,
+                    "unknown",
+                    "no key of this name is known; check its spelling, or see its plugin",
+                    shown=True,
                 )
 
 
@@ -145,7 +159,11 @@ def report(notes: Sequence[Note], fates: Iterable[Fate]) -> list[str]:
             if note.fate == fate:
                 grouped.setdefault(note.text, []).append(note.key)
         if grouped:
-            lines += ["", f"{FATES[fate]}:", *(f"  {', '.join(keys)} → {text}" for text, keys in grouped.items())]
+            lines += [
+                "",
+                f"{FATES[fate]}:",
+                *(f"  {', '.join(keys)} → {text}" for text, keys in grouped.items()),
+            ]
     return lines[1:]
 
 
@@ -167,7 +185,9 @@ def wrapped(line: str, width: int) -> list[str]:
     """A line of a report in lines of at most `width`; others, such as commands, as they are."""
     if " → " not in line:
         return [line]
-    return wrap(line, width, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
+    return wrap(
+        line, width, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""The section `training` of an axolotl configuration: optimizer, schedule, adapters, preferences, intervals."""
+"""The section `training` of an axolotl configuration: optimizer, schedule, adapters, preferences,
+intervals.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,21 +10,44 @@ from penstock.use.config.axolotl.datasets import Prepared
 from penstock.use.config.axolotl.notes import Keys
 
 ADAMW = (
-    "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_apex_fused", "adamw_hf", "adamw_anyprecision",
-    "optimi_adamw", "flash_adamw",
-)  # fmt: skip
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_torch_xla",
+    "adamw_apex_fused",
+    "adamw_hf",
+    "adamw_anyprecision",
+    "optimi_adamw",
+    "flash_adamw",
+)
 """Optimizers that are AdamW in 32 bits."""
 SMALL_ADAMW = (
-    "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw", "adamw_torch_8bit",
-    "adamw_torch_4bit", "ao_adamw_8bit", "ao_adamw_4bit", "ao_adamw_fp8",
-)  # fmt: skip
+    "adamw_bnb_8bit",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "ao_adamw_8bit",
+    "ao_adamw_4bit",
+    "ao_adamw_fp8",
+)
 """AdamW with states of fewer bits, or on the CPU."""
-SHAPES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+SHAPES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
 PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo", "kto": "kto"}
 DPO_LOSSES = {
-    "sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "sigmoid_norm": "sigmoid_norm",
+    "sigmoid": "dpo",
+    "hinge": "hinge",
+    "ipo": "ipo",
+    "robust": "robust",
+    "sigmoid_norm": "sigmoid_norm",
     "apo_zero_unpaired": "apo_zero_unpaired",
-}  # fmt: skip
+}
 AT_END = 1_000_000_000
 """Steps between checkpoints of a run that is saved at its end only."""
 
@@ -39,12 +64,20 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict
     training: dict[str, Any] = {}
     if keys.get("max_steps") is not None:
         training["steps"] = keys.whole("max_steps")
-    training |= {"optimizer": _optimizer(keys), "schedule": _schedule(keys, steps), "seed": keys.whole("seed", 42)}
+    training |= {
+        "optimizer": _optimizer(keys),
+        "schedule": _schedule(keys, steps),
+        "seed": keys.whole("seed", 42),
+    }
     if lora := _lora(keys):
         training["lora"] = lora
     if keys.get("freeze_mm_modules"):
         training["frozen"] = ["*vision*", "*visual*", "*audio*", "*multi_modal_projector*"]
-        keys.note("freeze_mm_modules", "decide", "training.frozen: check that the patterns fit the model's names")
+        keys.note(
+            "freeze_mm_modules",
+            "decide",
+            "training.frozen: check that the patterns fit the model's names",
+        )
     if rl:
         training["preference"] = _preference(keys, rl)
     if keys.get("torch_compile"):
@@ -70,7 +103,12 @@ def _placement(keys: Keys, training: dict[str, Any]) -> None:
         training["context_parallel"] = shared
     for name in names:
         if "preference" in training and keys.get(name):
-            keys.note(name, "unsupported", "rows are not shared by processes while learning from answers", shown=True)
+            keys.note(
+                name,
+                "unsupported",
+                "rows are not shared by processes while learning from answers",
+                shown=True,
+            )
         else:
             keys.mapped(name, "training.context_parallel")
     shards = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
@@ -78,18 +116,30 @@ def _placement(keys: Keys, training: dict[str, Any]) -> None:
         training["shard"] = True
     for name in ("deepspeed", "fsdp", "fsdp_config"):
         if keys.get(name) and "lora" in training:
-            keys.note(name, "differs", "training.shard and LoRA do not go together: each process holds the whole base")
+            keys.note(
+                name,
+                "differs",
+                "training.shard and LoRA do not go together: each process holds the whole base",
+            )
         else:
-            keys.mapped(name, "training.shard: weights, gradients and states are sharded (FSDP2) over the processes")
+            keys.mapped(
+                name,
+                "training.shard: weights, gradients and states are sharded (FSDP2) over the "
+                "processes",
+            )
 
 
 def _precision(keys: Keys) -> None:
     for name in ("bf16", "bfloat16"):
         if keys.get(name):
             keys.note(
-                name, "differs", "a model of transformers (hf:) is trained in float32: more memory, less rounding; "
-                "model: from:FOLDER, of a Llama-like model whose config says bfloat16, computes in it", shown=True,
-            )  # fmt: skip
+                name,
+                "differs",
+                "a model of transformers (hf:) is trained in float32: more memory, less "
+                "rounding; model: from:FOLDER, of a Llama-like model whose config says "
+                "bfloat16, computes in it",
+                shown=True,
+            )
         elif keys.get(name) is not None:
             keys.note(name, "no effect", "it is off, as it always is here")
 
@@ -108,7 +158,10 @@ def _optimizer(keys: Keys) -> dict[str, Any]:
         )
     else:
         keys.note(
-            "optimizer", "unsupported", "adamw is written instead; its learning rate may need another value", shown=True
+            "optimizer",
+            "unsupported",
+            "adamw is written instead; its learning rate may need another value",
+            shown=True,
         )
     rate = keys.number("learning_rate")
     if rate is None:
@@ -124,14 +177,19 @@ def _optimizer(keys: Keys) -> dict[str, Any]:
         "clip_norm": norm or None,
     }
     if decay and not factors and kind == "adamw":
-        # The Trainer decays embeddings; axolotl's own parameter groups, which other rates need, do not.
+        # The Trainer decays embeddings; axolotl's own parameter groups, which other rates need, do
+        # not.
         found["decay_embeddings"] = True
     if factors:
         found["learning_rate_factors"] = factors
     for name, ours in (
-        ("learning_rate", "learning_rate"), ("adam_beta1", "betas"), ("adam_beta2", "betas"), ("adam_epsilon", "eps"),
-        ("weight_decay", "weight_decay"), ("max_grad_norm", "clip_norm"),
-    ):  # fmt: skip
+        ("learning_rate", "learning_rate"),
+        ("adam_beta1", "betas"),
+        ("adam_beta2", "betas"),
+        ("adam_epsilon", "eps"),
+        ("weight_decay", "weight_decay"),
+        ("max_grad_norm", "clip_norm"),
+    ):
         keys.mapped(name, f"training.optimizer.{ours}")
     return found
 
@@ -170,7 +228,9 @@ def _schedule(keys: Keys, steps: int | None) -> dict[str, Any]:
             shown=True,
         )
     if more and "floor" not in found:
-        keys.note("lr_scheduler_kwargs", "unsupported", "see the keys of training.schedule", shown=True)
+        keys.note(
+            "lr_scheduler_kwargs", "unsupported", "see the keys of training.schedule", shown=True
+        )
     if floor is not None and name == "cosine":
         found["floor"] = floor
         keys.mapped("cosine_min_lr_ratio", "training.schedule.floor")
@@ -194,17 +254,19 @@ def _warmup(keys: Keys, steps: int | None, *, has_one: bool) -> int | None:
         keys.note(
             "warmup_steps",
             "mapped",
-            "training.schedule.warmup_steps; the first step has 1 / warmup_steps of the rate here, not 0",
+            "training.schedule.warmup_steps; the first step has 1 / warmup_steps of the rate "
+            "here, not 0",
         )
         return given
     if steps is None:
         share = 0.03 if ratio is None else ratio
         keys.note(
-            "warmup_ratio", "decide",
-            f"set training.schedule.warmup_steps to {share:g} × the steps, which `penstock train --dry-run` tells "
-            "(or run this command again with --steps)"
+            "warmup_ratio",
+            "decide",
+            f"set training.schedule.warmup_steps to {share:g} × the steps, which `penstock "
+            "train --dry-run` tells (or run this command again with --steps)"
             + ("" if ratio is not None else "; it is axolotl's default, at most 100"),
-        )  # fmt: skip
+        )
         return None
     keys.mapped("warmup_ratio", "training.schedule.warmup_steps")
     return int(ratio * steps) if ratio is not None else min(int(0.03 * steps), 100)
@@ -235,7 +297,8 @@ def _lora(keys: Keys) -> dict[str, Any] | None:
         keys.note(
             "adapter",
             "differs",
-            "training.lora next to a base in full precision, not in 4 bits: more memory, less rounding",
+            "training.lora next to a base in full precision, not in 4 bits: more memory, less "
+            "rounding",
             shown=True,
         )
     elif adapter == "lora":
@@ -254,7 +317,8 @@ def _lora(keys: Keys) -> dict[str, Any] | None:
         keys.note(
             "lora_target_modules",
             "decide",
-            "peft chooses by architecture; here all linear layers but the output get LoRA: set training.lora.targets",
+            "peft chooses by architecture; here all linear layers but the output get LoRA: "
+            "set training.lora.targets",
         )
     elif isinstance(targets, str) and targets != "all-linear":
         keys.note(
@@ -283,7 +347,10 @@ def _preference(keys: Keys, rl: str) -> dict[str, Any]:
         keys.mapped("trl", "training.preference.beta")
     elif trl:
         keys.note(
-            "trl", "unsupported", "only beta is read of it; the others are for methods that sample answers", shown=True
+            "trl",
+            "unsupported",
+            "only beta is read of it; the others are for methods that sample answers",
+            shown=True,
         )
     found["beta"] = 0.1 if beta is None else float(beta)
     smoothing = keys.number("dpo_label_smoothing", 0.0)
@@ -292,12 +359,16 @@ def _preference(keys: Keys, rl: str) -> dict[str, Any]:
     keys.mapped("dpo_label_smoothing", "training.preference.label_smoothing, kind cdpo")
     _dpo_losses(keys, rl, found)
     if rl == "simpo":
-        found |= {"gamma": keys.number("simpo_gamma", 0.5), "sft_weight": keys.number("cpo_alpha", 1.0)}
+        found |= {
+            "gamma": keys.number("simpo_gamma", 0.5),
+            "sft_weight": keys.number("cpo_alpha", 1.0),
+        }
         keys.mapped("simpo_gamma", "training.preference.gamma")
         keys.note(
             "cpo_alpha",
             "differs",
-            "training.preference.sft_weight (axolotl's default is 1), a mean over pairs here, not over their tokens",
+            "training.preference.sft_weight (axolotl's default is 1), a mean over pairs here, "
+            "not over their tokens",
         )
     elif rl == "orpo":
         found["sft_weight"] = 1.0
@@ -315,15 +386,22 @@ def _dpo_losses(keys: Keys, rl: str, found: dict[str, Any]) -> None:
     weights = keys.get("dpo_loss_weights") or [1.0] * len(given)
     unknown = [one for one in given if one not in (*DPO_LOSSES, "sft")]
     if rl != "dpo" or unknown:
-        keys.note("dpo_loss_type", "unsupported", "known here: " + ", ".join(DPO_LOSSES), shown=True)
+        keys.note(
+            "dpo_loss_type", "unsupported", "known here: " + ", ".join(DPO_LOSSES), shown=True
+        )
         return
-    kinds = {DPO_LOSSES[one]: float(weight) for one, weight in zip(given, weights, strict=True) if one != "sft"}
+    kinds = {
+        DPO_LOSSES[one]: float(weight)
+        for one, weight in zip(given, weights, strict=True)
+        if one != "sft"
+    }
     first, *others = kinds.items()
     if first[1] != 1.0:
         keys.note(
             "dpo_loss_weights",
             "differs",
-            "the first loss has weight 1 and others are relative to it; multiply the learning rate instead",
+            "the first loss has weight 1 and others are relative to it; multiply the learning "
+            "rate instead",
         )
     found["kind"] = first[0]
     if others:
@@ -341,7 +419,9 @@ def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]
         found["every"] = AT_END
         keys.mapped("save_strategy", "training.checkpoints.every: at the end only")
         return found
-    every = _interval(keys, "save_steps", "saves_per_epoch", steps, epochs, "training.checkpoints.every")
+    every = _interval(
+        keys, "save_steps", "saves_per_epoch", steps, epochs, "training.checkpoints.every"
+    )
     if every is None and keys.get("save_steps") is None and keys.get("saves_per_epoch") is None:
         # With max_steps, the steps of an epoch follow from the data.
         known = steps is not None and keys.get("max_steps") is None
@@ -351,7 +431,8 @@ def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]
             keys.note(
                 name,
                 "decide",
-                "axolotl saves after each epoch; set training.checkpoints.every to its steps (500 by default)",
+                "axolotl saves after each epoch; set training.checkpoints.every to its steps "
+                "(500 by default)",
             )
         else:
             keys.mapped(name, "training.checkpoints.every")
@@ -360,8 +441,12 @@ def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]
     return found if every is None else {"every": every, **found}
 
 
-def _interval(keys: Keys, name: str, by_epoch: str, steps: int | None, epochs: float, target: str) -> int | None:
-    """Steps between two checkpoints or evaluations; None: not given, or not known without the number of steps."""
+def _interval(
+    keys: Keys, name: str, by_epoch: str, steps: int | None, epochs: float, target: str
+) -> int | None:
+    """Steps between two checkpoints or evaluations; None: not given, or not known without the
+    number of steps.
+    """
     every, times = keys.number(name), keys.number(by_epoch)
     asked = name if every is not None else by_epoch
     if every is None and times is None:
@@ -372,16 +457,24 @@ def _interval(keys: Keys, name: str, by_epoch: str, steps: int | None, epochs: f
     share = every if every is not None else 1 / (float(times or 1) * epochs)
     if steps is None:
         keys.note(
-            asked, "decide", f"set {target} to {share:.4g} × the steps, which `penstock train --dry-run` tells (or run "
-            "this command again with --steps)", shown=True,
-        )  # fmt: skip
+            asked,
+            "decide",
+            f"set {target} to {share:.4g} × the steps, which `penstock train --dry-run` tells "
+            "(or run this command again with --steps)",
+            shown=True,
+        )
         return None
     keys.mapped(asked, target)
     return max(1, round(share * steps))
 
 
 def read_evaluation(
-    keys: Keys, data: Sequence[Prepared], held: Sequence[Prepared], steps: int | None, epochs: float, rl: str
+    keys: Keys,
+    data: Sequence[Prepared],
+    held: Sequence[Prepared],
+    steps: int | None,
+    epochs: float,
+    rl: str,
 ) -> tuple[float, dict[str, Any] | None]:
     """The share of documents that is held out, and the evaluator of what is held out."""
     share = keys.number("val_set_size", 0.0) or 0.0
@@ -389,7 +482,8 @@ def read_evaluation(
         keys.note(
             "val_set_size",
             "decide",
-            "give a share of the documents: `penstock prepare --validation 0.01`; nothing is held out",
+            "give a share of the documents: `penstock prepare --validation 0.01`; nothing is "
+            "held out",
             shown=True,
         )
         share = 0.0
@@ -397,17 +491,25 @@ def read_evaluation(
         keys.note(
             "val_set_size",
             "mapped",
-            "penstock prepare --validation, which chooses by a hash of the text: the same share, other documents",
+            "penstock prepare --validation, which chooses by a hash of the text: the same "
+            "share, other documents",
         )
     paths = [f"data/{one.name}/validation" for one in data] if share else []
     paths += [f"data/{one.name}" for one in held]
     strategy = keys.get("eval_strategy", keys.get("evaluation_strategy"))
-    every = _interval(keys, "eval_steps", "evals_per_epoch", steps, epochs, "every of training.evaluators")
+    every = _interval(
+        keys, "eval_steps", "evals_per_epoch", steps, epochs, "every of training.evaluators"
+    )
     for name in ("eval_strategy", "evaluation_strategy"):
         keys.mapped(name, "training.evaluators")
     if not paths or strategy == "no":
         return share, None
-    if every is None and strategy == "epoch" and steps is not None and keys.get("max_steps") is None:
+    if (
+        every is None
+        and strategy == "epoch"
+        and steps is not None
+        and keys.get("max_steps") is None
+    ):
         every = max(1, round(steps / epochs))
     found: dict[str, Any] = {"kind": "preference" if rl else "loss"}
     if len(paths) == 1:
