@@ -59,11 +59,12 @@ class Loader:
     had its `max_epochs`. A last, short step is filled up with empty rows, so that all ranks have as
     many.
 
+    The other keywords are the fields of `ps.loader.LoaderSettings`, which describes each;
+    `Loader.of` takes them as one object.
+
     Args:
         mixture: The sources; a single `Source`, a path, an opened dataset, a list of these, or a
             mapping of path → share will do.
-        settings: The keywords are the fields of `LoaderSettings`, which describes each; `Loader.of`
-            takes them as one.
 
     Raises:
         ConfigError: A setting is out of range, or two disagree; or the companion refuses a source.
