@@ -32,6 +32,7 @@ _MODULES = {
     "conversion": "use.config.axolotl.conversion",
     "curve_picture": "learn.training.curve_picture",
     "curves": "learn.training.curves",
+    "datasets": "data.shards.opening",
     "distributed": "learn.training.distributed",
     "document": "use.config.document",
     "evaluation_results": "learn.evaluation.results",
