@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.plan.loader.extras as extras_module
-import penstock.plan.loader.plan as plan_module
+import penstock.plan.loader.stream as stream_module
 from penstock import Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError, RecordError
 from penstock.plan.loader.plan import Plan, PlanSettings
@@ -26,7 +26,7 @@ def dataset(tmp_path_factory):
 
 def plan_of(dataset, patches, limit, monkeypatch=None, documents_per_row=None, **source):
     known = SimpleNamespace(has_images=True, has_trees=False, patches=lambda: np.array(patches))
-    for module in (plan_module, extras_module):
+    for module in (stream_module, extras_module):
         (monkeypatch or pytest.MonkeyPatch()).setattr(module, "extras_of", lambda _: known)
     mixture = Mixture([Source(dataset, max_epochs=1, shuffle="none", **source)])
     plan_settings = PlanSettings(

@@ -193,8 +193,6 @@ def test_a_model_of_transformers_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_failed_export_leaves_nothing_and_another_one_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import safetensors.torch
-
     left: list[str] = []
 
     def full(weights: object, path: Path, **_: object) -> None:
@@ -203,7 +201,7 @@ def test_a_failed_export_leaves_nothing_and_another_one_is_left_alone(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(safetensors.torch, "save_file", full)
+        patch.setattr("penstock.models.exporting.save_file", full)
         with pytest.raises(OSError, match="No space left"):
             export(tiny(torch.float32), tmp_path / "out")
     assert left == ["generation_config.json", "model.safetensors"], (

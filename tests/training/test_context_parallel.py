@@ -21,6 +21,7 @@ SCRIPT = """
     from makers.rows import random_row
     from makers.trees import random_forest
     from penstock.core.errors import PenstockError
+    from penstock.plan.inputs import RowSlice
     from penstock.models.theirs.model import HuggingFaceModel
     from penstock.models.ours.micro_sequences import backward_in_parts
     from penstock.models.own_model import OwnModel

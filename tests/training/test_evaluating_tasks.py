@@ -151,7 +151,11 @@ def test_a_first_source_without_tokenizer_is_refused(data, tmp_path):
     settings = EvaluatorSettings(kind="task", task=TaskSettings(name="mmlu"))
     with pytest.raises(ConfigError, match="stores no tokenizer"):
         make_evaluators(
-            {"a": settings}, [SimpleNamespace()], 64, trainer.model, Ranks(torch.device("cpu"))
+            {"a": settings},
+            [SimpleNamespace(tokenizer=None, loaded_tokenizer=None)],
+            64,
+            trainer.model,
+            Ranks(torch.device("cpu")),
         )
 
 

@@ -20,14 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from penstock.core.errors import ConfigError, OutputError, StateError
 from penstock.core.folders import local_path, lock_folder
@@ -266,6 +258,10 @@ def shard(model: Any, ranks: Ranks) -> None:
         )
     # Before FSDP's own hook, which prepares the backward pass by the output.
     model.register_forward_hook(_ask_for_gradients)
+    # These take seconds to import, which models that are only opened need not wait for.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -302,6 +298,8 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     # Imported late, as in the functions below: it takes a second, and most commands that open a run
     # need none of it.
 
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights: Any = get_model_state_dict(model, options=options)
     return dict(weights)
@@ -309,6 +307,8 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Load unsharded weights, which every rank has, into a sharded model."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
     set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))
 
 
@@ -320,6 +320,8 @@ def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tens
     Raises:
         StateError: A name is not in `whole`.
     """
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     for name, share in shares.items():
         if name not in whole:
             raise StateError(
