@@ -26,8 +26,14 @@ NEED_EXTRAS = (
     "runs",
 )
 """Rooms of which names may need an extra; of all other rooms none may."""
-ON_USE = ("penstock.plan.inputs.torch_tensors",)
-"""Modules that their room imports only for who has torch."""
+ON_USE = (
+    "penstock.plan.inputs.torch_tensors",
+    "penstock.use.cli.used",
+    "penstock.use.config.teachers",
+    "penstock.use.config.training",
+    "penstock.use.config.vocabularies",
+)
+"""Modules that their room imports only for who has torch; and the table of what verbs work with."""
 
 TEXTS = [
     f"water wheel {number} turns the mill, and the river number {number % 7} flows"
