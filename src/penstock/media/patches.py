@@ -87,12 +87,12 @@ class PatchProcessor:
                 f"{folder / SETTINGS}: not the settings of a processor: {error}"
             ) from error
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, output: str | Path) -> None:
         """Write its settings and its tokenizer to a folder, which is made if need be."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder)
-        (folder / SETTINGS).write_text(
+        output = Path(output)
+        output.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(output)
+        (output / SETTINGS).write_text(
             json.dumps(self._settings, indent=2) + "\n", encoding="utf-8"
         )
 

@@ -111,7 +111,7 @@ class Processor(Protocol):
     def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
         """Ids of a rendered conversation with these pictures, encoded together."""
 
-    def save(self, folder: Path) -> None:
+    def save(self, output: Path) -> None:
         """Write its files, so that `load_processor` finds the same processor."""
 
 
@@ -360,9 +360,9 @@ class HuggingFaceProcessor:
             found = self.inner(text=[text], add_special_tokens=False, **given)["input_ids"][0]
             return [int(one) for one in found]
 
-    def save(self, folder: Path) -> None:
+    def save(self, output: Path) -> None:
         """Write its files, so that `load_processor` finds the same processor."""
-        self.inner.save_pretrained(str(folder))
+        self.inner.save_pretrained(str(output))
 
 
 def load_processor(path: str | Path) -> Processor:

@@ -258,7 +258,8 @@ def shard(model: Any, ranks: Ranks) -> None:
         )
     # Before FSDP's own hook, which prepares the backward pass by the output.
     model.register_forward_hook(_ask_for_gradients)
-    # These take seconds to import, which models that are only opened need not wait for.
+    # Imported late, as in the functions below: it takes seconds, and most commands that open a run
+    # need none of it.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -295,9 +296,6 @@ def sharded_again(model: nn.Module) -> None:
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """All weights on the CPU of the first rank (empty on others); every rank must call it."""
-    # Imported late, as in the functions below: it takes a second, and most commands that open a run
-    # need none of it.
-
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)

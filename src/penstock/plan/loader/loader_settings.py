@@ -64,7 +64,8 @@ class LoaderSettings(PlanSettings):
     """Maximum steps that are prepared ahead; none are without threads."""
     pin_memory: bool | None = None
     """Write into page-locked memory; by default when CUDA is there and torch is already imported.
-    Copy such rows with `penstock.to_torch`: the loader reuses a buffer once nothing references it.
+    Copy such rows with `penstock.to_torch`: the loader reuses a buffer once nothing references it,
+    and the copy holds it until the GPU has read it.
     """
     companion: Companion | None = None
     """Makes something more of each row, in the filling threads; it becomes the row's
