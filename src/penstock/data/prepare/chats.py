@@ -36,7 +36,7 @@ from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.documents import Documents, Encoded, split_rows
 from penstock.data.prepare.settings import PrepareSettings, column_name
 from penstock.data.shards.format.images import ImageOf
-from penstock.data.shards.writing.writer import spans_of
+from penstock.data.shards.writing.blocks import spans_of
 from penstock.data.sources import ObjectBlock, Reject
 from penstock.data.sources.checks import look_up
 from penstock.data.sources.records import excerpt

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import jax
     import torch
 
-    from penstock.plan.loader.fill import FilledRows
+    from penstock.plan.loader.filled_rows import FilledRows
 
 _SHOWN_ROWS = 8
 """Rows of a step that a notebook shows."""
