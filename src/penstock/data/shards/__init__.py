@@ -19,7 +19,8 @@ from penstock.data.shards.format.manifest import (
     ShardInfo,
     TokenizerInfo,
 )
-from penstock.data.shards.format.trees import Tree, TreeDocument, build_tree
+from penstock.data.shards.format.tree_building import TreeDocument, build_tree
+from penstock.data.shards.format.trees import Tree
 from penstock.data.shards.joined import JoinedCorpus
 from penstock.data.shards.shard_faults import Fault
 from penstock.data.shards.tables.corpus import Corpus

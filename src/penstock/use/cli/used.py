@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.use import config
     from penstock.use.config import document, run_file, teachers
     from penstock.use.config import models as checked_models
+    from penstock.use.config import summary as run_summary
     from penstock.use.config import training as config_training
     from penstock.use.config.axolotl import conversion, notes
     from penstock.use.inspection import teacher_audit, teacher_terminal
@@ -45,6 +46,7 @@ _MODULES = {
     "rollouts": "use.runs.rollouts",
     "run_file": "use.config.run_file",
     "run_folder": "learn.training.run_folder",
+    "run_summary": "use.config.summary",
     "starting": "use.runs.starting",
     "tasks": "learn.evaluation.tasks",
     "teacher_audit": "use.inspection.teacher_audit",
@@ -79,6 +81,7 @@ __all__ = [
     "rollouts",
     "run_file",
     "run_folder",
+    "run_summary",
     "starting",
     "tasks",
     "teacher_audit",
