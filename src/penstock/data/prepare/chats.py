@@ -41,8 +41,9 @@ from penstock.data.sources import ObjectBlock, Reject
 from penstock.data.sources.checks import look_up
 from penstock.data.sources.records import excerpt
 from penstock.media.expansion import joint_difference
+from penstock.media.finding import folder_of
 from penstock.media.images import ImageSettings
-from penstock.media.loading import ImageLoader, Room, folder_of
+from penstock.media.loading import ImageLoader, Room
 from penstock.media.placement import images_of
 from penstock.media.processor import Processor
 

@@ -13,11 +13,11 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import DTypeLike
 
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.data.shards.format import _kernels as k
+from penstock.data.shards.format.flatbuffers import Table
 
 _MARK = b"ARROW1"
 _SCHEMA, _RECORD_BATCH = 1, 3
@@ -126,7 +126,7 @@ def _read(data: Array, schema: pa.Schema) -> list[BatchPlaces]:
     (size,) = struct.unpack("<i", data[-10:-6].tobytes())
     if not 0 < size <= len(data) - 10:
         raise ValueError(f"a footer of {size} bytes")
-    footer = _Table.root(data[len(data) - 10 - size : len(data) - 10].tobytes())
+    footer = Table.root(data[len(data) - 10 - size : len(data) - 10].tobytes())
     expected, first = (
         _columns_of(schema.serialize().to_pybytes()),
         _columns_of(data[8 : 8 + _MAX_SCHEMA].tobytes()),
@@ -147,7 +147,7 @@ def _batch(data: Array, offset: int, head: int, body: int) -> BatchPlaces:
     """One record batch: a head with the positions of its buffers in the body that follows."""
     if offset < 8 or head < 8 or body < 0 or offset + head + body > len(data):
         raise ValueError(f"a batch at byte {offset} of {head} and {body} bytes")
-    message = _Table.root(_message(data[offset : offset + head].tobytes()))
+    message = Table.root(_message(data[offset : offset + head].tobytes()))
     if message.number(1, "<B") != _RECORD_BATCH or message.number(3, "<q") != body:
         raise ValueError(f"not a record batch at byte {offset}")
     batch = message.table(2)
@@ -171,22 +171,22 @@ def _message(data: bytes) -> bytes:
 
 def _columns_of(message: bytes) -> list[Any]:
     """The columns in a schema message, which also begins the file."""
-    return _columns(_Table.root(_message(message)).table(2))
+    return _columns(Table.root(_message(message)).table(2))
 
 
-def _columns(schema: "_Table") -> list[Any]:
+def _columns(schema: Table) -> list[Any]:
     """Names and types of the columns, comparable."""
     return _fields(schema, 1, _MAX_DEPTH)
 
 
-def _fields(owner: "_Table", number: int, depth: int) -> list[Any]:
+def _fields(owner: Table, number: int, depth: int) -> list[Any]:
     tables = owner.tables(number)
     if not depth or len(tables) > _MAX_FIELDS:
         raise ValueError("more columns than a shard has")
     return [_field(table, depth) for table in tables]
 
 
-def _field(field: "_Table", depth: int) -> tuple[Any, ...]:
+def _field(field: Table, depth: int) -> tuple[Any, ...]:
     kind = field.number(2, "<B")
     details: tuple[Any, ...] = ()
     if kind == _INT:
@@ -201,66 +201,6 @@ def _field(field: "_Table", depth: int) -> tuple[Any, ...]:
         encoded,
         _fields(field, 5, depth - 1) if field.place(5) is not None else [],
     )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of a flatbuffer: its fields are found by number; a missing field has its default."""
-
-    data: bytes
-    at: int
-
-    @classmethod
-    def root(cls, data: bytes) -> "_Table":
-        return cls(data, _number(data, "<I", 0))
-
-    def place(self, field: int) -> int | None:
-        """Position of a field; None: it is missing."""
-        entries = self.at - _number(self.data, "<i", self.at)
-        if 4 + 2 * field + 2 > _number(self.data, "<H", entries):
-            return None
-        offset = _number(self.data, "<H", entries + 4 + 2 * field)
-        return self.at + offset if offset else None
-
-    def number(self, field: int, kind: str) -> Any:
-        place = self.place(field)
-        return 0 if place is None else _number(self.data, kind, place)
-
-    def table(self, field: int) -> "_Table":
-        return _Table(self.data, self._target(field))
-
-    def text(self, field: int) -> bytes:
-        begin = self._target(field)
-        size = _number(self.data, "<I", begin)
-        return self.data[begin + 4 : begin + 4 + size]
-
-    def structs(self, field: int, dtype: DTypeLike) -> Array:
-        if self.place(field) is None:
-            return np.empty(0, dtype)
-        begin = self._target(field)
-        return np.frombuffer(self.data, dtype, _number(self.data, "<I", begin), begin + 4)
-
-    def tables(self, field: int) -> "list[_Table]":
-        begin = self._target(field)
-        count = len(self.structs(field, "<u4"))
-        return [
-            _Table(self.data, at + _number(self.data, "<I", at))
-            for at in range(begin + 4, begin + 4 + 4 * count, 4)
-        ]
-
-    def _target(self, field: int) -> int:
-        """Position that a field refers to."""
-        place = self.place(field)
-        if place is None:
-            raise ValueError(f"field {field} is missing")
-        return place + int(_number(self.data, "<I", place))
-
-
-def _number(data: bytes, kind: str, at: int) -> Any:
-    if at < 0:
-        raise ValueError(f"a reference to byte {at}")
-    return struct.unpack_from(kind, data, at)[0]
 
 
 @final
