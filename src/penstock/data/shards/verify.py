@@ -21,11 +21,11 @@ from penstock.data.shards.copying import copy_dataset
 from penstock.data.shards.dataset import Dataset, load_saved_tokenizer
 from penstock.data.shards.foreign.in_place import InPlaceCorpus
 from penstock.data.shards.format import _check_kernels as check
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER
 from penstock.data.shards.format.manifest import (
     LENGTHS,
     MANIFEST,
     RANGE_CHECKSUMS,
+    TOKENIZER_FOLDER,
     WEIGHT_SUMS,
     ChatInfo,
     Manifest,
