@@ -26,7 +26,8 @@ from penstock.models.recurrent.borders import document_batches
 from penstock.models.saving import load_model
 from penstock.use.config import load_run
 from penstock.use.config.summary import describe
-from penstock.use.config.teachers import cache_teacher, packed_rows
+from penstock.use.config.teacher_cache import cache_teacher
+from penstock.use.config.teachers import packed_rows
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("plain_torch")

@@ -11,9 +11,9 @@ from penstock.data.shards import Corpus
 from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.training.checks import check_ids
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.figure_names import SOURCE
 from penstock.learn.training.loss_groups import LossGroups, LossSums, means
 from penstock.learn.training.losses import row_loss
-from penstock.learn.training.metrics import SOURCE
 from penstock.learn.training.path_training import require_token_targets
 from penstock.learn.training.stop import Stop, never
 from penstock.models import LanguageModel

@@ -28,7 +28,7 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.cache import Cache, LayerAttend
 from penstock.models.image_features import FeatureCache
-from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.ours.blocks import Block, rotary_angles
 from penstock.models.ours.experts import Balance
@@ -36,6 +36,7 @@ from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.ours.vision import VisionTower, check_images, with_images
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import Carried, RowDocuments
+from penstock.models.row_tensors import RowTensors
 from penstock.models.settings import ModelSettings
 from penstock.models.vocabulary import with_mean_rows
 from penstock.plan.inputs import RowSlice

@@ -31,7 +31,7 @@ from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.plan.loader.rewriting import Rewriting
-from penstock.plan.loader.steps import StepPlan
+from penstock.plan.loader.step_planner import StepPlan
 from penstock.plan.loader.steps_ahead import StepsAhead, Wanted, release
 
 _log = logging.getLogger("penstock.loader")

@@ -38,7 +38,8 @@ from penstock.plan.loader.mixture import Mixture, Sources, require_one_tokenizer
 from penstock.plan.loader.plan import Plan
 from penstock.plan.loader.standing import place_after
 from penstock.plan.loader.step_iterator import StepPipeline
-from penstock.plan.loader.steps import Step, StepPlan, StepPlanner, StepState, replay_progress
+from penstock.plan.loader.step_planner import StepPlan, StepPlanner, StepState, replay_progress
+from penstock.plan.loader.steps import Step
 from penstock.plan.loader.steps_ahead import StepsAhead
 from penstock.plan.loader.target_watch import TargetWatch
 from penstock.plan.packing import Packing

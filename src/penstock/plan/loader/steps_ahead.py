@@ -11,7 +11,7 @@ from typing import Annotated, final
 from penstock.core.arrays import Int64
 from penstock.data.shards.tables.holder import Holder
 from penstock.data.stores import daemons
-from penstock.plan.loader.steps import StepPlan
+from penstock.plan.loader.step_planner import StepPlan
 
 AHEAD_STEPS = 256
 """Steps that are planned ahead, at most."""

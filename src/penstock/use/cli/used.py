@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.learn.evaluation import tasks
     from penstock.learn.training import curve_picture, curves, distributed, run_folder
     from penstock.use import config
-    from penstock.use.config import document, run_file, teachers
+    from penstock.use.config import document, run_file, teacher_cache
     from penstock.use.config import models as checked_models
     from penstock.use.config import summary as run_summary
     from penstock.use.config import training as config_training
@@ -50,8 +50,8 @@ _MODULES = {
     "starting": "use.runs.starting",
     "tasks": "learn.evaluation.tasks",
     "teacher_audit": "use.inspection.teacher_audit",
+    "teacher_cache": "use.config.teacher_cache",
     "teacher_terminal": "use.inspection.teacher_terminal",
-    "teachers": "use.config.teachers",
     "yaml_files": "core.yaml_files",
 }
 """Name here → the module, relative to penstock."""
@@ -85,7 +85,7 @@ __all__ = [
     "starting",
     "tasks",
     "teacher_audit",
+    "teacher_cache",
     "teacher_terminal",
-    "teachers",
     "yaml_files",
 ]
