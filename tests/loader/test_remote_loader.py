@@ -274,10 +274,10 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
     """In the middle of an iteration, and from the beginning of the next; with what is behind the
     slice not here.
     """
-    monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SECONDS", 0.0)
-    monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SHARE", 0)
+    monkeypatch.setattr("penstock.plan.loader.steps_ahead._ALL_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.plan.loader.steps_ahead._ALL_SHARE", 0)
     # A fast machine would ask for all steps before the first is taken.
-    monkeypatch.setattr("penstock.plan.loader.fetching.AHEAD_STEPS", 16)
+    monkeypatch.setattr("penstock.plan.loader.steps_ahead.AHEAD_STEPS", 16)
     local, remote = pair(store, "chats", max_epochs=4, slice=(0.0, 0.7), too_long="drop", **BLOCK)
     here, there = (Loader(one, threads=threads, **SETTINGS) for one in (local, remote))
     asked = []
