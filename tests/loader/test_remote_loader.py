@@ -313,9 +313,11 @@ def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
     local, remote = pair(store, "chats", max_epochs=1, shuffle="full")
     loader, coming = Loader(remote, **SETTINGS), []
     holder = loader.datasets[0].table.holder
-    bodies = holder._bodies
+    fetch = holder._fetcher.fetch
     monkeypatch.setattr(
-        holder, "_bodies", lambda ranges: coming.append(holder._coming) or bodies(ranges)
+        holder._fetcher,
+        "fetch",
+        lambda unit, at_once: coming.append(holder._coming) or fetch(unit, at_once=at_once),
     )
     store.latency = 0.01
     store.fail("500", 3, "00001.arrow")
