@@ -22,7 +22,7 @@ from penstock import Dataset, chat, load_tokenizer, prepare
 from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.ragged import Ragged
 from penstock.data.prepare import ChatSettings
-from penstock.data.prepare.chats import spans_of
+from penstock.data.shards.writing.blocks import spans_of
 from penstock.data.shards import verify
 from penstock.data.sources import Fields
 
