@@ -402,7 +402,7 @@ def prepare_chats() -> None:
         template=CHAT_TEMPLATE,
         output=FOLDER / "chats",
         **CHAT_LENGTHS,
-    )
+    ).report
     print(report.as_text())
 
 

@@ -121,7 +121,7 @@ def use_data_path(folder: Path) -> str:
         output=folder / "data",
         processes=1,
         progress=False,
-    )
+    ).report
     assert (report.documents, report.rejects) == (300, 0)
     loader = ps.Loader(ps.Source(folder / "data"), sequence_length=128, rows_per_step=2, threads=1)
     steps = [next(steps) for steps in [iter(loader)] for _ in range(3)]

@@ -32,9 +32,9 @@ from penstock.core.ragged import Ragged
 from penstock.core.urls import Address
 from penstock.data.prepare.answers import Answers, add_mismatched
 from penstock.data.prepare.chat_settings import ChatSettings
-from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.documents import Documents, Encoded, split_rows
 from penstock.data.prepare.settings import PrepareSettings, column_name
+from penstock.data.reports.chat_summary import ChatSummary
 from penstock.data.shards.format.images import ImageOf
 from penstock.data.shards.writing.writer import spans_of
 from penstock.data.sources import ObjectBlock, Reject
