@@ -59,7 +59,9 @@ def open_dataset(
         path = Path(path)
     if isinstance(path, (str, Path)) and not _is_glob(path):
         return _open_one(path, dtype, eos_id, cache)
-    found = list(_expanded([path] if isinstance(path, (str, Path)) or is_corpus(path) else path))
+    found = list(
+        _expanded(path if isinstance(path, Sequence) and not isinstance(path, str) else [path])
+    )
     if not found:
         raise ConfigError("a corpus needs at least one dataset, got an empty list")
     parts: list[Any] = []
