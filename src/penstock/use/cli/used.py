@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.use.runs import actions, kernels, opening, reference, rollouts, starting
 
 _MODULES = {
-    "actions": "use.runs.actions",
+    "actions": "use.runs.generating",
     "checked_models": "use.config.models",
     "config": "use.config",
     "config_training": "use.config.training",

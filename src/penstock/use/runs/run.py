@@ -15,14 +15,9 @@ from penstock.learn.training.metrics import read_metrics
 from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
-from penstock.use.runs.actions import (
-    evaluate_run,
-    export_run,
-    sample_rollouts,
-    serve,
-    write_reply,
-    write_texts,
-)
+from penstock.use.runs.evaluating import evaluate_run
+from penstock.use.runs.exporting import export_run
+from penstock.use.runs.generating import sample_rollouts, write_reply, write_texts
 from penstock.use.runs.keywords import (
     EvaluateKeywords,
     GenerateKeywords,
@@ -31,12 +26,13 @@ from penstock.use.runs.keywords import (
     TrainKeywords,
 )
 from penstock.use.runs.opening import Opened, load_opened
+from penstock.use.runs.serving import serve
 from penstock.use.runs.starting import resume
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.use.runs.actions import Exported
+    from penstock.use.runs.exporting import Exported
     from penstock.use.runs.rollouts import Rollouts
 
 
