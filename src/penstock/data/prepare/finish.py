@@ -40,8 +40,7 @@ from penstock.data.shards import (
     finish_dataset,
 )
 from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER
-from penstock.data.shards.format.manifest import LENGTHS
+from penstock.data.shards.format.manifest import LENGTHS, TOKENIZER_FOLDER
 from penstock.data.shards.writing.finish import load_shard
 from penstock.data.sources import Damage, Reject
 from penstock.data.stores.files import map_numbers, write_json
