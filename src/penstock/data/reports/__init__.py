@@ -8,11 +8,8 @@ from penstock.core.lazy_imports import lazy
 
 if TYPE_CHECKING:
     from penstock.data.reports.report import PrepareReport, SplitReport
-    from penstock.data.reports.report import stored_report as stored_report
 else:
     # Opening a dataset does not wait for what only its report needs.
-    __getattr__, __dir__ = lazy(
-        __name__, dict.fromkeys(("PrepareReport", "SplitReport", "stored_report"), "report")
-    )
+    __getattr__, __dir__ = lazy(__name__, {"PrepareReport": "report", "SplitReport": "report"})
 
 __all__ = ["PrepareReport", "SplitReport"]

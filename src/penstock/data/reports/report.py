@@ -116,6 +116,31 @@ class PrepareReport:
     input_changes: dict[str, str] = field(default_factory=dict)
     """File → "changed", "new" or "gone" since the last run, if there was one."""
 
+    @classmethod
+    def of_dataset(cls, location: str, fingerprint: str) -> "PrepareReport | None":
+        """The report of the preparation that made a dataset; None: there is none, or the dataset
+        was changed since.
+
+        Args:
+            location: The dataset's folder, or its URL.
+            fingerprint: That of the dataset.
+
+        Raises:
+            CorruptionError: The report is damaged.
+            StoreError: The store cannot be read.
+        """
+        base, query = split_query(location)
+        above, _, name = base.rpartition("/")
+        places = [(location, ""), *([(above + query, name)] if name in SPLITS else [])]
+        for folder, split in places:
+            content = _content(folder)
+            if content is not None and _fingerprint(content, split, folder) == fingerprint:
+                try:
+                    return read_report(content, shown_url(folder))
+                except (TypeError, KeyError, ValueError, AttributeError, PenstockError) as error:
+                    raise _damaged(folder, error) from error
+        return None
+
     def __post_init__(self) -> None:
         total = sum(split.documents for split in self.splits.values())
         used = total + self.num_duplicates - self.more_documents
@@ -308,31 +333,6 @@ def describe_changes(changes: dict[str, str]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def stored_report(location: str, fingerprint: str) -> PrepareReport | None:
-    """The report of the preparation that made a dataset; None: there is none, or the dataset was
-    changed since.
-
-    Args:
-        location: The dataset's folder, or its URL.
-        fingerprint: That of the dataset.
-
-    Raises:
-        CorruptionError: The report is damaged.
-        StoreError: The store cannot be read.
-    """
-    base, query = split_query(location)
-    above, _, name = base.rpartition("/")
-    places = [(location, ""), *([(above + query, name)] if name in SPLITS else [])]
-    for folder, split in places:
-        content = _content(folder)
-        if content is not None and _fingerprint(content, split, folder) == fingerprint:
-            try:
-                return read_report(content, shown_url(folder))
-            except (TypeError, KeyError, ValueError, AttributeError, PenstockError) as error:
-                raise _damaged(folder, error) from error
-    return None
 
 
 def _content(folder: str) -> bytes | None:

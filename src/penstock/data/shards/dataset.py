@@ -284,7 +284,7 @@ class Dataset:
     @cached_property
     def _stored_report(self) -> "reports.PrepareReport | None":
         location = self.address.full if self.address else str(self.path.resolve())
-        return reports.stored_report(location, self.fingerprint)
+        return reports.PrepareReport.of_dataset(location, self.fingerprint)
 
     def to_datasets(self, targets: TargetColumn = "assistant_masks", *, verify: bool = True) -> Any:
         """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in

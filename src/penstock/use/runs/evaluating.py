@@ -1,11 +1,13 @@
 """Measures a run's model: its scores on tasks, and its loss on held-out data."""
 
+import glob
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, OutputError
+from penstock.core.folders import is_url
 from penstock.core.json_files import json_text
 from penstock.core.terminal import visible
 from penstock.learn.evaluation.results import run_task
@@ -30,7 +32,7 @@ Data = str | Source | Mixture
 
 def evaluate_run(
     open_model: Callable[[OpeningKeywords], Opened],
-    what: Sequence[str | Path | Source | Mixture],
+    what: Sequence[str | Path | Source | Mixture | TaskSettings],
     output: Path | None,
     rows: int | None,
     settings: dict[str, Any],
@@ -38,15 +40,29 @@ def evaluate_run(
     """See `Run.evaluate`."""
     check_names("Run.evaluate", settings, EvaluateKeywords, "output", "rows")
     opening = take_opening(settings)
-    names = [one for one in what if isinstance(one, str) and not Path(one).exists()]
+    names = [one for one in what if isinstance(one, str) and not _is_data(one)]
     if settings.get("data") is not None and len(names) != 1:
         raise ConfigError(
             f"Run.evaluate: data belongs to one task, and {len(names)} are named; call it "
             "once per task"
         )
-    tasks = [TaskSettings(name=name, **settings) for name in names]
-    data = [str(one) if isinstance(one, Path) else one for one in what if one not in names]
-    return evaluate(lambda: open_model(opening), data, tasks, output, rows)[0]
+    tasks: list[TaskSettings] = []
+    data: list[Data] = []
+    for one in what:
+        if isinstance(one, TaskSettings):
+            tasks.append(one)
+        elif isinstance(one, str) and not _is_data(one):
+            tasks.append(TaskSettings(name=one, **settings))
+        else:
+            data.append(str(one) if isinstance(one, Path) else one)
+    return evaluate(lambda: open_model(opening), data, tasks, output, rows)
+
+
+def _is_data(name: str) -> bool:
+    """Whether a string is the place of data, rather than the name of a task."""
+    if is_url(name) or glob.has_magic(name) or Path(name).exists():
+        return True
+    return "/" in name and not name.startswith(LM_EVAL)
 
 
 def evaluate(
@@ -55,7 +71,7 @@ def evaluate(
     settings: Sequence[TaskSettings],
     output: Path | None = None,
     rows: int | None = None,
-) -> tuple[dict[str, Any], list[Any]]:
+) -> dict[str, Any]:
     """Measure a model: its loss on datasets and its scores on tasks.
 
     Args:
@@ -66,7 +82,7 @@ def evaluate(
         rows: Approximate number of rows to use of each dataset; None: all.
 
     Returns:
-        The figures as JSON values, and the results of the tasks.
+        The figures as JSON values.
 
     Raises:
         ConfigError: There is nothing to measure, no such task or no data for it, or chats are
@@ -90,7 +106,7 @@ def evaluate(
         figures["tasks"] = [one.to_json() for one in scores]
     if output is not None:
         _save(output, figures)
-    return figures, scores
+    return figures
 
 
 def _make(settings: Sequence[TaskSettings]) -> list[Any]:

@@ -1,12 +1,13 @@
 """Generates with a run's model: texts, replies of a chat, answers for a policy."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
+from penstock.chat import Template, load_template
 from penstock.core.errors import ConfigError
-from penstock.learn.generation.session import first_id, fit_chat, room_for
+from penstock.learn.generation.session import ChatSession, first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
 from penstock.learn.training.run_folder import RunFolder
 from penstock.use.runs.keywords import (
@@ -14,7 +15,7 @@ from penstock.use.runs.keywords import (
     OpeningKeywords,
 )
 from penstock.use.runs.opening import Opened, writer_of
-from penstock.use.runs.rollouts import write_rollouts
+from penstock.use.runs.rollouts import read_records, write_rollouts
 from penstock.use.runs.run_document import check_names
 
 if TYPE_CHECKING:
@@ -27,6 +28,21 @@ TEMPERATURE = 0.8
 """Default temperature of a model whose base has none."""
 Asked = list[tuple[str, Sampling]]
 """Prompts, each with its sampling settings."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledText:
+    """A text that a model wrote."""
+
+    prompt: str
+    text: str
+    """Without its prompt."""
+    finish_reason: str
+    """stop, or length."""
+    seed: int
+    tokens: tuple[int, ...]
+    """All chosen tokens, including a stop id."""
 
 
 def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
@@ -47,28 +63,82 @@ def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
     return [one or ([] if first is None else [first]) for one in ids]
 
 
-def write_texts(
+def sample_texts(
+    call: str,
     open_model: Callable[[OpeningKeywords], Opened],
     prompts: Sequence[str],
+    samples: int,
     settings: dict[str, Any],
-) -> list[str]:
-    """The text of each prompt; see `Run.generate`."""
-    check_names("Run.generate", settings, GenerateKeywords)
-    opening = take_opening(settings)
-    # Refused before the model is read.
-    _sampling(settings, {})
+) -> list[SampledText]:
+    """Texts of each prompt; see `Run.sample`."""
+    opening = _checked(call, settings, "samples")
     if not prompts:
         return []
     opened = open_model(opening)
-    asked = ask(prompts, 1, _sampling(settings, own_sampling(opened.run)))
+    asked = ask(prompts, samples, _sampling(settings, own_sampling(opened.run)))
     writer = writer_of(opened, min(len(asked), MOST_AT_ONCE))
     written = writer.engine.generate_all(prompt_ids(writer, asked), [how for _, how in asked])
-    return [one.text for one in written]
+    return [
+        SampledText(
+            prompt=prompt,
+            text=one.text,
+            finish_reason=one.finish_reason,
+            seed=how.seed,
+            tokens=one.tokens,
+        )
+        for (prompt, how), one in zip(asked, written, strict=True)
+    ]
+
+
+def stream_text(
+    open_model: Callable[[OpeningKeywords], Opened], prompt: str, settings: dict[str, Any]
+) -> Iterator[str]:
+    """The text of a prompt, piece by piece; see `Run.stream`."""
+    opened = open_model(_checked("Run.stream", settings))
+    asked = ask([prompt], 1, _sampling(settings, own_sampling(opened.run)))
+    writer = writer_of(opened, 1)
+    events = writer.engine.generate(prompt_ids(writer, asked), [how for _, how in asked])
+    return (event.text for event in events)
+
+
+def open_session(
+    open_model: Callable[[OpeningKeywords], Opened],
+    system: str | None,
+    template: str | Path | Template | None,
+    settings: dict[str, Any],
+) -> ChatSession:
+    """A conversation with a model; see `Run.session`."""
+    opened = open_model(_checked("Run.session", settings, "system", "template"))
+    chosen = opened.template if template is None else template
+    if isinstance(chosen, str | Path):
+        chosen = load_template(chosen, tokenizer=opened.tokenizer)
+    if chosen is None:
+        raise ConfigError(
+            f"{opened.run.path}: has no chat template; set template to one, or generate text"
+        )
+    # A reply may be as long as the context has room for it.
+    own = {"max_tokens": None, **own_sampling(opened.run)}
+    writer = writer_of(opened, 1)
+    return ChatSession(
+        writer.engine,
+        chosen,
+        sampling=_sampling({"min_tokens": 1, **settings}, own),
+        system=system,
+        images=None if writer.images is None else writer.images.within(""),
+    )
+
+
+def _checked(call: str, settings: dict[str, Any], *more: str) -> OpeningKeywords:
+    """Refuse wrong settings before the model is read; takes those for opening it out of them."""
+    check_names(call, settings, GenerateKeywords, *more)
+    opening = take_opening(settings)
+    _sampling(settings, {})
+    return opening
 
 
 def sample_rollouts(
     open_model: Callable[[OpeningKeywords], Opened],
-    prompts: Sequence[Any],
+    prompts: str | Path | Sequence[str | Mapping[str, Any]],
     reward: Any,
     output: str | Path,
     samples: int,
@@ -80,7 +150,11 @@ def sample_rollouts(
     opening = take_opening(settings)
     # A policy learns from what was drawn, so the base's own filters do not count.
     sampling = _sampling({"temperature": 1.0, **settings}, {})
-    records = [{"prompt": one} if isinstance(one, str) else one for one in prompts]
+    records = (
+        read_records(prompts)
+        if isinstance(prompts, str | Path)
+        else [{"prompt": one} if isinstance(one, str) else one for one in prompts]
+    )
     return write_rollouts(
         open_model(opening),
         records,
@@ -98,10 +172,7 @@ def write_reply(
     settings: dict[str, Any],
 ) -> str:
     """The reply to a conversation; see `Run.chat`."""
-    check_names("Run.chat", settings, GenerateKeywords)
-    opening = take_opening(settings)
-    _sampling(settings, {})
-    opened = open_model(opening)
+    opened = open_model(_checked("Run.chat", settings))
     if opened.template is None:
         raise ConfigError(
             f"{opened.run.path}: it has no chat template; it was not trained on chats; use "
