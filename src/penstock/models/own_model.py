@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, FormatError, IsolationError
+from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
@@ -274,7 +275,7 @@ def build_own(code: str, vocab_size: int, seed: int, where: str = "model") -> Ow
     return model
 
 
-def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) -> OwnModel:
+def load_own(folder: Path, described: JsonObject, module: nn.Module | None) -> OwnModel:
     """A user module with the weights of a folder.
 
     Args:
@@ -308,7 +309,7 @@ def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) 
     return build_own(code, described["vocab_size"], 0, str(folder))
 
 
-def own_description(model: OwnModel) -> dict[str, Any]:
+def own_description(model: OwnModel) -> JsonObject:
     """The entry of a user module in `model.json`."""
     kind = type(model.module)
     return {

@@ -42,7 +42,7 @@ from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import Template
-from penstock.core.arrays import Bool, Float32
+from penstock.core.arrays import Array, Bool, Float32
 from penstock.core.errors import ConfigError, RecordError
 from penstock.integrations.huggingface.vision_batches import ImageBatches
 from penstock.integrations.huggingface.vision_examples import (
@@ -370,7 +370,7 @@ class VisionCollator:
                         )
                     )
 
-    def _rows(self, batch: Mapping[str, Any]) -> tuple[np.ndarray[Any, Any], Bool]:
+    def _rows(self, batch: Mapping[str, Any]) -> tuple[Array, Bool]:
         """Ids, and which of them are not padding, both [rows, n]."""
         if "attention_mask" not in batch:
             raise ConfigError(
@@ -401,9 +401,7 @@ class VisionCollator:
         if problems:
             raise RecordError(f"row {row} of the batch: {'; '.join(map(str, problems))}")
 
-    def _check_ends(
-        self, ids: np.ndarray[Any, Any], weights: Weights, ends: np.ndarray[Any, Any]
-    ) -> None:
+    def _check_ends(self, ids: Array, weights: Weights, ends: Array) -> None:
         """Check that the last trained token of each row ends its turn."""
         for row in np.flatnonzero(weights.any(axis=1)).tolist():
             last = int(np.flatnonzero(weights[row])[-1])

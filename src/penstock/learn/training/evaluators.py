@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast, final
+from typing import Protocol, cast, final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import PLAIN_SECONDS, elapsed_and_left
 from penstock.data.shards import ChatInfo, Corpus
 from penstock.data.shards.format.manifest import TokenizerInfo
@@ -120,7 +121,7 @@ class Samples:
                     f"needs 1 to {self._length - 1} to begin with"
                 )
 
-    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> JsonObject:
         """Prompt and generated text, by prompt number. Takes a second or two, so `stop` is
         ignored.
         """
@@ -185,7 +186,7 @@ class Watched:
 class Evaluator(Protocol):
     """One evaluation of a model."""
 
-    def __call__(self, model: LanguageModel, stop: Stop) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop) -> JsonObject:
         """Figures by name, the same on every rank; texts are for people. Empty if `stop` became
         true.
         """
@@ -266,7 +267,7 @@ class HeldOutLoss:
         check_ids(model, loader)
         require_token_targets(loader, "the held-out loss")
 
-    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
         """See the class."""
         nats = weights = 0.0
         taken = tokens = 0
@@ -301,7 +302,7 @@ class HeldOutLoss:
 
     def _figures(
         self, nats: float, weights: float, parts: dict[str, tuple[float, float]]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         found = means(parts)
         # The sum of weights may be far below 1, and the loss is still a mean.
         loss = nats / weights if weights else 0.0
@@ -310,7 +311,7 @@ class HeldOutLoss:
             loss = sum(shares[name] * found[name] for name in seen) / sum(
                 shares[name] for name in seen
             )
-        figures: dict[str, Any] = {"loss": loss, "targets": weights, **found}
+        figures: JsonObject = {"loss": loss, "targets": weights, **found}
         if self._alone:
             figures["packing"] = ONE_A_ROW
         text_bytes = _text_bytes(self._sources[0])
@@ -405,7 +406,7 @@ def evaluate(
     model: LanguageModel,
     stop: Callable[[], bool] = never,
     say: Callable[[str], None] | None = None,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[JsonObject, list[str]]:
     """Run some evaluators.
 
     When `stop` becomes true, the running evaluation is dropped, because a checkpoint must be
@@ -423,7 +424,7 @@ def evaluate(
         Figures as "name/figure", with the seconds each took, and the names of those that were not
         finished.
     """
-    figures: dict[str, Any] = {}
+    figures: JsonObject = {}
     if not names:
         return figures, []
     with evaluating(model):
@@ -502,7 +503,7 @@ class TaskScore:
         self.made_from = {"problems": digest_of(self._problems)}
         """Digest of the problems, for comparing ranks."""
 
-    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
         """See the class."""
         together = any(isinstance(weights, DTensor) for weights in model.parameters())
         rank, shares = (0, 1) if together else (self._ranks.place.rank, self._ranks.place.size)

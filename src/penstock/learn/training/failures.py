@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from penstock.core.errors import DistributedError, PenstockError
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import visible
 
 FIRST_SECONDS = 2.0
@@ -143,13 +144,13 @@ def _agent_store() -> Any:
     )
 
 
-def _known(store: Any, seconds: float) -> dict[str, Any] | None:
+def _known(store: Any, seconds: float) -> JsonObject | None:
     """The cause, if a rank says it within some seconds."""
     if not seconds:
         return None
     try:
         store.wait([_CAUSE], timedelta(seconds=seconds))
-        found: dict[str, Any] = json.loads(store.get(_CAUSE))
+        found: JsonObject = json.loads(store.get(_CAUSE))
     except RuntimeError:
         return None
     return found

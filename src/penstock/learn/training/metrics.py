@@ -28,6 +28,7 @@ from typing import Any, Protocol, Self, final
 import yaml
 
 from penstock.core.errors import FormatError, MissingExtraError, OutputError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import PLAIN_SECONDS, clock, time_columns, visible
 
 SOURCE, TASK, DISTANCE = "loss.source.", "loss.task.", "loss.distance."
@@ -73,7 +74,7 @@ class ProgressLine:
                 "training", total=self._total, completed=self._done, note=""
             )
 
-    def show(self, record: Mapping[str, Any]) -> None:
+    def show(self, record: JsonMapping) -> None:
         """Show a record."""
         step, last = record["step"], record["step"] == self._total
         evaluations = evaluation_lines(record)
@@ -103,7 +104,7 @@ class ProgressLine:
             self._live.stop()
 
 
-def note(record: Mapping[str, Any], room: int | None = None) -> str:
+def note(record: JsonMapping, room: int | None = None) -> str:
     """`loss 3.214 · distill 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a
     record has.
 
@@ -197,7 +198,7 @@ class TensorBoard:
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
             self._writer.add_text("run file", indent(text, "    "), done)
 
-    def see(self, record: Mapping[str, Any]) -> None:
+    def see(self, record: JsonMapping) -> None:
         """Write the numbers and texts of a record."""
         for name, value in _figures(record):
             self._writer.add_scalar(name, value, record["step"])
@@ -311,7 +312,7 @@ class Metrics:
         shown: bool = True,
         progress: bool = True,
     ) -> None:
-        self.last: dict[str, Any] = {}
+        self.last: JsonObject = {}
         self._total, self._every, self._shown = total_steps, every, shown and progress
         self._usual: float | None = None
         self._tokens: int | None = None
@@ -341,7 +342,7 @@ class Metrics:
         for writer in self._writers:
             writer.close()
 
-    def see(self, record: Record) -> dict[str, Any]:
+    def see(self, record: Record) -> JsonObject:
         """Take a step's record, with `step` and cumulative `tokens`, and `seconds` and
         `wait_seconds` of the step.
 
@@ -357,12 +358,12 @@ class Metrics:
                 writer.see(self.last)
         return self.last
 
-    def _completion(self, record: Record) -> dict[str, Any]:
+    def _completion(self, record: Record) -> JsonObject:
         seconds = record["seconds"] + record["wait_seconds"]
         self._usual = (
             seconds if self._usual is None else MEMORY * self._usual + (1 - MEMORY) * seconds
         )
-        added: dict[str, Any] = {
+        added: JsonObject = {
             "percent": round(100 * record["step"] / self._total, 3),
             "seconds_left": round(self._usual * (self._total - record["step"]), 1),
         }
@@ -413,7 +414,7 @@ class JsonLines:
             self._file.close()
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
+def read_metrics(run: Path) -> list[JsonObject]:
     """All records of a run, in order, without a last line that a kill truncated.
 
     Args:
@@ -457,7 +458,7 @@ def _keep_until(path: Path, done: int) -> None:
     os.replace(partial, path)
 
 
-def _record(line: str) -> dict[str, Any] | None:
+def _record(line: str) -> JsonObject | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -10,13 +10,14 @@ Model and reference run without dropout: equal weights give equal log-probabilit
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.format.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
 from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.distributed import Ranks
@@ -362,7 +363,7 @@ class PathTraining:
             means["reference_point"] = self._point
         return {f"{section}.{name}": value for name, value in means.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """What a checkpoint notes of it."""
         return {"reference": None if self.reference is None else self.reference.fingerprint()}
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.folders import may_be_of_hub
+from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
 from penstock.models.exporting import (
     export,
@@ -146,7 +147,7 @@ def _adapter_weights(model: "LanguageModel") -> dict[str, Tensor]:
     return found
 
 
-def _patterns(model: "LanguageModel") -> dict[str, Any]:
+def _patterns(model: "LanguageModel") -> JsonObject:
     """Ranks and alphas of their own: as they were given, or for our transformer by the names of the
     exported base.
     """
@@ -173,7 +174,7 @@ class _Parts:
     """What was trained next to LoRA, as peft has it."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
 
 
 def _exported_parts(model: Any) -> _Parts:

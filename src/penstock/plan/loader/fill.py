@@ -12,7 +12,7 @@ from typing import Annotated, Any, final, overload
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
+from penstock.core.arrays import Array, Float32, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
@@ -348,7 +348,7 @@ class FilledRows(Sequence[ModelInput]):
     def __len__(self) -> int:
         return len(self._row_starts) - 1
 
-    def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
+    def arrays(self) -> StepFields[Array]:
         """All rows in one array for each field; see `Step.arrays`."""
         need = self._need
         # A few Python integers: NumPy would take a microsecond for each sum.

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, final, overload
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Records
+from penstock.core.arrays import Array, Int64, Records
 from penstock.core.errors import ConfigError, MissingExtraError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.core.notebook import card
 from penstock.core.terminal import PLAIN_SECONDS, Progress
 from penstock.plan.inputs.model_input import ModelInput, StepFields
@@ -64,9 +65,9 @@ class Step:
         rows: "FilledRows",
         loss_denominators: tuple[float, ...],
         num_tokens: int,
-        resume_state: Callable[[], dict[str, Any]],
+        resume_state: Callable[[], JsonObject],
         units: dict[str, int] | None = None,
-        place: Callable[[], dict[str, Any]] = dict,
+        place: Callable[[], JsonObject] = dict,
     ) -> None:
         self._place = place
         self.units = units or {}
@@ -101,14 +102,14 @@ class Step:
         return self.loss_denominators[0]
 
     @property
-    def resume_state(self) -> dict[str, Any]:
+    def resume_state(self) -> JsonObject:
         """State of the loader after this step, whatever was prefetched: JSON-serialisable, a
         kilobyte or two.
         """
         return self._resume_state()
 
     @property
-    def place(self) -> dict[str, Any]:
+    def place(self) -> JsonObject:
         """Where each source stands after this step, for a loader with other data:
         `Loader(continue_from=step.place)`.
 
@@ -117,7 +118,7 @@ class Step:
         """
         return self._place()
 
-    def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
+    def arrays(self) -> StepFields[Array]:
         """This rank's rows in one array for each field, without a copy: R rows of T slots, D target
         distances.
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Protocol, final, runtime_checkable
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.arrays import Array, Float32, Int32, Int64, UInt64
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
 
@@ -266,7 +266,7 @@ def _check_written(objective: Objective, written: Written, slots: int, what: str
     )
 
 
-def _weights(written: Written) -> np.ndarray[Any, Any]:
+def _weights(written: Written) -> Array:
     return (
         np.ones(len(written.tokens), np.float32)
         if written.weights is None

@@ -11,6 +11,7 @@ from typing import Any, final
 import yaml
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.core.yaml_files import DEEPEST, parse_yaml, read_yaml
 from penstock.data.shards.opening import corpus_name
 
@@ -25,7 +26,7 @@ class Document:
 
     name: str
     """The file's name in error messages."""
-    values: dict[str, Any]
+    values: JsonObject
     """Mappings, lists and scalars."""
     lines: dict[Place, int]
     """Line (from 1) of every key and list entry in the file."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, FormatError
+from penstock.core.json_values import JsonObject
 from penstock.core.yaml_files import write_yaml
 from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.learn.distillation.settings import DistillationSettings
@@ -205,7 +206,7 @@ def written_start(path: str | Path, assignments: Sequence[str] = ()) -> Start:
     return BEGINNING if asked is None else begin_from(asked, lambda _: None).start
 
 
-def run_schema() -> dict[str, Any]:
+def run_schema() -> JsonObject:
     """The JSON Schema (draft 2020-12) of a run file."""
     schema = model_of(RunSettings).model_json_schema()
     return {

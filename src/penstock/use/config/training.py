@@ -6,7 +6,6 @@ run's folder is created only after all of them succeed. A dry run does the same 
 reads the checkpoint that it would resume, and writes nothing.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -16,6 +15,7 @@ import torch
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.folders import check_unlocked
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.learn.training import RunFolder, Trainer, TrainSettings
@@ -77,7 +77,7 @@ class Given:
     """Fields that rows must have in addition to the model's."""
     companion: Companion | None = None
     """Makes additional data for each row; see `Loader`."""
-    filling: Mapping[str, Any] = field(default_factory=lambda: {"threads": FILLING_THREADS})
+    filling: JsonMapping = field(default_factory=lambda: {"threads": FILLING_THREADS})
     """Loader settings that do not affect the rows: threads, prefetch and so on."""
 
 
@@ -285,7 +285,7 @@ def _make_parts(
     say: Any,
     given: Given,
     continued: "Continued | None",
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a trainer is made of. The datasets of `settings.data` must be open. Writes nothing.
 
     Ranks do not talk to each other here: any of them may fail.

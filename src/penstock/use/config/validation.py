@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Field, Tag, create_model
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.core.suggestions import NEAR, OTHER_NAMES, closest, did_you_mean, listed_under
 from penstock.models.own_code import load_own_code
 from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption
@@ -37,7 +38,7 @@ class OwnObjective:
 
     function: str
     """`module:name` or `path/to/file.py:name` of a class or function that makes the objective."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: JsonMapping = field(default_factory=dict)
     """What it is called with."""
 
 
@@ -162,7 +163,7 @@ def _make_denoise(
     return Denoise(tasks, **values) if preset is None else PRESETS[preset](**values)
 
 
-def _make_own(kind: str, function: str, arguments: Mapping[str, Any] | None = None) -> Any:
+def _make_own(kind: str, function: str, arguments: JsonMapping | None = None) -> Any:
     made, given = load_own_code(function, "function"), arguments or {}
     if not callable(made):
         raise ConfigError(

@@ -17,6 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.arrays import Array
+from penstock.core.json_values import JsonObject
 from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
@@ -108,13 +109,13 @@ class RowView:
     step: int
     row: int
     """Number of the row in the whole step."""
-    tokens: np.ndarray[Any, Any]
+    tokens: Array
     """[T]"""
-    targets: np.ndarray[Any, Any]
+    targets: Array
     """[D, T], already shifted; −100 = none."""
-    loss_weights: np.ndarray[Any, Any]
+    loss_weights: Array
     """[D, T]"""
-    positions: np.ndarray[Any, Any]
+    positions: Array
     """[T]"""
     num_tokens: int
     """Slots that are not padding."""
@@ -130,7 +131,7 @@ class RowView:
         return len(self.tokens)
 
     @property
-    def learned_weights(self) -> np.ndarray[Any, Any]:
+    def learned_weights(self) -> Array:
         """[T] loss weight of each token as the target of the token before it; 0 = only read."""
         weights = np.zeros(self.sequence_length, np.float32)
         weights[1:] = np.where(self.targets[0, :-1] == IGNORE, 0.0, self.loss_weights[0, :-1])
@@ -156,7 +157,7 @@ class RowView:
             Counter(document.task for document in self.documents if document.task).most_common()
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """All fields as JSON values."""
         return {
             "step": self.step,

@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.chat import encode, load_template
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.opening import open_dataset
 from penstock.data.sources import Fields, open_sources, read_texts
 from penstock.learn.distillation.companions import align_chats
@@ -109,7 +110,7 @@ class AuditReport:
     """The recommended loss: "kl", "p_kl", "h_kl" or "alm"."""
     advice: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The report, JSON-ready."""
         return asdict(self)
 

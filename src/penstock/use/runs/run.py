@@ -2,12 +2,13 @@
 resume.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.notebook import card, curve
 from penstock.core.suggestions import suggests
 from penstock.learn.training.curves import View
@@ -88,7 +89,7 @@ class Run(RunFolder):
         return card("Run", facts, curve([record["loss"] for record in steps], "loss of each step"))
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[JsonObject]:
         """The figures of each step, in order; see `Trainer.train` for their names.
 
         Raises:
@@ -132,7 +133,7 @@ class Run(RunFolder):
         return written[0] if isinstance(prompt, str) else written
 
     def chat(
-        self, messages: str | Sequence[Mapping[str, Any]], **settings: Unpack[GenerateKeywords]
+        self, messages: str | Sequence[JsonMapping], **settings: Unpack[GenerateKeywords]
     ) -> str:
         """The assistant's reply to a message, or to a conversation.
 
@@ -153,7 +154,7 @@ class Run(RunFolder):
 
     def rollouts(
         self,
-        prompts: Sequence[str | Mapping[str, Any]],
+        prompts: Sequence[str | JsonMapping],
         reward: Callable[..., float] | str,
         output: str | Path,
         *,
@@ -192,7 +193,7 @@ class Run(RunFolder):
         output: str | Path | None = None,
         rows: int | None = None,
         **settings: Unpack[EvaluateKeywords],
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Measure the model: its scores on tasks, and its loss on held-out data.
 
         Args:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final, get_type_hints
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.core.suggestions import did_you_mean, refuse_arguments
 from penstock.core.yaml_files import write_yaml
 from penstock.learn.distillation.settings import DistillationSettings
@@ -52,14 +53,14 @@ _PYTHON_NAMES = (
 class RunDocument:
     """A run file, and the objects that it cannot hold."""
 
-    values: dict[str, Any]
+    values: JsonObject
     """Values of the run file, with a placeholder for each object."""
     objects: dict[Place, Any] = field(default_factory=dict)
     """The objects by place."""
 
     def text(self) -> str:
         """The run file's text; its section `python` lists the objects."""
-        values: dict[str, Any] = _copied(self.values)
+        values: JsonObject = _copied(self.values)
         for place in self.objects:
             _put_plain(values, place)
         named = {dotted(place): described(one) for place, one in self.objects.items()}
@@ -161,7 +162,7 @@ def _as_section(part: str, value: Any) -> Any:
     return dict(plain(value, (), {})) if is_dataclass(value) else value
 
 
-def _evaluators(given: Any, call: str) -> dict[str, Any]:
+def _evaluators(given: Any, call: str) -> JsonObject:
     """Evaluators by name, each with the keys of a run file."""
     if not isinstance(given, Mapping):
         raise ConfigError(
@@ -191,9 +192,9 @@ def _without_changes(mixture: Mixture) -> Mixture:
     return mixture
 
 
-def data_section(data: DataSettings, objects: dict[Place, Any]) -> dict[str, Any]:
+def data_section(data: DataSettings, objects: dict[Place, Any]) -> JsonObject:
     """The section `data` of a loader; objects that a file cannot hold go into `objects`."""
-    section: dict[str, Any] = plain(data, ("data",), objects)
+    section: JsonObject = plain(data, ("data",), objects)
     return section
 
 
@@ -259,7 +260,7 @@ def _plain_objective(value: Any, place: Place, objects: dict[Place, Any]) -> Any
     return "causal"
 
 
-def _preset(value: Any) -> dict[str, Any] | None:
+def _preset(value: Any) -> JsonObject | None:
     """A denoiser as a preset with the differing settings; None if no preset has its tasks."""
     for name, make in PRESETS.items():
         for modes in ({},) if name == "t5" else ({}, {"modes": None}):
@@ -278,8 +279,8 @@ def _preset(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _plain_settings(value: Any, place: Place, objects: dict[Place, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": KINDS[type(value)]} if type(value) in KINDS else {}
+def _plain_settings(value: Any, place: Place, objects: dict[Place, Any]) -> JsonObject:
+    found: JsonObject = {"kind": KINDS[type(value)]} if type(value) in KINDS else {}
     for one in fields(value):
         given = getattr(value, one.name)
         default = one.default if one.default_factory is MISSING else one.default_factory()

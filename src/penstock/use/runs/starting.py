@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import visible
 from penstock.core.urls import shown_values
 from penstock.learn.distillation.settings import DistillationSettings
@@ -90,7 +91,7 @@ def resume(
         )
     if model is None:
         model = _checkpointed(run, module) if "model" in objects else None
-    values: dict[str, Any] = {
+    values: JsonObject = {
         name: value for name, value in kept.items() if name not in ("training", "data", "model")
     }
     found: dict[Place, Any] = {}
@@ -125,7 +126,7 @@ def _at(section: Any, place: Sequence[str]) -> Any:
     return section
 
 
-def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(before: JsonMapping, changes: Mapping[str, Any]) -> JsonObject:
     """`before` updated by `changes`; sections are merged setting by setting."""
     merged = {**before}
     for name, value in changes.items():
@@ -140,8 +141,8 @@ def start(
     call: str,
     model: Model,
     loader: Loader,
-    section: dict[str, Any],
-    taught: dict[str, Any] | None,
+    section: JsonObject,
+    taught: JsonObject | None,
     output: str | Path,
     resume: bool,
     progress: bool,
@@ -174,7 +175,7 @@ def start(
     )
 
 
-def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
+def _model_values(model: Model, objects: dict[Place, Any]) -> JsonObject:
     """The key `model` of a run file; a model that is an object goes into `objects`."""
     if model is None:
         return {"model": None}
@@ -285,7 +286,7 @@ def _model_settings(document: RunDocument) -> ModelSettings | str | None:
     found = document.values["model"]
     if not isinstance(found, dict):
         return found  # type: ignore[no-any-return]
-    values: dict[str, Any] = {
+    values: JsonObject = {
         name: tuple(one) if isinstance(one, list) else one for name, one in found.items()
     }
     return ModelSettings.of(values)
@@ -318,9 +319,7 @@ def _torch_as_it_was() -> Iterator[None]:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
-def train_to_end(
-    trainer: "Trainer", config: Mapping[str, Any], *, progress: bool = True
-) -> dict[str, Any]:
+def train_to_end(trainer: "Trainer", config: JsonMapping, *, progress: bool = True) -> JsonObject:
     """Train, and write and show each step's record.
 
     Args:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.plan.loader.loader import Loader
 from penstock.use.runs.keywords import DistillKeywords, DistillLoss, Teachers, TrainKeywords
@@ -99,10 +100,10 @@ def distill(
     return open_run(output, module=module)
 
 
-def _teacher(given: Any, loss: DistillLoss | None) -> dict[str, Any]:
+def _teacher(given: Any, loss: DistillLoss | None) -> JsonObject:
     if isinstance(given, str | Path):
         given = {"model": str(given)}
-    found: dict[str, Any] = plain(given, (), {})
+    found: JsonObject = plain(given, (), {})
     if loss is not None and "loss" not in found:
         found["loss"] = {"kind": loss} if isinstance(loss, str) else loss
     if isinstance(found.get("loss"), LossSettings):

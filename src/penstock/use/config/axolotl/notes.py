@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.core.urls import shown_urls
 
 Fate = Literal["mapped", "differs", "decide", "unsupported", "unknown", "no effect"]
@@ -45,7 +46,7 @@ class Note:
 class Keys:
     """A mapping of which every key must be asked for."""
 
-    values: Mapping[str, Any]
+    values: JsonMapping
     file: str
     notes: list[Note] = field(default_factory=list)
     where: str = ""
@@ -118,7 +119,7 @@ class Keys:
         if self.values.get(name) is not None:
             self.note(name, "mapped", target)
 
-    def inside(self, values: Mapping[str, Any], where: str) -> "Keys":
+    def inside(self, values: JsonMapping, where: str) -> "Keys":
         """The keys of a mapping inside this one; notes go to the same list."""
         return Keys(values, self.file, self.notes, f"{self.where}{where}.", asked=self.asked)
 
