@@ -71,7 +71,7 @@ def from_python(part: Function) -> Function:
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
     """A function that Python calls, compiled to machine code of its own."""
 
-    def __init__(self, function: Any, **options: Any) -> None:
+    def __init__(self, function: object, **options: object) -> None:
         super().__init__(function, **options)
         self._cache = KernelCache(self.py_func)
 
@@ -110,7 +110,7 @@ class _PartLibrary(JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
 
-def _reload_init(library: Any) -> set[Any]:
+def _reload_init(library: object) -> set[Any]:
     """Initialiser that runs when the library's code is loaded from a file; Numba 0.61 has none."""
     return getattr(library, "_reload_init", set())
 

@@ -164,14 +164,14 @@ class KernelCache(_Cache):  # type: ignore[misc]
         except OSError:
             own.unlink(missing_ok=True)
 
-    def _files(self, signature: Any, cpu: tuple[str, ...]) -> Iterator[Path]:
+    def _files(self, signature: object, cpu: tuple[str, ...]) -> Iterator[Path]:
         """Where the code may be: compiled here, then brought by a wheel."""
         if (folder := cache_folder()) is not None:
             yield folder / self._name(signature, cpu)
         if (level := shipped_level()) is not None:
             yield SHIPPED / self._name(signature, (cpu[0], level, ""))
 
-    def _name(self, signature: Any, cpu: tuple[str, ...]) -> str:
+    def _name(self, signature: object, cpu: tuple[str, ...]) -> str:
         """kernel-platform-sources-signature.kernel; only the third part changes when penstock
         does.
         """
@@ -261,7 +261,7 @@ def code_modules(module: str) -> set[str]:
     return seen
 
 
-def _as_text(value: Any) -> Iterator[str]:
+def _as_text(value: object) -> Iterator[str]:
     if isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}{value.tobytes().hex()}"
     elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic | np.dtype):
@@ -278,7 +278,7 @@ class _Compiling(event.Listener):  # type: ignore[misc]
     def __init__(self) -> None:
         self._depth, self._said, self._collects = 0, False, False
 
-    def on_start(self, event: Any) -> None:
+    def on_start(self, event: object) -> None:
         if not _is_ours(event):
             return
         if not self._depth:
@@ -287,7 +287,7 @@ class _Compiling(event.Listener):  # type: ignore[misc]
             self._say()
         self._depth += 1
 
-    def on_end(self, event: Any) -> None:
+    def on_end(self, event: object) -> None:
         if not _is_ours(event):
             return
         self._depth -= 1

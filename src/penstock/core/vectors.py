@@ -27,7 +27,7 @@ CACHE_LINE = 64
 """Bytes of a cache line, and of a vector of the output."""
 
 
-def _require_rows(*arrays: Any) -> None:
+def _require_rows(*arrays: object) -> None:
     for array in arrays:
         if not isinstance(array, types.Array) or array.ndim != 1 or array.layout != "C":
             raise TypingError(f"needs a one-dimensional contiguous array, not {array}")
@@ -48,7 +48,7 @@ def _item_bytes(kind: Any) -> int:
     return int(as_dtype(kind.dtype).itemsize)
 
 
-def _lanes(kind: Any) -> int:
+def _lanes(kind: object) -> int:
     return CACHE_LINE // _item_bytes(kind)
 
 

@@ -109,7 +109,7 @@ class Tokenizer:
         ]
         return card(f"Tokenizer {self.name}", facts)
 
-    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[object, ...]]:
         return _rebuild, (self.name, self.source_bytes, self._fallback_reason)
 
     @cached_property

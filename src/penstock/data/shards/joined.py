@@ -75,7 +75,7 @@ class JoinedCorpus:
         self.framed = all(begins for begins, _ in framed), all(ends for _, ends in framed)
         self.fingerprint = fingerprint_of_parts([part.fingerprint for part in parts])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return JoinedCorpus, (self.parts, self.name)
 
     @property

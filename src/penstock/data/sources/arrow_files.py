@@ -79,7 +79,7 @@ def find_type(schema: pa.Schema, name: str) -> Any:
     """Type of a field, looked up through structs, or that of JSON around it; None if it is
     missing.
     """
-    kind: Any = pa.struct(list(schema))
+    kind = pa.struct(list(schema))
     for part in name.split("."):
         if is_json(pa.field(name, kind)):
             return kind

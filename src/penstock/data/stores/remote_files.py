@@ -8,7 +8,7 @@ one request and returns exactly those bytes.
 import glob
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from penstock.core.errors import PenstockError, RecordError
 from penstock.core.json_values import JsonObject
@@ -161,7 +161,7 @@ class RemoteFile:
         self._files, path = file_system(url)
         options = {} if ahead else {"cache_type": "none"}
         with store_errors(url):
-            self._file: Any = _request(self._files, lambda: self._files.open(path, "rb", **options))
+            self._file = _request(self._files, lambda: self._files.open(path, "rb", **options))
 
     def read(self, amount: int = -1) -> bytes:
         """Read up to `amount` bytes; all that are left if it is negative."""

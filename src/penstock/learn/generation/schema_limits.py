@@ -51,7 +51,7 @@ def check_schema(schema: str) -> Iterator[str]:
     """
     root = json.loads(schema)
     properties = parts = 0
-    literals: list[Any] = []
+    literals = []
     waiting: list[tuple[Any, int]] = [(root, 0)]
     while waiting:
         part, level = waiting.pop()

@@ -119,7 +119,7 @@ def is_consequence(error: BaseException) -> bool:
         return error.failed_rank is not None
     if isinstance(error, PenstockError):
         return False
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     kinds = getattr(distributed, "DistError", ())
     return isinstance(error, kinds) or (
         isinstance(error, RuntimeError | OSError) and bool(_BROKEN.search(str(error)))

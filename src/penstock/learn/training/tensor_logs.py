@@ -160,7 +160,7 @@ def _names(model: nn.Module) -> list[str]:
 def _keeper(seen: dict[str, Tensor], name: str) -> Any:
     """A hook that keeps the first tensor of a module's first output."""
 
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+    def keep(module: nn.Module, inputs: object, output: Any) -> None:
         first = (
             output
             if isinstance(output, Tensor)

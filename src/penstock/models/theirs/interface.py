@@ -32,7 +32,7 @@ class TheirModel(LanguageModel, Protocol):
     def has_vision(self) -> bool:
         """Whether it reads images."""
 
-    def hidden(self, given: dict[str, Any]) -> Tensor:
+    def hidden(self, given: dict[str, object]) -> Tensor:
         """Hidden states [B, n, width] for arguments of transformers; logits if the head is more
         than a matrix.
         """

@@ -5,7 +5,7 @@ before a document is measured and rewritten, and put back at the very beginning 
 a document, or of a part of one, is of (seed, source, epoch, document, part).
 """
 
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
@@ -183,7 +183,7 @@ class Rewriting:
         first, *others = self.task_names
         if not others:
             return [first] * len(pieces)
-        name: Any = self.objective.task  # type: ignore[attr-defined]
+        name = self.objective.task  # type: ignore[attr-defined]
         inner, keys = self.framing(pieces)[2].tolist(), self.keys(pieces).tolist()
         return [
             name(length, key) if length else first for length, key in zip(inner, keys, strict=True)

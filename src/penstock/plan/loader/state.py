@@ -64,7 +64,7 @@ CURE = (
 )
 
 
-def _digest(*parts: Any) -> bytes:
+def _digest(*parts: object) -> bytes:
     return hashlib.blake2b(
         json.dumps(parts, default=repr).encode(), digest_size=_DIGEST_BYTES
     ).digest()

@@ -146,7 +146,7 @@ class Step:
 
         return cast("StepFields[torch.Tensor]", as_tensors({**self.arrays()}, device, non_blocking))
 
-    def jax(self, device: Any = None) -> "StepFields[jax.Array]":
+    def jax(self, device: object = None) -> "StepFields[jax.Array]":
         """`arrays` as JAX arrays on a device or sharding; None: JAX's default device."""
         try:
             import jax

@@ -299,7 +299,7 @@ class _Section:
 def load_chat_settings(
     path: str | Path | None,
     assignments: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> ChatSettings:
     """Chat settings; each argument overrides the ones before it.
 
@@ -325,7 +325,7 @@ def load_chat_settings(
 
 
 def load_chat_section(
-    path: str | Path, assignments: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    path: str | Path, assignments: Sequence[str] = (), options: Mapping[str, object] | None = None
 ) -> ChatSettings:
     """Chat settings from the section `chat` of a run file. Other sections are not read.
 

@@ -190,7 +190,7 @@ def _common(settings: RunSettings) -> dict[str, str]:
 
 
 def _continued(
-    settings: RunSettings, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+    settings: RunSettings, output: Path | None, resume: bool, ranks: "Ranks", say: object
 ) -> "Continued | None":
     """What the run takes, or has taken when it began, from another run; None: nothing.
 
@@ -426,7 +426,7 @@ def _make_model(
     model: ModelSettings | str,
     training: TrainSettings,
     device: "torch.device",
-    say: Any,
+    say: object,
     *,
     merged: bool = True,
 ) -> "LanguageModel":

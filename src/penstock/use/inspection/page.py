@@ -358,7 +358,7 @@ def _texts(values: Any) -> list[list[str]]:
     return [[str(name), _text(value)] for name, value in values.items()]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return (
@@ -370,7 +370,7 @@ def _text(value: Any) -> str:
     )
 
 
-def runs(values: Any, parts: Any = None) -> list[float]:
+def runs(values: object, parts: object = None) -> list[float]:
     """Run-length encoding [count, value, count, value, …]; a change in `parts` also begins a new
     run.
     """

@@ -192,7 +192,7 @@ def shares_of(documents: Sequence[PageDocument]) -> dict[str, dict[str, float]]:
         if document.roles is None:
             continue
         names = [*document.role_names, "template"]
-        roles: Any = np.where(np.asarray(document.roles) < 0, len(names) - 1, document.roles)
+        roles = np.where(np.asarray(document.roles) < 0, len(names) - 1, document.roles)
         for found, weights in ((read, None), (trained, np.asarray(document.loss_weights) != 0)):
             for name, count in zip(
                 names, np.bincount(roles, weights, minlength=len(names)).tolist(), strict=True

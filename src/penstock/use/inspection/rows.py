@@ -274,7 +274,7 @@ def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
     return sorted((each for each in stretches if each.word >= 0), key=lambda each: each.word)
 
 
-def _speller(tokenizer: Tokenizer | None, objective: Any) -> Tokenizer | None:
+def _speller(tokenizer: Tokenizer | None, objective: object) -> Tokenizer | None:
     """The tokenizer that knows an objective's added tokens: the objective's if it names one, else
     the dataset's.
     """
@@ -340,7 +340,7 @@ def stretches_of(
 
 
 def _read(
-    objective: Any, tokens: Array, length: int, key: int, prefix: int, filling: int
+    objective: object, tokens: Array, length: int, key: int, prefix: int, filling: int
 ) -> list[Stretch]:
     if isinstance(objective, Denoise):
         return _read_denoised(objective, tokens, length, key)

@@ -145,7 +145,7 @@ class Audit:
         student_ids = self._aligner.student.encode(text).astype(np.int64)
         return self._count(student_ids, self._aligner.teacher.encode(text).astype(np.int64))
 
-    def add_ids(self, student_ids: Any) -> Alignment:
+    def add_ids(self, student_ids: object) -> Alignment:
         """Count a document given as the student's tokens; the teacher encodes the text that they
         spell.
         """
@@ -194,7 +194,7 @@ class Audit:
         return found
 
     def _note_places(
-        self, student_ids: Any, teacher_ids: Any, found: Alignment, sizes: Any, trained: Any
+        self, student_ids: Any, teacher_ids: Any, found: Alignment, sizes: Any, trained: object
     ) -> None:
         """Keep the longest usable chunk and the largest unusable places."""
         ranges = np.column_stack([found.student_bounds, found.teacher_bounds]).tolist()

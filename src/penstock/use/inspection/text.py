@@ -107,13 +107,13 @@ def tokenizer_of(dataset: Corpus) -> Tokenizer | None:
     return dataset.loaded_tokenizer
 
 
-def origin_text(origin: Any) -> str:
+def origin_text(origin: object) -> str:
     """`web.jsonl:12`; "?" if it is unknown."""
     file, line = getattr(origin, "file", ""), getattr(origin, "line", None)
     return "?" if not file else f"{file}:{line}"
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     """The value of a setting as readable text."""
     if isinstance(value, bool):
         return "yes" if value else "no"

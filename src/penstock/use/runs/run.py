@@ -289,7 +289,7 @@ class Run(RunFolder):
     def resume(
         self,
         *,
-        model: Any = None,
+        model: object = None,
         loader: Loader | None = None,
         progress: bool = True,
         **settings: Unpack[TrainKeywords],

@@ -105,7 +105,7 @@ class _Teacher:
 
 
 def training_section(
-    given: Mapping[str, Any], call: str, also: Sequence[str] = ()
+    given: Mapping[str, object], call: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The section `training` that keyword arguments describe; values are unchanged.
 
@@ -117,7 +117,7 @@ def training_section(
     Raises:
         ConfigError: A name is unknown; the message suggests the likely one.
     """
-    section: dict[str, Any] = {}
+    section = {}
     inner: dict[str, dict[str, Any]] = {}
     homes = {
         name: part
@@ -156,13 +156,13 @@ def _meant(name: str, others: Sequence[str]) -> str:
     return text
 
 
-def _as_section(part: str, value: Any) -> Any:
+def _as_section(part: str, value: object) -> Any:
     if isinstance(value, str):
         return {SHORT[part][1]: value}
     return dict(plain(value, (), {})) if is_dataclass(value) else value
 
 
-def _evaluators(given: Any, call: str) -> JsonObject:
+def _evaluators(given: object, call: str) -> JsonObject:
     """Evaluators by name, each with the keys of a run file."""
     if not isinstance(given, Mapping):
         raise ConfigError(
@@ -172,7 +172,7 @@ def _evaluators(given: Any, call: str) -> JsonObject:
     return {name: _evaluator(one) for name, one in given.items()}
 
 
-def _evaluator(one: Any) -> Any:
+def _evaluator(one: object) -> Any:
     if isinstance(one, TaskSettings):
         return {"kind": "task", "task": one}
     if isinstance(one, Source):
@@ -198,7 +198,7 @@ def data_section(data: DataSettings, objects: dict[Place, Any]) -> JsonObject:
     return section
 
 
-def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
+def plain(value: object, place: Place, objects: dict[Place, Any]) -> Any:
     """A value in the form of a run file; settings become mappings of the values that differ from
     the defaults.
 
@@ -238,7 +238,7 @@ def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
     return OBJECT
 
 
-def _plain_objective(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
+def _plain_objective(value: object, place: Place, objects: dict[Place, Any]) -> Any:
     """An objective, if a file gives exactly the same one back: states hold its repr, in which 3 is
     not 3.0.
     """
@@ -303,7 +303,7 @@ def described(given: Any) -> str:
     return f"an object of {type(given).__module__}:{type(given).__qualname__}"
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _copied(one) for name, one in value.items()}
     return [_copied(one) for one in value] if isinstance(value, list) else value
@@ -329,7 +329,7 @@ def _put(holder: Any, place: Place, given: Any) -> Any:
     return replace(holder, **{first: _put(getattr(holder, first), rest, given)})
 
 
-def check_names(call: str, given: Mapping[str, Any], keywords: type, *also: str) -> None:
+def check_names(call: str, given: Mapping[str, object], keywords: type, *also: str) -> None:
     """Refuse unknown keyword arguments.
 
     Args:

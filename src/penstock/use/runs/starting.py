@@ -54,10 +54,10 @@ name of transformers, `module:function`; None with `continue_from`.
 
 def resume(
     run: RunFolder,
-    module: Any,
+    module: object,
     model: Model | None,
     loader: Loader | None,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, object],
     progress: bool,
 ) -> Any:
     """Resume a run; see `Run.resume`. `module` is the run's own torch module, if it has one.
@@ -114,7 +114,7 @@ def _checkpointed(run: RunFolder, module: Any) -> "LanguageModel":
     return load_model(run.model, module=module)
 
 
-def _at(section: Any, place: Sequence[str]) -> Any:
+def _at(section: object, place: Sequence[str]) -> Any:
     """The value of a run file at a place; an object on the way is returned itself."""
     for part in place:
         if isinstance(section, list):
@@ -126,7 +126,7 @@ def _at(section: Any, place: Sequence[str]) -> Any:
     return section
 
 
-def _merged(before: JsonMapping, changes: Mapping[str, Any]) -> JsonObject:
+def _merged(before: JsonMapping, changes: Mapping[str, object]) -> JsonObject:
     """`before` updated by `changes`; sections are merged setting by setting."""
     merged = {**before}
     for name, value in changes.items():
@@ -188,7 +188,7 @@ def _model_values(model: Model, objects: dict[Place, Any]) -> JsonObject:
     return {"model": None}
 
 
-def _data_of(loader: Any) -> DataSettings:
+def _data_of(loader: object) -> DataSettings:
     """The section `data` that makes the same plan as a loader.
 
     Raises:

@@ -86,7 +86,7 @@ def distill(
         FormatError: There is no teacher at a path.
         IsolationError: As for `train`, for the model or a teacher.
     """
-    given: dict[str, Any] = dict(settings)
+    given = dict(settings)
     taught = {name: given.pop(name) for name in _OF_TEACHER if name in given}
     if "loss" in given or callable(loss):
         raise ConfigError("ps.distill: a loss of your own does not go with a teacher; use ps.train")
@@ -100,7 +100,7 @@ def distill(
     return open_run(output, module=module)
 
 
-def _teacher(given: Any, loss: DistillLoss | None) -> JsonObject:
+def _teacher(given: object, loss: DistillLoss | None) -> JsonObject:
     if isinstance(given, str | Path):
         given = {"model": str(given)}
     found: JsonObject = plain(given, (), {})

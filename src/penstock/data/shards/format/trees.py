@@ -187,7 +187,7 @@ class Tree:
     def slots(self, path: int) -> Annotated[Int64, "tokens"]:
         """The slots of one path, from its root to its end."""
         branch, limit = self.paths[path].tolist()
-        parts: list[Any] = []
+        parts = []
         while branch >= 0:
             begin, fork, parent = self.branches[branch].tolist()
             parts.append(np.arange(begin, begin + limit - fork))
@@ -324,7 +324,7 @@ class TreeDocument(NamedTuple):
 
 def build_tree(
     paths: Sequence[object],
-    loss_weights: Sequence[Any] | None = None,
+    loss_weights: Sequence[object] | None = None,
     *,
     values: Mapping[str, Sequence[float]] | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
@@ -396,7 +396,7 @@ def _as_text(
         prepared.options += ["--column", name]
 
 
-def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: Any) -> None:
+def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: object) -> None:
     """Records with better and worse answers."""
     chat: JsonObject = {"answers": "tree"}
     if isinstance(kind, Mapping):

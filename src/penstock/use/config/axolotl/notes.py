@@ -145,7 +145,7 @@ class Keys:
                 )
 
 
-def refuse_wrong_kind(found: Any, kind: type, name: str, file: str, expected: str) -> None:
+def refuse_wrong_kind(found: object, kind: type, name: str, file: str, expected: str) -> None:
     """Raise if a value is not of a kind."""
     if not isinstance(found, kind):
         raise ConfigError(f"{file}: {name} is {_short(found)}; expected {expected}")
@@ -191,6 +191,6 @@ def wrapped(line: str, width: int) -> list[str]:
     )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = " ".join(shown_urls(str(value)).split())
     return text if len(text) <= 50 else f"{text[:49]}…"
