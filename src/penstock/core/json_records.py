@@ -92,7 +92,7 @@ def _typed(kind: object, value: object, where: str) -> Any:
 
 
 @cache
-def _shape(kind: object) -> tuple[Any, tuple[Any, ...]]:
+def _shape(kind: object) -> tuple[object, tuple[Any, ...]]:
     """What a type is made of."""
     return get_origin(kind), get_args(kind)
 

@@ -4,9 +4,10 @@ not objects.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from penstock.core.arrays import Array, Int64
 
@@ -41,7 +42,7 @@ class Ragged:
         return np.diff(self.offsets)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
+    def from_rows(cls, rows: Sequence[ArrayLike], dtype: DTypeLike) -> "Ragged":
         """Join a list of 1-D arrays or lists."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         offsets = np.zeros(len(arrays) + 1, np.int64)
