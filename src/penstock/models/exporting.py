@@ -22,7 +22,7 @@ from penstock.core.folders import local_path
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.data.stores.files import new_folder, usual_mode
 from penstock.media.processor import Processor
-from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
+from penstock.models.facts import GENERATION, ModelFacts, all_ends, is_length
 from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of
@@ -86,7 +86,7 @@ def export(
         )
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
-    facts = facts_of(model) if facts is None else facts
+    facts = model.facts if facts is None else facts
     with output_folder(Path(output), overwrite) as output:
         # The model comes last, so that an incomplete folder has none; the processor first, as it
         # has a tokenizer, too.

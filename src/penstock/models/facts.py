@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Self, TypeVar, final
+from typing import Protocol, Self, TypeVar, final
 
 from penstock.core.errors import CorruptionError
 from penstock.core.json_values import JsonMapping, JsonObject
@@ -134,18 +134,18 @@ class ModelFacts:
             ) from None
 
 
-def facts_of(model: object) -> ModelFacts:
-    """What the loader of a model found in its folder; nothing, if the model was built here."""
-    found = getattr(model, "facts", None)
-    return found if isinstance(found, ModelFacts) else ModelFacts()
+class KnowsFacts(Protocol):
+    """A model that says what its folder said."""
+
+    facts: ModelFacts
 
 
-Model = TypeVar("Model")
+Model = TypeVar("Model", bound=KnowsFacts)
 
 
 def with_facts(model: Model, facts: ModelFacts) -> Model:
     """The model, which knows these facts from now on."""
-    model.facts = facts  # type: ignore[attr-defined]
+    model.facts = facts
     return model
 
 

@@ -20,6 +20,7 @@ from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.cache import LayerAttend
+from penstock.models.facts import ModelFacts
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree
 from penstock.models.language_model import PackingVerdict, RowTensors
@@ -80,6 +81,7 @@ class OwnModel(nn.Module):
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = None
+        self.facts = ModelFacts()
         self._verdict: PackingVerdict | None = None
 
     def forward(self, row: RowTensors) -> Tensor:
@@ -142,7 +144,12 @@ class OwnModel(nn.Module):
     def _trial_logits(self, _: object, row: ModelInput) -> Tensor:
         return self.logits(self(self.tensors(row)))[0]
 
-    def get_input_embeddings(self) -> Any:
+    lora_module = None
+
+    def get_output_embeddings(self) -> None:
+        """Unknown: the module's `logits` are its own code."""
+
+    def get_input_embeddings(self) -> nn.Module:
         """The module's embedding, or what stands for one: the isolation check reads the vocabulary
         off it.
         """

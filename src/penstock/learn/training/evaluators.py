@@ -43,7 +43,6 @@ from penstock.learn.training.own import EvaluatorOfOwn
 from penstock.learn.training.path_training import require_token_targets
 from penstock.learn.training.settings import EvaluatorSettings
 from penstock.models import LanguageModel
-from penstock.models.facts import facts_of
 from penstock.models.language_model import most_packed
 from penstock.models.without_dropout import evaluating
 from penstock.plan.loader.loader import Loader
@@ -103,7 +102,7 @@ class Samples:
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
-        facts = facts_of(model).with_data(datasets)
+        facts = model.facts.with_data(datasets)
         tokenizer, _, self._stop_ids = shipped(
             name, datasets, "nothing can be written", facts.stop_ids
         )
@@ -475,7 +474,7 @@ class TaskScore:
         ranks: Ranks,
     ) -> None:
         assert settings.task is not None
-        facts = facts_of(model).with_data(datasets)
+        facts = model.facts.with_data(datasets)
         tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given", facts.stop_ids)
         if settings.task.chat and not chats:
             raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")

@@ -28,7 +28,7 @@ from penstock.models.exporting import (
     remove_places,
     template_text,
 )
-from penstock.models.facts import ModelFacts, facts_of
+from penstock.models.facts import ModelFacts
 from penstock.models.lora.lora import is_matrix, lora_weights, remove_lora
 from penstock.models.lora.trained_parts import TrainedPart, is_trained_part, trained_parts
 from penstock.models.ours.importing import llama_name
@@ -85,7 +85,7 @@ def export_adapter(
         raise ConfigError(
             "export: the model has no LoRA, so there is no adapter; export the model itself"
         )
-    facts = facts_of(model) if facts is None else facts
+    facts = model.facts if facts is None else facts
     weights, targets, parts = _adapter_weights(model), _short_targets(model), _exported_parts(model)
     weights |= parts.weights
     layers = [layer for _, layer in _matrices(model, with_lora=True)]

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.models.language_model import LanguageModel, RowTensors
 from penstock.models.recurrent.operations import Operations
@@ -45,6 +45,3 @@ class TheirModel(LanguageModel, Protocol):
 
     def row_tensors(self, row: ModelInput) -> RowTensors:
         """`tensors` without asking whether the documents of the row may share it."""
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Its embedding."""

@@ -360,6 +360,17 @@ class HuggingFaceModel(nn.Module):
             images=self.has_vision,
         )
 
+    @property
+    def lora_module(self) -> nn.Module:
+        """The model itself, without what wraps it: peft reads its attributes."""
+        inner: nn.Module = self.inner
+        return inner
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output matrix."""
+        head: nn.Module | None = self.inner.get_output_embeddings()
+        return head
+
     def get_input_embeddings(self) -> nn.Module:
         """The embedding; `check_isolation` needs it to trace tokens."""
         embeddings: nn.Module = self.inner.get_input_embeddings()

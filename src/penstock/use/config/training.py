@@ -6,6 +6,7 @@ run's folder is created only after all of them succeed. A dry run does the same 
 reads the checkpoint that it would resume, and writes nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -38,7 +39,7 @@ from penstock.learn.training.run_folder import (
 from penstock.learn.training.run_state import count_steps
 from penstock.models import ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
-from penstock.models.facts import facts_of, with_facts
+from penstock.models.facts import with_facts
 from penstock.models.lora.lora import add_lora, remove_lora
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.saving import load_model
@@ -96,7 +97,7 @@ def make_trainer(
     output: Path | None,
     resume: bool,
     ranks: "Ranks",
-    say: Any,
+    say: Callable[[str], None],
     dry_run: bool = False,
     given: Given = NOTHING,
 ) -> "Trainer":
@@ -160,7 +161,7 @@ def make_trainer(
         return trainer
     with in_step():
         if ranks.is_first and not dry_run:
-            facts = facts_of(trainer.model).with_data(datasets, say)
+            facts = trainer.model.facts.with_data(datasets, say)
             begin_run(
                 output,
                 text,
@@ -190,7 +191,11 @@ def _common(settings: RunSettings) -> dict[str, str]:
 
 
 def _continued(
-    settings: RunSettings, output: Path | None, resume: bool, ranks: "Ranks", say: object
+    settings: RunSettings,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Callable[[str], None],
 ) -> "Continued | None":
     """What the run takes, or has taken when it began, from another run; None: nothing.
 
@@ -211,7 +216,7 @@ def _continued(
 
 
 def _found_beginning(
-    settings: RunSettings, output: Path | None, resume: bool, say: Any
+    settings: RunSettings, output: Path | None, resume: bool, say: Callable[[str], None]
 ) -> "Continued | None":
     asked = None if settings.training is None else settings.training.beginning
     if resume and output is not None and (output / RUN_FILE).is_file():
@@ -245,7 +250,11 @@ def _with_beginning(
 
 
 def _with_rate(
-    settings: RunSettings, text: str, given: Given, continued: "Continued | None", say: Any
+    settings: RunSettings,
+    text: str,
+    given: Given,
+    continued: "Continued | None",
+    say: Callable[[str], None],
 ) -> tuple[RunSettings, str]:
     """Settings and run file with the learning rate that is chosen where none is set.
 
@@ -282,7 +291,7 @@ def _make_parts(
     output: Path | None,
     resume: bool,
     ranks: "Ranks",
-    say: Any,
+    say: Callable[[str], None],
     given: Given,
     continued: "Continued | None",
 ) -> JsonObject:
@@ -426,7 +435,7 @@ def _make_model(
     model: ModelSettings | str,
     training: TrainSettings,
     device: "torch.device",
-    say: object,
+    say: Callable[[str], None],
     *,
     merged: bool = True,
 ) -> "LanguageModel":

@@ -21,8 +21,10 @@ from penstock.core.json_values import JsonObject
 from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
+from penstock.plan.loader.rewriting import Rewriting
 from penstock.plan.objectives.denoise import Denoise
 from penstock.plan.objectives.infill import Infill
+from penstock.plan.objectives.objective import OwnVocabulary
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
@@ -278,7 +280,7 @@ def _speller(tokenizer: Tokenizer | None, objective: object) -> Tokenizer | None
     """The tokenizer that knows an objective's added tokens: the objective's if it names one, else
     the dataset's.
     """
-    extended = getattr(objective, "tokenizer", None)
+    extended = objective.tokenizer if isinstance(objective, OwnVocabulary) else None
     return (
         tokenizer
         if tokenizer is None or not isinstance(extended, str)
@@ -294,7 +296,7 @@ def pieces_of_step(loader: Loader, step: int) -> list[Array]:
     return [] if plan is None else np.split(plan.pieces, plan.row_starts[1:-1])
 
 
-def rewritings_of(loader: Loader) -> list[Any]:
+def rewritings_of(loader: Loader) -> list[Rewriting]:
     """The rewriting of each source."""
     return list(loader._plan.rewritings)
 
