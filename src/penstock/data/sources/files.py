@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.urls import Address, shown_url, url_selection, without_secrets
-from penstock.data.sources.compression import COMPRESSIONS, Reader, decompressed
+from penstock.data.sources.compression import COMPRESSIONS, RawFile, Reader, Streams, decompressed
 from penstock.data.sources.signatures import HEAD_BYTES, Signature, recognise
 from penstock.data.stores.copies import Copied, copied, open_copied
 from penstock.data.stores.remote_files import RemoteFile, Unreadable, find_remote, read_range
@@ -423,7 +423,7 @@ def _read_local(descriptor: int, begin: int, amount: int) -> bytes:
 class Stream:
     """Decompressed bytes of one file, front to back."""
 
-    def __init__(self, file: SourceFile, raw: Any) -> None:
+    def __init__(self, file: SourceFile, raw: RawFile) -> None:
         self._file, self._raw = file, raw
         self._inner: Reader = (
             decompressed(raw, file.compression, file.path) if file.compression else raw
@@ -443,7 +443,7 @@ class Stream:
                 "it is empty, and no compressed file is, not even that of empty content"
             )
         try:
-            data: bytes = self._inner.read(amount)
+            data = self._inner.read(amount)
             if not self._is_sure:
                 data = self._made_sure(data, amount)
         except Unreadable as error:
@@ -471,9 +471,8 @@ class Stream:
 
     def raw_position(self) -> int:
         """Bytes of the file read so far, before decompression."""
-        return min(
-            int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes
-        )
+        waiting = self._inner.waiting if isinstance(self._inner, Streams) else 0
+        return min(self._raw.tell() - waiting, self._file.size_bytes)
 
 
 def wrong_name(file: SourceFile, found: Signature) -> str:

@@ -16,7 +16,7 @@ holds rank 0's state; on resume all ranks get it, so the run continues exactly.
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -142,13 +142,13 @@ class LossOfOwn:
         """
         before = (
             copy.deepcopy(self.function.state_dict())
-            if hasattr(self.function, "state_dict")
+            if isinstance(self.function, Stateful)
             else None
         )
         with torch.no_grad():
             self(model, row, (1.0,) * len(model.prediction_weights))
         self._sums = None
-        if before is not None:
+        if before is not None and isinstance(self.function, Stateful):
             self.function.load_state_dict(before)
 
     def take(self, ranks: Ranks) -> dict[str, float]:
@@ -235,6 +235,17 @@ class EvaluatorOfOwn:
         return dict(found)
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """A user's object that changes while it trains, as torch's modules do."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What is saved: tensors, and values of JSON."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> object:
+        """Take what was saved."""
+
+
 class OwnState:
     """State of a loss and of `on_step`, as checkpoints hold it.
 
@@ -242,8 +253,8 @@ class OwnState:
         parts: Name → object or None.
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self._parts = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+    def __init__(self, parts: Mapping[str, object]) -> None:
+        self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
     def save(self) -> tuple[dict[str, JsonObject], dict[str, Tensor]]:
         """(JSON values by part, tensors by `part.name`)."""

@@ -359,7 +359,7 @@ class PathTraining:
         self._sums = {}
         section = self._name.removeprefix("training.")
         means = figure_means(self.settings, sums, step.units)
-        if "kto" in getattr(self.settings, "weights", {}):
+        if isinstance(self.settings, PreferenceSettings) and "kto" in self.settings.weights:
             means["reference_point"] = self._point
         return {f"{section}.{name}": value for name, value in means.items()}
 
