@@ -11,7 +11,6 @@ imported only when a bar is drawn.
 import sys
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
 if TYPE_CHECKING:
@@ -105,12 +104,7 @@ class Progress:
             self._task = self._live.add_task(self.title, total=self.total, note="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live is not None:
             self._live.update(self._task, completed=self.done, note=self.note())
             self._live.stop()
