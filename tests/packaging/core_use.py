@@ -29,6 +29,8 @@ NEED_EXTRAS = (
 ON_USE = (
     "penstock.plan.inputs.torch_tensors",
     "penstock.use.cli.used",
+    "penstock.use.config.summary",
+    "penstock.use.config.teacher_cache",
     "penstock.use.config.teachers",
     "penstock.use.config.training",
     "penstock.use.config.vocabularies",

@@ -23,9 +23,10 @@ from penstock.models.cache import LayerAttend
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree
-from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
+from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput

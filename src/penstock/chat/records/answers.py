@@ -23,16 +23,14 @@ from typing import Any, final
 from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import (
-    Node,
     detect_layout,
     message_field,
     read_nodes,
     read_record,
-    replies_of,
-    root_of,
     with_lists,
 )
 from penstock.chat.records.preference_records import RESPONSES
+from penstock.chat.records.trees import Node, replies_of, root_of
 from penstock.core.errors import ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
 

@@ -21,17 +21,19 @@ import jinja2
 from jinja2 import ext, filters, nodes, runtime, sandbox, utils
 from jinja2.exceptions import SecurityError
 
-from penstock.chat.render.template_output import HOOKS, Rewrite, TracingContext, path_of
+from penstock.chat.render.template_output import HOOKS, Rewrite, TracingContext
 from penstock.chat.render.traced_text import (
     GIVEN,
     KEY,
     LITERAL,
+    TRACED,
     Run,
     Traced,
     coarse,
     format_percent,
     join,
     made,
+    path_of,
     runs_of,
     spelled,
 )
@@ -59,7 +61,7 @@ def to_json(
 ) -> str:
     """`json.dumps` with these arguments, traced."""
     # The parts of a tool's schema need no origin of their own.
-    given = hasattr(type(value), "_path") and value._message == GIVEN
+    given = isinstance(value, TRACED) and value._message == GIVEN
     if given or not _holds_traced(value):
         text = json.dumps(
             value,
@@ -83,7 +85,7 @@ def _holds_traced(value: Any) -> bool:
         return any(map(_holds_traced, value)) or any(map(_holds_traced, value.values()))
     if type(value) in (list, tuple):
         return any(map(_holds_traced, value))
-    return hasattr(type(value), "_path") or (isinstance(value, str) and type(value) is not str)
+    return isinstance(value, TRACED) or (isinstance(value, str) and type(value) is not str)
 
 
 class _Writer:
@@ -171,8 +173,7 @@ def _place_of(value: Any, place: _PLACE) -> _PLACE:
     """Place of a value; `place` if it has none of its own."""
     if isinstance(value, str):
         return runs_of(value)[0][1:3] if value and runs_of(value)[0][1] != LITERAL else place
-    path = getattr(value, "_path", None)
-    return place if path is None else (value._message, path)
+    return (value._message, value._path) if isinstance(value, TRACED) else place
 
 
 def _key(key: object, ascii_only: bool) -> str:

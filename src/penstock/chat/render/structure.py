@@ -21,8 +21,7 @@ from html import unescape
 from typing import Any, NamedTuple, final
 
 from penstock.chat.render.template import Lost, Rendered
-from penstock.chat.render.template_output import path_of
-from penstock.chat.render.traced_text import KEY, LITERAL
+from penstock.chat.render.traced_text import KEY, LITERAL, path_of
 from penstock.core.json_values import JsonMapping
 
 _WORD = re.compile(r"(?<![\w.])(?:true|false|null|True|False|None)(?![\w.])")

@@ -19,8 +19,7 @@ from weakref import WeakKeyDictionary
 import jinja2
 
 from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template
-from penstock.chat.render.template_output import trace, trace_messages
-from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
+from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over, trace, trace_messages
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_files import parse_json
 from penstock.core.json_values import JsonMapping, JsonObject

@@ -215,8 +215,9 @@ def _encode(encoder: Tokenizer, data: Bytes, stretches: IntArray) -> Ragged:
     """Ids of stretches, one row each."""
     if len(stretches) > FEW:
         return encoder.encode_batch(_as_arrow(data, stretches))
-    texts = (data[begin:end].tobytes().decode() for begin, end, _ in stretches.tolist())
-    return Ragged.from_rows([encoder.encode(text) for text in texts], np.uint32)
+    return encoder.encode_each(
+        [data[begin:end].tobytes().decode() for begin, end, _ in stretches.tolist()]
+    )
 
 
 def _as_arrow(data: Bytes, stretches: IntArray) -> Any:

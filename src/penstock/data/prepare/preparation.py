@@ -25,6 +25,7 @@ from penstock.core.urls import shown_url
 from penstock.data.prepare.chat_summary import describe_template
 from penstock.data.prepare.documents import Framing
 from penstock.data.prepare.executors import choose_executor
+from penstock.data.prepare.finish import finish, input_of
 from penstock.data.prepare.folder import OutputFolder, Place, begun_on, input_changes
 from penstock.data.prepare.input import (
     Paths,
@@ -39,14 +40,7 @@ from penstock.data.prepare.part import COPIES, Workshop
 from penstock.data.prepare.part_record import REPORT, WORK
 from penstock.data.prepare.probe import say
 from penstock.data.prepare.recipe import ChatRecipe, TextRecipe
-from penstock.data.prepare.report import (
-    SHOWN,
-    PrepareReport,
-    describe_changes,
-    finish,
-    input_of,
-    read_report,
-)
+from penstock.data.prepare.report import SHOWN, PrepareReport, describe_changes, read_report
 from penstock.data.prepare.settings import PrepareSettings, fingerprint
 from penstock.data.prepare.stored_shards import MAKING, StoreOutput
 from penstock.data.prepare.transform import Transform, describe_transform, load_transform

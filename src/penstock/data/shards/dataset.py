@@ -21,11 +21,12 @@ from penstock.core.urls import Address
 from penstock.data.shards.for_datasets import TargetColumn, to_datasets
 from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER, other_places, read_texts
+from penstock.data.shards.format.layout import other_places, read_texts
 from penstock.data.shards.format.manifest import (
     BATCHES,
     FILES,
     LENGTHS,
+    TOKENIZER_FOLDER,
     WEIGHT_SUMS,
     ChatInfo,
     Manifest,

@@ -189,17 +189,17 @@ def lone_surrogate(value: object) -> str | None:
     return None
 
 
-def texts_of(value: object) -> Iterator[str]:
+def texts_of(value: object) -> list[str]:
     """All texts of a decoded value, including keys."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from texts_of(key)
-            yield from texts_of(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts_of(inner)
+        return [value]
+    if isinstance(value, dict):
+        value = [item for pair in value.items() for item in pair]
+    return (
+        [text for item in value for text in texts_of(item)]
+        if isinstance(value, list | tuple)
+        else []
+    )
 
 
 def _decode(raw: bytes) -> tuple[Any, str | None]:

@@ -14,9 +14,10 @@ from penstock.chat.records.images import place_images
 from penstock.core.errors import RecordError
 from penstock.core.folders import is_url
 from penstock.core.json_values import JsonObject
+from penstock.media.finding import find_image
 from penstock.media.images import ImageSettings
 from penstock.media.layout import NOUNS
-from penstock.media.loading import LoadedImage, find_image, load_frames, load_image
+from penstock.media.loading import LoadedImage, load_frames, load_image
 from penstock.media.processor import Processor
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, blank_image

@@ -13,14 +13,8 @@ from typing import Literal, final
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
-from penstock.learn.training.metrics import (
-    DISTANCE,
-    PARTS,
-    SOURCE,
-    TASK,
-    is_evaluation,
-    read_metrics,
-)
+from penstock.learn.training.figure_names import DISTANCE, PARTS, SOURCE, TASK, is_evaluation
+from penstock.learn.training.metrics import read_metrics
 
 EVEN, EARLY = 400, 200
 """Bins of a long curve: of equal size, as many as a screen can show; and growing ones, for a

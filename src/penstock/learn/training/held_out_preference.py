@@ -17,7 +17,8 @@ from penstock.plan.loader.agreement import check_ranks
 from penstock.plan.loader.loader import Loader
 
 if TYPE_CHECKING:
-    from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
+    from penstock.learn.training.evaluator_settings import EvaluatorSettings
+    from penstock.learn.training.settings import TrainSettings
 
 
 @final

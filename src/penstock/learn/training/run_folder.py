@@ -31,8 +31,7 @@ from penstock.core.json_values import JsonObject
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.data.shards import ChatInfo
 from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER
-from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE
+from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE, TOKENIZER_FOLDER
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.learn.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.learn.training.continued import CONTINUED, Continued

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.format.images import PROCESSOR_FOLDER
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER
+from penstock.data.shards.format.manifest import TOKENIZER_FOLDER
 from penstock.learn.training.agreement import weights_digest
 from penstock.learn.training.checkpoints import (
     OPTIMIZER,
@@ -30,12 +30,7 @@ from penstock.learn.training.checkpoints import (
 from penstock.learn.training.checks import BitSettings
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.continuing import checkpoint_of
-from penstock.learn.training.distributed import (
-    Ranks,
-    load_whole_weights,
-    share_out,
-    whole_weights,
-)
+from penstock.learn.training.distributed import Ranks, load_whole_weights, share_out, whole_weights
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import OwnState
 from penstock.learn.training.path_training import PathTraining

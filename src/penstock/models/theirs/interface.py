@@ -4,8 +4,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.models.language_model import LanguageModel
 from penstock.models.recurrent.operations import Operations
+from penstock.models.row_tensors import RowTensors
 from penstock.models.theirs.attention import AttentionFit
 from penstock.plan.inputs.model_input import ModelInput
 

@@ -32,10 +32,11 @@ from penstock.models.cache import Cache, LayerAttend
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
-from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
+from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
 from penstock.models.recurrent.operations import TORCH, Operations
+from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import (
     AttentionFit,
@@ -51,9 +52,7 @@ from penstock.models.theirs.attention import (
 )
 from penstock.models.theirs.decoder import DECODERS, find_decoder
 from penstock.models.theirs.generation import Generation
-from penstock.models.theirs.image_rows import (
-    has_vision,
-)
+from penstock.models.theirs.image_rows import has_vision
 from penstock.models.theirs.image_ways import ImageWays
 from penstock.models.theirs.packed_ways import PackedWays
 from penstock.models.theirs.recurrence import replace_functions

@@ -14,7 +14,7 @@ from penstock.plan.loader.extras import too_long_of
 from penstock.plan.loader.packed_numbers import pack
 from penstock.plan.loader.places import Seen, order_text
 from penstock.plan.loader.plan import Plan
-from penstock.plan.loader.steps import StepPlan
+from penstock.plan.loader.step_planner import StepPlan
 
 
 def place_after(plan: Plan, step: StepPlan) -> JsonObject:

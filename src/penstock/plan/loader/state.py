@@ -32,7 +32,7 @@ from penstock.plan.loader.packed_numbers import pack, unpack
 from penstock.plan.loader.places import order_text
 from penstock.plan.loader.plan import Plan, PlanState
 from penstock.plan.loader.raised_epochs import moved
-from penstock.plan.loader.steps import StepState
+from penstock.plan.loader.step_planner import StepState
 from penstock.plan.sampling._kernels import SKIPPED
 
 _DIGEST_BYTES = 8

@@ -94,7 +94,7 @@ def run(
             say=say,
             dry_run=dry_run,
         )
-        facts = used.config_training.describe(trainer, settings.model)
+        facts = used.run_summary.describe(trainer, settings.model)
         if dry_run:
             if ranks.is_first:
                 _print_plan(settings, run_file, trainer, facts, as_json)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from penstock.learn.evaluation import tasks
     from penstock.learn.training import curve_picture, curves, distributed, run_folder
     from penstock.use import config
-    from penstock.use.config import document, run_file, teachers
+    from penstock.use.config import document, run_file, teacher_cache
     from penstock.use.config import models as checked_models
+    from penstock.use.config import summary as run_summary
     from penstock.use.config import training as config_training
     from penstock.use.config.axolotl import conversion, notes
     from penstock.use.inspection import teacher_audit, teacher_terminal
@@ -45,11 +46,12 @@ _MODULES = {
     "rollouts": "use.runs.rollouts",
     "run_file": "use.config.run_file",
     "run_folder": "learn.training.run_folder",
+    "run_summary": "use.config.summary",
     "starting": "use.runs.starting",
     "tasks": "learn.evaluation.tasks",
     "teacher_audit": "use.inspection.teacher_audit",
+    "teacher_cache": "use.config.teacher_cache",
     "teacher_terminal": "use.inspection.teacher_terminal",
-    "teachers": "use.config.teachers",
     "yaml_files": "core.yaml_files",
 }
 """Name here → the module, relative to penstock."""
@@ -79,10 +81,11 @@ __all__ = [
     "rollouts",
     "run_file",
     "run_folder",
+    "run_summary",
     "starting",
     "tasks",
     "teacher_audit",
+    "teacher_cache",
     "teacher_terminal",
-    "teachers",
     "yaml_files",
 ]

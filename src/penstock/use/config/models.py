@@ -30,7 +30,8 @@ from pydantic import (
 
 from penstock.core.errors import ConfigError
 from penstock.data.prepare.chat_settings import GROUPS, ChatSettings
-from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
+from penstock.learn.training.evaluator_settings import EvaluatorSettings
+from penstock.learn.training.settings import TrainSettings
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.use.config.document import Document, Place

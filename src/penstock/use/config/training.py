@@ -9,9 +9,8 @@ reads the checkpoint that it would resume, and writes nothing.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
-import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError, StateError
@@ -41,12 +40,10 @@ from penstock.models import ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
 from penstock.models.facts import with_facts
 from penstock.models.lora.lora import add_lora, remove_lora
-from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.saving import load_model
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
-from penstock.plan.loader.loader import Loader
 from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
 from penstock.use.config.teachers import open_teachers
 from penstock.use.config.vocabularies import (
@@ -58,7 +55,6 @@ from penstock.use.config.vocabularies import (
 from penstock.use.inspection.targets import target_warnings
 
 if TYPE_CHECKING:
-    from penstock.learn.distillation.distiller import Distiller
     from penstock.learn.training.distributed import Ranks
     from penstock.models import LanguageModel
 
@@ -467,70 +463,3 @@ def _trained_model(path: str, device: "torch.device", *, merged: bool = True) ->
     for weight in model.parameters():
         weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     return model
-
-
-def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
-    """Summary of a run as (name, value): parameters, memory, tokens, steps."""
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
-    memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
-    held = trainer.reference_parameters
-    if trainer.settings.shard:
-        memory //= trainer.ranks.place.size
-    loader: Loader = trainer.loader
-    if model is None and trainer.settings.beginning is not None:
-        model = f"that of {trainer.settings.beginning.run}"
-    plan = loader.settings
-    first = loader.start.step
-    slots = plan.sequence_length * loader.rows_before(trainer.steps)
-    of_step = (
-        "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
-    )
-    way = _packing_way(trainer) if loader.needs_isolation else ""
-    recurrent = recurrent_operations(trainer.model)
-    return [
-        (
-            "model",
-            f"{model.layers} layers of {model.width}"
-            if isinstance(model, ModelSettings)
-            else str(model),
-        ),
-        ("parameters", f"{parameters:,}"),
-        ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
-        ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
-        (
-            "steps",
-            f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens",
-        ),
-        *([("documents of a row", way)] if way else []),
-        *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
-        *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
-        *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
-        ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}{_shared(trainer.ranks)}"),
-        ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),
-    ]
-
-
-def _packing_way(trainer: "Trainer") -> str:
-    """How rows of several documents run, and what the first row costs more than one pass."""
-    model: Any = trainer.model
-    way: str = model.packing(trainer.loader.settings.sequence_length).way
-    # Only models of transformers may. Where they do not, the plan need not be replayed.
-    if not getattr(model, "runs_several_passes", False):
-        return way
-    pieces = trainer.loader.explain(trainer.loader.step, row=0)
-    begins = np.array([piece.begin for piece in pieces], np.int64)
-    ends = begins + np.array([piece.num_tokens for piece in pieces], np.int64)
-    return f"{way} (the first row: {model.packing_cost(begins, ends)})"
-
-
-def _shared(ranks: "Ranks") -> str:
-    return f"; {ranks.context.size} share each row" if ranks.context.size > 1 else ""
-
-
-def _teachers(distiller: "Distiller") -> str:
-    """The teachers with their losses, in one line."""
-    named = (one.settings for one in distiller.teachers)
-    return ", ".join(
-        f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named
-    )

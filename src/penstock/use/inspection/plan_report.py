@@ -19,7 +19,7 @@ from penstock.plan.loader._target_kernels import UNTRAINED
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.ramp import Ramp
 from penstock.plan.loader.rewriting import Rewriting
-from penstock.plan.loader.steps import balanced_order
+from penstock.plan.loader.step_planner import balanced_order
 from penstock.plan.objectives.objective import WithTasks
 from penstock.use.inspection.rows import rewritings_of
 from penstock.use.inspection.targets import (

@@ -296,7 +296,8 @@ def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[
     """The figures of all datasets; a dataset that does not fit the model is refused before any is
     measured.
     """
-    from penstock.learn.training.evaluators import HeldOutLoss, Watched
+    from penstock.learn.training.held_out_loss import HeldOutLoss
+    from penstock.learn.training.stop import Watched
 
     looks = [
         HeldOutLoss(

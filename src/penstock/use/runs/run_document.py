@@ -20,7 +20,8 @@ from penstock.core.suggestions import did_you_mean, refuse_arguments
 from penstock.core.yaml_files import write_yaml
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.evaluation.tasks import TaskSettings
-from penstock.learn.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
+from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings
+from penstock.learn.training.settings import TrainSettings
 from penstock.models.own_code import is_own_code, name_of
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.plan.objectives.objective import Causal

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.json_values import JsonObject
 from penstock.core.ragged import Ragged
-from penstock.data.shards.format.layout import TOKENIZER_FILES
+from penstock.data.shards.format.manifest import TOKENIZER_FILES
 from penstock.data.stores.files import (
     checksum,
     output_errors,

@@ -21,7 +21,7 @@ from penstock.core.formats import DATASET
 from penstock.core.json_records import record_of
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.format._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.data.shards.format.layout import Column, ShardLayout
 from penstock.data.stores.files import (
     check_regular,
     is_plain_name,
@@ -31,6 +31,22 @@ from penstock.data.stores.files import (
     write_text,
 )
 from penstock.tokenizers import Tokenizer
+
+TOKENIZER_FOLDER = "tokenizer"
+"""Folder of a dataset with the tokenizer that made it."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+    "chat_template.jinja",
+)
+"""Files of a tokenizer that are asked for where a store cannot list."""
+
 
 MANIFEST, FILES = "manifest.json", "files.json"
 PREPARING = (".prepare", "lock")

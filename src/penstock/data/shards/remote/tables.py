@@ -37,8 +37,12 @@ from penstock.data.shards.format.images import (
     PROCESSOR_FOLDER,
     assets_path,
 )
-from penstock.data.shards.format.layout import TOKENIZER_FILES, TOKENIZER_FOLDER
-from penstock.data.shards.format.manifest import MANIFEST, Manifest
+from penstock.data.shards.format.manifest import (
+    MANIFEST,
+    TOKENIZER_FILES,
+    TOKENIZER_FOLDER,
+    Manifest,
+)
 from penstock.data.shards.remote.length_ranges import lazy_tables
 from penstock.data.stores.daemons import DaemonPool, result_of
 from penstock.data.stores.files import (

@@ -21,7 +21,8 @@ from penstock.core.yaml_files import parse_yaml, write_yaml
 from penstock.use.config.axolotl.datasets import Prepared, read_dataset, transform_code
 from penstock.use.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
 from penstock.use.config.axolotl.notes import LOUD, Keys, Note, refuse_wrong_kind, report, wrapped
-from penstock.use.config.axolotl.training import PREFERENCES, read_evaluation, read_training
+from penstock.use.config.axolotl.preferences import PREFERENCES
+from penstock.use.config.axolotl.training import read_evaluation, read_training
 from penstock.use.config.document import read_document
 
 OF_ANSWERS = (
