@@ -15,6 +15,7 @@ import pyarrow as pa
 from penstock.core.errors import RecordError
 from penstock.core.urls import Address, shown_url
 from penstock.data.sources.compression import COMPRESSIONS, RawFile, Reader, Streams, decompressed
+from penstock.data.sources.records import Fields
 from penstock.data.sources.signatures import HEAD_BYTES, Signature, recognise
 from penstock.data.stores.copies import Copied, copied, open_copied
 from penstock.data.stores.remote_files import RemoteFile, Unreadable, read_range
@@ -194,6 +195,56 @@ def other_content(file: SourceFile) -> str:
     """
     found = recognise(read_head(file, HEAD_BYTES))
     return f"; it is {found.name}" if found is not None and found.format is None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFilePart(FilePart):
+    """A whole file as one part."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return self.file.path
+
+    @property
+    def identity(self) -> str:
+        """Identity of the input (path and range), independent of its bytes."""
+        return self.file.key
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.file.size_bytes
+
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes of a local file that determine the result."""
+        return whole_file(self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class RangePart(FilePart):
+    """The records that begin in bytes [begin, end) of a file; all records of a compressed file."""
+
+    fields: Fields
+    begin: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        """Name for messages: the file, and the range if there are several."""
+        return (
+            f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+        )
+
+    @property
+    def is_range(self) -> bool:
+        """Whether other parts read the rest of the file."""
+        return self.begin > 0 or self.end < self.file.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.end - self.begin
 
 
 def whole_file(file: SourceFile) -> tuple[Extent, ...]:

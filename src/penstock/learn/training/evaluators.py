@@ -14,7 +14,7 @@ are not saved; run `penstock eval` on a checkpoint of the run to see them.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 from torch.distributed.tensor import DTensor
@@ -186,7 +186,7 @@ class TaskScore:
         self.made_from = {"problems": digest_of(self._problems)}
         """Digest of the problems, for comparing ranks."""
 
-    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
         """See the class."""
         together = any(isinstance(weights, DTensor) for weights in model.parameters())
         rank, shares = (0, 1) if together else (self._ranks.place.rank, self._ranks.place.size)

@@ -239,10 +239,10 @@ class EvaluatorOfOwn:
 class Stateful(Protocol):
     """A user's object that changes while it trains, as torch's modules do."""
 
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self) -> Mapping[str, object]:
         """What is saved: tensors, and values of JSON."""
 
-    def load_state_dict(self, state: Mapping[str, Any], /) -> object:
+    def load_state_dict(self, state: Mapping[str, object], /) -> object:
         """Take what was saved."""
 
 

@@ -3,7 +3,6 @@ intervals.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
@@ -323,8 +322,8 @@ def _lora(keys: Keys) -> JsonObject | None:
     return found
 
 
-def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"keep": keys.whole("save_total_limit") or 4}
+def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> JsonObject:
+    found: JsonObject = {"keep": keys.whole("save_total_limit") or 4}
     keys.mapped("save_total_limit", "training.checkpoints.keep")
     if keys.get("save_strategy") == "no":
         found["every"] = AT_END
