@@ -50,7 +50,7 @@ def test_values_and_methods_have_types(tmp_path):
         'Revealed type is "penstock.data.shards.dataset.Dataset"',
         'Revealed type is "torch._tensor.Tensor"',
         'Revealed type is "int | None"',
-        'Revealed type is "numpy.ndarray[Any, Any]"',
+        'Revealed type is "numpy.ndarray[Any, numpy.dtype[Any]]"',
     ]
     errors = [text for kind, text in found if kind == "error"]
     assert len(errors) == 2
