@@ -31,7 +31,7 @@ ps.Source("d", epochs=2)
 def test_values_and_methods_have_types(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(CODE)
-    # With the settings and the cache of `make check`, because torch from nothing takes half a minute.
+    # With the settings and the cache of `make check`: torch from nothing takes half a minute.
     words = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml"]
     words += ["--cache-dir", ROOT / ".mypy_cache", tmp_path / "user.py"]
     said = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False).stdout
