@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.arrays import UInt32
+from penstock.core.arrays import Array, UInt32
 from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
@@ -109,7 +109,7 @@ class Tokenizer:
         ]
         return card(f"Tokenizer {self.name}", facts)
 
-    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[object, ...]]:
         return _rebuild, (self.name, self.source_bytes, self._fallback_reason)
 
     @cached_property
@@ -447,7 +447,7 @@ def check_encodable(text: str | bytes) -> None:
         ) from error
 
 
-def _first_difference(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> int:
+def _first_difference(left: Array, right: Array) -> int:
     shorter = min(len(left), len(right))
     different = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(different[0]) if len(different) else shorter

@@ -199,7 +199,7 @@ def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = Fal
     return space + join("\n", indented) if first else join("\n", indented)
 
 
-def _format(value: str, *arguments: Any, **named: Any) -> str:
+def _format(value: str, *arguments: object, **named: object) -> str:
     if arguments and named:
         raise jinja2.exceptions.FilterArgumentError(
             "can't handle positional and keyword arguments at the same time"
@@ -295,14 +295,14 @@ class _Dict:
     def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
         return dict(*arguments, **named)
 
-    def fromkeys(self, keys: Iterable[Any], value: object = None) -> dict[Any, Any]:
+    def fromkeys(self, keys: Iterable[object], value: object = None) -> dict[Any, Any]:
         return dict.fromkeys(keys, value)
 
 
 class _Namespace(utils.Namespace):
     """`namespace(...)` in templates, without names that begin with an underscore."""
 
-    def __init__(*arguments: Any, **named: Any) -> None:
+    def __init__(*arguments: object, **named: object) -> None:
         self, rest = arguments[0], arguments[1:]
         attributes = dict(*rest, **named)
         for name in attributes:
@@ -321,11 +321,11 @@ def _check_name(name: object) -> None:
         )
 
 
-def _watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _watch(name: str, function: Callable[..., object]) -> Callable[..., Any]:
     """The filter, with message and field for any plain text that it returns."""
     pass_first = getattr(function, "jinja_pass_arg", None) is not None
 
-    def watched(*arguments: Any, **named: Any) -> Any:
+    def watched(*arguments: object, **named: object) -> Any:
         result = function(*arguments, **named)
         if isinstance(result, str):
             return coarse(result, [*arguments[1 if pass_first else 0 :], *named.values()])
@@ -393,7 +393,7 @@ class TracingEnvironment(ChatEnvironment):
         return tree
 
     @classmethod
-    def _joined(cls, parts: Iterable[Any]) -> Traced:
+    def _joined(cls, parts: Iterable[object]) -> Traced:
         return join("", [spelled(part) for part in parts])
 
     def wrap_str_format(self, value: Any) -> Any:

@@ -295,7 +295,7 @@ class _Values:
         )
         return next(filter(None, reasons), None)
 
-    def _lost_list(self, values: Sequence[Any], path: str, begin: int, end: int) -> str | None:
+    def _lost_list(self, values: Sequence[object], path: str, begin: int, end: int) -> str | None:
         if not self._inside(path, begin, end) and "[" not in self._text[begin:end]:
             return _missing(path)
         at, unplaced = begin, list[Any]()
@@ -318,7 +318,7 @@ class _Values:
         some = self._spans[bisect_left(self._begins, begin) : bisect_left(self._begins, end)]
         return [span for span in some if span.field == path or span.field.startswith(f"{path}.")]
 
-    def _lost_words(self, values: Sequence[Any], path: str, begin: int, end: int) -> str | None:
+    def _lost_words(self, values: Sequence[object], path: str, begin: int, end: int) -> str | None:
         """Missing values without an origin: true, false and null are the last such words there."""
         words = [value for value in values if value is None or isinstance(value, bool)]
         others = [value for value in values if not (value is None or isinstance(value, bool))]

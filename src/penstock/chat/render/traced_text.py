@@ -206,7 +206,7 @@ class Traced(str):
 def _traced_method(name: str, changes_case: bool) -> Callable[..., Traced]:
     method = getattr(str, name)
 
-    def changed(self: Traced, *arguments: Any) -> Traced:
+    def changed(self: Traced, *arguments: object) -> Traced:
         text: str = method(self, *arguments)
         # A change of case removes no character, so in a text of the same length each keeps its
         # place.
@@ -311,14 +311,14 @@ def spelled(value: object) -> str:
     return value if isinstance(value, str) else coarse(str(value), [value])
 
 
-def coarse(text: str, values: Iterable[Any]) -> str:
+def coarse(text: str, values: Iterable[object]) -> str:
     """The result of an unknown operation on `values`: message and field of the first that has any,
     without offset.
     """
     return text if isinstance(text, Traced) else _coarse(text, values)
 
 
-def _coarse(text: str, values: Iterable[Any]) -> Traced:
+def _coarse(text: str, values: Iterable[object]) -> Traced:
     found = _find_words(values) if text else None
     return Traced(text) if found is None else made(str.__str__(text), ((len(text), *found),))
 

@@ -108,7 +108,7 @@ def encode_rendered(
 def encode_rendered_batch(
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    literals: Sequence[Any],
+    literals: Sequence[object],
     *,
     allow_forged: bool = False,
 ) -> list[EncodedText]:
@@ -201,7 +201,7 @@ def _encode_stretches(tokenizer: Tokenizer, found: _Items) -> tuple[IdArray, Int
     if tokenizer.inner is not tokenizer:
         leading = np.isin(found.items[:, 0], found.text_offsets[:-1])
         groups = [(tokenizer, is_stretch & leading), (tokenizer.inner, is_stretch & ~leading)]
-    values: list[Any] = []
+    values = []
     done = 0
     for encoder, chosen in groups:
         encoded = _encode(encoder, found.data, found.items[chosen])

@@ -275,7 +275,7 @@ class MemoryPart:
             block = gather(found, NAME, self.size_bytes * len(records) // len(self.records))
             yield without_added_nulls(block, columnar=self.columnar)
 
-    def _block(self, begin: int, records: tuple[Any, ...]) -> RecordBlock:
+    def _block(self, begin: int, records: tuple[object, ...]) -> RecordBlock:
         rows: list[Found] = []
         for number, record in enumerate(records, self.first + begin):
             row = {self.fields.text: record} if isinstance(record, str) else as_plain(record)
@@ -321,7 +321,7 @@ def block_of_records(
 def cut_records(records: Iterable[object], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
     """Consume an iterable, or a table, and yield parts of about `part_bytes` characters of text."""
     rows, columnar = records_of(records)
-    waiting: list[Any] = []
+    waiting = []
     first = size = 0
     for record in rows:
         waiting.append(record)
